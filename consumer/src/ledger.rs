@@ -98,7 +98,7 @@ const ROWS: &[Row] = &[
             (&["expired"], |it| it.expired),
         ],
     ),
-    (consumer::ASIDE_FOUND, &[(&[], |it| it.found)]),
+    (consumer::RETRY_QUEUE_RECOVERED, &[(&[], |it| it.found)]),
     (consumer::ASIDE, &[(&[], |it| it.set_aside)]),
     (consumer::LEFT_OUT, &[(&[], |it| it.left_out)]),
     (consumer::WAITING, &[(&[], |it| it.waiting)]),

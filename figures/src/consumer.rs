@@ -31,12 +31,12 @@ pub const FAILED: Figure = Figure::counter(
     "Cookies that cannot be stored, by reason.",
 )
 .by(&["reason"]);
-pub const ASIDE_FOUND: Figure = Figure::counter(
-    "consumer_aside_found_total",
+pub const RETRY_QUEUE_RECOVERED: Figure = Figure::counter(
+    "consumer_retry_queue_recovered_total",
     "Cookies found in the retry queue at startup.",
 );
 pub const ASIDE: Figure = Figure::gauge(
-    "consumer_aside_cookies",
+    "consumer_retry_queue_cookies",
     "Cookies in the retry queue because the store is failing for their DSP.",
 );
 pub const LEFT_OUT: Figure = Figure::counter(
@@ -50,8 +50,8 @@ pub const WAITING: Figure = Figure::gauge(
 
 // What is set aside.
 
-pub const ASIDE_BYTES: Figure = Figure::gauge(
-    "consumer_aside_bytes",
+pub const RETRY_QUEUE_BYTES: Figure = Figure::gauge(
+    "consumer_retry_queue_bytes",
     "Bytes in the retry queue, up to 256 MiB. One DSP can use half; overflow becomes dead letters.",
 );
 pub const DSP_FAILING: Figure = Figure::gauge(

@@ -44,7 +44,7 @@ impl Term {
 
 /// The cookies of a consumer.
 pub const LEDGER: Sum = Sum {
-    came: &[consumer::RECEIVED, consumer::ASIDE_FOUND],
+    came: &[consumer::RECEIVED, consumer::RETRY_QUEUE_RECOVERED],
     settled: &[
         Term::of(consumer::WRITTEN),
         Term::of(consumer::SUPERSEDED),

@@ -38,7 +38,7 @@ impl Aside {
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         let aside = Self {
             ledger,
-            bytes: registry.add(consumer::ASIDE_BYTES)?,
+            bytes: registry.add(consumer::RETRY_QUEUE_BYTES)?,
             failing: registry.add(consumer::DSP_FAILING)?,
         };
         aside.fail(&BTreeSet::new());

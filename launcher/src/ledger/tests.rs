@@ -24,8 +24,8 @@ consumer_failed_total{reason="malformed"} 3
 consumer_failed_total{reason="rejected"} 2
 consumer_left_out_total 1
 consumer_waiting_cookies 20
-consumer_aside_found_total 3
-consumer_aside_cookies 3
+consumer_retry_queue_recovered_total 3
+consumer_retry_queue_cookies 3
 "#;
 
 const LIMIT: &str = r#"

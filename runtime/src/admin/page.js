@@ -200,7 +200,7 @@ const PROGRAMS = {
         ["failed", now("consumer_failed_total"), whole, badIfAny],
         ["left out by a drain", now("consumer_left_out_total"), whole],
         ["waiting", now("consumer_waiting_cookies"), whole],
-        ["set aside", now("consumer_aside_cookies"), whole, badIfAny],
+        ["set aside", now("consumer_retry_queue_cookies"), whole, badIfAny],
         ["received", now("consumer_received_total"), whole],
       ] },
       counted("Failed by reason", "consumer_failed_total", "reason", "cookies"),

@@ -97,7 +97,10 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
     consumer.process.start_again()?;
     consumer.wait_ready().await?;
     // Those that were tried with success may be found again, with others beside them.
-    let found = consumer.metrics().await?.count(names::ASIDE_FOUND, &[]);
+    let found = consumer
+        .metrics()
+        .await?
+        .count(names::RETRY_QUEUE_RECOVERED, &[]);
     ensure!(found >= 2, "{found} found");
     consumer
         .wait_ready_and_says(
@@ -148,7 +151,10 @@ async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()>
     consumer.wait_ready().await?;
     // What no cursor covered when the server was killed comes from the producer again, and is set aside beside its first copy.
     wait_aside_within(&consumer, 2_501..=2 * 2_501).await?;
-    let found = consumer.metrics().await?.count(names::ASIDE_FOUND, &[]);
+    let found = consumer
+        .metrics()
+        .await?
+        .count(names::RETRY_QUEUE_RECOVERED, &[]);
     assert_eq!(found, 2_500);
     let drop_view = doc! { "drop": "cookies" };
     client.database("55").run_command(drop_view).await?;
