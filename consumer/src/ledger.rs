@@ -73,7 +73,7 @@ pub struct Figures {
     /// Cookies whose time to live was over when they came.
     pub expired: u64,
     /// Cookies that a drain had no time for.
-    pub left_out: u64,
+    pub drain_skipped: u64,
     /// Cookies whose fate is not known yet.
     pub waiting: u64,
 }
@@ -100,7 +100,7 @@ const ROWS: &[Row] = &[
     ),
     (consumer::RETRY_QUEUE_RECOVERED, &[(&[], |it| it.found)]),
     (consumer::ASIDE, &[(&[], |it| it.set_aside)]),
-    (consumer::LEFT_OUT, &[(&[], |it| it.left_out)]),
+    (consumer::DRAIN_SKIPPED, &[(&[], |it| it.drain_skipped)]),
     (consumer::WAITING, &[(&[], |it| it.waiting)]),
 ];
 
@@ -123,9 +123,9 @@ impl Ledger {
     }
 
     /// So many that were received are not stored, because a drain has no time for them.
-    pub fn left_out(&self, cookies: u64) {
+    pub fn drain_skipped(&self, cookies: u64) {
         let mut entries = self.entries();
-        entries.figures.left_out += cookies;
+        entries.figures.drain_skipped += cookies;
         entries.wait_no_more(cookies);
     }
 
@@ -271,10 +271,10 @@ mod tests {
         assert_eq!(ledger.figures().waiting, 121);
         ledger.set_aside(7);
         settle(&ledger, 100, 70);
-        ledger.left_out(20);
+        ledger.drain_skipped(20);
         let figures = ledger.figures();
         assert_eq!((figures.written, figures.stale), (70, 7));
-        assert_eq!((figures.left_out, figures.waiting), (20, 1));
+        assert_eq!((figures.drain_skipped, figures.waiting), (20, 1));
         assert!(figures.add_up(), "{figures:?}");
     }
 
@@ -314,7 +314,7 @@ mod tests {
     fn more_settled_than_received_is_a_bug() {
         let ledger = Ledger::default();
         ledger.received(1);
-        ledger.left_out(2);
+        ledger.drain_skipped(2);
     }
 
     #[test]

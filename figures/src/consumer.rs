@@ -39,8 +39,8 @@ pub const ASIDE: Figure = Figure::gauge(
     "consumer_retry_queue_cookies",
     "Cookies in the retry queue because the store is failing for their DSP.",
 );
-pub const LEFT_OUT: Figure = Figure::counter(
-    "consumer_left_out_total",
+pub const DRAIN_SKIPPED: Figure = Figure::counter(
+    "consumer_drain_skipped_total",
     "Cookies received but not stored before the drain deadline. They are redelivered after a restart if producers still retain them.",
 );
 pub const WAITING: Figure = Figure::gauge(

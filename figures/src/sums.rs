@@ -51,7 +51,7 @@ pub const LEDGER: Sum = Sum {
         Term::of(consumer::SUPPRESSED),
         Term::of(consumer::STALE),
         Term::of(consumer::FAILED),
-        Term::of(consumer::LEFT_OUT),
+        Term::of(consumer::DRAIN_SKIPPED),
     ],
     in_hand: &[Term::of(consumer::WAITING), Term::of(consumer::ASIDE)],
 };

@@ -206,7 +206,7 @@ impl Collector {
                 cookies += u64::from(chunk.header().count);
             }
         }
-        self.metrics.ledger.left_out(cookies);
+        self.metrics.ledger.drain_skipped(cookies);
         if cookies > 0 {
             tracing::warn!(
                 cookies,

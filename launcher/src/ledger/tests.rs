@@ -22,7 +22,7 @@ consumer_suppressed_total 5
 consumer_stale_total 4
 consumer_failed_total{reason="malformed"} 3
 consumer_failed_total{reason="rejected"} 2
-consumer_left_out_total 1
+consumer_drain_skipped_total 1
 consumer_waiting_cookies 20
 consumer_retry_queue_recovered_total 3
 consumer_retry_queue_cookies 3
@@ -166,7 +166,7 @@ fn term_that_is_missing_is_not_taken_for_none() {
     }
     for sample in [
         "consumer_received_total",
-        "consumer_left_out_total",
+        "consumer_drain_skipped_total",
         "consumer_waiting_cookies",
     ] {
         assert!(

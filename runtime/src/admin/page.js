@@ -198,7 +198,7 @@ const PROGRAMS = {
         ["replaced in their batch", now("consumer_superseded_total"), whole],
         ["older than stored", now("consumer_stale_total"), whole],
         ["failed", now("consumer_failed_total"), whole, badIfAny],
-        ["left out by a drain", now("consumer_left_out_total"), whole],
+        ["left out by a drain", now("consumer_drain_skipped_total"), whole],
         ["waiting", now("consumer_waiting_cookies"), whole],
         ["set aside", now("consumer_retry_queue_cookies"), whole, badIfAny],
         ["received", now("consumer_received_total"), whole],
