@@ -135,12 +135,12 @@ pub const DUPLICATE_PRODUCER_IDS: Figure = Figure::counter(
     "consumer_duplicate_producer_ids_total",
     "Times that two producers with the same id were found to be streaming at once.",
 );
-pub const UNKNOWN_TAILS: Figure = Figure::counter(
-    "consumer_unknown_tail_total",
+pub const UNCERTAIN_RESTARTS: Figure = Figure::counter(
+    "consumer_uncertain_restarts_total",
     "Restarts of producers after which it is unknown how much was lost.",
 );
-pub const UNKNOWN_TAIL_COOKIES: Figure = Figure::counter(
-    "consumer_unknown_tail_cookies_total",
+pub const UNCERTAIN_LOSS_COOKIES: Figure = Figure::counter(
+    "consumer_uncertain_loss_cookies_total",
     "Most cookies that may have been lost at the ends of those epochs that have a bound.",
 );
 

@@ -21,7 +21,7 @@ pub struct Counts {
     /// Cookies that will not come.
     pub lost: u64,
     /// Epochs of producers that ended without a goodbye.
-    pub unknown_tails: u64,
+    pub uncertain_restarts: u64,
     /// Bytes received and not yet part of a batch.
     pub buffer_bytes: u64,
     /// Where reading stops.
@@ -49,7 +49,7 @@ impl Counts {
             lag: count(names::LAG),
             fates: Fates::read(samples),
             lost: count(names::LOST),
-            unknown_tails: count(names::UNKNOWN_TAILS),
+            uncertain_restarts: count(names::UNCERTAIN_RESTARTS),
             buffer_bytes: count(names::BUFFER_BYTES),
             buffer_limit_bytes: count(names::BUFFER_LIMIT_BYTES),
             received_seconds: samples.histogram(names::RECEIVED_SECONDS),
@@ -68,7 +68,7 @@ impl Counts {
             sent_bytes: self.sent_bytes + later.sent_bytes,
             fates: self.fates.with(&later.fates, |a, b| a + b),
             lost: self.lost + later.lost,
-            unknown_tails: self.unknown_tails + later.unknown_tails,
+            uncertain_restarts: self.uncertain_restarts + later.uncertain_restarts,
             received_seconds: self.received_seconds.plus(&later.received_seconds),
             stored_seconds: self.stored_seconds.plus(&later.stored_seconds),
             flush_seconds: self.flush_seconds.plus(&later.flush_seconds),

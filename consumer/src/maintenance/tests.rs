@@ -245,7 +245,7 @@ async fn clock_walks_through_a_night() {
         let ended = family.unwrap().get_metric()[0].get_gauge().get_value();
         assert!(ended > 0.0, "{name}");
     }
-    assert_eq!(night.metrics.subscription.unknown_tails.get(), 1);
+    assert_eq!(night.metrics.subscription.uncertain_restarts.get(), 1);
 }
 
 #[tokio::test]

@@ -27,9 +27,9 @@ pub struct Subscription {
     /// Streams of a producer that took turns with those of another of the same id.
     pub duplicate_producers: IntCounter,
     /// Epochs that ended without a goodbye.
-    pub unknown_tails: IntCounter,
+    pub uncertain_restarts: IntCounter,
     /// Most cookies that can be missing of those epochs that have a bound.
-    pub unknown_tail_cookies: IntCounter,
+    pub uncertain_loss_cookies: IntCounter,
     /// Restarts of producers, by what is known to have been lost by them.
     pub restarts: IntCounterVec,
     /// Cookies that will never come, by reason.
@@ -65,8 +65,8 @@ impl Subscription {
             violations: registry.add(consumer::STREAM_VIOLATIONS)?,
             unknown_events: registry.add(consumer::UNKNOWN_EVENTS)?,
             duplicate_producers: registry.add(consumer::DUPLICATE_PRODUCER_IDS)?,
-            unknown_tails: registry.add(consumer::UNKNOWN_TAILS)?,
-            unknown_tail_cookies: registry.add(consumer::UNKNOWN_TAIL_COOKIES)?,
+            uncertain_restarts: registry.add(consumer::UNCERTAIN_RESTARTS)?,
+            uncertain_loss_cookies: registry.add(consumer::UNCERTAIN_LOSS_COOKIES)?,
             restarts,
             lost,
             ledger,

@@ -96,8 +96,8 @@ pub fn report(
         }
         Missing::AtMost(cookies_max) => {
             metrics.restarts.with_label_values(&["bounded"]).inc();
-            metrics.unknown_tails.inc();
-            metrics.unknown_tail_cookies.inc_by(cookies_max);
+            metrics.uncertain_restarts.inc();
+            metrics.uncertain_loss_cookies.inc_by(cookies_max);
             log!(
                 warn,
                 cookies_max,
@@ -106,7 +106,7 @@ pub fn report(
         }
         Missing::Unknown => {
             metrics.restarts.with_label_values(&["unknown"]).inc();
-            metrics.unknown_tails.inc();
+            metrics.uncertain_restarts.inc();
             log!(
                 warn,
                 "producer restarted after an unclean shutdown; number of lost cookies is unknown"
@@ -118,7 +118,7 @@ pub fn report(
 /// Logs and counts that a producer that did not say goodbye never came back.
 pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) {
     metrics.restarts.with_label_values(&["unknown"]).inc();
-    metrics.unknown_tails.inc();
+    metrics.uncertain_restarts.inc();
     let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
     tracing::warn!(
         producer,

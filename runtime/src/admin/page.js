@@ -220,7 +220,7 @@ const PROGRAMS = {
         ["errors", now("consumer_maintenance_errors_total"), whole, badIfAny],
       ] },
       { title: "Errors", items: [
-        ["cookies lost at most, after crashes", now("consumer_unknown_tail_cookies_total"), whole, badIfAny],
+        ["cookies lost at most, after crashes", now("consumer_uncertain_loss_cookies_total"), whole, badIfAny],
         ["streams that broke the contract", now("consumer_stream_violations_total"), whole, badIfAny],
         ["producers with the same id", now("consumer_duplicate_producer_ids_total"), whole, badIfAny],
         ["dead letters not written", now("consumer_dead_letters_total", { outcome: "failed" }), whole, badIfAny],

@@ -50,7 +50,7 @@ pub struct Outcome {
     /// Cookies that each consumer said it will not get.
     pub lost: Vec<u64>,
     /// Epochs of producers of which each consumer said that their end is unknown.
-    pub unknown_tails: Vec<u64>,
+    pub uncertain_restarts: Vec<u64>,
     /// The kinds of faults, each with the mean seconds between two.
     pub kinds: Vec<(Kind, f64)>,
     /// What was done, in the order of time.
@@ -117,7 +117,7 @@ impl Outcome {
                 .unwrap_or(0),
             settled: run.settled,
             lost: nodes(|counts| counts.lost),
-            unknown_tails: nodes(|counts| counts.unknown_tails),
+            uncertain_restarts: nodes(|counts| counts.uncertain_restarts),
             kinds: run
                 .kinds
                 .iter()
@@ -220,7 +220,7 @@ impl Outcome {
                 grouped(self.backlog_max),
                 self.settled.seconds,
                 self.lost,
-                self.unknown_tails
+                self.uncertain_restarts
             ),
         ];
         lines.extend(

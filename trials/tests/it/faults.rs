@@ -84,7 +84,7 @@ async fn cut_under_load(seconds: u64) -> Result<()> {
         .await?;
     assert_eq!(consumer.lost().await?, 0);
     let unknown = consumer.metrics().await?;
-    assert_eq!(unknown.count("consumer_unknown_tail_total", &[]), 0);
+    assert_eq!(unknown.count("consumer_uncertain_restarts_total", &[]), 0);
     Ok(())
 }
 

@@ -89,7 +89,7 @@ async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goe
     // It was idle, so its record says where it ended.
     let restarts = "consumer_producer_restarts_total";
     assert_eq!(metrics.count(restarts, &[("end", "proved")]), 1);
-    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
+    assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);
     assert_eq!(metrics.count(names::LOST, &[]), 0);
     Ok(())
 }

@@ -199,7 +199,11 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
     between.heal().await?;
     consumer.wait_ready().await?;
     wait_until(PATIENCE, "the end is told", async || {
-        Ok(consumer.metrics().await?.count(names::UNKNOWN_TAILS, &[]) == 1)
+        Ok(consumer
+            .metrics()
+            .await?
+            .count(names::UNCERTAIN_RESTARTS, &[])
+            == 1)
     })
     .await?;
 
@@ -210,7 +214,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
         .await?;
     let metrics = consumer.metrics().await?;
     let received = metrics.count(names::RECEIVED, &[]) - 1;
-    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
+    let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
     let words = consumer.process.last_lines(100);
     // Accepted is what was answered; the producer may have had any part of what was sent.
     let (least, most) = (
@@ -251,7 +255,7 @@ async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exa
         .await?;
     let reason = [("reason", "producer_ended")];
     assert_eq!(metrics.count(names::LOST, &reason), 50);
-    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 0);
+    assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);
     pair.goes_on().await
 }
 
@@ -286,8 +290,11 @@ async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
     pair.start_producer().await?;
     pair.start_consumer().await?;
     let metrics = pair.expect("bounded", "cookies_max=50").await?;
-    let bound = metrics.count("consumer_unknown_tail_cookies_total", &[]);
-    assert_eq!((bound, metrics.count(names::UNKNOWN_TAILS, &[])), (50, 1));
+    let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
+    assert_eq!(
+        (bound, metrics.count(names::UNCERTAIN_RESTARTS, &[])),
+        (50, 1)
+    );
     pair.goes_on().await
 }
 
@@ -342,8 +349,11 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
     let metrics = pair
         .expect("unknown", "number of lost cookies is unknown")
         .await?;
-    assert_eq!(metrics.count(names::UNKNOWN_TAILS, &[]), 1);
-    assert_eq!(metrics.count("consumer_unknown_tail_cookies_total", &[]), 0);
+    assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 1);
+    assert_eq!(
+        metrics.count("consumer_uncertain_loss_cookies_total", &[]),
+        0
+    );
     // The new epoch is recorded again.
     pair.stop_producer().await?;
     pair.start_producer().await?;

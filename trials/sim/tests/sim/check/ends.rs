@@ -211,8 +211,8 @@ fn counts(world: &World, consumer: &Seat, disk: &Disk, ends: &[Ending<'_>]) -> a
     }
     let count = |name| of_all_incarnations(consumer, name, &[]);
     let counted = [
-        count(names::UNKNOWN_TAILS),
-        count(names::UNKNOWN_TAIL_COOKIES),
+        count(names::UNCERTAIN_RESTARTS),
+        count(names::UNCERTAIN_LOSS_COOKIES),
         counted_ends(consumer),
     ];
     let recorded = [tails, at_most, exactly];
