@@ -144,7 +144,7 @@ async fn show(
     let (mut is_changed, mut end, mut last) = (false, None, None::<Look>);
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    println!("   time         in        out    waiting     oldest       dead    revived");
+    println!("   time         in        out    waiting     oldest       dead    requeued");
     while end.is_none_or(|end| Instant::now() < end) {
         ticks.tick().await;
         running.check_both()?;
@@ -218,12 +218,12 @@ impl Look {
             (self.at - began).as_secs(),
             rate_of(names::SHAPING_ACCEPTED),
             rate_of(names::SHAPING_RELEASED),
-            held(names::SHAPING_WAITING),
+            held(names::SHAPING_QUEUED),
             self.samples
                 .sum(names::SHAPING_OLDEST, &labels)
                 .unwrap_or(0.0),
             held(names::SHAPING_DEAD),
-            held(names::SHAPING_REVIVED),
+            held(names::SHAPING_REQUEUED),
         );
     }
 }

@@ -192,7 +192,7 @@ const LEASE_STATE: &[&str] = &["state"];
 
 pub const SHAPING_ACCEPTED: Figure = Figure::counter(
     "producer_limits_accepted_cookies_total",
-    "Cookies accepted under the limit: released + coalesced + dropped + spooled + waiting + dead + parked.",
+    "Cookies accepted under the limit: released + superseded + dropped + spooled + waiting + dead + parked.",
 )
 .by(LIMIT);
 pub const SHAPING_RELEASED: Figure = Figure::counter(
@@ -200,8 +200,8 @@ pub const SHAPING_RELEASED: Figure = Figure::counter(
     "Cookies released into the log: on schedule (in_turn), or early because the producer stopped or the limit no longer shapes.",
 )
 .by(&["limit", "when"]);
-pub const SHAPING_COALESCED: Figure = Figure::counter(
-    "producer_limits_coalesced_cookies_total",
+pub const SHAPING_SUPERSEDED: Figure = Figure::counter(
+    "producer_limits_superseded_cookies_total",
     "Held cookies superseded by a newer one of the same user and DSP.",
 )
 .by(LIMIT);
@@ -215,8 +215,8 @@ pub const SHAPING_SPOOLED: Figure = Figure::counter(
     "Cookies kept in the file of --limits-spool for the next start.",
 )
 .by(LIMIT);
-pub const SHAPING_WAITING: Figure = Figure::gauge(
-    "producer_limits_waiting_cookies",
+pub const SHAPING_QUEUED: Figure = Figure::gauge(
+    "producer_limits_queued_cookies",
     "Cookies queued for release, including deferred ones.",
 )
 .by(LIMIT);
@@ -227,11 +227,11 @@ pub const SHAPING_DEAD: Figure = Figure::gauge(
 .by(LIMIT);
 pub const SHAPING_PARKED: Figure = Figure::gauge(
     "producer_limits_parked_cookies",
-    "Dead letters that were revived too often: held until the limits change or the producer restarts.",
+    "Dead letters that were requeued too often: held until the limits change or the producer restarts.",
 )
 .by(LIMIT);
 pub const SHAPING_BYTES: Figure = Figure::gauge(
-    "producer_limits_held_bytes",
+    "producer_limits_queue_bytes",
     "Memory of the cookies that wait, are dead or are parked.",
 )
 .by(LIMIT);
@@ -240,8 +240,8 @@ pub const SHAPING_OLDEST: Figure = Figure::gauge(
     "Age of the oldest cookie that waits, is dead or is parked, since it was accepted.",
 )
 .by(LIMIT);
-pub const SHAPING_OVER: Figure = Figure::counter(
-    "producer_limits_over_cookies_total",
+pub const SHAPING_EXCEEDED: Figure = Figure::counter(
+    "producer_limits_exceeded_cookies_total",
     "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the horizon. Policed: always refused. Observed: refused if police would drop it.",
 )
 .by(&["limit", "rule", "outcome"]);
@@ -250,8 +250,8 @@ pub const SHAPING_DIED: Figure = Figure::counter(
     "Cookies that became dead letters: already older than max_age at their release time (age), or would be by then (wait).",
 )
 .by(&["limit", "rule", "reason"]);
-pub const SHAPING_REVIVED: Figure = Figure::counter(
-    "producer_limits_revived_cookies_total",
+pub const SHAPING_REQUEUED: Figure = Figure::counter(
+    "producer_limits_requeued_cookies_total",
     "Dead letters requeued.",
 )
 .by(LIMIT);

@@ -74,12 +74,12 @@ pub const SHAPING: Sum = Sum {
     came: &[producer::SHAPING_ACCEPTED],
     settled: &[
         Term::of(producer::SHAPING_RELEASED),
-        Term::of(producer::SHAPING_COALESCED),
+        Term::of(producer::SHAPING_SUPERSEDED),
         Term::of(producer::SHAPING_DROPPED),
         Term::of(producer::SHAPING_SPOOLED),
     ],
     in_hand: &[
-        Term::of(producer::SHAPING_WAITING),
+        Term::of(producer::SHAPING_QUEUED),
         Term::of(producer::SHAPING_DEAD),
         Term::of(producer::SHAPING_PARKED),
     ],

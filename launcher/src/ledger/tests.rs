@@ -32,11 +32,11 @@ const LIMIT: &str = r#"
 producer_limits_accepted_cookies_total{limit="dsp-1"} 100
 producer_limits_released_cookies_total{limit="dsp-1",when="in_turn"} 40
 producer_limits_released_cookies_total{limit="dsp-1",when="early"} 1
-producer_limits_coalesced_cookies_total{limit="dsp-1"} 2
+producer_limits_superseded_cookies_total{limit="dsp-1"} 2
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="bound"} 3
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="police"} 4
 producer_limits_spooled_cookies_total{limit="dsp-1"} 5
-producer_limits_waiting_cookies{limit="dsp-1"} 25
+producer_limits_queued_cookies{limit="dsp-1"} 25
 producer_limits_dead_cookies{limit="dsp-1"} 15
 producer_limits_parked_cookies{limit="dsp-1"} 5
 "#;
@@ -111,7 +111,7 @@ fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
     assert_eq!(accepted, 100);
     let expected = [
         ("released", 41),
-        ("coalesced", 2),
+        ("superseded", 2),
         ("dropped", 7),
         ("spooled", 5),
         ("waiting", 25),
@@ -123,7 +123,7 @@ fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
     for sample in LIMIT.lines().filter_map(|line| line.split_once(' ')) {
         let error = check(&changed(&text, sample.0, "7777")).unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("producer_limits_waiting_cookies"), "{error}");
+        assert!(error.contains("producer_limits_queued_cookies"), "{error}");
     }
     assert!(of_limit(&Samples::parse(&text), "dsp-2").is_err());
 }

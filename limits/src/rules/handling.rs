@@ -18,7 +18,7 @@ pub struct Handling {
     /// The most bytes that wait, for each key.
     pub queue_bytes: u64,
     /// What is done with dead letters.
-    pub revive: Revive,
+    pub requeue: Revive,
 }
 
 /// What is done with calls that are over their limits.
@@ -70,13 +70,13 @@ impl Default for Handling {
 }
 
 impl Handling {
-    pub(super) fn new(mode: Mode, shape: Shape, revive: Revive) -> Self {
+    pub(super) fn new(mode: Mode, shape: Shape, requeue: Revive) -> Self {
         Self {
             mode,
             horizon: shape.horizon,
             max_age: shape.max_age,
             queue_bytes: shape.queue_bytes.0.0,
-            revive,
+            requeue,
         }
     }
 
@@ -84,7 +84,7 @@ impl Handling {
     pub(super) fn mistakes(&self) -> impl Iterator<Item = &'static str> {
         const HOUR: Duration = Duration::from_secs(3_600);
         const DAY: Duration = Duration::from_secs(86_400);
-        let revive = &self.revive;
+        let requeue = &self.requeue;
         let has_room = (64 << 10..=16 << 30).contains(&self.queue_bytes);
         let bounds = [
             (self.horizon <= HOUR, "shape: horizon is more than 1h"),
@@ -95,12 +95,12 @@ impl Handling {
             ),
             (has_room, "shape: queue_bytes is not 64KiB to 16GiB"),
             (
-                revive.base <= revive.cap,
+                requeue.base <= requeue.cap,
                 "dead_letter: base is more than the cap",
             ),
-            (revive.cap <= DAY, "dead_letter: cap is more than 1day"),
+            (requeue.cap <= DAY, "dead_letter: cap is more than 1day"),
             (
-                revive.requeues_max <= 64,
+                requeue.requeues_max <= 64,
                 "dead_letter: max_requeues is more than 64",
             ),
         ];
@@ -157,7 +157,7 @@ impl fmt::Display for Handling {
                 Time::from(self.horizon),
                 Bytes(self.queue_bytes),
                 Time::from(self.max_age),
-                self.revive
+                self.requeue
             ),
         }
     }

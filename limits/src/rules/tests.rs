@@ -159,7 +159,7 @@ fn what_a_mode_leaves_out_has_a_default() {
         horizon: Duration::from_secs(30),
         max_age: Duration::from_secs(60),
         queue_bytes: 64 * 1024 * 1024,
-        revive: Revive {
+        requeue: Revive {
             base: Duration::from_secs(30),
             cap: Duration::from_secs(15 * 60),
             requeues_max: 8,
@@ -172,13 +172,13 @@ fn what_a_mode_leaves_out_has_a_default() {
         shape = { horizon = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
         dead_letter = { base = \"30s\", cap = \"15m\", max_requeues = 8, share = 0.1 }";
     check_handling(written, shape);
-    let revive = Revive {
+    let requeue = Revive {
         requeues_max: 0,
-        ..shape.revive
+        ..shape.requeue
     };
     check_handling(
         "mode = \"shape\"\n[limits.a.dead_letter]\nmax_requeues = 0",
-        Handling { revive, ..shape },
+        Handling { requeue, ..shape },
     );
 }
 
@@ -190,7 +190,7 @@ fn bounds_of_a_handling_are_allowed() {
         horizon: Duration::from_nanos(1),
         max_age: Duration::from_nanos(1),
         queue_bytes: 64 << 10,
-        revive: Revive {
+        requeue: Revive {
             base: Duration::from_nanos(1),
             cap: Duration::from_nanos(1),
             requeues_max: 0,
@@ -210,7 +210,7 @@ fn bounds_of_a_handling_are_allowed() {
         horizon: hours(1),
         max_age: hours(24),
         queue_bytes: 16 << 30,
-        revive: Revive {
+        requeue: Revive {
             base: hours(24),
             cap: hours(24),
             requeues_max: 64,
@@ -235,7 +235,7 @@ fn bounds_of_a_handling_are_allowed() {
     for permille in 1..=500_u16 {
         let text = format!("mode = \"shape\"\ndead_letter = {{ share = 0.{permille:03} }}");
         let rules = Rules::parse(&with(&text)).unwrap();
-        assert_eq!(rules.limits[0].handling.revive.share_permille, permille);
+        assert_eq!(rules.limits[0].handling.requeue.share_permille, permille);
     }
 }
 

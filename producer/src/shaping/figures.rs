@@ -60,13 +60,13 @@ pub(crate) struct Figures {
     /// Released before it.
     pub(crate) released_early: u64,
     /// Superseded by a newer one of their pair.
-    pub(crate) coalesced: u64,
+    pub(crate) superseded: u64,
     /// Dropped, by reason.
     dropped: [u64; Dropped::ALL.len()],
     /// Kept for the next run.
     pub(crate) spooled: u64,
-    /// How often one was revived.
-    pub(crate) revived: u64,
+    /// How often one was requeued.
+    pub(crate) requeued: u64,
     /// By the rule's name.
     pub(crate) rules: BTreeMap<String, RuleFigures>,
     /// How long those that were released waited.
@@ -140,9 +140,9 @@ impl Figures {
         self.accepted += other.accepted + other.passed;
         self.released += other.released + other.passed;
         self.released_early += other.released_early;
-        self.coalesced += other.coalesced;
+        self.superseded += other.superseded;
         self.spooled += other.spooled;
-        self.revived += other.revived;
+        self.requeued += other.requeued;
         for (known, more) in self.dropped.iter_mut().zip(other.dropped) {
             *known += more;
         }
@@ -174,7 +174,7 @@ impl Figures {
     pub(crate) fn uncounted(&self, held: &Holding) -> i128 {
         let fates = self.released
             + self.released_early
-            + self.coalesced
+            + self.superseded
             + self.spooled
             + self.dropped.iter().sum::<u64>();
         let held = held.waiting + held.dead + held.parked;
@@ -187,7 +187,7 @@ impl Figures {
 pub(crate) struct Holding {
     /// Cookies queued for release, including deferred ones.
     pub(crate) waiting: u64,
-    /// Dead letters that will be revived.
+    /// Dead letters that will be requeued.
     pub(crate) dead: u64,
     /// Those that will not.
     pub(crate) parked: u64,

@@ -24,10 +24,10 @@ pub(super) struct Held {
     pub(super) accepted_unix_micros: u64,
     /// The same moment, in nanoseconds of the clock that the shaper goes by.
     pub(super) accepted: u64,
-    /// When it entered the room: when it was accepted, or revived.
+    /// When it entered the room: when it was accepted, or requeued.
     pub(super) entered: u64,
-    /// How often it was revived.
-    pub(super) revivals: u32,
+    /// How often it was requeued.
+    pub(super) requeues: u32,
     /// Where it stands.
     pub(super) standing: Standing,
     hash: u32,
@@ -40,9 +40,9 @@ pub(super) enum Standing {
     InLine(u64),
     /// Sent back, as its wait would have been too long; it asks again at this moment.
     Returned(u64),
-    /// A dead letter, which is revived at this moment at the earliest.
+    /// A dead letter, which is requeued at this moment at the earliest.
     Dead(u64),
-    /// A dead letter that is not revived any more.
+    /// A dead letter that is not requeued any more.
     Parked,
 }
 
@@ -57,7 +57,7 @@ impl Held {
             accepted_unix_micros,
             accepted,
             entered: accepted,
-            revivals: 0,
+            requeues: 0,
             standing: Standing::InLine(0),
             hash: 0,
         }
@@ -112,9 +112,9 @@ pub(super) struct Table {
     next_place: u64,
     /// Those that are sent back, by when they ask again.
     pub(super) returned: BTreeSet<(u64, At)>,
-    /// Dead letters, by when they may be revived.
+    /// Dead letters, by when they may be requeued.
     pub(super) dead: BTreeSet<(u64, At)>,
-    /// Dead letters that are not revived any more.
+    /// Dead letters that are not requeued any more.
     pub(super) parked: BTreeSet<(u64, At)>,
     /// All of them, by when they were accepted.
     by_age: BTreeSet<(u64, At)>,
@@ -184,17 +184,17 @@ impl Table {
     }
 
     /// Revives a dead letter: it enters the room again.
-    pub(super) fn revive(&mut self, at: At, now: u64) {
+    pub(super) fn requeue(&mut self, at: At, now: u64) {
         let held = self.cookies[at as usize].as_mut().expect("it is held");
-        held.revivals += 1;
+        held.requeues += 1;
         held.entered = now;
     }
 
-    /// Has all that are parked be dead letters that were never revived.
+    /// Has all that are parked be dead letters that were never requeued.
     pub(super) fn unpark(&mut self, now: u64) {
         for (_, at) in self.parked.clone() {
             let held = self.cookies[at as usize].as_mut().expect("it is held");
-            held.revivals = 0;
+            held.requeues = 0;
             self.move_to(at, Standing::Dead(now));
         }
     }

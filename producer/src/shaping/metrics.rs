@@ -3,10 +3,10 @@
 use figures::{
     Figure,
     producer::{
-        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_COALESCED, SHAPING_DEAD, SHAPING_DELAY,
-        SHAPING_DIED, SHAPING_DROPPED, SHAPING_OLDEST, SHAPING_OVER, SHAPING_PARKED,
-        SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REVIVED, SHAPING_SPOOLED,
-        SHAPING_VERSION, SHAPING_WAITING, SHARING_MISSED, SHARING_SHARE, SHARING_STATE,
+        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
+        SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_OLDEST, SHAPING_PARKED, SHAPING_QUEUED,
+        SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REQUEUED, SHAPING_SPOOLED,
+        SHAPING_SUPERSEDED, SHAPING_VERSION, SHARING_MISSED, SHARING_SHARE, SHARING_STATE,
         SHARING_SUM,
     },
 };
@@ -26,14 +26,14 @@ type Row = (Figure, fn(&Summary) -> f64);
 
 const ROWS: &[Row] = &[
     (SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
-    (SHAPING_COALESCED, |it| as_f64(it.figures.coalesced)),
+    (SHAPING_SUPERSEDED, |it| as_f64(it.figures.superseded)),
     (SHAPING_SPOOLED, |it| as_f64(it.figures.spooled)),
-    (SHAPING_WAITING, |it| as_f64(it.holding.waiting)),
+    (SHAPING_QUEUED, |it| as_f64(it.holding.waiting)),
     (SHAPING_DEAD, |it| as_f64(it.holding.dead)),
     (SHAPING_PARKED, |it| as_f64(it.holding.parked)),
     (SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
     (SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
-    (SHAPING_REVIVED, |it| as_f64(it.figures.revived)),
+    (SHAPING_REQUEUED, |it| as_f64(it.figures.requeued)),
 ];
 
 /// Registers them; without limits they have no values.
@@ -44,7 +44,7 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
     let figures = ROWS.iter().map(|(figure, _)| *figure).chain([
         SHAPING_RELEASED,
         SHAPING_DROPPED,
-        SHAPING_OVER,
+        SHAPING_EXCEEDED,
         SHAPING_DIED,
         SHAPING_DELAY,
         SHAPING_VERSION,
@@ -114,7 +114,7 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         family::<[&str; 0]>(SHARING_MISSED, missed),
         family(SHAPING_RELEASED, released),
         family(SHAPING_DROPPED, dropped),
-        family(SHAPING_OVER, over),
+        family(SHAPING_EXCEEDED, over),
         family(SHAPING_DIED, died),
         histograms(SHAPING_DELAY, delays),
         of_all(SHAPING_VERSION, |it| as_f64(it.version())),

@@ -3,7 +3,7 @@
 //! A cookie that may not go at once joins the line; the first of the line have *slots*, which are reserved of all limits together a few
 //! milliseconds ahead, so that neither a timer that is late nor a process that sleeps makes the rate fall. What would have to wait for
 //! longer than the horizon is sent back for as long as it would have had to wait, and asks again. What has waited for too long is a dead
-//! letter; it is revived after a pause that grows, at a share of the rate, and at last parked.
+//! letter; it is requeued after a pause that grows, at a share of the rate, and at last parked.
 //!
 //! A newer cookie of a pair takes the place of the one that is held. When the room is full, the oldest makes room.
 
@@ -50,8 +50,8 @@ pub(super) struct Room {
     slots: VecDeque<u64>,
     /// The demand that made a cookie wait last.
     binding: usize,
-    /// When the next dead letter may be revived.
-    revival: u64,
+    /// When the next dead letter may be requeued.
+    next_requeue: u64,
     /// How many of those that were sent back ask again now, as the terms are others.
     asking: usize,
     /// Until when no slot can be had, as a queue of the limits' own is full.
@@ -77,7 +77,7 @@ impl Room {
             held: Table::default(),
             slots: VecDeque::new(),
             binding: 0,
-            revival: 0,
+            next_requeue: 0,
             asking: 0,
             blocked: 0,
         }
@@ -128,7 +128,7 @@ impl Room {
         held: impl FnOnce() -> Held,
     ) -> Offered {
         if let Some(at) = self.find(cookie) {
-            self.figures.coalesced += 1;
+            self.figures.superseded += 1;
             if let Standing::InLine(_) | Standing::Returned(_) = self.held.get(at).standing {
                 self.held.renew(at, held());
                 self.keep_bound();
@@ -158,7 +158,7 @@ impl Room {
     /// What is held of this cookie's pair is older and never goes.
     pub(super) fn supersede(&mut self, cookie: Pushed<'_>) {
         if let Some(at) = self.find(cookie) {
-            self.figures.coalesced += 1;
+            self.figures.superseded += 1;
             self.held.take(at);
         }
     }
@@ -177,7 +177,7 @@ impl Room {
             return self.figures.drop(Dropped::Bound, 1);
         }
         if let Some(at) = self.held.find(&held.cookie()) {
-            self.figures.coalesced += 1;
+            self.figures.superseded += 1;
             if self.held.get(at).accepted <= held.accepted {
                 self.held.renew(at, held);
             }
@@ -232,12 +232,12 @@ impl Room {
         }
     }
 
-    /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be revived once more.
+    /// Goes by other terms from now on, by which those that were sent back ask again, and parked dead letters may be requeued once more.
     pub(super) fn set_terms(&mut self, terms: Terms, now: u64) {
         self.figures.keep_rules(&terms.rules);
         self.terms = terms;
         self.binding = 0;
-        self.revival = self.revival.min(now);
+        self.next_requeue = self.next_requeue.min(now);
         self.blocked = 0;
         self.asking = self.held.returned.len();
         self.held.unpark(now);
@@ -278,7 +278,7 @@ impl Room {
             _ => *when,
         });
         let dead = self.held.dead.first();
-        let dead = dead.map(|(when, _)| (*when).max(self.revival));
+        let dead = dead.map(|(when, _)| (*when).max(self.next_requeue));
         [first, returned, dead].into_iter().flatten().min()
     }
 

@@ -142,10 +142,10 @@ const PROGRAMS = {
       ] },
       { title: "Limits", by: ["limit"], of: "producer_limits_accepted_cookies_total", columns: [
         ["in", perSecond("producer_limits_accepted_cookies_total"), rate],
-        ["over", perSecond("producer_limits_over_cookies_total"), rate],
-        ["over, in all", now("producer_limits_over_cookies_total"), short],
+        ["over", perSecond("producer_limits_exceeded_cookies_total"), rate],
+        ["over, in all", now("producer_limits_exceeded_cookies_total"), short],
         ["out", perSecond("producer_limits_released_cookies_total"), rate],
-        ["waiting", now("producer_limits_waiting_cookies"), short],
+        ["waiting", now("producer_limits_queued_cookies"), short],
         ["oldest", now("producer_limits_oldest_seconds"), time],
         ["delay, p50", quantile("producer_limits_delay_seconds", 0.5), time],
         ["p99", quantile("producer_limits_delay_seconds", 0.99), time],

@@ -91,7 +91,7 @@ fn of_limit(samples: &Samples, figure: Figure, limit: &str) -> u64 {
 /// How often a cookie would have had to wait for longer than the horizon.
 fn refused(samples: &Samples, limit: &str) -> u64 {
     let labels = [("limit", limit), ("outcome", "refused")];
-    samples.count(names::SHAPING_OVER, &labels)
+    samples.count(names::SHAPING_EXCEEDED, &labels)
 }
 
 /// What became of the cookies of a limit, for those who look on.

@@ -30,13 +30,13 @@ impl Room {
         if after < before {
             self.asking = self.held.returned.len();
             // By the rate before it would be years, after a time without a share.
-            let left = u128::from(self.revival.saturating_sub(now)) * u128::from(after);
+            let left = u128::from(self.next_requeue.saturating_sub(now)) * u128::from(after);
             let left = u64::try_from(left / u128::from(before)).unwrap_or(u64::MAX);
-            self.revival = now.saturating_add(left);
+            self.next_requeue = now.saturating_add(left);
         }
     }
 
-    /// Puts back those that were sent back and whose time has come, and revives dead letters, at most so many.
+    /// Puts back those that were sent back and whose time has come, and requeues dead letters, at most so many.
     pub(in crate::shaping) fn wake(&mut self, now: u64, lines: u64, most: usize) {
         self.asking = self.asking.min(self.held.returned.len());
         for _ in 0..most {
@@ -52,8 +52,8 @@ impl Room {
         }
         for _ in 0..most {
             match self.held.dead.first() {
-                Some(&(when, at)) if when <= now && self.revival <= now => {
-                    self.revive(at, now, lines);
+                Some(&(when, at)) if when <= now && self.next_requeue <= now => {
+                    self.requeue(at, now, lines);
                 }
                 _ => break,
             }
@@ -79,7 +79,7 @@ impl Room {
         }
     }
 
-    fn revive(&mut self, at: At, now: u64, lines: u64) {
+    fn requeue(&mut self, at: At, now: u64, lines: u64) {
         if now.saturating_sub(self.held.get(at).accepted) > AGE_NANOS_MAX {
             self.held.take(at);
             self.figures.drop(Dropped::Bound, 1);
@@ -89,15 +89,15 @@ impl Room {
         let over = over.saturating_sub(nanos(self.terms.handling.horizon));
         if over > 0 {
             // The line is full: it is tried again when there may be room.
-            self.revival = now.saturating_add(over.max(AHEAD_NANOS));
+            self.next_requeue = now.saturating_add(over.max(AHEAD_NANOS));
             return;
         }
-        let share = u64::from(self.terms.handling.revive.share_permille);
+        let share = u64::from(self.terms.handling.requeue.share_permille);
         let each = self.nanos_of(1, lines);
         let pause = each.saturating_mul(1000) / share;
-        self.revival = self.revival.max(now).saturating_add(pause);
-        self.held.revive(at, now);
-        self.figures.revived += 1;
+        self.next_requeue = self.next_requeue.max(now).saturating_add(pause);
+        self.held.requeue(at, now);
+        self.figures.requeued += 1;
         let standing = self.queue(now, now, lines);
         self.held.move_to(at, standing);
     }
@@ -108,16 +108,16 @@ impl Room {
         Standing::Returned(now.saturating_add(wait).min(death.saturating_add(1)))
     }
 
-    /// Makes a cookie a dead letter until it may be revived, or for good.
+    /// Makes a cookie a dead letter until it may be requeued, or for good.
     pub(super) fn die(&mut self, at: At, now: u64, reason: DeadReason) {
         self.figures.die(reason, &self.terms.rules[self.binding]);
-        let revive = &self.terms.handling.revive;
-        let revivals = self.held.get(at).revivals;
-        if revivals >= revive.requeues_max {
+        let requeue = &self.terms.handling.requeue;
+        let requeues = self.held.get(at).requeues;
+        if requeues >= requeue.requeues_max {
             return self.held.move_to(at, Standing::Parked);
         }
-        let pause = nanos(revive.base).saturating_mul(1 << revivals.min(40));
-        let pause = pause.min(nanos(revive.cap));
+        let pause = nanos(requeue.base).saturating_mul(1 << requeues.min(40));
+        let pause = pause.min(nanos(requeue.cap));
         let pause = jittered(pause, u64::from(at) ^ now);
         self.held
             .move_to(at, Standing::Dead(now.saturating_add(pause)));

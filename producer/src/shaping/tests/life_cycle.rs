@@ -100,7 +100,7 @@ fn newer_cookie_of_a_pair_takes_the_place_of_the_one_that_waits() {
         [("first", 0, 0), ("a", SECOND, half), ("b", 2 * SECOND, 0)]
     );
     assert_eq!(world.gone[1].buyer, format!("at-{half}"));
-    assert_eq!(world.summary("dsp").figures.coalesced, 1);
+    assert_eq!(world.summary("dsp").figures.superseded, 1);
 }
 
 #[test]
@@ -198,10 +198,10 @@ fn dead_letter_that_finds_the_line_full_was_not_revived() {
     let (figures, held) = (world.summary("dsp").figures, world.holding("dsp"));
     assert!(held.dead > 10_000, "{held:?}");
     // Each that is parked was put back eight times.
-    assert!(figures.revived >= 8 * held.parked, "{figures:?} {held:?}");
+    assert!(figures.requeued >= 8 * held.parked, "{figures:?} {held:?}");
     // Of the line a tenth, at most.
     assert!(
-        figures.revived > 0 && figures.revived <= 3_600,
+        figures.requeued > 0 && figures.requeued <= 3_600,
         "{figures:?}"
     );
 
@@ -257,7 +257,7 @@ fn limit_that_shapes_no_more_releases_what_waits_before_anything_newer() {
     let users: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
     assert_eq!(users, ["a", "b", "c"]);
     let figures = world.summary("dsp").figures;
-    assert_eq!((figures.coalesced, figures.released_early), (1, 1));
+    assert_eq!((figures.superseded, figures.released_early), (1, 1));
 }
 
 #[test]

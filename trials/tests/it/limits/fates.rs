@@ -96,7 +96,7 @@ async fn wait_gone(producer: &Producer) -> Result<()> {
     wait_until(PATIENCE, "nothing waits any more", async || {
         let now = producer.metrics().await?;
         let held = [
-            names::SHAPING_WAITING,
+            names::SHAPING_QUEUED,
             names::SHAPING_DEAD,
             names::SHAPING_PARKED,
         ];
@@ -155,10 +155,10 @@ async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_rele
         println!("{}\n{}", told(&first, limit)?, told(&second, limit)?);
     }
     let (shaped, again) = (fates(&first, "shaped")?, fates(&second, "shaped")?);
-    for state in ["coalesced", "dropped", "waiting", "dead"] {
+    for state in ["superseded", "dropped", "waiting", "dead"] {
         ensure!(shaped[state] > 0, "no {state}: {shaped:?}");
     }
-    let gone = shaped["coalesced"] + shaped["dropped"] + again["coalesced"] + again["dropped"];
+    let gone = shaped["superseded"] + shaped["dropped"] + again["superseded"] + again["dropped"];
     let in_logs = released(&first_life, 1) + released(&second_life, 1);
     ensure!(
         shaped["accepted"] == in_logs + gone,
@@ -167,7 +167,7 @@ async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_rele
     ensure!(
         again["accepted"] > 0
             && again["accepted"]
-                == released(&second_life, 1) + again["coalesced"] + again["dropped"]
+                == released(&second_life, 1) + again["superseded"] + again["dropped"]
     );
     let (policed, observed) = (fates(&first, "policed")?, fates(&first, "observed")?);
     ensure!(

@@ -69,7 +69,7 @@ async fn run(is_flooded: bool) -> Result<Samples> {
 async fn wait_gone(producer: &Producer) -> Result<()> {
     wait_until(PATIENCE, "nothing of the others waits", async || {
         let now = producer.metrics().await?;
-        let waiting = others().map(|limit| of_limit(&now, names::SHAPING_WAITING, &limit));
+        let waiting = others().map(|limit| of_limit(&now, names::SHAPING_QUEUED, &limit));
         Ok(waiting.sum::<u64>() == 0)
     })
     .await
@@ -96,7 +96,7 @@ async fn dsp_that_sends_a_hundred_times_as_much_takes_nothing_from_nineteen_othe
             // It was all within the horizon, so each went at the rate at which it came.
             let of = |figure| of_limit(samples, figure, &limit);
             let released = of(names::SHAPING_RELEASED);
-            let is_kept = released + of(names::SHAPING_COALESCED) == of(names::SHAPING_ACCEPTED);
+            let is_kept = released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);
             ensure!(
                 released > 0 && is_kept && refused(samples, &limit) == 0,
                 "{}",

@@ -79,7 +79,7 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
 }
 
 /// Offers twice the rate. No window has more releases than the rate and the burst allow, beyond the age of a chunk; the mean is the
-/// rate. Cookies that would wait beyond the horizon are counted, and dead letters are revived when the load falls.
+/// rate. Cookies that would wait beyond the horizon are counted, and dead letters are requeued when the load falls.
 async fn keeps_its_rate(sending: Duration) -> Result<()> {
     let _machine = machine().await;
     // As long as the defaults when it is sent for three minutes.
@@ -101,12 +101,12 @@ async fn keeps_its_rate(sending: Duration) -> Result<()> {
     ensure!(refused(&loaded, "dsp-1") > 0, "the horizon refused nothing");
     let died = of_limit(&loaded, names::SHAPING_DIED, "dsp-1");
     ensure!(died > 0, "nothing got too old");
-    let revived = of_limit(&loaded, names::SHAPING_REVIVED, "dsp-1");
+    let requeued = of_limit(&loaded, names::SHAPING_REQUEUED, "dsp-1");
     let dead = of_limit(&loaded, names::SHAPING_DEAD, "dsp-1");
     wait_until(sending + PATIENCE, "dead letters come back", async || {
         let now = producer.metrics().await?;
         let are_fewer = of_limit(&now, names::SHAPING_DEAD, "dsp-1") < dead;
-        Ok(are_fewer && of_limit(&now, names::SHAPING_REVIVED, "dsp-1") > revived)
+        Ok(are_fewer && of_limit(&now, names::SHAPING_REQUEUED, "dsp-1") > requeued)
     })
     .await?;
 

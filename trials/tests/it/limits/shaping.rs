@@ -59,7 +59,7 @@ fn shaped(rate: &str) -> String {
 
 async fn waiting(producer: &Producer) -> Result<u64> {
     let metrics = producer.metrics().await?;
-    Ok(metrics.count(names::SHAPING_WAITING, &[]))
+    Ok(metrics.count(names::SHAPING_QUEUED, &[]))
 }
 
 /// One goes at once, the others wait.

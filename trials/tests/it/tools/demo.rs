@@ -115,7 +115,7 @@ fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
     let ledger = &said[from.with_context(|| format!("no ledger: {said:#?}"))?..];
     let fates = [
         "released",
-        "coalesced",
+        "superseded",
         "dropped",
         "spooled",
         "waiting",
@@ -149,7 +149,7 @@ async fn demonstration_of_limits_ends_with_a_ledger_that_adds_up() -> Result<()>
         (2, "out"),
         (3, "waiting"),
         (5, "dead"),
-        (6, "revived"),
+        (6, "requeued"),
     ] {
         let any = said.iter().any(|line| has(line, column));
         ensure!(any, "no {what}: {said:#?}");

@@ -154,7 +154,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
          until it holds no cookies.",
     ),
     (
-        "producer_limits_over_cookies_total",
+        "producer_limits_exceeded_cookies_total",
         "The rule is the one that was to be waited for longest. A cookie that is sent back and asks again does not count again.",
     ),
     (
