@@ -139,12 +139,12 @@ pub const RESUMES: Figure = Figure::counter(
 )
 .by(&["subscriber", "call", "outcome"]);
 pub const SUBSCRIBERS_NOT_SHOWN: Figure = Figure::gauge(
-    "producer_subscribers_not_shown",
+    "producer_subscribers_without_series",
     "Subscribers without their own metric series because there are too many names.",
 );
 
 pub const SUBSCRIBERS_WITHOUT_AGE: Figure = Figure::gauge(
-    "producer_subscribers_without_age",
+    "producer_streams_without_age_support",
     "Open streams whose readers do not say that they act on the age of cookies.",
 );
 
@@ -181,7 +181,7 @@ pub const TOKEN_REFUSALS: Figure = Figure::counter(
 // Its epoch history.
 
 pub const PROGRESS_RECORDED: Figure = Figure::gauge(
-    "producer_progress_recorded",
+    "producer_epoch_history_recorded",
     "1 while the epoch history records this producer's progress, so that losses from a crash can be bounded.",
 );
 

@@ -372,7 +372,7 @@ async fn producer_without_a_record_works_and_says_so() -> Result<()> {
     wait_said(&pair.producer.process, "no epoch history is kept").await?;
     let recorded = async |producer: &Producer| {
         let metrics = producer.metrics().await?;
-        anyhow::Ok(metrics.count("producer_progress_recorded", &[]))
+        anyhow::Ok(metrics.count("producer_epoch_history_recorded", &[]))
     };
     assert_eq!(recorded(&pair.producer).await?, 0);
     pair.producer.process.kill()?;
@@ -390,7 +390,7 @@ async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
     let first = Producer::start(&folder, &flags).await?;
     let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
     wait_said(&second.process, "another process of this name keeps it").await?;
-    let recorded = "producer_progress_recorded";
+    let recorded = "producer_epoch_history_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);
     Ok(())

@@ -140,7 +140,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "Holds in every scrape.",
     ),
     (
-        "producer_subscribers_without_age",
+        "producer_streams_without_age_support",
         "They receive the same cookies as all others. A store that one of them fills may keep a cookie that waited for its limit in place of a newer one.",
     ),
     (
