@@ -124,7 +124,7 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: Figure = Figure::gauge(
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_CUT: Figure = Figure::counter(
-    "producer_subscriber_cut_total",
+    "producer_subscriber_disconnects_total",
     "Streams of the subscriber that were cut off because too many bytes were in flight on all streams.",
 )
 .by(SUBSCRIBER);

@@ -9,7 +9,7 @@ pub mod names {
     /// Producer: connections of the HTTP port that are open.
     pub const HTTP_CONNECTIONS: &str = "producer_http_connections";
     /// Producer: connections of the HTTP port that it cut off, by reason.
-    pub const HTTP_CUT: &str = "producer_http_connections_cut_total";
+    pub const HTTP_CUT: &str = "producer_http_connections_closed_total";
 }
 
 /// The samples of one scrape.

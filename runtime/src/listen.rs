@@ -127,7 +127,7 @@ impl Metrics {
         let open = Figure::gauge("connections", "Connections open now.");
         let accepted = Figure::counter("connections_accepted_total", "Connections accepted.");
         let cut = Figure::counter(
-            "connections_cut_total",
+            "connections_closed_total",
             "Connections cut off by this side, by reason.",
         );
         let metrics = Self {

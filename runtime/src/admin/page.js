@@ -103,7 +103,7 @@ const connections = (process, ports) => ({
   items: ports.flatMap((port) => [
     [port + ", open", now(`${process}_${port}_connections`), whole],
     [port + ", accepted", now(`${process}_${port}_connections_accepted_total`), short],
-    [port + ", cut off", now(`${process}_${port}_connections_cut_total`), short],
+    [port + ", cut off", now(`${process}_${port}_connections_closed_total`), short],
   ]),
 });
 const counted = (title, name, by, heading) => ({
@@ -138,7 +138,7 @@ const PROGRAMS = {
         ["lost", now("producer_subscriber_lost_cookies_total"), short, badIfAny],
         ["in flight", now("producer_subscriber_in_flight_bytes"), bytes],
         ["streams", now("producer_subscriber_streams_total"), whole],
-        ["cut off", now("producer_subscriber_cut_total"), whole, badIfAny],
+        ["cut off", now("producer_subscriber_disconnects_total"), whole, badIfAny],
       ] },
       { title: "Limits", by: ["limit"], of: "producer_limits_accepted_cookies_total", columns: [
         ["in", perSecond("producer_limits_accepted_cookies_total"), rate],

@@ -326,7 +326,7 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
     let first = Stream::open(&producer, "first", false, none).await?;
     let second = Stream::open(&producer, "second", false, none).await;
     ensure!(second.is_err(), "a second one was let in");
-    let cut = "producer_grpc_connections_cut_total";
+    let cut = "producer_grpc_connections_closed_total";
     ensure!(producer.metrics().await?.count(cut, &[reason]) >= 1);
 
     // Room again as soon as the first one leaves.
@@ -345,7 +345,13 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
     }
     let mut third = HttpClient::connect(&producer.http).await?;
     third.wait_ended().await?;
-    wait_counted(&producer, "producer_http_connections_cut_total", reason, 1).await
+    wait_counted(
+        &producer,
+        "producer_http_connections_closed_total",
+        reason,
+        1,
+    )
+    .await
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use crate::{
 const IN_FLIGHT: &str = "producer_subscriber_in_flight_bytes";
 const ALL_IN_FLIGHT: &str = "producer_in_flight_bytes";
 const IN_FLIGHT_LIMIT: &str = "producer_in_flight_limit_bytes";
-const CUT: &str = "producer_subscriber_cut_total";
+const CUT: &str = "producer_subscriber_disconnects_total";
 
 fn in_flight(metrics: &Samples, subscriber: &str) -> u64 {
     metrics.count(IN_FLIGHT, &[("subscriber", subscriber)])

@@ -42,7 +42,7 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
     wait_said(&producer.process, "needs_restart=\"--log-bytes\"").await?;
     let refused = |metrics: &bench::scrape::Samples| {
         metrics.count(
-            "producer_http_connections_cut_total",
+            "producer_http_connections_closed_total",
             &[("reason", "too_many")],
         )
     };
