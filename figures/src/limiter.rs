@@ -27,12 +27,12 @@ pub const OUTBOUND_429: Figure = Figure::counter(
 )
 .by(LIMIT);
 pub const LEARNED: Figure = Figure::counter(
-    "limiter_learned_total",
+    "limiter_feedback_applied_total",
     "Answers of partners that something was learned from.",
 )
 .by(LIMIT);
 pub const LEARNED_COUNTERS: Figure = Figure::gauge(
-    "limiter_learned_counters",
+    "limiter_feedback_restricted_counters",
     "Counters that are held below their limit by what a partner's answer said.",
 )
 .by(LIMIT);
@@ -103,7 +103,7 @@ pub const SHARED_DECISIONS: Figure = Figure::counter(
 )
 .by(&["by"]);
 pub const SHARING_SERVER: Figure = Figure::gauge(
-    "limiter_sharing_server",
+    "limiter_sharing_server_up",
     "1 while the server that shares the limits is there; no value without one.",
 );
 pub const CLOCK_BEHIND: Figure = Figure::gauge(

@@ -238,7 +238,7 @@ const PROGRAMS = {
       { title: "Waiting", figure: [now("limiter_waiting"), whole] },
       { title: "Counters", figure: [now("limiter_counters"), short], bar: [now("limiter_counters"), now("limiter_counters_max")],
         notes: [["limit", now("limiter_counters_max"), short]] },
-      { title: "Learned", figure: [now("limiter_learned_counters"), whole], notes: [["answers", now("limiter_learned_total"), short]] },
+      { title: "Learned", figure: [now("limiter_feedback_restricted_counters"), whole], notes: [["answers", now("limiter_feedback_applied_total"), short]] },
     ],
     tables: [
       { title: "Limits", by: ["limit"], of: "limiter_decisions_total", columns: [
@@ -248,7 +248,7 @@ const PROGRAMS = {
         ["reported", now("limiter_increments_total", { outcome: "counted" }), short],
         ["counters", now("limiter_limit_counters"), short],
         ["quota used", now("limiter_quota_used_ratio"), percent, (n) => n >= 0.8 ? "bad" : ""],
-        ["learned", now("limiter_learned_counters"), whole],
+        ["learned", now("limiter_feedback_restricted_counters"), whole],
         ["429s", now("limiter_outbound_429_total"), short, badIfAny],
       ] },
       counted("Problems", "limiter_problems_total", "problem", "answers"),
@@ -257,7 +257,7 @@ const PROGRAMS = {
         ["version of the limits", now("limiter_limits_version"), whole],
         ["newest version rejected", now("limiter_limits_version_refused"), yesNo, badIfAny],
         ["clock is behind by", now("limiter_clock_behind_seconds"), time],
-        ["server of shared limits", now("limiter_sharing_server"), known((n) => n ? "there" : "away")],
+        ["server of shared limits", now("limiter_sharing_server_up"), known((n) => n ? "there" : "away")],
         ...log("limiter"),
       ] },
       connections("limiter", ["http", "admin"]),

@@ -46,7 +46,7 @@ async fn start(limits: &str) -> Result<Limiter> {
 async fn until_server(limiter: &Limiter, is_there: u64) -> Result<()> {
     loop {
         let samples = launcher::admin::metrics(&limiter.admin).await?;
-        if samples.count("limiter_sharing_server", &[]) == is_there {
+        if samples.count("limiter_sharing_server_up", &[]) == is_there {
             return Ok(());
         }
         sleep(Duration::from_millis(20)).await;
