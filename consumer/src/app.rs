@@ -179,7 +179,7 @@ impl App {
             at_once: self.stop_writing.clone(),
             retries: self.stop_services.clone(),
         };
-        let refused = self.runtime_config.dsps_refused.subscribe();
+        let refused = self.runtime_config.rejected_dsps.subscribe();
         let (tracker, services) = (self.pipeline.clone(), self.services.clone());
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let watch = self.watch();

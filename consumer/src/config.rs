@@ -94,8 +94,8 @@ impl Settings for Args {
 
 impl Storing {
     fn check(&self, mistakes: &mut Mistakes) {
-        if let Some(both) = self.dsps().intersection(&self.dsps_refused()).next() {
-            mistakes.add(format!("--dsps-refused: DSP {both} is in --dsps, too"));
+        if let Some(both) = self.dsps().intersection(&self.rejected_dsps()).next() {
+            mistakes.add(format!("--rejected-dsps: DSP {both} is in --dsps, too"));
         }
     }
 }

@@ -182,7 +182,7 @@ pub const DSP_SLOTS: Figure = Figure::gauge(
 );
 pub const DSP_SLOTS_LIMIT: Figure = Figure::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of DSPs that get a slot without being listed: --dsps-max. Cookies of others are refused.",
+    "Maximum number of DSPs that get a slot without being listed: --unlisted-dsps-max. Cookies of others are refused.",
 );
 pub const PRODUCER_DRAINS: Figure = Figure::counter(
     "consumer_producer_drains_total",

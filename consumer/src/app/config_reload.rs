@@ -11,7 +11,7 @@ use crate::{config::Config, maintenance::Schedule};
 pub struct RuntimeConfig {
     pub(super) night: watch::Sender<Schedule>,
     pub(super) drain_timeout: watch::Sender<Duration>,
-    pub(super) dsps_refused: watch::Sender<BTreeSet<u32>>,
+    pub(super) rejected_dsps: watch::Sender<BTreeSet<u32>>,
 }
 
 impl RuntimeConfig {
@@ -20,7 +20,7 @@ impl RuntimeConfig {
         Self {
             night: watch::Sender::new(schedule(config)),
             drain_timeout: watch::Sender::new(config.running.drain_timeout),
-            dsps_refused: watch::Sender::new(config.storing.dsps_refused()),
+            rejected_dsps: watch::Sender::new(config.storing.rejected_dsps()),
         }
     }
 
@@ -38,8 +38,8 @@ impl RuntimeConfig {
         });
         self.drain_timeout
             .send_replace(config.running.drain_timeout);
-        self.dsps_refused.send_if_modified(|refused| {
-            let before = std::mem::replace(refused, config.storing.dsps_refused());
+        self.rejected_dsps.send_if_modified(|refused| {
+            let before = std::mem::replace(refused, config.storing.rejected_dsps());
             *refused != before
         });
     }
@@ -71,7 +71,7 @@ mod tests {
             "{:?} {:?} {:?}",
             *it.night.borrow(),
             *it.drain_timeout.borrow(),
-            *it.dsps_refused.borrow()
+            *it.rejected_dsps.borrow()
         )
     }
 

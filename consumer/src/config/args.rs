@@ -159,7 +159,7 @@ pub struct Storing {
 
     /// Maximum number of other DSPs that get a slot, in the order of their first cookies; cookies of more are refused
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
-    pub dsps_max: usize,
+    pub unlisted_dsps_max: usize,
 
     /// DSPs whose cookies are refused, repeatable or comma-separated; the slot of one that is not listed in --dsps is free at once
     #[arg(
@@ -169,7 +169,7 @@ pub struct Storing {
         value_delimiter = ',',
         value_parser = parse_dsp
     )]
-    pub dsps_refused: Vec<Option<u32>>,
+    pub rejected_dsps: Vec<Option<u32>>,
 }
 
 /// How long cookies are kept.
@@ -296,8 +296,8 @@ impl Storing {
 
     /// DSPs that get none.
     #[must_use]
-    pub fn dsps_refused(&self) -> BTreeSet<u32> {
-        self.dsps_refused.iter().copied().flatten().collect()
+    pub fn rejected_dsps(&self) -> BTreeSet<u32> {
+        self.rejected_dsps.iter().copied().flatten().collect()
     }
 }
 

@@ -97,7 +97,7 @@ impl Pipeline {
         let mut collector = Collector::new(
             limits,
             Arc::clone(&suppression),
-            DspSlots::new(config.storing.dsps(), config.storing.dsps_max),
+            DspSlots::new(config.storing.dsps(), config.storing.unlisted_dsps_max),
             ttls,
             refused,
             metrics.sink.clone(),

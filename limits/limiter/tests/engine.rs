@@ -28,7 +28,7 @@ fn limits(text: &str) -> Vec<NamedLimit> {
 const OPTIONS: Options = Options {
     counters_max: 10_000,
     counters_bytes_max: usize::MAX,
-    learned_max: HOUR,
+    feedback_ttl_max: HOUR,
     counting: Counting::Here,
     is_saved: true,
 };

@@ -5,7 +5,7 @@ use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 use crate::{Address, lease, terms::Terms};
 
 /// Most DSPs that a file may name.
-pub const DSPS_MAX: usize = 4096;
+pub const UNLISTED_DSPS_MAX: usize = 4096;
 
 /// Most shares of a group whose members are known: the server goes over all of them for each question, in the time of `timeout`, and does nothing else
 /// meanwhile.
@@ -54,8 +54,8 @@ pub fn check(rules: &Rules) -> Vec<String> {
     if let Some(sharing) = &rules.sharing {
         check_sharing(rules, sharing, &mut mistakes);
     }
-    if dsps > DSPS_MAX {
-        mistakes.push(format!("{dsps} DSPs are more than {DSPS_MAX}"));
+    if dsps > UNLISTED_DSPS_MAX {
+        mistakes.push(format!("{dsps} DSPs are more than {UNLISTED_DSPS_MAX}"));
     }
     mistakes
 }

@@ -14,7 +14,7 @@ use crate::edge::dsps::{SHOWN_MAX, Shown};
 pub(super) struct DspsArgs {
     /// Known DSPs, each with its own metric series (repeatable or comma-separated). Others are counted as `other`
     ///
-    /// At most 1024. If unset, the first --dsps-shown DSPs seen get their own series.
+    /// At most 1024. If unset, the first --dsp-series-max DSPs seen get their own series.
     #[arg(
         long,
         group = RELOADED,
@@ -44,7 +44,7 @@ pub(super) struct DspsArgs {
         hide_short_help = true,
         value_parser = count(0..=SHOWN_MAX)
     )]
-    dsps_shown: usize,
+    dsp_series_max: usize,
 }
 
 impl DspsArgs {
@@ -63,7 +63,7 @@ impl DspsArgs {
         }
         Shown {
             named,
-            max: self.dsps_shown,
+            max: self.dsp_series_max,
             refuses_others: self.unknown_dsps,
         }
     }

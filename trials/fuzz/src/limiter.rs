@@ -39,7 +39,7 @@ fn engine(limits: &[NamedLimit]) -> Engine {
     let options = Options {
         counters_max: 1_000,
         counters_bytes_max: 1 << 20,
-        learned_max: Duration::from_secs(3_600),
+        feedback_ttl_max: Duration::from_secs(3_600),
         counting: Counting::Here,
         is_saved: true,
     };

@@ -98,7 +98,7 @@ impl Consumed {
                 &config,
                 Arc::clone(&store),
                 Arc::new(Health::default()),
-                watch::channel(config.storing.dsps_refused()).1,
+                watch::channel(config.storing.rejected_dsps()).1,
                 &metrics,
                 stops,
             );

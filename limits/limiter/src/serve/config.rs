@@ -38,7 +38,7 @@ pub struct Config {
     /// Most bytes of logs and step windows.
     pub counters_memory: usize,
     /// The longest that anything learned holds.
-    pub learned_max: Duration,
+    pub feedback_ttl_max: Duration,
     /// How it is watched and stopped.
     pub running: Running,
     /// What every process has.
@@ -100,7 +100,7 @@ impl Settings for Args {
             state: is_kept.then_some(limiting.state),
             counters: limiting.counters,
             counters_memory: limiting.counters_memory,
-            learned_max: limiting.learned_max,
+            feedback_ttl_max: limiting.feedback_ttl_max,
             running: self.running,
             common: self.common.check(mistakes),
         }
@@ -164,8 +164,9 @@ mod tests {
 
     #[test]
     fn mistakes_are_said_together() {
-        let refused = load(&["--counters=0", "--state=none", "--learned-max=soon"]).unwrap_err();
-        for flag in ["--counters", "--learned-max", "--limits"] {
+        let refused =
+            load(&["--counters=0", "--state=none", "--feedback-ttl-max=soon"]).unwrap_err();
+        for flag in ["--counters", "--feedback-ttl-max", "--limits"] {
             assert!(refused.contains(flag), "{flag}: {refused}");
         }
         assert!(!refused.contains("--state"), "{refused}");

@@ -59,7 +59,7 @@ pub struct Options {
     /// Most bytes of those that keep more than a few numbers: logs and step windows.
     pub counters_bytes_max: usize,
     /// The longest that anything learned holds.
-    pub learned_max: Duration,
+    pub feedback_ttl_max: Duration,
     /// Where calls are counted.
     pub counting: Counting,
     /// Whether [changes](Engine::take_changes) are taken.
@@ -199,7 +199,7 @@ impl Engine {
             catalog: Catalog::new(options.counting),
             limits: Vec::new(),
             of_calls: Vec::new(),
-            learned: Learned::new(options.learned_max, options.is_saved),
+            learned: Learned::new(options.feedback_ttl_max, options.is_saved),
             counting: options.counting,
             seen: Seen::default(),
             ahead: Ahead::default(),

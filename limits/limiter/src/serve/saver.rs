@@ -196,7 +196,7 @@ mod tests {
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
-            learned_max: INTERVAL,
+            feedback_ttl_max: INTERVAL,
             counting: Counting::Here,
             is_saved: true,
         };

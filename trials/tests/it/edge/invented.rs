@@ -192,7 +192,7 @@ async fn two_hundred_invented_dsps_a_second_beside_forty_thousand_real_cookies()
             let folder = TempDir::new()?;
             let mongod = Mongod::start(&folder.path().join("mongod")).await?;
             let producer = Producer::start(&folder, &[]).await?;
-            let flags = ["--dsps-max", "4096"];
+            let flags = ["--unlisted-dsps-max", "4096"];
             let (all, store) = ([&producer], mongod.uri());
             let node = Consumer::start(&folder, "node", &all, &store, &flags).await?;
             warm_up(&producer, &[&node]).await?;

@@ -277,7 +277,7 @@ async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()
 async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
     let folder = TempDir::new()?;
     let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let flags = ["--dsps", "17", "--dsps-max", "20"];
+    let flags = ["--dsps", "17", "--unlisted-dsps-max", "20"];
     for store in [mongod.uri(), embedded(folder.path())] {
         let producer = Producer::start(&folder, &[]).await?;
         let name = store.split(':').next().unwrap_or_default().to_owned();
@@ -368,7 +368,7 @@ async fn what_is_set_aside_of_a_dsp_that_is_refused_becomes_dead_letters() -> Re
         Ok(consumer.metrics().await?.count(FAILING, &failing) == 1)
     })
     .await?;
-    std::fs::write(&file, "dsps_refused = ['19']\n")?;
+    std::fs::write(&file, "rejected_dsps = ['19']\n")?;
     wait_aside(&consumer, 0).await?;
     consumer.wait_ready_and_says("all work").await?;
     consumer.wait_known("alice", json!({"17": "flows"})).await?;
@@ -395,7 +395,7 @@ fn store_in(mongod: &Mongod) -> MongodbStore {
 async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("consumer.toml");
-    std::fs::write(&file, "dsps_max = 1\n")?;
+    std::fs::write(&file, "unlisted_dsps_max = 1\n")?;
     let config = format!("--config={}", file.display());
     let producer = Producer::start(&folder, &[]).await?;
     let store = embedded(folder.path());
@@ -410,7 +410,7 @@ async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result
         .await
     };
     refused(1).await?;
-    std::fs::write(&file, "dsps_max = 1\ndsps_refused = ['1001']\n")?;
+    std::fs::write(&file, "unlisted_dsps_max = 1\ndsps_refused = ['1001']\n")?;
     wait_until(PATIENCE, "the settings are read", async || {
         let done = [("outcome", "done")];
         let metrics = consumer.metrics().await?;

@@ -62,7 +62,7 @@ async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
 #[tokio::test]
 async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
     let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--dsps-shown", "2"]).await?;
+    let producer = Producer::start(&folder, &["--dsp-series-max", "2"]).await?;
     for dsp in [17, 42, 99, 100, 17] {
         producer.accept("alice", dsp, "a").await?;
     }

@@ -48,7 +48,7 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     let options = Options {
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
-        learned_max: config.learned_max,
+        feedback_ttl_max: config.feedback_ttl_max,
         counting: Counting::of(sharing),
         is_saved: store.is_some(),
     };

@@ -158,7 +158,7 @@ pub(super) struct LimitingArgs {
         hide_short_help = true,
         value_parser = time(Duration::from_secs(1)..=TIME_MAX)
     )]
-    pub(super) learned_max: Duration,
+    pub(super) feedback_ttl_max: Duration,
 }
 
 /// How it is watched and stopped.

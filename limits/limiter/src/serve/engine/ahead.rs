@@ -206,7 +206,7 @@ mod tests {
         Options {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
-            learned_max: HORIZON,
+            feedback_ttl_max: HORIZON,
             counting: Counting::Here,
             is_saved: false,
         }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Counter;
 
 /// Most counters of which something is learned at once.
-pub(super) const LEARNED_MAX: usize = 100_000;
+pub(super) const FEEDBACK_TTL_MAX: usize = 100_000;
 
 /// How long a partner that refuses without saying until when is left alone: this, and twice as long each further time in a row.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ impl Held {
     }
 }
 
-/// What is learned of all counters: [`LEARNED_MAX`] at most. Half of these places are shared out to all limits alike, and the other half is for
+/// What is learned of all counters: [`FEEDBACK_TTL_MAX`] at most. Half of these places are shared out to all limits alike, and the other half is for
 /// those that come first.
 #[derive(Debug)]
 pub(super) struct Learned {
@@ -178,8 +178,8 @@ impl Learned {
     fn held(&mut self, counter: &Counter) -> Option<&mut Held> {
         if !self.of.contains_key(counter) {
             let of_limit = self.of_limits.entry(Arc::clone(&counter.0)).or_default();
-            let own = LEARNED_MAX / 2 / self.limits.max(1);
-            if self.of.len() >= LEARNED_MAX / 2 && *of_limit >= own {
+            let own = FEEDBACK_TTL_MAX / 2 / self.limits.max(1);
+            if self.of.len() >= FEEDBACK_TTL_MAX / 2 && *of_limit >= own {
                 return None;
             }
             *of_limit += 1;
@@ -438,8 +438,14 @@ mod tests {
             let counter = (limit, counter);
             learned.hear(&counter, said, 0)
         };
-        assert_eq!((0..LEARNED_MAX).filter(|it| hear(0, *it)).count(), 50_000);
-        assert_eq!((0..LEARNED_MAX).filter(|it| hear(1, *it)).count(), 12_500);
+        assert_eq!(
+            (0..FEEDBACK_TTL_MAX).filter(|it| hear(0, *it)).count(),
+            50_000
+        );
+        assert_eq!(
+            (0..FEEDBACK_TTL_MAX).filter(|it| hear(1, *it)).count(),
+            12_500
+        );
         // What is known is heard of again.
         assert!(hear(0, 1));
         learned.change(4, |limit| limit == "0");

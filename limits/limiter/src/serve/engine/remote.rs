@@ -273,7 +273,7 @@ mod tests {
         let options = Options {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
-            learned_max: HOUR,
+            feedback_ttl_max: HOUR,
             counting: Counting::Elsewhere,
             is_saved: false,
         };

@@ -110,7 +110,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_dsp_cookies_total",
         "DSPs of `--dsps` have a series from the start, and all others are `other`, `unknown_dsp` where `--unknown-dsps` refuses \
-         them. Without `--dsps` DSPs have one as they first come, until there are `--dsps-shown`; the rest is `other`. `none` are requests whose DSP is not readable. The sum over DSPs of an outcome is that of \
+         them. Without `--dsps` DSPs have one as they first come, until there are `--dsp-series-max`; the rest is `other`. `none` are requests whose DSP is not readable. The sum over DSPs of an outcome is that of \
          `producer_edge_requests_total`.",
     ),
     (
