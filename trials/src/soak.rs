@@ -103,7 +103,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         producers,
         nodes,
         mongods,
-        cut_max: args.faults.cut_longest,
+        cut_max: args.faults.partition_max,
     };
     let plan = plan::plan(&kinds, &scene, args.lasts, seed);
     let mut running = Running::start(&cluster, stop).await?;

@@ -20,9 +20,9 @@ pub struct FaultArgs {
     /// stop-producer: SIGSTOP for 0.5 to 3 s.
     /// restart-producer: SIGTERM, and a new start 0.1 to 1 s after it has drained.
     /// kill-producer: SIGKILL, and a new start after 0.1 to 1 s. Cookies it had not delivered are lost.
-    /// cut-node: packets between a node and all producers vanish for 1 s up to --cut-longest. Cuts need root.
-    /// deafen-node: only packets to the node vanish, as with a half-open connection.
-    /// mute-node: only packets from the node vanish.
+    /// partition-node: packets between a node and all producers vanish for 1 s up to --partition-max. Cuts need root.
+    /// drop-inbound-node: only packets to the node vanish, as with a half-open connection.
+    /// drop-outbound-node: only packets from the node vanish.
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
     pub faults: Vec<(Kind, Option<Duration>)>,
     /// Mean time between two faults of a kind that is named without one.
@@ -34,7 +34,7 @@ pub struct FaultArgs {
     pub all_faults: bool,
     /// The longest cut.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "60s")]
-    pub cut_longest: Duration,
+    pub partition_max: Duration,
 }
 
 fn parse_fault(text: &str) -> Result<(Kind, Option<Duration>), String> {
@@ -97,7 +97,10 @@ mod tests {
     #[test]
     fn fault_has_a_kind_and_may_have_a_time() {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
-        assert_eq!(parse_fault("mute-node"), Ok((Kind::MuteNode, None)));
+        assert_eq!(
+            parse_fault("drop-outbound-node"),
+            Ok((Kind::MuteNode, None))
+        );
         assert_eq!(
             parse_fault("kill-mongod=5s"),
             Ok((Kind::KillMongod, seconds(5)))

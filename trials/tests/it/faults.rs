@@ -216,7 +216,7 @@ async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_
         "2",
         "--seed",
         &seed,
-        "--cut-longest",
+        "--partition-max",
         "3s",
         "--fault=kill-consumer=6s",
         "--fault=stop-consumer=6s",
@@ -229,9 +229,9 @@ async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_
     ];
     if networks(1)?.is_some() {
         args.extend([
-            "--fault=cut-node=6s",
-            "--fault=deafen-node=6s",
-            "--fault=mute-node=6s",
+            "--fault=partition-node=6s",
+            "--fault=drop-inbound-node=6s",
+            "--fault=drop-outbound-node=6s",
         ]);
     }
     let ended = Run::trials(&args).await?.end().await?;
