@@ -17,7 +17,7 @@
 //! dead_letter = { base = "30s", cap = "15m", max_requeues = 8, share = 0.1 }
 //!
 //! [limits.whole]                 # of all calls together
-//! every_call = true
+//! global = true
 //! rules = [ { id = "intake", rate = "2000/s", burst = 50 } ]
 //! ```
 //!
@@ -82,7 +82,7 @@ pub struct NamedLimit {
     /// Whose; empty for every call.
     pub keys: Vec<String>,
     /// Whether it is of all calls together.
-    pub every_call: bool,
+    pub global: bool,
     /// At least one, unless each call says its rule.
     pub rules: Vec<Rule>,
     /// Whether the program `limiter` takes its rule from each call: no key is under it.
@@ -146,8 +146,8 @@ impl Rules {
             (Unknown::Unlimited, None) => None,
             (Unknown::Refuse, None) => return None,
         };
-        let every_call = |index: &usize| self.limits[*index].every_call;
-        let whole = (0..self.limits.len()).filter(every_call);
+        let global = |index: &usize| self.limits[*index].global;
+        let whole = (0..self.limits.len()).filter(global);
         Some(own.into_iter().chain(whole).collect())
     }
 
@@ -171,7 +171,7 @@ impl fmt::Display for Rules {
     /// The effective plan in words; with `#` as a producer goes by it, in which all keys that no limit names are one.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
-            let whose = match (limit.every_call, &*limit.keys) {
+            let whose = match (limit.global, &*limit.keys) {
                 (true, _) => "every call".to_owned(),
                 (false, []) if limit.from_call => {
                     "each counter by the rule of its calls".to_owned()

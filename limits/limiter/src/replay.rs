@@ -219,7 +219,7 @@ fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<OfKey>
     let added = rules.add_to(limits);
     let of_key = |(number, key): (u32, &String)| {
         let of_limit = |index: usize| {
-            let whole = rules.limits[index].every_call;
+            let whole = rules.limits[index].global;
             let key = if whole { u32::MAX } else { number };
             added[index].iter().map(move |limit| (*limit, key))
         };

@@ -121,7 +121,7 @@ rules = [{ id = 'peak', rate = '1/s' }, { id = 'day', rate = '3/day', algorithm 
 [limits.b]
 rules = [{ id = 'slow', rate = '1/10s' }]
 [limits.whole]
-every_call = true
+global = true
 rules = [{ id = 'all', rate = '2/s', burst = 2 }]
 ";
 
@@ -131,7 +131,7 @@ fn many_who_wait_under_one_limit_hold_up_nobody_else_under_a_limit_of_every_call
         [limits.a]
         rules = [{ id = 'slow', rate = '10/s' }]
         [limits.whole]
-        every_call = true
+        global = true
         rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
     ";
     let engine = fresh(text);
@@ -309,7 +309,7 @@ rules = [{ id = 'r', rate = '1/h' }]
 [limits.fast]
 rules = [{ id = 'r', rate = '100/s', burst = 100 }]
 [limits.whole]
-every_call = true
+global = true
 rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
 ";
 

@@ -43,7 +43,7 @@ pub fn check(rules: &Rules) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Some(whole) = rules.limits.iter().find(|limit| limit.every_call)
+    if let Some(whole) = rules.limits.iter().find(|limit| limit.global)
         && rules.unknown == Unknown::Unlimited
     {
         mistakes.push(format!(

@@ -34,7 +34,7 @@ struct Top {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LimitTable {
-    every_call: bool,
+    global: bool,
     from_call: bool,
     keys: Option<Vec<Parsed<String>>>,
     mode: Option<Mode>,
@@ -160,8 +160,8 @@ impl Reader {
                 self.wrong(&format!("limits.{}", limit.name), what);
             }
         }
-        let count = |every_call| {
-            let of_kind = limits.iter().filter(move |it| it.every_call == every_call);
+        let count = |global| {
+            let of_kind = limits.iter().filter(move |it| it.global == global);
             of_kind.map(|limit| limit.rules.len())
         };
         let most = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
@@ -170,7 +170,7 @@ impl Reader {
             self.wrong("limits", what);
         }
         if let Unknown::Limit(index) = rules.unknown
-            && limits[index].every_call
+            && limits[index].global
         {
             let what = format!("{} is of every call already", limits[index].name);
             self.wrong("unknown", what);
@@ -186,22 +186,22 @@ impl Reader {
         let rules = table.remove("rules");
         let read: Option<LimitTable> = self.table(&path, table.into());
         let LimitTable {
-            every_call,
+            global,
             from_call,
             keys,
             mode,
             shape,
             dead_letter,
         } = read.unwrap_or_default();
-        if from_call && (every_call || stands_in) {
-            self.wrong(&path, "from_call excludes every_call, and being `unknown`");
+        if from_call && (global || stands_in) {
+            self.wrong(&path, "from_call excludes global, and being `unknown`");
         }
         if from_call && (keys.is_some() || rules.is_some()) {
             let what = "from_call excludes keys and rules: each call says its rule";
             self.wrong(&path, what);
         }
-        if every_call && keys.is_some() {
-            self.wrong(&path, "every_call and keys exclude each other");
+        if global && keys.is_some() {
+            self.wrong(&path, "global and keys exclude each other");
         }
         let keys = match keys {
             Some(keys) if keys.is_empty() => {
@@ -209,11 +209,11 @@ impl Reader {
                 Vec::new()
             }
             Some(keys) => keys.into_iter().map(|it| it.0).collect(),
-            None if every_call || stands_in || from_call => Vec::new(),
+            None if global || stands_in || from_call => Vec::new(),
             None => vec![name.clone()],
         };
         let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
-        if every_call && is_handled {
+        if global && is_handled {
             let what = "mode, shape and dead_letter are not for a limit of every call, which has no calls of its own";
             self.wrong(&path, what);
         } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
@@ -240,7 +240,7 @@ impl Reader {
             handling,
             name,
             keys,
-            every_call,
+            global,
             from_call,
             mode_given: mode.is_some(),
         }

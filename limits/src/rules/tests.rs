@@ -17,7 +17,7 @@ const GOOD: &str = r#"
         { id = "min", rate = "1000/60s", algorithm = "step_window" },
     ]
     [limits.whole]
-    every_call = true
+    global = true
     rules = [ { id = "queue", rate = "2000/s", algorithm = "leaky_bucket", capacity = 500 } ]
 "#;
 
@@ -59,7 +59,7 @@ fn mistakes_of_all_tables_are_reported_together() {
         r#"
         unknown = "nobody"
         [limits.a]
-        every_call = true
+        global = true
         keys = ["x"]
         rules = [ { id = "one", rate = "10/x" } ]
         [limits.b]
@@ -84,7 +84,7 @@ fn mistakes_of_all_tables_are_reported_together() {
             7,
         ]
         [limits.d]
-        every_call = true
+        global = true
         rules = [ { id = "log", rate = "1/s", algorithm = "sliding_log" } ]
         [limits.e]
         hurry = true
@@ -92,7 +92,7 @@ fn mistakes_of_all_tables_are_reported_together() {
     "#,
         &[
             "unknown: `nobody` is neither refuse nor unlimited nor a limit's name",
-            "limits.a: every_call and keys exclude each other",
+            "limits.a: global and keys exclude each other",
             "limits.a.rules[0]: `10/x` is not a rate",
             "limits.b: needs rules",
             "limits.c: the key x is another limit's too",
@@ -253,7 +253,7 @@ fn each_mistake_of_a_handling_is_told_with_its_path() {
         );
     }
     check(
-        "every_call = true\nmode = \"shape\"\nshape = {}\ndead_letter = {}",
+        "global = true\nmode = \"shape\"\nshape = {}\ndead_letter = {}",
         &["limits.a: mode, shape and dead_letter are not for a limit of every call"],
     );
     check(
@@ -510,7 +510,7 @@ fn limit_of_calls_has_neither_keys_nor_rules() {
             "rules = [{ id = \"r\", rate = \"1/s\" }]",
             "excludes keys and rules",
         ),
-        ("", "every_call = true", "excludes every_call"),
+        ("", "global = true", "excludes global"),
         ("unknown = \"a\"\n", "", "being `unknown`"),
     ] {
         let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");

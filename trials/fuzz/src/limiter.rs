@@ -31,7 +31,7 @@ rules = [
 [limits.called]
 from_call = true
 [limits.whole]
-every_call = true
+global = true
 rules = [{ id = 'all', rate = '100/s' }]
 ";
 

@@ -37,7 +37,7 @@ use self::{
     seen::Seen,
 };
 pub use self::{
-    ahead::HORIZON as EVERY_CALL_HORIZON,
+    ahead::HORIZON as GLOBAL_HORIZON,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
     counting::{Counting, exact, unfit},
     from_call::CallRule,
@@ -272,8 +272,8 @@ impl State {
         self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
-        let every_call = self.catalog.every_call();
-        self.ahead.pass(now, |limit| every_call.contains(limit));
+        let global = self.catalog.global();
+        self.ahead.pass(now, |limit| global.contains(limit));
         self.seen.clear();
     }
 }

@@ -29,7 +29,7 @@ rules = [{ id = 'r', rate = '9/3s', algorithm = 'sliding_log' }]
 [limits.steps]
 rules = [{ id = 'r', rate = '12/5s', algorithm = 'step_window' }, { id = 's', rate = '30/s' }]
 [limits.whole]
-every_call = true
+global = true
 rules = [{ id = 'r', rate = '60/s', burst = 30 }]
 ";
 

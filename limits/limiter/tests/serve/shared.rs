@@ -29,7 +29,7 @@ fn file(server: &Server, more: &str) -> String {
         [limits.slow]
         rules = [{{ id = 'r', rate = '1/25s' }}]
         [limits.whole]
-        every_call = true
+        global = true
         rules = [{{ id = 'all', rate = '100000/s', burst = 1000 }}]",
         server.address()
     )

@@ -27,7 +27,7 @@ impl Shaper {
             Unknown::Refuse | Unknown::Unlimited => None,
         };
         for (index, limit) in rules.limits.iter().enumerate() {
-            if limit.every_call {
+            if limit.global {
                 continue;
             }
             for key in limit.keys.iter().filter_map(|key| key.parse().ok()) {
@@ -49,7 +49,7 @@ impl Shaper {
         let mut before = std::mem::take(&mut self.numbers);
         let mut changes = Vec::new();
         for limit in &rules.limits {
-            let copies: &[bool] = if limit.every_call {
+            let copies: &[bool] = if limit.global {
                 &[false, true]
             } else {
                 &[false]
@@ -98,29 +98,25 @@ impl Shaper {
         known: &HashMap<(String, u32), usize>,
         now: u64,
     ) -> usize {
-        let every_call = rules.limits.iter().filter(|limit| limit.every_call);
+        let global = rules.limits.iter().filter(|limit| limit.global);
         let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
         let (mut own, mut shared) = (None, None);
-        for under in std::iter::once(limit).chain(every_call) {
+        for under in std::iter::once(limit).chain(global) {
             for rule in &under.rules {
                 let demand = |is_observed| {
                     let name = (under.name.clone(), rule.id.clone(), is_observed);
                     Demand {
                         limit: self.numbers[&name],
-                        key: if under.every_call { EVERYBODY } else { key },
+                        key: if under.global { EVERYBODY } else { key },
                         requests: 1,
                     }
                 };
                 demands.push(demand(false));
-                observed.push(demand(under.every_call));
-                let slowest = if under.every_call {
-                    &mut shared
-                } else {
-                    &mut own
-                };
+                observed.push(demand(under.global));
+                let slowest = if under.global { &mut shared } else { &mut own };
                 let limit = self.shares.limit(&under.name, rule.limit);
                 *slowest = Some(slower(*slowest, limit.algorithm.mean_rate()));
-                names.push(if under.every_call {
+                names.push(if under.global {
                     format!("{}/{}", under.name, rule.id)
                 } else {
                     rule.id.clone()

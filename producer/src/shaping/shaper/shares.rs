@@ -71,8 +71,8 @@ impl Shaper {
         }
         let changed = self.limits.change_all(&changes, now);
         changed.expect("a share of a checked limit");
-        let every_call = rules.limits.iter().filter(|limit| limit.every_call);
-        let shared = self.slowest(every_call);
+        let global = rules.limits.iter().filter(|limit| limit.global);
+        let shared = self.slowest(global);
         let by_name: HashMap<_, _> = rules.limits.iter().map(|it| (&*it.name, it)).collect();
         let rates: Vec<Option<Rate>> = self
             .rooms
@@ -116,7 +116,7 @@ impl Shaper {
             *known = wanted.max(*known);
         }
         let demand = |limit: &NamedLimit| {
-            let wanted = match limit.every_call {
+            let wanted = match limit.global {
                 true => all,
                 false => most.get(&*limit.name).copied().unwrap_or(0),
             };

@@ -17,7 +17,7 @@ fn limits(whole: u64) -> String {
         mode = "shape"
         rules = [ {{ id = "peak", rate = "50/s" }} ]
         [limits.whole]
-        every_call = true
+        global = true
         rules = [ {{ id = "intake", rate = "{whole}/s", burst = 20 }} ]
         "#,
         dsps.join(", ")
@@ -95,7 +95,7 @@ fn policed_dsp_that_keeps_its_contract_loses_nothing_beside_shaped_lines() {
         mode = "police"
         rules = [ { id = "peak", rate = "100/s" } ]
         [limits.whole]
-        every_call = true
+        global = true
         rules = [ { id = "intake", rate = "2000/s", burst = 200 } ]
         "#,
     );

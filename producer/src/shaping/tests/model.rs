@@ -28,7 +28,7 @@ fn draw(random: &mut Rng) -> String {
     let whole = if random.bool() {
         format!(
             r#"[limits.whole]
-            every_call = true
+            global = true
             rules = [ {{ id = "intake", rate = "{}/s", burst = 3 }} ]"#,
             rate(random)
         )

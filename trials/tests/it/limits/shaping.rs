@@ -251,7 +251,7 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
         mode = "shapes"
         rules = [ { id = "contract", rate = "many" } ]
         [limits.whole]
-        every_call = true
+        global = true
         mode = "shape"
         rules = []
     "#;

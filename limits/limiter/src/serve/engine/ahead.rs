@@ -182,7 +182,7 @@ mod tests {
             [limits.a]
             rules = [{ id = 'peak', rate = '1000/s', burst = 1000 }]
             [limits.whole]
-            every_call = true
+            global = true
             rules = [{ id = 'all', rate = '10/s', burst = 100 }]
         ";
         let start = 1_700_000_000 * SECOND;
@@ -220,7 +220,7 @@ mod tests {
             [limits.slow]
             rules = [{ id = 'hour', rate = '1/h' }]
             [limits.whole]
-            every_call = true
+            global = true
             rules = [{ id = 'all', rate = '10/s', burst = 1 }]
         ";
         let start = 1_700_000_000 * SECOND;

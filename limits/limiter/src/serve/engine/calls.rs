@@ -30,7 +30,7 @@ impl Engine {
     /// Takes the first moment when so many requests may go under all of these limits, if it is within the horizon; else takes nothing.
     ///
     /// The bearer of a token (`by`) leaves slots to come of limits of every call to others: they are booked up to
-    /// [`EVERY_CALL_HORIZON`](super::EVERY_CALL_HORIZON) ahead, and by each token no more than it leaves.
+    /// [`GLOBAL_HORIZON`](super::GLOBAL_HORIZON) ahead, and by each token no more than it leaves.
     ///
     /// # Errors
     /// Why they may not.
@@ -181,7 +181,7 @@ impl State {
             };
             let limit = self.catalog.get(target.limit).ok_or_else(unknown)?;
             // What is of every call is asked in any case, and has one counter.
-            if !limit.every_call
+            if !limit.global
                 && !named
                     .iter()
                     .any(|(it, key)| *it == limit.name && **key == *target.counter)
@@ -199,14 +199,14 @@ impl State {
 
     /// So many were booked for a moment to come.
     pub(super) fn book(&mut self, by: &str, requests: u64, at: u64) {
-        for limit in self.catalog.every_call() {
+        for limit in self.catalog.global() {
             self.ahead.book(limit, by, requests, at);
         }
     }
 
     /// So many were not booked for this moment after all.
     pub(super) fn give_back(&mut self, by: &str, requests: u64, at: u64) {
-        for limit in self.catalog.every_call() {
+        for limit in self.catalog.global() {
             self.ahead.give_back(limit, by, requests, at);
         }
     }
@@ -220,8 +220,8 @@ impl State {
         now: u64,
     ) -> Duration {
         let mut horizon = horizon;
-        let every_call = self.catalog.every_call().iter();
-        for limit in every_call.filter_map(|name| self.catalog.get(name)) {
+        let global = self.catalog.global().iter();
+        for limit in global.filter_map(|name| self.catalog.get(name)) {
             horizon = if self.ahead.may_book(limit, by, requests, now) {
                 horizon.min(ahead::HORIZON)
             } else {

@@ -25,7 +25,7 @@ pub(super) type Core = Limits<Arc<str>>;
 #[derive(Debug, Clone)]
 pub(super) struct Named {
     pub(super) name: Arc<str>,
-    pub(super) every_call: bool,
+    pub(super) global: bool,
     pub(super) rules: Vec<Placed>,
     pub(super) counts: Counts,
 }
@@ -48,7 +48,7 @@ pub(super) struct Catalog {
     owners: Vec<Option<(Arc<str>, usize)>>,
     /// The core's limits that are of none now.
     free: Vec<LimitId>,
-    every_call: Vec<Arc<str>>,
+    global: Vec<Arc<str>>,
 }
 
 /// What limits can be served; sentences that say what is wrong.
@@ -77,7 +77,7 @@ impl Catalog {
             limits: BTreeMap::new(),
             owners: Vec::new(),
             free: Vec::new(),
-            every_call: Vec::new(),
+            global: Vec::new(),
         }
     }
 
@@ -100,7 +100,7 @@ impl Catalog {
     /// Counts what was done under these limits and those of every call.
     pub(super) fn count(&mut self, of: &[Counter], mut count: impl FnMut(&mut Counts)) {
         let names = of.iter().map(|(limit, _)| limit);
-        for name in names.chain(&self.every_call) {
+        for name in names.chain(&self.global) {
             if let Some(named) = self.limits.get_mut(name) {
                 count(&mut named.counts);
             }
@@ -116,7 +116,7 @@ impl Catalog {
         requests: u64,
     ) -> Option<Vec<Demand<Arc<str>>>> {
         let mut demands = Vec::with_capacity(4);
-        let whole = self.every_call.iter().map(|limit| (limit, whole));
+        let whole = self.global.iter().map(|limit| (limit, whole));
         let named = of.iter().map(|(limit, counter)| (limit, counter));
         for (limit, key) in named.chain(whole) {
             for placed in &self.limits[limit].rules {
@@ -130,8 +130,8 @@ impl Catalog {
         (demands.len() <= DEMANDS_MAX).then_some(demands)
     }
 
-    pub(super) fn every_call(&self) -> &[Arc<str>] {
-        &self.every_call
+    pub(super) fn global(&self) -> &[Arc<str>] {
+        &self.global
     }
 
     /// The core's limits of rules that are not among these.
@@ -158,7 +158,7 @@ impl Catalog {
             self.free.push(id);
         }
         let mut old = std::mem::take(&mut self.limits);
-        self.every_call.clear();
+        self.global.clear();
         // Made in one pass over all counters.
         let mut changes = Vec::new();
         for limit in new {
@@ -180,12 +180,12 @@ impl Catalog {
             });
             let named = Named {
                 name: Arc::clone(&name),
-                every_call: limit.every_call,
+                global: limit.global,
                 rules: rules.collect(),
                 counts,
             };
-            if limit.every_call {
-                self.every_call.push(Arc::clone(&name));
+            if limit.global {
+                self.global.push(Arc::clone(&name));
             }
             self.limits.insert(name, named);
         }

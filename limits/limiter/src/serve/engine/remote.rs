@@ -267,7 +267,7 @@ mod tests {
             [limits.a]
             rules = [{ id = 'r', rate = '1000/s' }]
             [limits.whole]
-            every_call = true
+            global = true
             rules = [{ id = 'all', rate = '10/s' }]
         ";
         let options = Options {
