@@ -43,12 +43,7 @@ impl Subscription {
         let lost: IntCounterVec = registry.add(consumer::LOST)?;
         let restarts: IntCounterVec = registry.add(consumer::PRODUCER_RESTARTS)?;
         // Each is there from the start, with 0.
-        for reason in [
-            "producer_ended",
-            "queue_bound",
-            "log_moved_on",
-            "unspecified",
-        ] {
+        for reason in ["producer_ended", "lag_limit", "evicted", "unspecified"] {
             lost.with_label_values(&[reason]);
         }
         for end in ["proved", "lost", "bounded", "unknown"] {
@@ -76,8 +71,8 @@ impl Subscription {
     /// Counts cookies of a gap.
     pub fn lost(&self, reason: GapReason, cookies: u64) {
         let reason = match reason {
-            GapReason::QueueBound => "queue_bound",
-            GapReason::LogMovedOn => "log_moved_on",
+            GapReason::LagLimit => "lag_limit",
+            GapReason::Evicted => "evicted",
             GapReason::Unspecified => "unspecified",
         };
         self.lost.with_label_values(&[reason]).inc_by(cookies);

@@ -278,7 +278,7 @@ mod tests {
         let gap = |first_sequence, last_sequence| Gap {
             first_sequence,
             last_sequence,
-            reason: GapReason::QueueBound.into(),
+            reason: GapReason::LagLimit.into(),
         };
         assert!(position.chunk(&chunk(1, 50, 10)).is_ok());
         assert!(position.chunk(&chunk(1, 50, 10)).is_err());

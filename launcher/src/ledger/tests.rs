@@ -8,8 +8,8 @@ producer_subscriber_appended_cookies_total{call="subscribe",subscriber="a"} 100
 producer_subscriber_delivered_cookies_total{call="subscribe",subscriber="a"} 80
 producer_subscriber_redelivered_cookies_total{call="subscribe",subscriber="a"} 5
 producer_subscriber_undelivered_cookies_total{call="subscribe",subscriber="a"} 10
-producer_subscriber_lost_cookies_total{call="subscribe",reason="queue_bound",subscriber="a"} 15
-producer_subscriber_lost_cookies_total{call="subscribe",reason="log_moved_on",subscriber="a"} 10
+producer_subscriber_lost_cookies_total{call="subscribe",reason="lag_limit",subscriber="a"} 15
+producer_subscriber_lost_cookies_total{call="subscribe",reason="evicted",subscriber="a"} 10
 producer_subscriber_recovered_cookies_total{call="subscribe",subscriber="a"} 2
 producer_subscriber_queued_cookies{call="subscribe",subscriber="a"} 7
 "#;

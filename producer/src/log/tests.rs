@@ -176,13 +176,13 @@ impl Model {
             }) => {
                 assert_eq!(first, read.next, "a gap begins where the reader stood");
                 let target = if bounded {
-                    assert_eq!(reason, GapReason::QueueBound);
+                    assert_eq!(reason, GapReason::LagLimit);
                     let least = span.next - self.queue_cookies_max;
                     let held = least.max(span.oldest)..span.next;
                     let begins = |&&sequence: &&u64| held.contains(&sequence);
                     *self.chunks.iter().find(begins).unwrap_or(&least)
                 } else {
-                    assert_eq!(reason, GapReason::LogMovedOn);
+                    assert_eq!(reason, GapReason::Evicted);
                     span.oldest
                 };
                 assert_eq!(last + 1, target);

@@ -101,8 +101,8 @@ fn event_message(delivery: &Delivery) -> Bytes {
             first_sequence: first,
             last_sequence: last,
             reason: match reason {
-                GapReason::QueueBound => v1::GapReason::QueueBound,
-                GapReason::LogMovedOn => v1::GapReason::LogMovedOn,
+                GapReason::LagLimit => v1::GapReason::LagLimit,
+                GapReason::Evicted => v1::GapReason::Evicted,
             }
             .into(),
         }),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
     let gap = json!({
         "message": "gap: cookies lost", "producer": "p", "epoch": epoch,
-        "first": first, "last": last, "lost": last + 1 - first, "reason": "QueueBound",
+        "first": first, "last": last, "lost": last + 1 - first, "reason": "LagLimit",
     });
     gap.to_string()
 }

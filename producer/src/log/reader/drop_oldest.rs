@@ -9,9 +9,9 @@ use crate::log::Sequence;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GapReason {
     /// The reader was further behind than its queue's bound.
-    QueueBound,
+    LagLimit,
     /// The log no longer holds the sequences.
-    LogMovedOn,
+    Evicted,
 }
 
 impl Reader {
@@ -23,7 +23,7 @@ impl Reader {
             // Skip to the beginning of a chunk, so that a reader that stays slow still gets shared bytes.
             let least = next - self.queue_cookies_max;
             let target = self.shared.ring().boundary(least, next);
-            return self.skip_to(target, GapReason::QueueBound);
+            return self.skip_to(target, GapReason::LagLimit);
         }
         let found = self.shared.ring().find(self.position).map(Arc::clone);
         let Some(chunk) = found else {
@@ -32,7 +32,7 @@ impl Reader {
             );
         };
         if chunk.first() > self.position {
-            return self.skip_to(chunk.first(), GapReason::LogMovedOn);
+            return self.skip_to(chunk.first(), GapReason::Evicted);
         }
         let first = self.position;
         self.position = chunk.last() + 1;

@@ -125,8 +125,8 @@ impl Account {
         };
         self.totals.undelivered += undelivered;
         let lost = match reason {
-            GapReason::QueueBound => &mut self.totals.lost_queue_bound,
-            GapReason::LogMovedOn => &mut self.totals.lost_log_moved_on,
+            GapReason::LagLimit => &mut self.totals.lost_queue_bound,
+            GapReason::Evicted => &mut self.totals.lost_log_moved_on,
         };
         *lost += new + undelivered;
     }

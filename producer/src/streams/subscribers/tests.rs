@@ -17,7 +17,7 @@ fn gap(first: Sequence, last: Sequence) -> Delivery {
     Delivery::Gap {
         first,
         last,
-        reason: GapReason::LogMovedOn,
+        reason: GapReason::Evicted,
     }
 }
 

@@ -219,11 +219,11 @@ enum Expected {
     Hello,
     Chunk,
     /// A gap, after which at the earliest this sequence comes.
-    QueueBound {
+    LagLimit {
         least: u64,
     },
     /// A gap, after which this sequence comes.
-    LogMovedOn {
+    Evicted {
         next: u64,
     },
     Nothing,
@@ -243,9 +243,9 @@ impl Stream {
             Expected::Nothing
         } else if lag > producer.bounds.queue_cookies_max && self.next >= self.until {
             let least = span.next - producer.bounds.queue_cookies_max;
-            Expected::QueueBound { least }
+            Expected::LagLimit { least }
         } else if self.next < span.oldest {
-            Expected::LogMovedOn { next: span.oldest }
+            Expected::Evicted { next: span.oldest }
         } else {
             Expected::Chunk
         }
@@ -306,12 +306,12 @@ impl Stream {
                 assert_eq!(gap.first_sequence, self.next);
                 let next = gap.last_sequence + 1;
                 match *expected {
-                    Expected::QueueBound { least } => {
-                        assert_eq!(gap.reason(), v1::GapReason::QueueBound);
+                    Expected::LagLimit { least } => {
+                        assert_eq!(gap.reason(), v1::GapReason::LagLimit);
                         assert!((least..=last).contains(&next), "{next} {least}");
                     }
-                    Expected::LogMovedOn { next: oldest } => {
-                        assert_eq!(gap.reason(), v1::GapReason::LogMovedOn);
+                    Expected::Evicted { next: oldest } => {
+                        assert_eq!(gap.reason(), v1::GapReason::Evicted);
                         assert_eq!(next, oldest);
                     }
                     _ => panic!("a gap instead of {expected:?}"),

@@ -240,7 +240,7 @@ async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
         panic!("one gap, not {:?}", late.gaps)
     };
     assert_eq!(gap.first_sequence, 101);
-    assert_eq!(gap.reason(), GapReason::LogMovedOn);
+    assert_eq!(gap.reason(), GapReason::Evicted);
     let received = late.cookies.len() as u64;
     assert_eq!(late.lost() + received, MORE_THAN_THE_LOG - 100);
     for (number, cookie) in (gap.last_sequence..).zip(&late.cookies) {
@@ -306,7 +306,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
     still.read_to(COOKIES).await?;
     assert!(still.lost() > 0);
     for gap in &still.gaps {
-        assert_eq!(gap.reason(), GapReason::QueueBound);
+        assert_eq!(gap.reason(), GapReason::LagLimit);
     }
     let received = still.cookies.len() as u64;
     assert_eq!(still.lost() + received, COOKIES);

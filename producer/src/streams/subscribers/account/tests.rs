@@ -69,8 +69,8 @@ impl Model {
     fn lose(&mut self, cookies: usize, reason: GapReason) {
         for sequence in self.position..self.position + cookies {
             let lost = match reason {
-                GapReason::QueueBound => &mut self.totals.lost_queue_bound,
-                GapReason::LogMovedOn => &mut self.totals.lost_log_moved_on,
+                GapReason::LagLimit => &mut self.totals.lost_queue_bound,
+                GapReason::Evicted => &mut self.totals.lost_log_moved_on,
             };
             match self.fates[sequence - 1] {
                 Fate::Queued => *lost += 1,
@@ -105,7 +105,7 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     let index = any::<prop::sample::Index>;
-    let reason = prop_oneof![Just(GapReason::QueueBound), Just(GapReason::LogMovedOn)];
+    let reason = prop_oneof![Just(GapReason::LagLimit), Just(GapReason::Evicted)];
     prop_oneof![
         3 => (1_usize..40).prop_map(Action::Append),
         4 => index().prop_map(Action::Deliver),
@@ -226,7 +226,7 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
     account.begin(1);
     account.deliver(1, 100);
     account.begin(51);
-    account.lose(51, 150, GapReason::LogMovedOn);
+    account.lose(51, 150, GapReason::Evicted);
     let totals = account.totals;
     assert_eq!((totals.delivered, totals.undelivered), (100, 50));
     assert_eq!((totals.lost_log_moved_on, totals.recovered), (100, 0));
@@ -237,7 +237,7 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
 fn lost_sequences_that_are_delivered_after_all_are_recovered_once() {
     let mut account = Account::new(1);
     account.begin(1);
-    account.lose(1, 60, GapReason::QueueBound);
+    account.lose(1, 60, GapReason::LagLimit);
     account.deliver(61, 100);
     for redelivered in [40, 140] {
         account.begin(1);
@@ -257,7 +257,7 @@ fn what_a_cursor_claims_counts_as_delivered() {
     assert_eq!((account.totals.delivered, account.high_water()), (20, 31));
     account.begin(1);
     assert_eq!((account.totals.delivered, account.joined()), (30, 1));
-    account.lose(1, 40, GapReason::LogMovedOn);
+    account.lose(1, 40, GapReason::Evicted);
     assert_eq!(net(&account.totals), (0, 40));
 }
 
@@ -265,14 +265,14 @@ fn what_a_cursor_claims_counts_as_delivered() {
 fn adjacent_losses_are_one_range_and_a_hole_makes_two() {
     let mut account = Account::new(1);
     account.begin(1);
-    account.lose(1, 10, GapReason::QueueBound);
-    account.lose(11, 20, GapReason::LogMovedOn);
+    account.lose(1, 10, GapReason::LagLimit);
+    account.lose(11, 20, GapReason::Evicted);
     assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
     account.begin(5);
     account.deliver(5, 9);
     assert_eq!(account.lost_ranges.ranges, [(1, 4), (10, 20)]);
     account.begin(5);
-    account.lose(5, 9, GapReason::LogMovedOn);
+    account.lose(5, 9, GapReason::Evicted);
     assert_eq!(account.lost_ranges.ranges, [(1, 20)]);
     assert_eq!(net(&account.totals), (0, 20));
 }
