@@ -76,7 +76,7 @@ pub const REQUESTS: Figure = Figure::counter(
 .by(&["call", "status"]);
 pub const PROBLEMS: Figure = Figure::counter(
     "limiter_problems_total",
-    "Requests that were answered with a problem, by the name of its type: no-room where there are as many counters as there may be.",
+    "Requests that were answered with a problem, by the name of its type: counter-limit-reached where there are as many counters as there may be.",
 )
 .by(&["problem"]);
 pub const REQUEST_SECONDS: Figure = Figure::histogram(

@@ -143,7 +143,7 @@ pub const MISDIRECTED: Kind = kind(
 );
 /// All counters are in use.
 pub const NO_ROOM: Kind = kind(
-    "no-room",
+    "counter-limit-reached",
     503,
     "There are as many counters as there may be",
     "Counters that are not used make room by themselves; --counters says how many there may be.",
@@ -157,7 +157,7 @@ pub const NOT_SAVED: Kind = kind(
 );
 /// The server that shares the limits is lost.
 pub const SERVER_LOST: Kind = kind(
-    "server-lost",
+    "sharing-server-unavailable",
     503,
     "The server that shares the limits does not answer",
     "Nothing was allowed. Ask again after Retry-After; calls that were made and could not be counted, with the time when they were. A call that \

@@ -127,7 +127,7 @@ async fn examples_ask_before_each_call() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let url = format!("http://{}", limiter.address);
     // The limiter's own page stands for a partner.
-    let partner = format!("{url}/v1/problems/no-room");
+    let partner = format!("{url}/v1/problems/counter-limit-reached");
     let said = tokio::task::spawn_blocking(move || {
         let examples = source("../../examples/limiter");
         let python = run(Command::new("python3")

@@ -274,7 +274,10 @@ async fn outsiders_meet_bounds() -> Result<()> {
         200,
     );
     let full = client.post("/v1/limits/b/m/reserve", &[], "{}").await?;
-    assert_eq!(body(&full, 503)["type"], "/v1/problems/no-room");
+    assert_eq!(
+        body(&full, 503)["type"],
+        "/v1/problems/counter-limit-reached"
+    );
     let ready = launcher::admin::get(&limiter.admin, "/readyz").await?.body;
     ensure!(ready.contains("as the system's"), "{ready}");
     let metrics = launcher::admin::get(&limiter.admin, "/metrics").await?.body;
@@ -282,7 +285,7 @@ async fn outsiders_meet_bounds() -> Result<()> {
         metrics.contains("\nlimiter_clock_behind_seconds 0"),
         "{metrics}"
     );
-    for (problem, count) in [("no-room", 1), ("misdirected", 2)] {
+    for (problem, count) in [("counter-limit-reached", 1), ("misdirected", 2)] {
         let line = format!("limiter_problems_total{{problem=\"{problem}\"}} {count}\n");
         ensure!(metrics.contains(&line), "{metrics}");
     }

@@ -258,7 +258,7 @@ async fn without_the_server_each_goes_by_its_part_and_together_by_no_more() -> R
         let mut client = limiter.client().await?;
         let many = reserve(&mut client, "quota/other", QUOTA / 2 + 1, 0).await?;
         let many = body(&many, 503);
-        assert_eq!(many["type"], "/v1/problems/server-lost");
+        assert_eq!(many["type"], "/v1/problems/sharing-server-unavailable");
     }
     taken += both(150, 1).await?;
     ensure!(taken <= 2 * QUOTA, "{taken}");
@@ -288,7 +288,10 @@ async fn without_the_server_and_without_parts_nothing_goes() -> Result<()> {
     ] {
         let path = format!("/v1/limits/quota/k/{call}");
         let lost = client.post(&path, &[], &asked.to_string()).await?;
-        assert_eq!(body(&lost, 503)["type"], "/v1/problems/server-lost");
+        assert_eq!(
+            body(&lost, 503)["type"],
+            "/v1/problems/sharing-server-unavailable"
+        );
         ensure!(lost.head.contains("\r\nretry-after: "), "{}", lost.head);
     }
     let lost = client.get("/v1/limits/quota/k/delay", &[]).await?;
