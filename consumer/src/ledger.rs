@@ -93,7 +93,7 @@ const ROWS: &[Row] = &[
         &[
             (&["malformed"], |it| it.malformed),
             (&["rejected"], |it| it.rejected),
-            (&["no_place"], |it| it.refused),
+            (&["no_dsp_slot"], |it| it.refused),
             (&["unreadable"], |it| it.unreadable),
             (&["expired"], |it| it.expired),
         ],

@@ -79,8 +79,14 @@ impl CallLimits {
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
         let bytes = registry.add(producer::CALLS_BYTES)?;
-        let [_, _, _, no_room, hurried] = ["connection", "address", "all", "bytes", "hurried"]
-            .map(|reason| refused.with_label_values(&[reason]));
+        let [_, _, _, no_room, hurried] = [
+            "connection",
+            "address",
+            "all",
+            "bytes",
+            "deadline_shortened",
+        ]
+        .map(|reason| refused.with_label_values(&[reason]));
         let mut rates = Limits::new(KEYS_MAX);
         let all = [
             CONNECTION,

@@ -42,7 +42,7 @@ impl Cut {
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::TooMany => "too_many",
-            Self::TooManyOfAddress => "too_many_of_address",
+            Self::TooManyOfAddress => "too_many_per_address",
             Self::SlowRequest => "slow_request",
             Self::Idle => "idle",
             Self::SlowReader => "slow_reader",

@@ -93,7 +93,7 @@ async fn run(
         let stored = of(&after).since(&of(&before));
         let quantile = |quantile| stored.quantile(quantile).context("nothing is stored");
         let (p50, p99) = (quantile(0.5)?, quantile(0.99)?);
-        let refused = [("reason", "no_place")];
+        let refused = [("reason", "no_dsp_slot")];
         let count = |name, labels: &[(&str, &str)]| after.count(name, labels);
         println!(
             "{what}: {} real stored, p50 {:.0} ms, p99 {:.0} ms; {} invented in {invented:.1?}, {} refused in all, \
@@ -155,7 +155,7 @@ async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Resul
     for node in &nodes {
         wait_none_aside(node, 10 * PATIENCE).await?;
         let metrics = node.metrics().await?;
-        let refused = metrics.count(names::FAILED, &[("reason", "no_place")]);
+        let refused = metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]);
         // 20 DSPs of the load had slots before.
         ensure!(refused == 3_000 - (512 - 20), "{refused}");
     }

@@ -321,7 +321,7 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
         "--http-connections-per-address=2",
     ];
     let producer = Producer::start(&folder, &flags).await?;
-    let reason = ("reason", "too_many_of_address");
+    let reason = ("reason", "too_many_per_address");
     let none = Flags::default();
     let first = Stream::open(&producer, "first", false, none).await?;
     let second = Stream::open(&producer, "second", false, none).await;

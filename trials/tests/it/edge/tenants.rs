@@ -287,7 +287,7 @@ async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
         }
         producer.accept("alice", 17, "real").await?;
         consumer.wait_known("alice", json!({"17": "real"})).await?;
-        let refused = [("reason", "no_place")];
+        let refused = [("reason", "no_dsp_slot")];
         wait_until(PATIENCE, "80 cookies are refused", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count(names::FAILED, &refused) == 80)
@@ -405,7 +405,7 @@ async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result
     let refused = async |count| {
         wait_until(PATIENCE, "a cookie is refused", async || {
             let metrics = consumer.metrics().await?;
-            Ok(metrics.count(names::FAILED, &[("reason", "no_place")]) == count)
+            Ok(metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]) == count)
         })
         .await
     };

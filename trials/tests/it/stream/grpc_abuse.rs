@@ -408,7 +408,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
         "{connections} connections, {seconds} s: {worst:?}, of {bound} bytes; {} calls ended, early {}, refused for bytes {}, \
          for their number {}",
         ended.load(Ordering::Relaxed),
-        refused("hurried"),
+        refused("deadline_shortened"),
         refused("bytes"),
         refused("all") + refused("address") + refused("connection"),
     );
@@ -417,7 +417,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
     ensure!(worst.memory_bytes <= bound, "{worst:?}, of {bound}");
     ensure!(worst.calls_bytes <= 16 << 20, "{worst:?}");
     ensure!(
-        refused("hurried") + refused("bytes") > 0,
+        refused("deadline_shortened") + refused("bytes") > 0,
         "nothing was short"
     );
     ensure!(worst.subscribed > 0, "{worst:?}");
