@@ -78,8 +78,8 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
     let lost = shown().flat_map(|queue| {
         let [name, call] = labels(queue);
         [
-            ([name, call, "lag_limit"], queue.totals.lost_queue_bound),
-            ([name, call, "evicted"], queue.totals.lost_log_moved_on),
+            ([name, call, "lag_limit"], queue.totals.lost_lag_limit),
+            ([name, call, "evicted"], queue.totals.lost_evicted),
         ]
     });
     let resumed = shown().flat_map(|queue| {

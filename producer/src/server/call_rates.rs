@@ -79,7 +79,7 @@ impl CallLimits {
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
         let bytes = registry.add(producer::CALLS_BYTES)?;
-        let [_, _, _, no_room, hurried] = [
+        let [_, _, _, no_room, shortened] = [
             "connection",
             "address",
             "all",
@@ -104,7 +104,7 @@ impl CallLimits {
             rates: Arc::new(Mutex::new(rates)),
             ids,
             connections: Arc::default(),
-            budget: CallBudget::new(bytes, no_room, hurried),
+            budget: CallBudget::new(bytes, no_room, shortened),
             refused,
         })
     }

@@ -253,7 +253,7 @@ fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
             (900, 900),
             "{reads:?}"
         );
-        assert_eq!((totals.lost_queue_bound, totals.undelivered), (0, 0));
+        assert_eq!((totals.lost_lag_limit, totals.undelivered), (0, 0));
     }
 }
 

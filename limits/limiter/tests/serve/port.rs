@@ -213,7 +213,7 @@ async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
     fs::write(&file, "one one-token-of-16b *\ntwo two-token-of-16b *\n")?;
     let flag = format!("--token-file={}", file.display());
     let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]\n\
-                  [limits.whole]\nevery_call = true\nrules = [{ id = 'r', rate = '1/10s' }]";
+                  [limits.whole]\nglobal = true\nrules = [{ id = 'r', rate = '1/10s' }]";
     let mut limiter = Limiter::start(limits, &[&flag]).await?;
     let mut client = limiter.client().await?;
     let mut status = Vec::new();

@@ -66,9 +66,9 @@ pub struct Totals {
     /// Handed to a stream again after a resume.
     pub redelivered: u64,
     /// Lost because the subscriber was behind its bound.
-    pub lost_queue_bound: u64,
+    pub lost_lag_limit: u64,
     /// Lost because the log had moved on.
-    pub lost_log_moved_on: u64,
+    pub lost_evicted: u64,
     /// Counted as delivered before they turned out to be lost.
     pub undelivered: u64,
     /// Counted as lost before they were delivered after all.
@@ -125,8 +125,8 @@ impl Account {
         };
         self.totals.undelivered += undelivered;
         let lost = match reason {
-            GapReason::LagLimit => &mut self.totals.lost_queue_bound,
-            GapReason::Evicted => &mut self.totals.lost_log_moved_on,
+            GapReason::LagLimit => &mut self.totals.lost_lag_limit,
+            GapReason::Evicted => &mut self.totals.lost_evicted,
         };
         *lost += new + undelivered;
     }

@@ -38,7 +38,7 @@ fn what_is_passed_again_counts_once() {
     lease.record(&gap(20, 20), 0, 0);
     let snapshot = only(&subscribers);
     let totals = snapshot.totals;
-    assert_eq!((totals.lost_log_moved_on, snapshot.position), (16, 21));
+    assert_eq!((totals.lost_evicted, snapshot.position), (16, 21));
     assert_eq!(totals.streams, 2);
 }
 

@@ -21,7 +21,7 @@ fn limits() -> String {
     let mut text = format!(
         "unknown = \"others\"\n\
          [limits.others]\nrules = [ {{ id = \"peak\", rate = \"1/s\" }} ]\n\
-         [limits.whole]\nevery_call = true\nrules = [ {{ id = \"all\", rate = \"{}/s\", burst = 100 }} ]\n",
+         [limits.whole]\nglobal = true\nrules = [ {{ id = \"all\", rate = \"{}/s\", burst = 100 }} ]\n",
         RATE * u64::from(FLOODER)
     );
     for dsp in 1..=FLOODER {

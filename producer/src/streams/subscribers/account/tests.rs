@@ -69,8 +69,8 @@ impl Model {
     fn lose(&mut self, cookies: usize, reason: GapReason) {
         for sequence in self.position..self.position + cookies {
             let lost = match reason {
-                GapReason::LagLimit => &mut self.totals.lost_queue_bound,
-                GapReason::Evicted => &mut self.totals.lost_log_moved_on,
+                GapReason::LagLimit => &mut self.totals.lost_lag_limit,
+                GapReason::Evicted => &mut self.totals.lost_evicted,
             };
             match self.fates[sequence - 1] {
                 Fate::Queued => *lost += 1,
@@ -151,8 +151,8 @@ fn figures(totals: &Totals) -> [u64; 8] {
     let Totals {
         delivered,
         redelivered,
-        lost_queue_bound,
-        lost_log_moved_on,
+        lost_lag_limit,
+        lost_evicted,
         undelivered,
         recovered,
         bytes,
@@ -161,8 +161,8 @@ fn figures(totals: &Totals) -> [u64; 8] {
     [
         delivered,
         redelivered,
-        lost_queue_bound,
-        lost_log_moved_on,
+        lost_lag_limit,
+        lost_evicted,
         undelivered,
         recovered,
         bytes,
@@ -172,7 +172,7 @@ fn figures(totals: &Totals) -> [u64; 8] {
 
 /// Delivered and lost, as they are now.
 fn net(totals: &Totals) -> (u64, u64) {
-    let lost = totals.lost_queue_bound + totals.lost_log_moved_on;
+    let lost = totals.lost_lag_limit + totals.lost_evicted;
     let delivered = totals.delivered.checked_sub(totals.undelivered);
     let lost = lost.checked_sub(totals.recovered);
     (
@@ -229,7 +229,7 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
     account.lose(51, 150, GapReason::Evicted);
     let totals = account.totals;
     assert_eq!((totals.delivered, totals.undelivered), (100, 50));
-    assert_eq!((totals.lost_log_moved_on, totals.recovered), (100, 0));
+    assert_eq!((totals.lost_evicted, totals.recovered), (100, 0));
     assert_eq!(net(&totals), (50, 100));
 }
 
