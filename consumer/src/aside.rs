@@ -20,7 +20,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use proto::wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal};
+use proto::{
+    limits::AGE_MICROS_MAX,
+    wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal},
+};
 use runtime::unix_micros;
 use tokio::sync::Notify;
 
@@ -206,9 +209,15 @@ impl Aside {
     }
 }
 
-/// The cookies at these indices, which are of one DSP, as entries without numbers.
+/// The cookies at these indices, which are of one DSP, as entries without numbers. The times of an entry differ by less than the largest age that
+/// a chunk can state, so all of them are read back exactly.
 fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullEntry> {
-    let parts = indices.chunks(ENTRY_COOKIES_MAX).map(|part| {
+    let span = |index: &u32| batch.cookie(*index as usize).accepted_unix_micros / AGE_MICROS_MAX;
+    let mut indices = indices.to_vec();
+    indices.sort_by_key(span);
+    let spans = indices.chunk_by(|one, other| span(one) == span(other));
+    let parts = spans.flat_map(|indices| indices.chunks(ENTRY_COOKIES_MAX));
+    let parts = parts.map(|part| {
         let chunk = chunk(batch, part);
         let entry = Entry {
             number: 0,

@@ -62,6 +62,18 @@ fn cookies_come_back_as_they_were_also_after_a_restart() {
 }
 
 /// So many cookies of one DSP, with long buyer uids.
+#[test]
+fn cookies_of_very_different_times_keep_them() {
+    let times = [10 * AGE_MICROS_MAX, AGE_MICROS_MAX + 5, 8 * AGE_MICROS_MAX];
+    let chunks = times.map(|time| chunk(1, time, &[(&*format!("u{time}"), 7, "a")]));
+    let batch = batch(&chunks);
+    let full = pack_dsp(&batch, 7, &[0, 1, 2]);
+    let again = unpack(full.into_iter().map(|full| full.chunk).collect());
+    let mut found: Vec<u64> = again.cookies().map(|it| it.accepted_unix_micros).collect();
+    found.sort_unstable();
+    assert_eq!(found, [times[1], times[2], times[0]]);
+}
+
 fn long(dsp_id: u32, count: u32) -> (Batch, NotTaken) {
     let buyer_uid = "b".repeat(250);
     let users: Vec<_> = (0..count).map(|user| format!("user-{user}")).collect();

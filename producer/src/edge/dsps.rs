@@ -174,6 +174,9 @@ struct Series(Box<[Shard]>);
 #[repr(align(128))]
 struct Shard([AtomicU64; OUTCOMES]);
 
+// Two cache lines; one outcome more would take four of each series and thread.
+const _: () = assert!(size_of::<Shard>() == 128);
+
 impl Default for Series {
     fn default() -> Self {
         // Twice as many as run at once, so that two running threads rarely share one.
