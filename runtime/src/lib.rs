@@ -18,6 +18,7 @@ pub mod settings;
 pub mod signals;
 pub mod tls;
 pub mod token;
+pub mod unfinished_store;
 
 use std::time::SystemTime;
 

@@ -34,7 +34,7 @@ use fjall::{
     compaction::{Leveled, filter::Factory},
 };
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
-use runtime::unix_micros;
+use runtime::{unfinished_store, unix_micros};
 use tokio::time::sleep;
 
 use super::{Answer, Expired, Found, Loaded, Store, StoreError, Written};
@@ -222,6 +222,8 @@ impl Inner {
         std::fs::create_dir_all(folder).map_err(|error| {
             anyhow::anyhow!("cannot create {place} ({error}); choose another folder with --store")
         })?;
+        unfinished_store::remove(folder)
+            .map_err(|error| anyhow::anyhow!("cannot open the store in {place}: {error}"))?;
         let expiry = Expiry::new(ttls.clone());
         let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
         let database = Database::builder(folder)

@@ -46,6 +46,19 @@ fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
 }
 
 #[tokio::test]
+async fn start_that_was_killed_while_it_created_the_store_can_be_repeated() {
+    let folder = TempDir::new().unwrap();
+    drop(open(&folder).await);
+    // What there is just before the store is complete.
+    std::fs::remove_file(folder.path().join("version")).unwrap();
+    std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
+    std::fs::create_dir(folder.path().join("keyspaces")).unwrap();
+    std::fs::write(folder.path().join("0.jnl"), [0; 1000]).unwrap();
+    let store = open(&folder).await;
+    write(&store, NOW, &[("u", 1, "a")]).await;
+}
+
+#[tokio::test]
 async fn newer_wins_and_an_older_replay_changes_nothing() {
     let folder = TempDir::new().unwrap();
     let store = open(&folder).await;
