@@ -90,7 +90,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_limits_lease",
         "state",
-        "`ok`, `expired`, `safe`, `floor`, `refused`, as [limits](limits.md#over-several-processes) tells them",
+        "`ok`, `expired`, `safe`, `floor`, `refused`, as [limits](shared-limits.md) tells them",
     ),
     label(
         "producer_dsp_cookies_total",
