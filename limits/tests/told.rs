@@ -199,3 +199,25 @@ fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
         assert_eq!(limits.standing(id, &0, now).next, now + SECOND);
     }
 }
+
+#[test]
+fn calls_told_of_in_several_steps_do_not_overflow_their_sum() {
+    let mut limits = Limits::new(10);
+    let algorithm = Algorithm::StepWindow {
+        limit: 5,
+        window: Duration::from_secs(10),
+        step: Duration::from_secs(1),
+    };
+    let id = limits.add(algorithm).expect("good numbers");
+    for second in 0..3 {
+        let at = START + second * SECOND;
+        let told = limits.record_all(&[demand(id, 0, u64::MAX)], at, at);
+        told.expect("there is room");
+    }
+    // As long as the latest step is in the window, and not longer.
+    for (second, next) in [(2, 10), (11, 1), (12, 0)] {
+        let now = START + second * SECOND;
+        let standing = limits.standing(id, &0, now);
+        assert_eq!(standing.next - now, next * SECOND, "{second}");
+    }
+}

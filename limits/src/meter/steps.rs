@@ -113,16 +113,18 @@ impl Method for Steps {
 
     /// Counts calls made at `at`, also those that were made before others.
     fn force(&self, counted: &mut Counted, requests: u64, at: u64) {
+        // More than the limit makes a key wait no longer, and the total stays the sum of the steps.
+        let requests = requests.min(self.limit).min(u64::MAX - counted.total);
         let steps = &mut counted.steps;
         let index = steps.partition_point(|(latest, _)| latest / self.step < at / self.step);
         match steps.get_mut(index) {
             Some((latest, count)) if *latest / self.step == at / self.step => {
                 *latest = at.max(*latest);
-                *count = count.saturating_add(requests);
+                *count += requests;
             }
             _ => steps.insert(index, (at, requests)),
         }
-        counted.total = counted.total.saturating_add(requests);
+        counted.total += requests;
         let newest = steps.back().map_or(0, |(latest, _)| *latest);
         while let Some((latest, count)) = steps.front().copied() {
             // With those behind it the window is full without it.
