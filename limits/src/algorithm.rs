@@ -28,6 +28,9 @@ pub enum Aligned {
 }
 
 /// An algorithm and its numbers. See the crate's page for how to choose one.
+///
+/// Append new variants and never reorder them: a saved limit has the position of its variant. Any other change needs another version
+/// (`VERSION` in the limiter's `engine/records.rs`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
     /// GCRA, which is a token bucket refilled continuously: `burst` at once, then the rate.

@@ -84,6 +84,7 @@ struct Used {
     last: u64,
 }
 
+/// Append new variants and never reorder them: a saved state has the position of its variant, as that of [`Algorithm`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Amount {
     Gcra(Pace),

@@ -133,7 +133,7 @@ impl Clock {
 
     fn forward(&self, nanos: u64) {
         let began = &self.shared.began_unix_nanos;
-        // Nobody adds so much that this overflows: it is at most what the system's clock or a snapshot says.
+        // Nobody adds so much that this overflows: it is at most what the system's clock or the restored state says.
         began.fetch_add(nanos, Ordering::Relaxed);
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! # What outlives the process
 //!
-//! The state that each change leaves is taken as [records](Engine::take_changes), which whoever answers writes before. Where none is written any more, whoever
-//! asks stops before it changes something here.
+//! The state that each change leaves is taken as [records](Engine::take_changes), which are written before the change is answered. While they cannot be
+//! written, callers change nothing here.
 
 mod ahead;
 mod calls;
@@ -16,8 +16,8 @@ mod counting;
 mod from_call;
 mod learned;
 mod left;
+mod records;
 mod remote;
-mod saving;
 mod seen;
 mod survey;
 
@@ -43,8 +43,8 @@ pub use self::{
     from_call::CallRule,
     learned::Said,
     left::Left,
+    records::{Changes, RestoreFailed, Restored},
     remote::Asking,
-    saving::{Changes, RestoreFailed, Restored},
     survey::{FullestCounter, LimitSurvey, Survey},
 };
 
