@@ -4,7 +4,7 @@
 //! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may.
 //! - [`limit_sources`] says which limits there are: of [`limits_file`] and of a collection.
 //! - [`sharing`] has a server decide, where several limiters share their limits.
-//! - [`saver`] brings what was used into the folder of [`state`] each second.
+//! - [`saver`] writes what was used to the [`store`] before it is answered.
 //! - [`metrics`] shows it. Only [`app`] knows all parts, and only [`config`] reads the environment.
 
 pub mod app;

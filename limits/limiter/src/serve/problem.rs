@@ -148,12 +148,12 @@ pub const NO_ROOM: Kind = kind(
     "There are as many counters as there may be",
     "Counters that are not used make room by themselves; --counters says how many there may be.",
 );
-/// It cannot be written.
+/// The change is not known to be written.
 pub const NOT_SAVED: Kind = kind(
     "not-saved",
     503,
     "The limiter cannot write its state",
-    "Nothing was allowed. The limiter's log says why it cannot write; it can after a restart, once its disk can be written again.",
+    "The change is not known to be written, and may count all the same. Ask again after Retry-After. The limiter's log says why it cannot write.",
 );
 /// The server that shares the limits is lost.
 pub const SERVER_LOST: Kind = kind(

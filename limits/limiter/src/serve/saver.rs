@@ -1,30 +1,27 @@
 //! Writes what changes before it is answered, and syncs it each second.
 //!
-//! Whoever answers writes what has changed, unless another is writing: then it waits, and what has gathered goes together. So a disk that is slow holds up
-//! answers, and neither decisions nor the admin port.
+//! One thread does all writes: what gathers during a write goes together with the next one. So a slow disk delays answers, and neither decisions nor the admin
+//! port. While a write hangs, nothing may change, so what waits to be written is bounded.
 
 use std::{
     panic::resume_unwind,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::{
     sync::watch,
-    task::{block_in_place, spawn_blocking},
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{clock::Clock, engine::Engine, store::Store};
+use super::{engine::Engine, store::Store};
 
 /// From one sync to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Without a sync for so long, a limiter is not ready; without a write, an answer is given up.
+/// After so long without a sync, a limiter is not ready; a write that takes longer hangs, and an answer that waits for longer is given up.
 const LATE: Duration = Duration::from_secs(3);
 
 /// Writes and syncs; clones share it.
@@ -37,18 +34,24 @@ pub struct Saver {
 struct Shared {
     engine: Arc<Engine>,
     store: Store,
-    clock: Clock,
-    /// Since when all that was answered is on the disk, in nanoseconds by the clock.
-    synced_at: AtomicU64,
-    /// How many writes were asked for.
-    asked: AtomicU64,
-    /// How many of these are done, or why no more can be.
+    progress: Mutex<Progress>,
+    /// Wakes the writer.
+    wake: Condvar,
+    /// How many of the writes asked for are done, or why no more can be.
     done: watch::Sender<Result<u64, String>>,
-    /// Held by the one that writes.
-    writing: Mutex<()>,
 }
 
-/// What was asked for cannot be written.
+#[derive(Debug)]
+struct Progress {
+    /// How many writes were asked for.
+    asked: u64,
+    /// When the write or sync under way began.
+    busy_since: Option<Instant>,
+    /// Since when all that was answered is on the disk.
+    synced_at: Instant,
+}
+
+/// What was asked for is not known to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct NotSaved;
 
@@ -57,17 +60,20 @@ impl Saver {
     ///
     /// # Errors
     /// When that cannot be written.
-    pub fn new(engine: Arc<Engine>, store: Store, clock: Clock) -> fjall::Result<Self> {
+    pub fn new(engine: Arc<Engine>, store: Store) -> fjall::Result<Self> {
         store.write(engine.take_changes())?;
         store.sync()?;
+        let progress = Progress {
+            asked: 0,
+            busy_since: None,
+            synced_at: Instant::now(),
+        };
         let shared = Shared {
             engine,
             store,
-            synced_at: AtomicU64::new(clock.now()),
-            clock,
-            asked: AtomicU64::new(0),
+            progress: Mutex::new(progress),
+            wake: Condvar::new(),
             done: watch::Sender::new(Ok(0)),
-            writing: Mutex::new(()),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -77,10 +83,14 @@ impl Saver {
     /// Whether something may be changed.
     ///
     /// # Errors
-    /// When it could not be written.
+    /// When it could not be written, or a write hangs.
     pub fn check(&self) -> Result<(), NotSaved> {
-        let done = self.shared.done.borrow();
-        done.as_ref().map_or(Err(NotSaved), |_| Ok(()))
+        let busy_since = self.shared.progress().busy_since;
+        let hangs = busy_since.is_some_and(|since| since.elapsed() > LATE);
+        if hangs || self.shared.done.borrow().is_err() {
+            return Err(NotSaved);
+        }
+        Ok(())
     }
 
     /// Waits until all that has changed in the engine is written.
@@ -88,17 +98,18 @@ impl Saver {
     /// # Errors
     /// When it cannot be, or is not for long.
     pub async fn written(&self) -> Result<(), NotSaved> {
-        let shared = &self.shared;
-        let mut done = shared.done.subscribe();
-        let own = shared.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        while *done.borrow_and_update().as_ref().map_err(|_| NotSaved)? < own {
-            if let Ok(writing) = shared.writing.try_lock() {
-                block_in_place(|| shared.write(writing));
-            } else if !matches!(timeout(LATE, done.changed()).await, Ok(Ok(()))) {
-                return Err(NotSaved);
-            }
+        let mut done = self.shared.done.subscribe();
+        let own = {
+            let mut progress = self.shared.progress();
+            progress.asked += 1;
+            progress.asked
+        };
+        self.shared.wake.notify_one();
+        let is_over = |done: &Result<u64, _>| done.as_ref().map_or(true, |done| *done >= own);
+        match timeout(LATE, done.wait_for(is_over)).await {
+            Ok(Ok(done)) if done.is_ok() => Ok(()),
+            _ => Err(NotSaved),
         }
-        Ok(())
     }
 
     /// Waits until nothing can be written any more.
@@ -111,8 +122,7 @@ impl Saver {
     /// For how long what was answered may not be on the disk.
     #[must_use]
     pub fn age(&self) -> Duration {
-        let synced_at = self.shared.synced_at.load(Ordering::Relaxed);
-        Duration::from_nanos(self.shared.clock.now().saturating_sub(synced_at))
+        self.shared.progress().synced_at.elapsed()
     }
 
     /// How it goes, in words.
@@ -133,59 +143,85 @@ impl Saver {
         Ok("synced to the disk each second".to_owned())
     }
 
-    /// Writes and syncs each second until `stop`, and then for the last time.
+    /// Writes and syncs until `stop`, and then for the last time.
     pub async fn run(self, stop: CancellationToken) {
-        let mut is_last = false;
-        while !is_last && self.check().is_ok() {
-            is_last = stop.run_until_cancelled(sleep(INTERVAL)).await.is_none();
-            let shared = Arc::clone(&self.shared);
-            // One that hangs ends with the process.
-            if let Err(ended) = spawn_blocking(move || shared.sync()).await {
-                resume_unwind(ended.into_panic());
+        let (shared, stopped) = (Arc::clone(&self.shared), stop.clone());
+        // One that hangs ends with the process.
+        let mut writer = spawn_blocking(move || shared.run(&stopped));
+        let mut hung = false;
+        let ended = loop {
+            tokio::select! {
+                ended = &mut writer => break ended,
+                () = stop.cancelled() => {
+                    // Wakes the writer, which sees that it is to stop.
+                    self.written().await.ok();
+                    break writer.await;
+                }
+                () = sleep(INTERVAL) => {
+                    let hangs = self.check().is_err();
+                    if hangs && !hung {
+                        tracing::warn!("a write of the state hangs; rejecting calls that change something");
+                    }
+                    hung = hangs;
+                }
             }
+        };
+        if let Err(error) = ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic())) {
+            let error = error.to_string();
+            tracing::error!(error, "failed to write the state; shutting down");
+            self.shared.done.send_modify(|done| *done = Err(error));
         }
     }
 }
 
 impl Shared {
-    fn write(&self, writing: MutexGuard<'_, ()>) {
-        let asked = self.asked.load(Ordering::Relaxed);
-        let written = self.store.write(self.engine.take_changes());
-        // Whoever is told that this is done may write next.
-        drop(writing);
-        match written {
-            Ok(()) => self.done.send_modify(|done| {
-                *done = done.clone().map(|done| done.max(asked));
-            }),
-            Err(error) => self.fail(&error),
-        }
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sync(&self) {
-        let now = self.clock.now();
-        self.write(self.writing.lock().unwrap_or_else(PoisonError::into_inner));
-        match self.store.sync() {
-            Ok(()) => self.synced_at.store(now, Ordering::Relaxed),
-            Err(error) => self.fail(&error),
-        }
-    }
-
-    fn fail(&self, error: &fjall::Error) {
-        let error = error.to_string();
-        self.done.send_if_modified(|done| {
-            let is_first = done.is_ok();
-            if is_first {
-                tracing::error!(error, "failed to write the state; shutting down");
-                *done = Err(error);
+    /// Writes what was asked for, and syncs each second and at the end.
+    fn run(&self, stop: &CancellationToken) -> fjall::Result<()> {
+        let (mut asked, mut synced, mut is_last) = (0, Instant::now(), false);
+        while !is_last {
+            let wait = INTERVAL.saturating_sub(synced.elapsed());
+            let is_idle = |progress: &mut Progress| progress.asked == asked;
+            let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
+            asked = woken.unwrap_or_else(PoisonError::into_inner).0.asked;
+            is_last = stop.is_cancelled();
+            let syncs = is_last || synced.elapsed() >= INTERVAL;
+            let (began, changes) = (Instant::now(), self.engine.take_changes());
+            // Until the next sync, the clock's record alone is not written.
+            if syncs || changes.len() > 1 {
+                self.watched(|| self.store.write(changes))?;
             }
-            is_first
-        });
+            self.done.send_modify(|done| *done = Ok(asked));
+            if syncs {
+                self.watched(|| self.store.sync())?;
+                synced = Instant::now();
+                self.progress().synced_at = began;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what may hang.
+    fn watched(&self, work: impl FnOnce() -> fjall::Result<()>) -> fjall::Result<()> {
+        let began = Instant::now();
+        self.progress().busy_since = Some(began);
+        work()?;
+        self.progress().busy_since = None;
+        let took = began.elapsed();
+        if took > LATE {
+            tracing::info!(?took, "state written again; accepting calls");
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tempfile::TempDir;
+    use tokio::task::JoinSet;
 
     use super::*;
     use crate::serve::engine::{Counting, Options};
@@ -202,7 +238,9 @@ mod tests {
         };
         let engine = Arc::new(Engine::new(options, &[]));
         let store = Store::open(folder.path()).unwrap();
-        let saver = Saver::new(Arc::clone(&engine), store, Clock::start()).unwrap();
+        let saver = Saver::new(Arc::clone(&engine), store).unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(saver.clone().run(CancellationToken::new()));
         saver.written().await.unwrap();
         assert!(saver.check().is_ok() && saver.state().is_ok());
         // A file of the store can no longer be made; what is open stays so.

@@ -1,13 +1,17 @@
-//! The embedded store on a disk that answers nothing any more, as one that fails or a volume that was cut off.
+//! The embedded stores on a disk that answers nothing any more, as one that fails or a volume that was cut off.
 //!
 //! No deadline can end such a write, and it may yet come back: so the consumer waits, and says by `/readyz` that it is not
-//! ready, and by `/healthz` that a restart may help.
+//! ready, and by `/healthz` that a restart may help. A limiter rejects what it could not write.
 
-use std::{path::PathBuf, process::Command};
+use std::{os::unix::fs::symlink, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use bench::{admin, tools::skip};
+use bench::{admin, http::HttpClient, limiter::Limiter, programs, tools::skip};
 use tempfile::TempDir;
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout},
+};
 
 use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
 
@@ -101,5 +105,60 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.body, "ok\n");
     consumer.wait_settled(2_000).await?;
     assert_eq!(consumer.lost().await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn limiter_rejects_changes_while_a_write_hangs_and_grants_nothing_twice() -> Result<()> {
+    const QUOTA: u64 = 200;
+    let folder = TempDir::new()?;
+    let Some(disk) = Disk::mount(&folder)? else {
+        return Ok(());
+    };
+    let state = disk.0.join("state");
+    std::fs::create_dir(&state)?;
+    symlink(state, folder.path().join("state"))?;
+    let [program] = spawn_blocking(|| programs::find(["limiter"])).await??;
+    let limits = format!(
+        "[limits.a]\nrules = [{{ id = 'r', rate = '{QUOTA}/30days', algorithm = 'fixed_window', aligned = 'first_call' }}]"
+    );
+    let mut limiter = Limiter::start(&program, folder.path(), &limits, &[]).await?;
+    let address = limiter.address.clone();
+    // How many of so many calls were granted; all others have this status.
+    let granted_of = async |calls: u64, other: u16| -> Result<u64> {
+        let mut client = HttpClient::connect(&address).await?;
+        let mut granted = 0;
+        for _ in 0..calls {
+            let reserve = client.post("/v1/limits/a/k/reserve", &[], "{}");
+            let answer = timeout(Duration::from_secs(10), reserve).await??;
+            granted += u64::from(answer.status == 200);
+            ensure!([200, other].contains(&answer.status), "{answer:?}");
+        }
+        Ok(granted)
+    };
+    let mut granted = granted_of(50, 200).await?;
+    let frozen = disk.freeze()?;
+    assert_eq!(granted_of(1, 503).await?, 0);
+    wait_said(&limiter.process, "a write of the state hangs").await?;
+    let began = Instant::now();
+    assert_eq!(granted_of(QUOTA, 503).await?, 0);
+    ensure!(began.elapsed() < Duration::from_secs(3), "calls wait");
+    let ready = admin::get(&limiter.admin, "/readyz").await?;
+    assert_eq!(ready.status, 503);
+    ensure!(ready.body.contains("not synced to the disk"), "{ready:?}");
+    let samples = admin::metrics(&limiter.admin).await?;
+    let problem = [("problem", "not-saved")];
+    ensure!(samples.count("limiter_problems_total", &problem) > QUOTA);
+
+    drop(frozen);
+    wait_said(&limiter.process, "state written again").await?;
+    limiter.process.wait_ready(&limiter.admin, PATIENCE).await?;
+    granted += granted_of(QUOTA, 429).await?;
+    // Those that were given up before the write was known to hang may count.
+    ensure!((QUOTA - 3..=QUOTA).contains(&granted), "{granted}");
+    limiter.process.kill()?;
+    limiter.process.start_again()?;
+    limiter.process.wait_ready(&limiter.admin, PATIENCE).await?;
+    assert_eq!(granted_of(10, 429).await?, 0);
     Ok(())
 }

@@ -62,7 +62,7 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
     let sources = LimitSources::new(plan, has_collection, Arc::clone(&engine), clock.clone());
-    let saver = store.map(|store| Saver::new(Arc::clone(&engine), store, clock.clone()));
+    let saver = store.map(|store| Saver::new(Arc::clone(&engine), store));
     let saver = saver.transpose().with_context(named)?;
     Ok(Kept {
         engine,
