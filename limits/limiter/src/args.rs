@@ -49,7 +49,7 @@ impl Command {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Task {
-    /// Report all mistakes in a file of limits, or print the effective plan in words.
+    /// Report the errors of every table in a file of limits, or print the effective plan in words.
     Check {
         /// The file, in TOML.
         file: PathBuf,

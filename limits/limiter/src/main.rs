@@ -84,7 +84,7 @@ fn read_for(file: &Path, unfit: fn(&Rules) -> Vec<String>) -> Result<Rules> {
             Err(Mistakes(unfit))
         }
     });
-    rules.map_err(|mistakes| anyhow!("{} has mistakes:\n{mistakes}", file.display()))
+    rules.map_err(|mistakes| anyhow!("{} is invalid:\n{mistakes}", file.display()))
 }
 
 fn replayed(args: &ReplayArgs) -> Result<String> {

@@ -1,6 +1,11 @@
-//! Reads limits from tables. `serde` reads each table by itself, so that the mistakes of all tables are reported together.
+//! Reads limits from tables. `serde` reads each table by itself, so that the errors of all tables are reported together. What it
+//! cannot read is not checked further: defaults in its place would add errors that the file does not have.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use toml::{Table, Value};
@@ -94,16 +99,25 @@ impl Reader {
         self.mistakes.push(format!("{path}: {what}"));
     }
 
-    /// Reads one table; `None` when something is wrong with it.
-    fn table<T: DeserializeOwned>(&mut self, path: &str, value: Value) -> Option<T> {
+    /// Reads one table, which may have had the keys of `others` too; `None` when something is wrong with it.
+    fn table<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        value: Value,
+        others: &[&str],
+    ) -> Option<T> {
         // What stands in its place may be a password.
         if !value.is_table() {
             self.wrong(path, format!("a table is needed, not {}", value.type_str()));
             return None;
         }
         let wrong = |error: toml::de::Error| {
-            // The key stands in a line of its own.
-            self.wrong(path, error.to_string().trim_end().replace('\n', " "));
+            let what = error.message();
+            let text = error.to_string();
+            // The table within it is in a line of its own.
+            let within = text.strip_prefix(what).unwrap_or_default();
+            let what = unknown_key(what, others).unwrap_or_else(|| what.to_owned());
+            self.wrong(path, (what + within).trim_end().replace('\n', " "));
         };
         value.try_into().map_err(wrong).ok()
     }
@@ -117,7 +131,8 @@ impl Reader {
             }
         };
         let sharing = table.remove("sharing");
-        let top: Option<Top> = self.table("the file", table.into());
+        let top: Option<Top> = self.table("the file", table.into(), &["limits", "sharing"]);
+        let is_read = top.is_some();
         let top = top.unwrap_or_default();
         if let Some(share) = &top.share {
             self.parts = self.parts_of(share);
@@ -141,23 +156,26 @@ impl Reader {
         let limits = limits.into_iter().enumerate();
         let rules = Rules {
             limits: limits
-                .map(|(index, (name, limit))| self.limit(name, limit, stands_in(index)))
+                .filter_map(|(index, (name, limit))| self.limit(name, limit, stands_in(index)))
                 .collect(),
             sharing: sharing.and_then(|sharing| self.sharing(sharing)),
             unknown,
         };
-        self.check(&rules);
+        if is_read {
+            self.check(&rules.limits);
+        }
         rules
     }
 
-    /// What is wrong with limits beside each other.
-    fn check(&mut self, rules: &Rules) {
-        let limits = &rules.limits;
-        let mut keys = BTreeSet::new();
-        for limit in limits {
-            for key in limit.keys.iter().filter(|key| !keys.insert(*key)) {
-                let what = format!("the key {key} is another limit's too");
-                self.wrong(&format!("limits.{}", limit.name), what);
+    /// Checks limits against each other.
+    fn check(&mut self, limits: &[NamedLimit]) {
+        let mut limit_of = BTreeMap::new();
+        for NamedLimit { name, keys, .. } in limits {
+            for key in keys {
+                if let Some(first) = limit_of.insert(key, name) {
+                    let what = format!("key {key} is already in limits.{first}");
+                    self.wrong(&format!("limits.{name}"), what);
+                }
             }
         }
         let count = |global| {
@@ -169,22 +187,23 @@ impl Reader {
             let what = format!("{most} rules for one call are more than {DEMANDS_MAX}");
             self.wrong("limits", what);
         }
-        if let Unknown::Limit(index) = rules.unknown
-            && limits[index].global
-        {
-            let what = format!("{} is of every call already", limits[index].name);
-            self.wrong("unknown", what);
-        }
     }
 
-    fn limit(&mut self, name: String, value: Value, stands_in: bool) -> NamedLimit {
+    /// Reads a limit; `None` when its table cannot be read.
+    fn limit(&mut self, name: String, value: Value, stands_in: bool) -> Option<NamedLimit> {
         let path = format!("limits.{}", name.escape_debug());
         if name.is_empty() || name.chars().any(char::is_control) {
             self.wrong(&path, "a name is needed, without control characters");
         }
-        let mut table: Table = self.table(&path, value).unwrap_or_default();
+        let mut table: Table = self.table(&path, value, &[])?;
         let rules = table.remove("rules");
-        let read: Option<LimitTable> = self.table(&path, table.into());
+        let read: Option<LimitTable> = self.table(&path, table.into(), &["rules"]);
+        let Some(read) = read else {
+            if let Some(Value::Array(rules)) = rules {
+                self.rules_of(&path, rules);
+            }
+            return None;
+        };
         let LimitTable {
             global,
             from_call,
@@ -192,7 +211,10 @@ impl Reader {
             mode,
             shape,
             dead_letter,
-        } = read.unwrap_or_default();
+        } = read;
+        if global && stands_in {
+            self.wrong("unknown", format!("{name} is of every call already"));
+        }
         if from_call && (global || stands_in) {
             self.wrong(&path, "from_call excludes global, and being `unknown`");
         }
@@ -228,7 +250,7 @@ impl Reader {
         for what in handling.mistakes() {
             self.wrong(&path, what);
         }
-        NamedLimit {
+        Some(NamedLimit {
             rules: match rules {
                 Some(Value::Array(rules)) if !rules.is_empty() => self.rules_of(&path, rules),
                 None if from_call => Vec::new(),
@@ -243,7 +265,7 @@ impl Reader {
             global,
             from_call,
             mode_given: mode.is_some(),
-        }
+        })
     }
 
     fn rules_of(&mut self, path: &str, rules: Vec<Value>) -> Vec<Rule> {
@@ -270,7 +292,7 @@ impl Reader {
             rate: Parsed(rate),
             count_refused,
             options,
-        } = self.table(path, value)?;
+        } = self.table(path, value, &["id", "rate", "count_refused", "algorithm"])?;
         if id.trim().is_empty() || id.chars().any(char::is_control) {
             self.wrong(path, "id: a name is needed, without control characters");
         }
@@ -301,7 +323,7 @@ impl Reader {
     /// None when each keeps to the limits for itself.
     fn sharing(&mut self, sharing: Value) -> Option<Sharing> {
         const PATH: &str = "sharing";
-        let read: SharingTable = self.table(PATH, sharing)?;
+        let read: SharingTable = self.table(PATH, sharing, &[])?;
         let members_max = read.members_max;
         if members_max.is_some_and(|it| !(1..=PARTS_MAX).contains(&it)) {
             self.wrong(PATH, format!("members_max is 1 to {PARTS_MAX}"));
@@ -333,4 +355,20 @@ impl Reader {
             forget_after: time(read.forget_after, Duration::from_secs(86_400)),
         })
     }
+}
+
+/// The text for a key that `serde` does not know, which lists those that it expects; `others` may be meant too.
+fn unknown_key(error: &str, others: &[&str]) -> Option<String> {
+    let rest = error.strip_prefix("unknown field `")?;
+    let (unknown, expected) = rest.split_once('`')?;
+    let known = expected.split('`').skip(1).step_by(2);
+    let known = known.chain(others.iter().copied());
+    let nearest = known
+        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
+        .min()
+        .filter(|(slips, known)| *slips <= (known.len() / 4).max(1));
+    Some(match nearest {
+        Some((_, known)) => format!("unknown key `{unknown}`: did you mean `{known}`?"),
+        None => format!("unknown key `{unknown}`{expected}"),
+    })
 }

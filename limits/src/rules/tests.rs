@@ -95,7 +95,7 @@ fn mistakes_of_all_tables_are_reported_together() {
             "limits.a: global and keys exclude each other",
             "limits.a.rules[0]: `10/x` is not a rate",
             "limits.b: needs rules",
-            "limits.c: the key x is another limit's too",
+            "limits.c: key x is already in limits.a",
             "limits.c.rules[0]: unknown variant `explode`, expected `queue` or `drop`",
             "limits.c.rules[1]: a limit of a sliding log of 2000000 is not allowed",
             "limits.c.rules[2]: unknown variant `guess`, expected one of `token_bucket`",
@@ -106,18 +106,18 @@ fn mistakes_of_all_tables_are_reported_together() {
             "limits.c.rules[7]: `` is not a rate",
             "limits.c.rules[8]: missing field `id`",
             "limits.c.rules[9]: `-1` is not a whole number",
-            "limits.c.rules[10]: unknown field `hurry`, expected `burst`",
-            "limits.c.rules[11]: unknown field `burst`",
+            "limits.c.rules[10]: unknown key `hurry`, expected `burst`",
+            "limits.c.rules[11]: unknown key `burst`",
             "limits.c.rules[12]: invalid type: integer `3`, expected a boolean in `count_refused`",
             "limits.c.rules[13]: missing field `capacity`",
             "limits.c.rules[14]: a table is needed, not integer",
-            "limits.e: unknown field `hurry`",
+            "limits.e: unknown key `hurry`",
             "limits.e.rules[0]: missing field `rate`",
         ],
     );
     check_all(
         "extra = 1\n[limits.a]\nrules = 3",
-        &["the file: unknown field `extra`", "limits.a: needs rules"],
+        &["the file: unknown key `extra`", "limits.a: needs rules"],
     );
     let twice = "[limits.a]\nrules = [ { id = \"one\", rate = \"1/s\" }, { id = \"one\", rate = \"2/s\" } ]";
     check_all(
@@ -131,6 +131,50 @@ fn mistakes_of_all_tables_are_reported_together() {
     let Mistakes(mistakes) = Rules::parse(&many).unwrap_err();
     assert_eq!(mistakes, ["limits: 17 rules for one call are more than 16"]);
     assert!(Rules::parse("[limits").is_err());
+}
+
+#[test]
+fn table_that_cannot_be_read_adds_no_further_errors() {
+    let rules = "rules = [ { id = \"one\", rate = \"1/s\" } ]";
+    for wrong in [
+        "from_call = true\nmode = \"shap\"".to_owned(),
+        "mode = \"shap\"\nshape = {}\nglobal = true\nkeys = []".to_owned(),
+        format!("keys = [\"c\"]\nhurry = true\n{rules}"),
+    ] {
+        let text = format!("[limits.a]\n{wrong}\n[limits.b]\nkeys = [\"a\"]\n{rules}");
+        check_all(&text, &["limits.a: unknown "]);
+    }
+    let text = format!("limits.a = 3\n[limits.b]\nkeys = [\"a\"]\n{rules}");
+    check_all(&text, &["limits.a: a table is needed, not integer"]);
+    let text = format!(
+        "unknown = \"a\"\nhurry = true\n[limits.a]\n{rules}\n[limits.b]\nkeys = [\"a\"]\n{rules}"
+    );
+    check_all(&text, &["the file: unknown key `hurry`"]);
+}
+
+#[test]
+fn unknown_key_is_told_with_the_one_that_may_be_meant() {
+    check_all(
+        r#"
+        unknwon = "a"
+        [limits.a]
+        rule = [ { id = "one", rate = "1/s" } ]
+        [limits.b]
+        mode = "shape"
+        shape = { max_agee = "60s" }
+        rules = [
+            { id = "one", rate = "1/s", algoritm = "spacing" },
+            { id = "two", rate = "1/s", brust = 3 },
+        ]
+    "#,
+        &[
+            "the file: unknown key `unknwon`: did you mean `unknown`?",
+            "limits.a: unknown key `rule`: did you mean `rules`?",
+            "limits.b: unknown key `max_agee`: did you mean `max_age`? in `shape`",
+            "limits.b.rules[0]: unknown key `algoritm`: did you mean `algorithm`?",
+            "limits.b.rules[1]: unknown key `brust`: did you mean `burst`?",
+        ],
+    );
 }
 
 /// A limit named `a` with one rule, and what else it says.
@@ -308,7 +352,7 @@ fn each_number_of_a_handling_has_bounds() {
             ("queue_bytes = -1", &format!("`-1` {BYTES}")),
             ("queue_bytes = 65536.5", "expected a text or a whole number"),
             ("queue_bytes = \"64MB\"", &format!("`64MB` {BYTES}")),
-            ("depth = 3", "unknown field `depth`"),
+            ("depth = 3", "unknown key `depth`"),
         ],
     );
     check_options(
@@ -339,7 +383,7 @@ fn each_number_of_a_handling_has_bounds() {
             ("share = 0", &format!("`0` {SHARE}")),
             ("share = 1", &format!("`1` {SHARE}")),
             ("share = \"10%\"", "invalid type: string \"10%\""),
-            ("delay = \"1s\"", "unknown field `delay`"),
+            ("delay = \"1s\"", "unknown key `delay`"),
         ],
     );
 }
@@ -484,7 +528,7 @@ fn sharing_is_read_and_its_password_is_not_shown() {
             "[sharing]\nmode = \"lease\"\nredis = \"x\"\ngroup = \"g\"\nmembers_max = 0",
             "sharing: members_max",
         ),
-        ("[sharing]\nmember = 3", "sharing: unknown field `member`"),
+        ("[sharing]\nmember = 3", "sharing: unknown key `member`"),
         (
             "sharing = \"redis://me:secret@x\"",
             "sharing: a table is needed, not string",

@@ -16,7 +16,7 @@ use crate::shaping::contract::{self, File, LimitsFile};
 pub(super) struct LimitsArgs {
     /// TOML file with DSP rate limits, and how to handle cookies over a limit: observe, police or shape
     ///
-    /// It is looked at again every second; a version with mistakes changes nothing. `limiter check --for producer` says what a file means.
+    /// It is looked at again every second; an invalid version changes nothing. `limiter check --for producer` says what a file means.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     limits: String,
 

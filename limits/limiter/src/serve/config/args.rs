@@ -109,7 +109,7 @@ pub(super) struct LimitingArgs {
 
     /// MongoDB collection with limits, such as company.limits. Each document is one limit, named by its _id, and overrides a limit of the same name in the file
     ///
-    /// It is read every second; a version with mistakes changes nothing. Only a build with `--features limiter/mongodb` has it.
+    /// It is read every second; an invalid version changes nothing. Only a build with `--features limiter/mongodb` has it.
     #[arg(
         long,
         value_name = "DATABASE.COLLECTION",
