@@ -97,15 +97,6 @@ impl Decision {
     }
 }
 
-/// How a limit stands for one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
-    /// Requests that are used: so many less could go at once than for a key that was never seen.
-    pub used: u64,
-    /// When one request could go.
-    pub next: u64,
-}
-
 /// What a limit leaves to one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {

@@ -3,10 +3,7 @@
 //! Half of the places are shared out to all limits alike, and the other half is for those who come first: so a limit whose keys
 //! strangers invent takes no more than half of the room.
 
-use std::{
-    hash::{BuildHasher, Hash},
-    mem::size_of,
-};
+use std::hash::{BuildHasher, Hash};
 
 use hashbrown::HashTable;
 
@@ -184,17 +181,6 @@ impl<K: Hash + Eq> Keys<K> {
     /// Where keys may be, from 0 on.
     pub(crate) fn places(&self) -> usize {
         self.entries.len()
-    }
-
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry<K>>()
-            + self.table.allocation_size()
-            + self.free.capacity() * size_of::<u32>()
-            + self
-                .entries
-                .iter()
-                .map(|entry| entry.state.heap_bytes())
-                .sum::<usize>()
     }
 
     #[inline]

@@ -36,7 +36,7 @@
 //! - Each key has an allowance of its own. A limit of all calls together has one key for all of them.
 //! - Keys of real programs come and go: number them, or hand in a hash of them, so that a decision copies no text.
 //! - It is one table, changed by each decision: threads share it under a lock, or each has one.
-//! - A limit can be [changed](Limits::change) while calls wait, and these can be [planned anew](Limits::replan).
+//! - A limit can be [changed](Limits::change_all) while calls wait, and these can be [planned anew](Limits::replan).
 //! - Calls that were made without asking can be [counted](Limits::record_all).
 //! - What keys have used can be [saved](Limits::take_changes) and [restored](Limits::restore), in another process and under changed limits.
 //! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
@@ -88,7 +88,7 @@ pub mod rules;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
 pub use decision::{
-    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError, Standing,
+    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError,
 };
 pub use limits::{DEMANDS_MAX, Limits};
 pub use meter::{Carry, State};

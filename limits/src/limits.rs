@@ -11,7 +11,7 @@ use std::{borrow::Cow, hash::Hash, time::Duration};
 
 use self::concerns::{Concern, Concerns};
 use crate::{
-    decision::{Decision, Demand, Limit, LimitId, Refusal, Standing},
+    decision::{Decision, Demand, Limit, LimitId, Refusal},
     keys::{Keys, NoRoom},
     meter::{Meter, State},
     rate::RateError,
@@ -46,7 +46,7 @@ impl Rule {
 ///
 /// Time should not go back. When it does, it stands still here until it has caught up, so that no limit is exceeded.
 ///
-/// Memory is bounded: `keys_max` keys in all limits together, of the size that [`memory_bytes`](Self::memory_bytes) tells. A key that is idle, which is the same as
+/// Memory is bounded: `keys_max` keys in all limits together. A key that is idle, which is the same as
 /// one that was never seen, makes room for others. Half of the places belong to all limits alike, and the others to those who come first:
 /// the keys of one limit do not take all the room of another.
 #[derive(Debug)]
@@ -203,21 +203,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         self.earliest(&self.concerns::<DEMANDS_MAX>(demands), from, now)
     }
 
-    /// How a limit stands for a key.
-    ///
-    /// # Panics
-    /// When the limit is of another [`Limits`].
-    #[must_use]
-    pub fn standing(&self, limit: LimitId, key: &K, now: u64) -> Standing {
-        let now = self.at_clock(now);
-        let meter = &self.rules[limit.index()].meter;
-        let state = self.state_of(limit, key);
-        Standing {
-            used: meter.used(&state, now),
-            next: meter.earliest(&state, 1, now),
-        }
-    }
-
     /// The state of a key, or that of one that was never seen.
     fn state_of(&self, limit: LimitId, key: &K) -> Cow<'_, State> {
         match self.keys.find(limit, key) {
@@ -248,12 +233,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     #[must_use]
     pub fn keys_of(&self, limit: LimitId) -> usize {
         self.keys.len_of(limit)
-    }
-
-    /// What the keys take, in bytes, without what keys themselves have on the heap.
-    #[must_use]
-    pub fn memory_bytes(&self) -> usize {
-        self.keys.memory_bytes()
     }
 
     fn pass_to(&mut self, now: u64) -> u64 {
@@ -486,3 +465,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -95,40 +95,6 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
 }
 
 #[test]
-fn call_that_gives_up_leaves_its_moment_to_those_behind_it() {
-    let mut limits = Limits::new(1);
-    let limit = limits.add(bucket("1/s", 1)).unwrap();
-    let moments: Vec<u64> = (0..3).map(|_| at(&mut limits, limit, 0, START)).collect();
-    assert_eq!(moments, [0, SECOND, 2 * SECOND]);
-    let demands = one(limit, 0);
-    let waiting = [
-        (&demands[..], START + SECOND),
-        (&demands[..], START + 2 * SECOND),
-    ];
-    let mut planned = Vec::new();
-    limits.replan(
-        &waiting,
-        START,
-        HORIZON,
-        |index| index != 0,
-        |index, decision| {
-            planned.push((index, decision));
-        },
-    );
-    assert_eq!(
-        planned,
-        [(
-            1,
-            Decision::At {
-                at: START + SECOND,
-                rule: limit
-            }
-        )]
-    );
-    assert_eq!(at(&mut limits, limit, 0, START), 2 * SECOND);
-}
-
-#[test]
 fn debt_follows_a_changed_limit_as_asked() {
     for (carry, next) in [
         // Ten requests ahead, of which each takes twice as long now.
@@ -141,9 +107,11 @@ fn debt_follows_a_changed_limit_as_asked() {
             at(&mut limits, limit, 0, START);
         }
         let halved = bucket("1/2s", 1);
-        limits.change(limit, halved, carry, START).unwrap();
+        limits
+            .change_all(&[(limit, halved.into(), carry)], START)
+            .unwrap();
         assert_eq!(
-            limits.standing(limit, &0, START).next - START,
+            limits.peek(&one(limit, 0), START).unwrap().0 - START,
             next.max(9 * SECOND * u64::from(next > 0))
         );
     }
@@ -152,7 +120,7 @@ fn debt_follows_a_changed_limit_as_asked() {
     let limit = limits.add(bucket("1/h", 5)).unwrap();
     (0..3).for_each(|_| assert_eq!(at(&mut limits, limit, 0, START), 0));
     limits
-        .change(limit, bucket("1/h", 10), Carry::AsIs, START)
+        .change_all(&[(limit, bucket("1/h", 10).into(), Carry::AsIs)], START)
         .unwrap();
     let mut go = || limits.reserve(&one(limit, 0), START, Duration::ZERO) == Decision::Now;
     assert_eq!([go(), go(), go()], [true, true, false]);
@@ -161,7 +129,11 @@ fn debt_follows_a_changed_limit_as_asked() {
         limit: 0,
         window: HORIZON,
     };
-    assert!(limits.change(limit, unfit, Carry::Reset, START).is_err());
+    assert!(
+        limits
+            .change_all(&[(limit, unfit.into(), Carry::Reset)], START)
+            .is_err()
+    );
     assert_eq!(limits.limit(limit).algorithm, bucket("1/h", 10));
 }
 
@@ -195,16 +167,12 @@ fn a_thousand_changes_exceed_no_limit() {
                 before + u128::from(rate) * u128::from(now - since),
             ));
             let new = bucket(&format!("{new_rate}/s"), burst);
-            limits.change(limit, new, Carry::Requests, now).unwrap();
+            limits
+                .change_all(&[(limit, new.into(), Carry::Requests)], now)
+                .unwrap();
             let calls: Vec<_> = waiting.iter().map(|at| (&demands[..], *at)).collect();
             let mut planned = Vec::new();
-            limits.replan(
-                &calls,
-                now,
-                HORIZON,
-                |_| true,
-                |_, decision| planned.extend(decision.at(now)),
-            );
+            limits.replan(&calls, now, |_, decision| planned.extend(decision.at(now)));
             assert!(planned.is_sorted());
             waiting = planned;
         }
@@ -262,8 +230,8 @@ fn refused_call_moves_no_counter_of_any_limit() {
     let why = Refusal::Wait { retry_after };
     assert_eq!(found, Decision::Refused { rule: narrow, why });
     assert_eq!(
-        (limits.keys(), limits.standing(wide, &"a", START).used),
-        (1, 0)
+        (limits.keys(), limits.left(wide, &"a", START).requests),
+        (1, 100)
     );
     // More than ever goes at once.
     let many = [Demand {
@@ -322,15 +290,15 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
             .unwrap();
     }
     let now = START + 3 * SECOND;
-    assert_eq!(limits.standing(limit, &0, now).used, 10);
+    assert_eq!(limits.left(limit, &0, now).requests, 0);
     let (at, _) = limits.peek(&[demand(4)], now).unwrap();
     assert_eq!(at - START, 5 * SECOND);
-    assert_eq!(limits.standing(limit, &0, at).used, 4);
+    assert_eq!(limits.left(limit, &0, at).requests, 6);
     // What is older than the window has no effect, and the future is refused.
     limits
         .record_all(&[demand(9)], START - 9 * SECOND, now)
         .unwrap();
-    assert_eq!(limits.standing(limit, &0, now).used, 10);
+    assert_eq!(limits.left(limit, &0, now).requests, 0);
     let future = limits.record_all(&[demand(1)], now + 2 * SECOND, now);
     assert!(matches!(future, Err(RecordError::TooEarly)));
 }

@@ -292,8 +292,8 @@ fn calls_under_several_limits_keep_to_each_of_them() {
                 demand(second_id, key),
                 demand(whole_id, 99),
             ];
-            let before = [own_id, second_id].map(|id| limits.standing(id, &key, now));
-            let whole_before = limits.standing(whole_id, &99, now);
+            let before = [own_id, second_id].map(|id| limits.left(id, &key, now));
+            let whole_before = limits.left(whole_id, &99, now);
             let horizon = Duration::from_secs(random.u64(0..10));
             match limits.reserve(&demands, now, horizon).at(now) {
                 Some(at) => {
@@ -304,10 +304,10 @@ fn calls_under_several_limits_keep_to_each_of_them() {
                 }
                 None => {
                     assert_eq!(
-                        [own_id, second_id].map(|id| limits.standing(id, &key, now)),
+                        [own_id, second_id].map(|id| limits.left(id, &key, now)),
                         before
                     );
-                    assert_eq!(limits.standing(whole_id, &99, now), whole_before);
+                    assert_eq!(limits.left(whole_id, &99, now), whole_before);
                 }
             }
         }
@@ -319,7 +319,7 @@ fn calls_under_several_limits_keep_to_each_of_them() {
     }
 }
 
-/// Calls that wait are cancelled, and planned anew, at random.
+/// Calls that wait are planned anew at random.
 #[test]
 fn replanned_calls_keep_to_the_limit() {
     let mut random = fastrand::Rng::with_seed(22);
@@ -338,7 +338,7 @@ fn replanned_calls_keep_to_the_limit() {
                 let begun = waiting.partition_point(|(at, _)| *at <= now);
                 released.0.extend(waiting.drain(..begun));
                 match random.u8(..8) {
-                    1 => replan(&mut random, &mut limits, id, &mut waiting, now),
+                    1 => replan(&mut limits, id, &mut waiting, now),
                     _ => {
                         let requests = random.u64(1..=algorithm.most_at_once().min(3));
                         match limits.reserve(&one(id, requests), now, horizon) {
@@ -357,14 +357,8 @@ fn replanned_calls_keep_to_the_limit() {
     }
 }
 
-/// Plans what waits anew, without some of it.
-fn replan(
-    random: &mut fastrand::Rng,
-    limits: &mut Limits<u32>,
-    id: LimitId,
-    waiting: &mut Vec<(u64, u64)>,
-    now: u64,
-) {
+/// Plans what waits anew.
+fn replan(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64)>, now: u64) {
     let demands: Vec<_> = waiting
         .iter()
         .map(|(_, requests)| one(id, *requests))
@@ -374,19 +368,10 @@ fn replan(
         .zip(waiting.iter())
         .map(|(demands, (at, _))| (&demands[..], *at))
         .collect();
-    let kept: Vec<bool> = waiting.iter().map(|_| random.u8(..4) > 0).collect();
     let mut planned = Vec::new();
-    limits.replan(
-        &calls,
-        now,
-        Duration::from_secs(30),
-        |index| kept[index],
-        |index, decision| {
-            if let Some(at) = decision.at(now) {
-                planned.push((at, waiting[index].1));
-            }
-        },
-    );
+    limits.replan(&calls, now, |index, decision| {
+        planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
+    });
     planned.sort_unstable();
     *waiting = planned;
 }
@@ -424,17 +409,10 @@ fn several_limits_with_replanned_calls_are_kept() {
                         .iter()
                         .map(|(at, key)| (&calls[*key][..], *at))
                         .collect();
-                    let kept: Vec<bool> = waiting.iter().map(|_| random.u8(..4) > 0).collect();
                     let mut planned = Vec::new();
-                    limits.replan(
-                        &queue,
-                        now,
-                        horizon,
-                        |index| kept[index],
-                        |index, decision| {
-                            planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
-                        },
-                    );
+                    limits.replan(&queue, now, |index, decision| {
+                        planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
+                    });
                     waiting = planned;
                 }
                 _ => {

@@ -119,7 +119,7 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
     let decided = both.each_mut().map(|limits| match choice {
         0 => format!("{:?}", limits.record_all(&demands, at, now)),
         1 => format!("{:?}", limits.peek_from(&demands, from, now)),
-        2 => format!("{:?}", limits.standing(ids[0], &key, now)),
+        2 => format!("{:?}", limits.left(ids[0], &key, now)),
         _ => {
             format!("{:?}", limits.reserve_from(&demands, from, now, horizon))
         }
@@ -180,7 +180,8 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
         now += random.u64(..SECOND);
         let mut other = restored(&is, &was, &saved, now);
         for (id, limit) in ids.into_iter().zip(is) {
-            live.change(id, limit, Carry::Requests, now).unwrap();
+            live.change_all(&[(id, limit, Carry::Requests)], now)
+                .unwrap();
         }
         // What was carried over is saved under the limits that it was carried to.
         for limits in [&mut live, &mut other] {
@@ -243,15 +244,17 @@ fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
         let mut limits = Limits::new(9);
         let id = limits.add(algorithm).unwrap();
         let demands = [demand(id, 1, 1)];
+        let used =
+            |limits: &Limits<u32>| algorithm.most_at_once() - limits.left(id, &1, START).requests;
         let too_old = limits.record_all(&demands, START - reach * SECOND, START);
         assert_eq!(too_old, Ok(Recorded::TooOld), "{algorithm:?}");
-        assert_eq!(limits.standing(id, &1, START).used, 0);
+        assert_eq!(used(&limits), 0);
         let late = START - (reach - 1) * SECOND;
         assert_eq!(
             limits.record_all(&demands, late, START),
             Ok(Recorded::Counted)
         );
-        assert_eq!(limits.standing(id, &1, START).used, 1);
+        assert_eq!(used(&limits), 1);
         let ahead = START + step * SECOND / 1_000;
         assert_eq!(
             limits.record_all(&demands, ahead, START),
@@ -262,7 +265,7 @@ fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
             matches!(future, Err(RecordError::TooEarly)),
             "{algorithm:?}"
         );
-        assert_eq!(limits.standing(id, &1, START).used, 2);
+        assert_eq!(used(&limits), 2);
     }
 }
 

@@ -62,7 +62,9 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
                     })
                     .collect();
                 for (id, limit, carry) in &changes {
-                    one_by_one.change(*id, *limit, *carry, now).unwrap();
+                    one_by_one
+                        .change_all(&[(*id, *limit, *carry)], now)
+                        .unwrap();
                 }
                 at_once.change_all(&changes, now).unwrap();
             }
@@ -137,7 +139,7 @@ fn shares_that_move_make_no_new_bursts() {
             };
             let limit = whole.shared(share).unwrap();
             one_and_other[side]
-                .change(ids[side], limit, Carry::AsIs, now)
+                .change_all(&[(ids[side], limit.into(), Carry::AsIs)], now)
                 .unwrap();
         }
         for milli in 0..100 {
@@ -160,8 +162,9 @@ fn share_that_moves_brings_no_burst_to_a_key_that_is_new_there() {
     let whole = bucket("100/s", 50);
     let mut limits = Limits::new(10);
     let id = limits.add(whole.shared(20_000).unwrap()).unwrap();
+    let all = whole.shared(1_000_000).unwrap();
     limits
-        .change(id, whole.shared(1_000_000).unwrap(), Carry::AsIs, START)
+        .change_all(&[(id, all.into(), Carry::AsIs)], START)
         .unwrap();
     let mut gone = |now| {
         let goes = || limits.reserve(&one(id, 7), now, Duration::ZERO) == Decision::Now;

@@ -41,7 +41,7 @@ fn calls_told_of_count_before_a_call_that_waits() {
     limits
         .record_all(&[demand(id, 0, 3)], START, START)
         .unwrap();
-    assert_eq!(limits.standing(id, &0, START).used, 3);
+    assert_eq!(limits.left(id, &0, START).requests, 2);
     let two = limits.reserve(&[demand(id, 0, 2)], START, Duration::ZERO);
     assert_eq!((two, next(&limits, id)), (Decision::Now, SECOND));
 }
@@ -65,7 +65,7 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
                 .record_all(&[demand(id, 0, 5)], START, START)
                 .unwrap();
         }
-        let next = limits.standing(id, &0, START).next - START;
+        let next = limits.left(id, &0, START).more_at - START;
         assert!(
             next >= SECOND && next <= worst * SECOND,
             "{algorithm:?} {next}"
@@ -94,7 +94,9 @@ fn report_and_change_leave_the_room_before_a_call_that_waits() {
         ("1/s", Carry::Reset, 0),
     ] {
         let changed = bucket(rate, 10);
-        limits.change(id, changed, carry, START).unwrap();
+        limits
+            .change_all(&[(id, changed.into(), carry)], START)
+            .unwrap();
         let next = next(&limits, id);
         assert!(
             next <= expected.max(20) * SECOND / 1_000,
@@ -185,7 +187,7 @@ fn calls_told_of_wait_in_the_queue_of_a_leaky_bucket() {
         let id = limits.add(queue).unwrap();
         let told = [demand(id, 0, told)];
         limits.record_all(&told, START, START).unwrap();
-        let next = limits.standing(id, &0, START).next - START;
+        let next = limits.left(id, &0, START).more_at - START;
         assert_eq!(next, wait * SECOND);
     }
 }
@@ -196,7 +198,8 @@ fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
     let id = limits.add(bucket("1/s", 1)).unwrap();
     for now in [START, START + SECOND / 2] {
         limits.record_all(&[demand(id, 0, 1)], now, now).unwrap();
-        assert_eq!(limits.standing(id, &0, now).next, now + SECOND);
+        let found = limits.peek(&[demand(id, 0, 1)], now);
+        assert_eq!(found, Ok((now + SECOND, Some(id))));
     }
 }
 

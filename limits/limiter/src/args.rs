@@ -14,7 +14,7 @@ use runtime::settings::{
 
 use crate::serve;
 
-/// Checks and explains rate limits, serves them to other processes, and replays recorded traffic through them.
+/// Checks rate limits, serves them to other processes, and replays recorded traffic through them.
 #[derive(Debug, Parser)]
 #[command(name = "limiter", version = runtime::VERSION, arg_required_else_help = true)]
 pub struct Command {
@@ -61,16 +61,6 @@ pub enum Task {
             default_value = "limiter"
         )]
         program: Program,
-    },
-    /// Explain what a file of limits means for one key: its rules, the windows at a moment, and when calls would go.
-    Explain {
-        /// The file, in TOML.
-        file: PathBuf,
-        /// Whose calls.
-        key: String,
-        /// The moment: a date and time, or seconds since 1970 [default: now].
-        #[arg(long, value_name = "TIME")]
-        at: Option<String>,
     },
     /// Serve: tell other processes when their next call may go.
     Serve,

@@ -1,8 +1,7 @@
-//! What the program `limiter` does: limits in a file checked and explained, served to other processes, and recorded
-//! traffic replayed through them.
+//! What the program `limiter` does: limits in a file checked and served to other processes, and recorded traffic
+//! replayed through them.
 
 pub mod args;
-pub mod explain;
 pub mod picture;
 pub mod replay;
 pub mod report;

@@ -1,16 +1,14 @@
 //! The program `limiter`.
 
-use std::{fs, path::Path, process::ExitCode, time::Duration};
+use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use jiff::Timestamp;
 use limiter::{
     args::{Command, Program, ReplayArgs, Task},
-    explain::explain,
     picture,
     replay::{Candidate, How, all_algorithms, replay},
     report, serve,
-    trace::{Trace, parse_time},
+    trace::Trace,
 };
 use limits::rules::{Mistakes, Rules};
 use limits_sharing::contracts;
@@ -45,14 +43,6 @@ fn run(task: Task) -> Result<()> {
             Program::Limiter => read(&file)?.to_string(),
             Program::Producer => format!("{:#}", read_for(&file, contracts::check)?),
         },
-        Task::Explain { file, key, at } => {
-            let at = match at {
-                Some(at) => parse_time(&at)?,
-                None => Duration::try_from(Timestamp::now().duration_since(Timestamp::UNIX_EPOCH))?,
-            };
-            let at = u64::try_from(at.as_nanos()).context("a time after the year 2554")?;
-            explain(&read(&file)?, &key, at)?
-        }
         Task::Serve => unreachable!("it was looked for first"),
         Task::Replay(args) => replayed(&args)?,
     };

@@ -10,25 +10,8 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Gives a limit other numbers at `now`, or another algorithm. What its keys have used follows as `carry` says. Calls that wait keep their moments; see
-    /// [`replan`](Self::replan).
-    ///
-    /// # Errors
-    /// When the numbers cannot be kept to: then nothing changes.
-    ///
-    /// # Panics
-    /// When it is of another [`Limits`].
-    pub fn change(
-        &mut self,
-        id: LimitId,
-        limit: impl Into<Limit>,
-        carry: Carry,
-        now: u64,
-    ) -> Result<(), RateError> {
-        self.change_all(&[(id, limit.into(), carry)], now)
-    }
-
-    /// Changes any number of limits, as [`change`](Self::change) does one after the other: visits all keys of all limits, once. Keys in use
+    /// Gives any number of limits, one after the other, other numbers at `now`, or other algorithms: visits all keys of all limits, once.
+    /// What their keys have used follows as each `carry` says. Calls that wait keep their moments; see [`replan`](Self::replan). Keys in use
     /// stay, also when they take more memory then than there may be.
     ///
     /// # Errors

@@ -6,9 +6,9 @@ use super::{DEMANDS_MAX, Limits};
 use crate::decision::{Decision, Demand, LimitId};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Takes calls back that wait, and gives those that still want to go new moments in their order, as after a change of a
+    /// Takes calls back that wait, and gives them new moments in their order, however late, as after a change of a
     /// limit. `waiting` has *all* calls that wait in the limits concerned, of all their keys, in the order of
-    /// their moments; for each of them `keep` says whether it still wants to go, and `planned` is told what becomes of it.
+    /// their moments; for each of them `planned` is told what becomes of it.
     ///
     /// After a change of the price, and in limits that do not know how they stood before, what has gone counts for as much as it may
     /// have been: nothing goes too early, and some calls may go a little later than they could.
@@ -19,8 +19,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         &mut self,
         waiting: &[(&'a [Demand<K>], u64)],
         now: u64,
-        horizon: Duration,
-        mut keep: impl FnMut(usize) -> bool,
         mut planned: impl FnMut(usize, Decision),
     ) where
         K: 'a,
@@ -46,9 +44,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             });
         }
         for (index, (demands, _)) in to_come() {
-            if keep(index) {
-                planned(index, self.reserve(demands, now, horizon));
-            }
+            planned(index, self.reserve(demands, now, Duration::MAX));
         }
     }
 }

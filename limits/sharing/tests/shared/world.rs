@@ -107,7 +107,7 @@ impl Process {
         if share != shop.share {
             let limit = whole().shared(share).unwrap();
             shop.limits
-                .change(shop.number, limit, Carry::AsIs, nanos)
+                .change_all(&[(shop.number, limit.into(), Carry::AsIs)], nanos)
                 .unwrap();
             shop.share = share;
         }

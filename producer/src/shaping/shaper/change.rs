@@ -170,8 +170,7 @@ impl Shaper {
                 slots.entry(waiting[call].0).or_default().push(slot);
             }
         };
-        self.limits
-            .replan(&calls, now, std::time::Duration::MAX, |_| true, planned);
+        self.limits.replan(&calls, now, planned);
         for (index, place) in self.rooms.iter_mut().enumerate() {
             place
                 .room

@@ -237,7 +237,7 @@ mod tests {
         let (counter, whole) = (Arc::from("k"), Arc::from(""));
         let used = |catalog: &Catalog, core: &Core, name: &str| {
             let id = catalog.get(name).unwrap().rules[0].id;
-            core.standing(id, &counter, 0).used
+            9 - core.left(id, &counter, 0).requests
         };
         for name in ["a", "b"] {
             let of = [(Arc::from(name), Arc::clone(&counter))];
@@ -250,7 +250,7 @@ mod tests {
         catalog.change(&mut core, &rules(text), 0);
         assert!(catalog.get("b").is_none());
         let x = catalog.get("a").unwrap().rules[1].id;
-        assert_eq!(core.standing(x, &counter, 0).used, 3);
+        assert_eq!(core.left(x, &counter, 0).requests, 6);
         assert_eq!(used(&catalog, &core, "c"), 0);
         for named in catalog.all() {
             for placed in &named.rules {
