@@ -80,7 +80,6 @@ pub struct Reading {
         long,
         value_name = "COUNT",
         default_value = "",
-        hide_default_value = true,
         value_parser = optional(count(1..=u32::MAX as usize))
     )]
     pub producers_expected: std::option::Option<usize>,
@@ -90,7 +89,6 @@ pub struct Reading {
         long,
         value_name = "NAME",
         default_value = "",
-        hide_default_value = true,
         value_parser = parse_name
     )]
     pub name: String,
@@ -219,7 +217,6 @@ pub struct Mongodb {
         long,
         value_name = "PREFIX",
         default_value = "",
-        hide_default_value = true,
         value_parser = parse_prefix
     )]
     pub mongodb_prefix: String,

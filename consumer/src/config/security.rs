@@ -19,7 +19,6 @@ pub(super) struct SecurityArgs {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     tls_ca: String,
 
@@ -29,7 +28,6 @@ pub(super) struct SecurityArgs {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     tls_cert: String,
 
@@ -39,17 +37,11 @@ pub(super) struct SecurityArgs {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     tls_key: String,
 
     /// Server name to verify in the producer's certificate [default: host of the URL]
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "NAME", default_value = "")]
     tls_server_name: String,
 
     /// File whose first line is the token that producers want
@@ -58,7 +50,6 @@ pub(super) struct SecurityArgs {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     token_file: String,
 }

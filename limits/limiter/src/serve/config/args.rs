@@ -55,7 +55,6 @@ pub(super) struct Serving {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     pub(super) token_file: String,
 
@@ -103,7 +102,6 @@ pub(super) struct LimitingArgs {
         group = CONTENTS,
         value_name = "FILE",
         default_value = "",
-        hide_default_value = true
     )]
     pub(super) limits: String,
 
@@ -114,7 +112,6 @@ pub(super) struct LimitingArgs {
         long,
         value_name = "DATABASE.COLLECTION",
         default_value = "",
-        hide_default_value = true,
         value_parser = optional(|text| collection(text).map_err(Into::into))
     )]
     pub(super) limits_collection: std::option::Option<(String, String)>,
@@ -125,7 +122,6 @@ pub(super) struct LimitingArgs {
         value_name = "URI",
         hide_env_values = true,
         default_value = "",
-        hide_default_value = true,
         hide_short_help = true
     )]
     pub(super) limits_mongodb: String,
