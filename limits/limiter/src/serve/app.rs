@@ -166,7 +166,8 @@ impl App {
         let (file, sources) = (config.limits.clone(), kept.sources.clone());
         let refused = move || {
             let file = file.as_ref().and_then(|file| file.refused());
-            file.or_else(|| sources.refused())
+            let all: Vec<String> = file.into_iter().chain(sources.refused()).collect();
+            (!all.is_empty()).then(|| all.join("; "))
         };
         let overview = Arc::new(metrics::Overview {
             engine: Arc::clone(&kept.engine),

@@ -47,7 +47,7 @@ struct Newest {
 #[derive(Debug)]
 struct InForce {
     plan: Arc<Plan>,
-    /// Why the newest version of a source is not in force.
+    /// Why the newest version of a source, or of each, is not in force.
     refused: Option<String>,
     /// When the collection was read last, or should have been first.
     read: Option<Instant>,
@@ -97,7 +97,7 @@ impl LimitSources {
         Arc::clone(&self.in_force().plan)
     }
 
-    /// Why the newest version of a source is not in force.
+    /// Why the newest version of a source, or of each, is not in force.
     #[must_use]
     pub fn refused(&self) -> Option<String> {
         self.in_force().refused.clone()
@@ -133,35 +133,41 @@ impl LimitSources {
         let collection = collection.map_err(|why| Mistakes(vec![why.clone()]));
         let both = collection.clone();
         let both = both.and_then(|named| self.plan_of(&newest.file, named));
-        let (refused, why) = match both {
+        let refused = match both {
             Ok(plan) => {
                 self.take(plan, &before);
                 self.in_force().refused = None;
                 return;
             }
             Err(why) => {
-                let (alone, other) = match changed {
-                    Source::File => (
-                        self.plan_of(&newest.file, &before.collection),
-                        Source::Collection,
-                    ),
-                    Source::Collection => (
-                        collection.and_then(|named| self.plan_of(&before.file, named)),
-                        Source::File,
-                    ),
+                let file = (Source::File, self.plan_of(&newest.file, &before.collection));
+                let collection = (
+                    Source::Collection,
+                    collection.and_then(|named| self.plan_of(&before.file, named)),
+                );
+                let ((changed, plan), (other, other_plan)) = match changed {
+                    Source::File => (file, collection),
+                    Source::Collection => (collection, file),
                 };
-                match alone {
+                match plan {
                     Ok(plan) => {
                         self.take(plan, &before);
-                        (other, why)
+                        vec![(other, why)]
                     }
-                    Err(why) => (changed, why),
+                    Err(why) => {
+                        let other = other_plan.err().map(|why| (other, why));
+                        std::iter::once((changed, why)).chain(other).collect()
+                    }
                 }
             }
         };
-        let (source, why) = (refused.name(), why.0.join("; "));
-        tracing::warn!(source, why, "limits rejected; keeping the previous version");
-        self.in_force().refused = Some(format!("{source}: {why}"));
+        let reasons = refused.into_iter().map(|(source, why)| {
+            let (source, why) = (source.name(), why.0.join("; "));
+            tracing::warn!(source, why, "limits rejected; keeping the previous version");
+            format!("{source}: {why}")
+        });
+        let reasons: Vec<String> = reasons.collect();
+        self.in_force().refused = Some(reasons.join("; "));
     }
 
     /// What would be in force after what is.
@@ -197,5 +203,47 @@ impl LimitSources {
     fn in_force(&self) -> MutexGuard<'_, InForce> {
         let in_force = &self.shared.in_force;
         in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::engine::{Counting, Options};
+
+    fn file(keys: &str) -> Document {
+        let text = format!("[limits.a]\nkeys = ['{keys}']\nrules = [{{ id = 'r', rate = '1/s' }}]");
+        Document::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn refusals_of_both_sources_are_told() {
+        let options = Options {
+            counters_max: 9,
+            counters_bytes_max: 9_000,
+            feedback_ttl_max: Duration::from_secs(1),
+            counting: Counting::Here,
+            is_saved: false,
+        };
+        let terms = file("k").terms("a").unwrap();
+        let collection = Named::from([("b".to_owned(), terms)]);
+        let plan = Plan::of(file("x"), collection).unwrap();
+        let engine = Arc::new(Engine::new(options, &plan.rules.limits));
+        let sources = LimitSources::new(plan, true, engine, Clock::start());
+        let contradiction = "file: limits.b: key k is already in limits.a";
+        sources.file(&file("k"));
+        assert_eq!(sources.refused().as_deref(), Some(contradiction));
+        sources.collection(Err("unreadable".to_owned()));
+        let both = format!("collection: unreadable; {contradiction}");
+        assert_eq!(sources.refused(), Some(both));
+        sources.file(&file("x"));
+        let why = sources.refused();
+        assert_eq!(why.as_deref(), Some("collection: unreadable"));
+        sources.file(&file("k"));
+        let both = format!("{contradiction}; collection: unreadable");
+        assert_eq!(sources.refused(), Some(both));
+        sources.collection(Ok(Named::new()));
+        assert_eq!(sources.refused(), None);
+        assert_eq!(sources.plan().rules.limits[0].keys, ["k"]);
     }
 }
