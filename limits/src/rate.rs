@@ -38,9 +38,7 @@ pub enum RateError {
     #[error("`{0}` is not a whole number")]
     Count(String),
     /// The text has another form.
-    #[error(
-        "`{0}` is not a number of bytes: write a whole number, or a number and KiB, MiB or GiB"
-    )]
+    #[error("`{0}` is not a number of bytes: write a whole number, alone or with KiB, MiB or GiB")]
     Bytes(String),
     /// A zero, or more than is allowed.
     #[error("{what} of {value} is not allowed: 1 to {most}")]
@@ -355,18 +353,20 @@ pub struct Bytes(pub u64);
 impl FromStr for Bytes {
     type Err = RateError;
 
-    /// A number of bytes such as `65536`, `64KiB` or `1.5 GiB`.
+    /// A whole number of bytes or of a unit, such as `65536`, `64KiB` or `16 GiB`.
     fn from_str(text: &str) -> Result<Self, RateError> {
+        let wrong = || RateError::Bytes(text.to_owned());
         let end = text.find(|it: char| it.is_ascii_alphabetic());
         let (number, name) = text.split_at(end.unwrap_or(text.len()));
         let unit = match name.trim() {
-            "" | "B" => Some(1),
-            name => SIZES.iter().find(|(_, it)| *it == name).map(|it| it.0),
+            "" | "B" => 1,
+            name => {
+                let size = SIZES.iter().find(|(_, it)| *it == name);
+                size.ok_or_else(wrong)?.0
+            }
         };
-        let bytes = unit.and_then(|unit| times(number, unit));
-        bytes
-            .map(Self)
-            .ok_or_else(|| RateError::Bytes(text.to_owned()))
+        let Count(number) = number.parse().map_err(|_| wrong())?;
+        number.checked_mul(unit).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -444,7 +444,7 @@ mod tests {
             ("65536", 65_536, "64KiB"),
             ("64MiB", 64 << 20, "64MiB"),
             (" 64 MiB ", 64 << 20, "64MiB"),
-            ("1.5GiB", 3 << 29, "1536MiB"),
+            ("1536 MiB", 3 << 29, "1536MiB"),
             ("1 000 B", 1_000, "1000 bytes"),
             ("0", 0, "0 bytes"),
         ] {
@@ -457,7 +457,7 @@ mod tests {
             "64MB",
             "-1",
             "1e9",
-            "0.3KiB",
+            "1.5GiB",
             "1.5",
             "MiB",
             "18000000000GiB",

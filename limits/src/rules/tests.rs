@@ -319,7 +319,7 @@ fn check_options(table: &str, options: &[(&str, &str)]) {
 fn each_number_of_a_handling_has_bounds() {
     const TIME: &str = "is not a time: write a number and ns, us, ms, s, min, h or day";
     const BYTES: &str =
-        "is not a number of bytes: write a whole number, or a number and KiB, MiB or GiB";
+        "is not a number of bytes: write a whole number, alone or with KiB, MiB or GiB";
     const QUEUE: &str = "shape: queue_bytes is not 64KiB to 16GiB";
     const SHARE: &str = "is not a share: write 0.001 to 0.5, in thousandths";
     check_options(
