@@ -68,20 +68,20 @@ struct Contract {
     /// How long the DSP sends.
     sending: Duration,
     /// The longest wait that is planned.
-    horizon: Duration,
+    max_wait: Duration,
     /// An older cookie is a dead letter.
     max_age: Duration,
 }
 
 impl Contract {
-    /// For 180 s of sending, the horizon is 30 s and the maximum age 60 s, as by default; for a shorter time, less.
+    /// For 180 s of sending, the maximum wait is 30 s and the maximum age 60 s, as by default; for a shorter time, less.
     fn new(folder: &Path, seconds: u64) -> Self {
         let sending = Duration::from_secs(seconds);
         Self {
             file: folder.join("limits.toml"),
             spool: folder.join("limits.spool"),
             sending,
-            horizon: sending / 6,
+            max_wait: sending / 6,
             max_age: sending / 3,
         }
     }
@@ -96,7 +96,7 @@ impl Contract {
 
     /// Replaces the file as a whole by one with this rate.
     fn write(&self, rate: u64) -> Result<()> {
-        let [horizon, max_age] = [self.horizon, self.max_age].map(|time| time.as_millis());
+        let [max_wait, max_age] = [self.max_wait, self.max_age].map(|time| time.as_millis());
         let text = format!(
             "# Change the rate while the producer runs: a second later it is in force.\n\
              unknown = \"unlimited\"\n\n\
@@ -104,8 +104,8 @@ impl Contract {
              keys = [{DSP_ID}]\n\
              rules = [ {{ id = \"peak\", rate = \"{rate}/s\", burst = 5 }} ]\n\
              mode = \"shape\"\n\
-             shape = {{ horizon = \"{horizon}ms\", max_age = \"{max_age}ms\" }}\n\
-             dead_letter = {{ base = \"{horizon}ms\" }}\n"
+             shape = {{ max_wait = \"{max_wait}ms\", max_age = \"{max_age}ms\" }}\n\
+             dead_letter = {{ base = \"{max_wait}ms\" }}\n"
         );
         let new = self.file.with_extension("new");
         let written = fs::write(&new, text).and_then(|()| fs::rename(&new, &self.file));
@@ -113,7 +113,7 @@ impl Contract {
     }
 }
 
-/// Sends the load, changes the limit at half time, and shows a line a second until one horizon after the load's end.
+/// Sends the load, changes the limit at half time, and shows a line a second until one maximum wait after the load's end.
 async fn show(
     running: &mut Running,
     contract: &Contract,
@@ -128,7 +128,7 @@ async fn show(
          letters; at half time the file will say {second}/s; Ctrl-C ends it early\n",
         contract.file.display(),
         reachable(places.producer_admin),
-        contract.horizon,
+        contract.max_wait,
         contract.max_age
     );
     let users = OFFERED * sending.as_secs() * USERS_PER_REQUEST;
@@ -156,11 +156,11 @@ async fn show(
         if end.is_none()
             && let Some(status) = running.load_ended()?
         {
-            let horizon = contract.horizon;
+            let max_wait = contract.max_wait;
             println!(
-                "the load has ended ({status}): the queue empties and dead letters return, for {horizon:?}"
+                "the load has ended ({status}): the queue empties and dead letters return, for {max_wait:?}"
             );
-            end = Some(Instant::now() + horizon);
+            end = Some(Instant::now() + max_wait);
         }
         let look = match Look::at(&running.producer_admin).await {
             Ok(look) => look,

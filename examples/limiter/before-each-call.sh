@@ -9,5 +9,5 @@ url=${LIMITER:-http://127.0.0.1:9099}/v1/limits/$limit/$counter/reserve
 # Holds for up to 30 s until the slot is there; a slot that is farther off is not taken, and this fails.
 curl --silent --show-error --fail-with-body --max-time 60 --header 'Content-Type: application/json' \
     ${LIMITER_TOKEN:+--header "Authorization: Bearer $LIMITER_TOKEN"} \
-    --data '{"wait": true, "horizon": 25}' "$url" >&2
+    --data '{"wait": true, "max_wait": 25}' "$url" >&2
 exec "$@"

@@ -55,7 +55,7 @@ func (l Limiter) post(call string, body, answer any) error {
 // BeforeEachCall returns when the call may go, or fails when its slot is farther off than a minute.
 func (l Limiter) BeforeEachCall() error {
 	var slot Slot
-	if err := l.post("reserve", map[string]any{"wait": true, "horizon": 60}, &slot); err != nil {
+	if err := l.post("reserve", map[string]any{"wait": true, "max_wait": 60}, &slot); err != nil {
 		return err
 	}
 	// The limiter holds its answer for 30 seconds at most.

@@ -24,8 +24,8 @@ def ask(url, body):
 
 
 def before_each_call(counter_url):
-    """Returns when the call may go. Raises when its slot is farther off than the horizon (429)."""
-    slot = ask(counter_url + "/reserve", {"wait": True, "horizon": 60})
+    """Returns when the call may go. Raises when its slot is farther off than the maximum wait (429)."""
+    slot = ask(counter_url + "/reserve", {"wait": True, "max_wait": 60})
     # The limiter holds its answer for 30 seconds at most.
     time.sleep(slot["wait"])
 

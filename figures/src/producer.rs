@@ -242,7 +242,7 @@ pub const SHAPING_OLDEST: Figure = Figure::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: Figure = Figure::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the horizon. Policed: always refused. Observed: refused if police would drop it.",
+    "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the maximum. Policed: always refused. Observed: refused if police would drop it.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DIED: Figure = Figure::counter(

@@ -25,13 +25,13 @@
 //! // The sixth may wait for up to a second, and waits for half of one.
 //! let sixth = limits.reserve(&demands, now, Duration::from_secs(1));
 //! assert_eq!(sixth, Decision::At { at: now + 500_000_000, rule: client });
-//! // Nobody waits for longer than the horizon: with none, all that would have to wait is refused.
+//! // Nobody waits for longer than the maximum wait: with none, all that would have to wait is refused.
 //! let seventh = limits.reserve(&demands, now, Duration::ZERO);
 //! assert!(matches!(seventh, Decision::Refused { rule, .. } if rule == client));
 //! # Ok::<(), limits::RateError>(())
 //! ```
 //!
-//! - A horizon of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
+//! - A maximum wait of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
 //! - Several limits of a call hold together: it goes when all let it, and of a refused one none has counted anything.
 //! - Each key has an allowance of its own. A limit of all calls together has one key for all of them.
 //! - Keys of real programs come and go: number them, or hand in a hash of them, so that a decision copies no text.
@@ -46,7 +46,7 @@
 //! | algorithm | what passes | for |
 //! |---|---|---|
 //! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause; with a burst of 1, one each interval | nearly everything |
-//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, of which so many may wait if there is a horizon | smoothing |
+//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, of which so many may wait if there is a maximum wait | smoothing |
 //! | [`SteppedBucket`](Algorithm::SteppedBucket) | as many as there are tokens, which come all at once | to mirror a partner that does it so |
 //! | [`FixedWindow`](Algorithm::FixedWindow) | so many a minute by the clock; twice as many around its edge | to mirror, and for quotas |
 //! | [`SlidingLog`](Algorithm::SlidingLog) | exactly so many in any window; 8 bytes for each | small limits that must be exact |

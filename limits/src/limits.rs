@@ -106,7 +106,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 
     /// Decides on a call, and takes what it asks for at the moment when it may go: of all limits, or of none.
     ///
-    /// A call that would have to wait for longer than `horizon` is refused: with 0, all that would have to wait. Of several
+    /// A call that would have to wait for longer than `max_wait` is refused: with 0, all that would have to wait. Of several
     /// limits, the latest moment counts, and its limit is the binding one.
     ///
     /// Costs a lookup for each demand, and no allocation for keys that are known.
@@ -114,8 +114,8 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// # Panics
     /// When there are more than [`DEMANDS_MAX`] demands, or one is on a limit of another [`Limits`].
     #[inline]
-    pub fn reserve(&mut self, demands: &[Demand<K>], now: u64, horizon: Duration) -> Decision {
-        self.reserve_from(demands, 0, now, horizon)
+    pub fn reserve(&mut self, demands: &[Demand<K>], now: u64, max_wait: Duration) -> Decision {
+        self.reserve_from(demands, 0, now, max_wait)
     }
 
     /// The same for a call that must not go before `from`, whatever the limits say: its time is taken then. Where nothing else makes
@@ -129,13 +129,13 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         demands: &[Demand<K>],
         from: u64,
         now: u64,
-        horizon: Duration,
+        max_wait: Duration,
     ) -> Decision {
         // Few limits need not pay for the room of many.
         match demands.len() {
-            0..=1 => self.reserve_of::<1>(demands, from, now, horizon),
-            2..=4 => self.reserve_of::<4>(demands, from, now, horizon),
-            _ => self.reserve_of::<DEMANDS_MAX>(demands, from, now, horizon),
+            0..=1 => self.reserve_of::<1>(demands, from, now, max_wait),
+            2..=4 => self.reserve_of::<4>(demands, from, now, max_wait),
+            _ => self.reserve_of::<DEMANDS_MAX>(demands, from, now, max_wait),
         }
     }
 
@@ -144,11 +144,11 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         demands: &[Demand<K>],
         from: u64,
         now: u64,
-        horizon: Duration,
+        max_wait: Duration,
     ) -> Decision {
         let now = self.pass_to(now);
         let mut concerns = self.concerns::<MAX>(demands);
-        let decision = self.decide(&concerns, from, now, horizon);
+        let decision = self.decide(&concerns, from, now, max_wait);
         if let Some(at) = decision.at(now) {
             if let Err((limit, NoRoom)) = self.make_entries(&mut concerns, demands, now) {
                 let why = Refusal::NoRoom;
@@ -375,7 +375,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         concerns: &Concerns<MAX>,
         from: u64,
         now: u64,
-        horizon: Duration,
+        max_wait: Duration,
     ) -> Decision {
         let (at, binding) = match self.earliest(concerns, from, now) {
             Ok(found) => found,
@@ -386,9 +386,9 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             return Decision::Now;
         };
         let wait = at - now;
-        let horizon = u64::try_from(horizon.as_nanos()).unwrap_or(u64::MAX);
-        if wait > horizon {
-            let retry_after = Duration::from_nanos(wait - horizon);
+        let max_wait = u64::try_from(max_wait.as_nanos()).unwrap_or(u64::MAX);
+        if wait > max_wait {
+            let retry_after = Duration::from_nanos(wait - max_wait);
             let why = Refusal::Wait { retry_after };
             return Decision::Refused { rule, why };
         }

@@ -13,7 +13,7 @@
 //!   { id = "hour", rate = "900 000/h", algorithm = "sliding_counter" },
 //! ]
 //! mode = "shape"                 # what is done with what is over: "observe" (unless set), "police" or "shape"
-//! shape = { horizon = "30s", max_age = "60s", queue_bytes = "64MiB" }
+//! shape = { max_wait = "30s", max_age = "60s", queue_bytes = "64MiB" }
 //! dead_letter = { base = "30s", cap = "15m", max_requeues = 8, share = 0.1 }
 //!
 //! [limits.whole]                 # of all calls together

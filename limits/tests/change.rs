@@ -6,7 +6,7 @@ use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, RecordE
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
-const HORIZON: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
     [Demand {
@@ -17,8 +17,8 @@ fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
 }
 
 fn at(limits: &mut Limits<u32>, limit: LimitId, key: u32, now: u64) -> u64 {
-    let decision = limits.reserve(&one(limit, key), now, HORIZON);
-    decision.at(now).expect("it may go within the horizon") - START
+    let decision = limits.reserve(&one(limit, key), now, MAX_WAIT);
+    decision.at(now).expect("it may go within the maximum wait") - START
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
@@ -49,7 +49,7 @@ fn shaped_overload_releases_exactly_the_rate_in_every_second() {
         for number in 0..many {
             let now = START + second * SECOND + number * SECOND / many;
             came += 1;
-            match limits.reserve(&one(limit, 0), now, HORIZON).at(now) {
+            match limits.reserve(&one(limit, 0), now, MAX_WAIT).at(now) {
                 Some(at) => released[usize::try_from((at - START) / SECOND).unwrap()] += 1,
                 None => {
                     refused += 1;
@@ -82,13 +82,13 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
     // A flooder has its contract's moments, 25 s ahead.
     for second in 0..25 {
         let demands = [demand(own, 1), demand(whole, 0)];
-        let found = limits.reserve(&demands, START, HORIZON);
+        let found = limits.reserve(&demands, START, MAX_WAIT);
         assert_eq!(found.at(START), Some(START + second * SECOND));
     }
     // Nine of ten moments are left for the others.
     for number in 0..90_u32 {
         let demands = [demand(own, 2 + number), demand(whole, 0)];
-        let found = limits.reserve(&demands, START, HORIZON).at(START);
+        let found = limits.reserve(&demands, START, MAX_WAIT).at(START);
         let tenths = number / 9 * 10 + 1 + number % 9;
         assert_eq!(found, Some(START + u64::from(tenths) * SECOND / 10));
     }
@@ -127,7 +127,7 @@ fn debt_follows_a_changed_limit_as_asked() {
     // A change that cannot be made changes nothing.
     let unfit = Algorithm::SlidingLog {
         limit: 0,
-        window: HORIZON,
+        window: MAX_WAIT,
     };
     assert!(
         limits
@@ -154,7 +154,7 @@ fn a_thousand_changes_exceed_no_limit() {
                 now += random.u64(..SECOND / 10);
                 let begun = waiting.partition_point(|at| *at <= now);
                 gone.extend(waiting.drain(..begun));
-                let decision = limits.reserve(&demands, now, HORIZON);
+                let decision = limits.reserve(&demands, now, MAX_WAIT);
                 waiting.extend(decision.at(now));
             }
             let begun = waiting.partition_point(|at| *at <= now);
@@ -222,11 +222,11 @@ fn refused_call_moves_no_counter_of_any_limit() {
         requests: 1,
     };
     assert_eq!(
-        limits.reserve(&[demand(narrow)], START, HORIZON),
+        limits.reserve(&[demand(narrow)], START, MAX_WAIT),
         Decision::Now
     );
-    let found = limits.reserve(&[demand(wide), demand(narrow)], START, HORIZON);
-    let retry_after = Duration::from_secs(3_600) - HORIZON;
+    let found = limits.reserve(&[demand(wide), demand(narrow)], START, MAX_WAIT);
+    let retry_after = Duration::from_secs(3_600) - MAX_WAIT;
     let why = Refusal::Wait { retry_after };
     assert_eq!(found, Decision::Refused { rule: narrow, why });
     assert_eq!(
@@ -240,7 +240,7 @@ fn refused_call_moves_no_counter_of_any_limit() {
     }];
     let why = Refusal::TooMany { most: 100 };
     assert_eq!(
-        limits.reserve(&many, START, HORIZON),
+        limits.reserve(&many, START, MAX_WAIT),
         Decision::Refused { rule: wide, why }
     );
     // The same limit twice in one call counts twice, and nothing asks for nothing.
@@ -310,7 +310,7 @@ fn time_that_goes_back_stands_still() {
     assert_eq!(at(&mut limits, limit, 0, START), 0);
     let hour_before = START - 3_600 * SECOND;
     assert_eq!(
-        limits.reserve(&one(limit, 0), hour_before, HORIZON),
+        limits.reserve(&one(limit, 0), hour_before, MAX_WAIT),
         Decision::At {
             at: START + SECOND,
             rule: limit

@@ -55,8 +55,8 @@ fn what_is_left_goes_at_once_and_one_more_when_it_is_said() {
             let mut now = SECOND;
             for _ in 0..30 {
                 now += random.u64(0..SECOND / 5);
-                let horizon = Duration::from_millis([0, 1_000][random.usize(..2)]);
-                limits.reserve(&one(limit, random.u64(1..=most)), now, horizon);
+                let max_wait = Duration::from_millis([0, 1_000][random.usize(..2)]);
+                limits.reserve(&one(limit, random.u64(1..=most)), now, max_wait);
                 let left = limits.left(limit, &0, now);
                 if left.requests > 0 {
                     let goes = limits.peek(&one(limit, left.requests), now);

@@ -170,7 +170,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
             let mut released = Released::default();
             let mut now = random.u64(0..=2_000_000 * SECOND);
             let (mut last, mut seen) = (BTreeMap::new(), 0);
-            let horizon = [0, 1_000, SECOND, 30 * SECOND][random.usize(..4)];
+            let max_wait = [0, 1_000, SECOND, 30 * SECOND][random.usize(..4)];
             for _ in 0..300 {
                 now += step(&mut random, &algorithm);
                 // Now and then the clock is behind.
@@ -183,17 +183,17 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                 seen = told.max(seen);
                 let requests = random.u64(1..=algorithm.most_at_once().min(5));
                 let demands = one(limit, requests);
-                let horizon_time = Duration::from_nanos(horizon);
+                let max_wait_time = Duration::from_nanos(max_wait);
                 let Ok((at, _)) = limits.peek(&demands, told) else {
                     // A queue that is full.
-                    let decision = limits.reserve(&demands, told, horizon_time);
+                    let decision = limits.reserve(&demands, told, max_wait_time);
                     assert!(
                         matches!(decision, Decision::Refused { .. }),
                         "{algorithm:?}"
                     );
                     continue;
                 };
-                let decision = limits.reserve(&demands, told, horizon_time);
+                let decision = limits.reserve(&demands, told, max_wait_time);
                 match decision {
                     Decision::Now => assert_eq!(at, seen),
                     Decision::At { at: found, .. } => assert_eq!(at, found),
@@ -201,7 +201,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                         why: Refusal::Wait { retry_after },
                         ..
                     } => {
-                        assert!(at > seen + horizon, "{algorithm:?}");
+                        assert!(at > seen + max_wait, "{algorithm:?}");
                         assert!(!retry_after.is_zero());
                         // A tick before its moment it is refused, and at it not.
                         let copy = limits.peek(&demands, at - 1).unwrap().0;
@@ -294,8 +294,8 @@ fn calls_under_several_limits_keep_to_each_of_them() {
             ];
             let before = [own_id, second_id].map(|id| limits.left(id, &key, now));
             let whole_before = limits.left(whole_id, &99, now);
-            let horizon = Duration::from_secs(random.u64(0..10));
-            match limits.reserve(&demands, now, horizon).at(now) {
+            let max_wait = Duration::from_secs(random.u64(0..10));
+            match limits.reserve(&demands, now, max_wait).at(now) {
                 Some(at) => {
                     of_all.0.push((at, 1));
                     of_each[key as usize].0.push((at, 1));
@@ -331,7 +331,7 @@ fn replanned_calls_keep_to_the_limit() {
             let mut released = Released::default();
             // What waits: when it goes, and for how many.
             let mut waiting: Vec<(u64, u64)> = Vec::new();
-            let horizon = Duration::from_secs(30);
+            let max_wait = Duration::from_secs(30);
             let mut now = 1_000_000 * SECOND;
             for _ in 0..200 {
                 now += step(&mut random, &algorithm);
@@ -341,7 +341,7 @@ fn replanned_calls_keep_to_the_limit() {
                     1 => replan(&mut limits, id, &mut waiting, now),
                     _ => {
                         let requests = random.u64(1..=algorithm.most_at_once().min(3));
-                        match limits.reserve(&one(id, requests), now, horizon) {
+                        match limits.reserve(&one(id, requests), now, max_wait) {
                             Decision::Now => released.0.push((now, requests)),
                             Decision::At { at, .. } => waiting.push((at, requests)),
                             Decision::Refused { .. } => {}
@@ -395,7 +395,7 @@ fn several_limits_with_replanned_calls_are_kept() {
         let calls: [[Demand<u32>; 3]; 3] = [demands(0), demands(1), demands(2)];
         let mut gone: Vec<(u64, usize)> = Vec::new();
         let mut waiting: Vec<(u64, usize)> = Vec::new();
-        let horizon = Duration::from_secs(100);
+        let max_wait = Duration::from_secs(100);
         let mut now = 1_000_000 * SECOND;
         for _ in 0..300 {
             let of = all[random.usize(..3)];
@@ -417,7 +417,7 @@ fn several_limits_with_replanned_calls_are_kept() {
                 }
                 _ => {
                     let key = random.usize(..3);
-                    if let Some(at) = limits.reserve(&calls[key], now, horizon).at(now) {
+                    if let Some(at) = limits.reserve(&calls[key], now, max_wait).at(now) {
                         waiting.push((at, key));
                     }
                 }

@@ -108,7 +108,7 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
         .iter()
         .map(|id| demand(*id, key, random.u64(0..=3)))
         .collect();
-    let horizon = Duration::from_nanos(random.u64(..10) * SECOND);
+    let max_wait = Duration::from_nanos(random.u64(..10) * SECOND);
     let from = if random.u8(..5) == 0 {
         now + random.u64(..SECOND)
     } else {
@@ -121,7 +121,7 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
         1 => format!("{:?}", limits.peek_from(&demands, from, now)),
         2 => format!("{:?}", limits.left(ids[0], &key, now)),
         _ => {
-            format!("{:?}", limits.reserve_from(&demands, from, now, horizon))
+            format!("{:?}", limits.reserve_from(&demands, from, now, max_wait))
         }
     });
     let limits = ids.iter().map(|id| both[0].limit(*id)).collect::<Vec<_>>();
@@ -277,17 +277,17 @@ fn call_goes_not_before_it_may_whatever_the_limits_say() {
         .unwrap();
     let demands = [demand(id, 1, 1)];
     let from = START + 5 * SECOND;
-    let horizon = Duration::from_secs(5);
+    let max_wait = Duration::from_secs(5);
     assert_eq!(limits.peek_from(&demands, from, START), Ok((from, None)));
-    let refused = limits.reserve_from(&demands, from + 1, START, horizon);
+    let refused = limits.reserve_from(&demands, from + 1, START, max_wait);
     assert!(matches!(refused, Decision::Refused { .. }));
     let held = Decision::At { at: from, rule: id };
-    assert_eq!(limits.reserve_from(&demands, from, START, horizon), held);
+    assert_eq!(limits.reserve_from(&demands, from, START, max_wait), held);
     // Who asks later and need not wait goes before it, as long as there is room for both.
     for at in [0, 0, 1, 2, 3, 4] {
-        let decision = limits.reserve(&demands, START, horizon * 2);
+        let decision = limits.reserve(&demands, START, max_wait * 2);
         assert_eq!(decision.at(START), Some(START + at * SECOND));
     }
-    let later = limits.reserve(&demands, START, horizon * 2);
+    let later = limits.reserve(&demands, START, max_wait * 2);
     assert_eq!(later.at(START), Some(from + SECOND));
 }

@@ -6,7 +6,7 @@ use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
-const HORIZON: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
     [Demand {
@@ -50,8 +50,8 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
             let (limit, key) = (ids[random.usize(0..10)], random.u32(0..20));
             let demands = one(limit, key);
             assert_eq!(
-                one_by_one.reserve(&demands, now, HORIZON),
-                at_once.reserve(&demands, now, HORIZON)
+                one_by_one.reserve(&demands, now, MAX_WAIT),
+                at_once.reserve(&demands, now, MAX_WAIT)
             );
             if random.u32(0..8) == 0 {
                 let carries = [Carry::Requests, Carry::Reset, Carry::AsIs];

@@ -7,7 +7,7 @@ use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits};
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
 const DAY: u64 = 86_400 * SECOND;
-const HORIZON: Duration = Duration::from_secs(100_000);
+const MAX_WAIT: Duration = Duration::from_secs(100_000);
 
 fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
     Demand {
@@ -25,7 +25,7 @@ fn bucket(rate: &str, burst: u64) -> Algorithm {
 fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
     let mut limits = Limits::new(10);
     let id = limits.add(algorithm).expect("good numbers");
-    let ahead = limits.reserve_from(&[demand(id, 0, 1)], START + DAY, START, HORIZON);
+    let ahead = limits.reserve_from(&[demand(id, 0, 1)], START + DAY, START, MAX_WAIT);
     assert_eq!(ahead.at(START), Some(START + DAY));
     (limits, id)
 }
@@ -159,7 +159,7 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
                 continue;
             }
             let from = now + random.u64(..3).saturating_sub(1) * random.u64(..9 * SECOND);
-            let decision = limits.reserve_from(&demands, from, now, HORIZON);
+            let decision = limits.reserve_from(&demands, from, now, MAX_WAIT);
             let at = decision.at(now).expect("it may go at some time");
             let before = model.too_early();
             let latest = model.calls.iter().map(|(at, ..)| *at).max();

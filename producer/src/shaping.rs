@@ -7,7 +7,7 @@
 //!
 //! Accepted, it goes into the log at once if that is within the limits, and else into the waiting room of its DSP (`room.rs`). There it is *released* at
 //! its turn, with its age, so that no store takes it for newer than it is. A newer cookie of its pair takes its place. What would wait for longer than
-//! the horizon is sent back for that long and asks again; what gets older than allowed is a dead letter, which is requeued later, at a share of the rate,
+//! the maximum wait is sent back for that long and asks again; what gets older than allowed is a dead letter, which is requeued later, at a share of the rate,
 //! and at last parked. `docs/dsp-limits.md` has the life cycle.
 //!
 //! # What holds

@@ -171,7 +171,7 @@ fn http(address: &str) -> Result<Vec<Client>> {
 }
 
 fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
-    const BODY: &str = "{\"horizon\":0}";
+    const BODY: &str = "{\"max_wait\":0}";
     let request = format!(
         "POST /v1/limits/{LIMIT}/{counter}/reserve HTTP/1.1\r\nhost: localhost\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{BODY}",
@@ -210,7 +210,7 @@ fn by_script(runtime: Handle, exact: &'static Exact, rule: Rule) -> Client {
             requests: 1,
         };
         let question = Question::Reserve {
-            horizon: Duration::ZERO,
+            max_wait: Duration::ZERO,
         };
         match runtime.block_on(exact.ask(&[ask], question, Duration::ZERO)) {
             Ok(answer) if answer.outcome == Outcome::Now => Ok(()),

@@ -95,8 +95,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
     /// The longest that a call may wait; with 0s, what would have to wait is refused.
-    #[arg(long, value_name = "TIME", value_parser = horizon, default_value = "0s")]
-    pub horizon: Duration,
+    #[arg(long, value_name = "TIME", value_parser = max_wait, default_value = "0s")]
+    pub max_wait: Duration,
     /// Look for the fullest window of this length.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub window: Time,
@@ -105,7 +105,7 @@ pub struct ReplayArgs {
     pub svg: Option<PathBuf>,
 }
 
-fn horizon(text: &str) -> Result<Duration, limits::RateError> {
+fn max_wait(text: &str) -> Result<Duration, limits::RateError> {
     match text {
         "0" | "0s" => Ok(Duration::ZERO),
         time => Ok(time.parse::<Time>()?.into()),

@@ -87,7 +87,7 @@ fn replayed(args: &ReplayArgs) -> Result<String> {
         );
     }
     let how = How {
-        horizon: args.horizon,
+        max_wait: args.max_wait,
         window: args.window.into(),
     };
     let outcomes: Vec<_> = candidates

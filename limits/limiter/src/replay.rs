@@ -42,7 +42,7 @@ impl Candidate {
 #[derive(Debug, Clone, Copy)]
 pub struct How {
     /// The longest that a call may wait; 0 to refuse all that would have to.
-    pub horizon: Duration,
+    pub max_wait: Duration,
     /// The length of the windows of which the fullest is looked for.
     pub window: Duration,
 }
@@ -183,7 +183,7 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
                     requests,
                 });
                 demands.extend(of_call);
-                limits.reserve(&demands, call.at, how.horizon)
+                limits.reserve(&demands, call.at, how.max_wait)
             }
         };
         let Some(at) = decision.at(call.at) else {

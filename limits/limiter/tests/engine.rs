@@ -174,7 +174,7 @@ fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
     let third = slot(&engine, &[of("a", "k")], START + 11 * SECOND);
     assert_eq!((third.at, third.binding), (START + 11 * SECOND, None));
     let fourth = engine.reserve(None, &[of("a", "k")], 1, HOUR, START + 11 * SECOND);
-    let Err(Refused::OverHorizon(fourth)) = fourth else {
+    let Err(Refused::OverMaxWait(fourth)) = fourth else {
         panic!("{fourth:?}");
     };
     assert_eq!(
@@ -196,7 +196,7 @@ fn refused_call_takes_nothing_of_any_limit() {
     let both = [of("a", "k"), of("b", "k")];
     for _ in 0..5 {
         let refused = engine.reserve(None, &both, 1, Duration::from_secs(5), START);
-        let Err(Refused::OverHorizon(slot)) = refused else {
+        let Err(Refused::OverMaxWait(slot)) = refused else {
             panic!("{refused:?}");
         };
         assert_eq!(
@@ -279,7 +279,7 @@ fn what_partners_say_only_lowers_what_may_go() {
         .feedback(of("a", "k"), left(500, 600), START + SECOND)
         .unwrap();
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START + SECOND);
-    let Err(Refused::OverHorizon(slot)) = refused else {
+    let Err(Refused::OverMaxWait(slot)) = refused else {
         panic!("{refused:?}");
     };
     assert_eq!(slot.binding, Some(Binding::Learned));
@@ -339,7 +339,7 @@ fn full_queue_says_when_it_has_room() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/s', algorithm = 'leaky_bucket', capacity = 5, when_full = 'queue' }]";
     let engine = fresh(text);
     let refused = (0..9).find_map(|_| engine.reserve(None, &[of("a", "k")], 1, HOUR, START).err());
-    let Some(Refused::OverHorizon(Slot { at, .. })) = refused else {
+    let Some(Refused::OverMaxWait(Slot { at, .. })) = refused else {
         panic!("{refused:?}");
     };
     assert_eq!(at, START + SECOND / 10);

@@ -17,11 +17,11 @@ fn calls(text: &mut String, from: f64, to: f64, count: u32) {
 }
 
 #[track_caller]
-fn check(file: &str, name: &str, rule: &str, trace: &str, horizon: u64) -> u64 {
+fn check(file: &str, name: &str, rule: &str, trace: &str, max_wait: u64) -> u64 {
     let trace = Trace::parse(trace).expect("a good trace");
     let candidate = Candidate::each(name, rule).expect("a good rule");
     let how = How {
-        horizon: Duration::from_secs(horizon),
+        max_wait: Duration::from_secs(max_wait),
         window: Duration::from_secs(60),
     };
     let outcome = replay(&trace, &candidate, how);

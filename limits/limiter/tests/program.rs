@@ -128,7 +128,7 @@ fn modes_are_checked_and_change_no_moment() {
     fs::write(&trace, calls.collect::<String>()).unwrap();
     for file in [&example, &plain] {
         check(
-            &["replay", &trace, "--rules", file, "--horizon", "5s"],
+            &["replay", &trace, "--rules", file, "--max-wait", "5s"],
             0,
             &["4529", "1471"],
         );
@@ -213,13 +213,13 @@ fn mistakes_are_told_and_end_it() {
         &path,
         format!(
             "{rules}\nmode = \"hold\"\n[limits.b]\nrules = [ {{ id = \"b\", rate = \"1/s\" }} ]\n\
-             mode = \"shape\"\nshape = {{ horizon = \"2h\" }}"
+             mode = \"shape\"\nshape = {{ max_wait = \"2h\" }}"
         ),
     )
     .unwrap();
     let expected = [
         "limits.a: unknown variant `hold`, expected one of `observe`, `police`, `shape`",
-        "limits.b: shape: horizon is more than 1h",
+        "limits.b: shape: max_wait is more than 1h",
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);

@@ -2,7 +2,7 @@
 --
 -- KEYS: the state of each limit for its key, all in one slot.
 -- ARGV: what is asked, and three numbers:
---   `reserve`, the horizon, for how long it must not go, 0: takes the first moment within the horizon;
+--   `reserve`, the maximum wait, for how long it must not go, 0: takes the first moment within the maximum wait;
 --   `peek`, 0, for how long it must not go, 0: takes nothing;
 --   `count`, by how much its time may be ahead, for how long the next must not go, when the calls were made (-1: now): counts them, and
 --     says when one more could go;

@@ -96,7 +96,7 @@ impl Call {
         let mut places: Vec<usize> = (0..limits).collect();
         random.shuffle(&mut places);
         places.truncate(random.usize(1..=3));
-        let horizon = Duration::from_micros([0, 500, 5_000, 200_000][random.usize(0..4)]);
+        let max_wait = Duration::from_micros([0, 500, 5_000, 200_000][random.usize(0..4)]);
         // Of long ago, about now, and of tomorrow.
         let about_now = clock + random.u64(0..20_000);
         let made = [
@@ -107,7 +107,7 @@ impl Call {
             Some(about_now + random.u64(0..20_000_000)),
         ];
         let question = match random.u32(0..10) {
-            0..6 => exact::Question::Reserve { horizon },
+            0..6 => exact::Question::Reserve { max_wait },
             6 | 7 => exact::Question::Peek,
             _ => exact::Question::Count {
                 made: made[random.usize(0..made.len())],
@@ -151,11 +151,11 @@ impl Call {
         let named = answer.binding.map(|place| demands[place].limit);
         let when = |at| if at == now { Outcome::Now } else { Outcome::At };
         match self.question {
-            exact::Question::Reserve { horizon } => {
+            exact::Question::Reserve { max_wait } => {
                 // The core's unit is the nanosecond.
-                let horizon = u64::try_from(horizon.as_micros()).unwrap();
-                let horizon = Duration::from_nanos(horizon);
-                let decision = core.reserve_from(&demands, from, now, horizon);
+                let max_wait = u64::try_from(max_wait.as_micros()).unwrap();
+                let max_wait = Duration::from_nanos(max_wait);
+                let decision = core.reserve_from(&demands, from, now, max_wait);
                 // Where nothing but the pause made it wait, the core names the first.
                 let named = named.unwrap_or(demands[0].limit);
                 match decision {
@@ -302,8 +302,8 @@ async fn counter_that_waits_for_centuries_is_answered() {
     let mut connection = server.connect().await;
     let digest = load(&mut connection, exact::SCRIPT).await;
     let count = exact::Question::Count { made: None };
-    let horizon = Duration::ZERO;
-    let reserve = exact::Question::Reserve { horizon };
+    let max_wait = Duration::ZERO;
+    let reserve = exact::Question::Reserve { max_wait };
     let steps = [
         ("1/s", 4_000_000_000, count),
         ("1/30days", 1, exact::Question::Peek),

@@ -12,8 +12,8 @@ pub struct Handling {
     /// What is done with what is over; the rest here is of [`Mode::Shape`] only.
     pub mode: Mode,
     /// The longest planned wait. What would wait longer is planned again later.
-    pub horizon: Duration,
-    /// The longest time since a call was accepted; then it is a dead letter. At least the horizon.
+    pub max_wait: Duration,
+    /// The longest time since a call was accepted; then it is a dead letter. At least the maximum wait.
     pub max_age: Duration,
     /// The most bytes that wait, for each key.
     pub queue_bytes: u64,
@@ -57,7 +57,7 @@ pub struct Revive {
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(super) struct Shape {
     #[serde(deserialize_with = "time")]
-    horizon: Duration,
+    max_wait: Duration,
     #[serde(deserialize_with = "time")]
     max_age: Duration,
     queue_bytes: Parsed<Bytes>,
@@ -73,7 +73,7 @@ impl Handling {
     pub(super) fn new(mode: Mode, shape: Shape, requeue: Revive) -> Self {
         Self {
             mode,
-            horizon: shape.horizon,
+            max_wait: shape.max_wait,
             max_age: shape.max_age,
             queue_bytes: shape.queue_bytes.0.0,
             requeue,
@@ -87,11 +87,11 @@ impl Handling {
         let requeue = &self.requeue;
         let has_room = (64 << 10..=16 << 30).contains(&self.queue_bytes);
         let bounds = [
-            (self.horizon <= HOUR, "shape: horizon is more than 1h"),
+            (self.max_wait <= HOUR, "shape: max_wait is more than 1h"),
             (self.max_age <= DAY, "shape: max_age is more than 1day"),
             (
-                self.horizon <= self.max_age,
-                "shape: max_age is less than the horizon",
+                self.max_wait <= self.max_age,
+                "shape: max_age is less than max_wait",
             ),
             (has_room, "shape: queue_bytes is not 64KiB to 16GiB"),
             (
@@ -112,7 +112,7 @@ impl Handling {
 impl Default for Shape {
     fn default() -> Self {
         Self {
-            horizon: Duration::from_secs(30),
+            max_wait: Duration::from_secs(30),
             max_age: Duration::from_secs(60),
             queue_bytes: Parsed(Bytes(64 << 20)),
         }
@@ -154,7 +154,7 @@ impl fmt::Display for Handling {
                 formatter,
                 "mode shape: what is over waits, for up to {} at a time and in at most {} for each key; {} after it was \
                  accepted it is a dead letter{}",
-                Time::from(self.horizon),
+                Time::from(self.max_wait),
                 Bytes(self.queue_bytes),
                 Time::from(self.max_age),
                 self.requeue

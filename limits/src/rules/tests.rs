@@ -200,7 +200,7 @@ fn what_a_mode_leaves_out_has_a_default() {
     check_handling("mode = \"police\"", of(Mode::Police));
     let shape = Handling {
         mode: Mode::Shape,
-        horizon: Duration::from_secs(30),
+        max_wait: Duration::from_secs(30),
         max_age: Duration::from_secs(60),
         queue_bytes: 64 * 1024 * 1024,
         requeue: Revive {
@@ -213,7 +213,7 @@ fn what_a_mode_leaves_out_has_a_default() {
     check_handling("mode = \"shape\"", shape);
     check_handling("mode = \"shape\"\nshape = {}\ndead_letter = {}", shape);
     let written = "mode = \"shape\"\n\
-        shape = { horizon = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
+        shape = { max_wait = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
         dead_letter = { base = \"30s\", cap = \"15m\", max_requeues = 8, share = 0.1 }";
     check_handling(written, shape);
     let requeue = Revive {
@@ -231,7 +231,7 @@ fn bounds_of_a_handling_are_allowed() {
     let hours = |hours: u64| Duration::from_secs(hours * 3_600);
     let least = Handling {
         mode: Mode::Shape,
-        horizon: Duration::from_nanos(1),
+        max_wait: Duration::from_nanos(1),
         max_age: Duration::from_nanos(1),
         queue_bytes: 64 << 10,
         requeue: Revive {
@@ -244,14 +244,14 @@ fn bounds_of_a_handling_are_allowed() {
     check_handling(
         r#"
         mode = "shape"
-        shape = { horizon = "1ns", max_age = "1ns", queue_bytes = 65536 }
+        shape = { max_wait = "1ns", max_age = "1ns", queue_bytes = 65536 }
         dead_letter = { base = "1ns", cap = "1ns", max_requeues = 0, share = 0.001 }
         "#,
         least,
     );
     let most = Handling {
         mode: Mode::Shape,
-        horizon: hours(1),
+        max_wait: hours(1),
         max_age: hours(24),
         queue_bytes: 16 << 30,
         requeue: Revive {
@@ -265,7 +265,7 @@ fn bounds_of_a_handling_are_allowed() {
         r#"
         mode = "shape"
         [limits.a.shape]
-        horizon = "1h"
+        max_wait = "1h"
         max_age = "24h"
         queue_bytes = "16 GiB"
         [limits.a.dead_letter]
@@ -325,24 +325,18 @@ fn each_number_of_a_handling_has_bounds() {
     check_options(
         "shape",
         &[
-            ("horizon = \"0s\"", "a time in nanoseconds of 0"),
+            ("max_wait = \"0s\"", "a time in nanoseconds of 0"),
             (
-                "horizon = \"-1s\"",
-                &format!("`-1s` {TIME} in `shape.horizon`"),
+                "max_wait = \"-1s\"",
+                &format!("`-1s` {TIME} in `shape.max_wait`"),
             ),
             (
-                "horizon = \"3601s\", max_age = \"2h\"",
-                "shape: horizon is more than 1h",
+                "max_wait = \"3601s\", max_age = \"2h\"",
+                "shape: max_wait is more than 1h",
             ),
-            ("horizon = 30", &format!("`30` {TIME} in `shape.horizon`")),
-            (
-                "horizon = \"2m\"",
-                "shape: max_age is less than the horizon",
-            ),
-            (
-                "max_age = \"29s\"",
-                "shape: max_age is less than the horizon",
-            ),
+            ("max_wait = 30", &format!("`30` {TIME} in `shape.max_wait`")),
+            ("max_wait = \"2m\"", "shape: max_age is less than max_wait"),
+            ("max_age = \"29s\"", "shape: max_age is less than max_wait"),
             ("max_age = \"0s\"", "a time in nanoseconds of 0"),
             ("max_age = \"25h\"", "shape: max_age is more than 1day"),
             ("max_age = \"11000days\"", "a time in nanoseconds of"),
@@ -394,14 +388,14 @@ fn mistakes_of_a_handling_are_reported_together() {
         &with(
             r#"
             mode = "police"
-            shape = { horizon = "2h" }
+            shape = { max_wait = "2h" }
             dead_letter = { base = "1h", cap = "1m", max_requeues = 99 }
             "#,
         ),
         &[
             "limits.a: shape and dead_letter are for mode = \"shape\" only",
-            "limits.a: shape: horizon is more than 1h",
-            "limits.a: shape: max_age is less than the horizon",
+            "limits.a: shape: max_wait is more than 1h",
+            "limits.a: shape: max_age is less than max_wait",
             "limits.a: dead_letter: base is more than the cap",
             "limits.a: dead_letter: max_requeues is more than 64",
         ],

@@ -77,7 +77,7 @@ pub(crate) struct Figures {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RuleFigures {
     /// How many were over the limit when they came: how many had to wait for it, and how many would have had to wait for longer than the
-    /// horizon, or not at all where nothing waits.
+    /// maximum wait, or not at all where nothing waits.
     pub(crate) over: [u64; 2],
     /// How often one that waited for it became a dead letter, by reason.
     pub(crate) dead_letters: [u64; DeadReason::ALL.len()],

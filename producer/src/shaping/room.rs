@@ -2,7 +2,7 @@
 //!
 //! A cookie that may not go at once joins the line; the first of the line have *slots*, which are reserved of all limits together a few
 //! milliseconds ahead, so that neither a timer that is late nor a process that sleeps makes the rate fall. What would have to wait for
-//! longer than the horizon is sent back for as long as it would have had to wait, and asks again. What has waited for too long is a dead
+//! longer than the maximum wait is sent back for as long as it would have had to wait, and asks again. What has waited for too long is a dead
 //! letter; it is requeued after a pause that grows, at a share of the rate, and at last parked.
 //!
 //! A newer cookie of a pair takes the place of the one that is held. When the room is full, the oldest makes room.
@@ -203,7 +203,7 @@ impl Room {
     /// Where a cookie is to stand that entered the room then: at the end of the line, or sent back.
     fn queue(&mut self, entered: u64, now: u64, lines: u64) -> Standing {
         let wait = self.wait(now, lines);
-        if wait <= nanos(self.terms.handling.horizon) {
+        if wait <= nanos(self.terms.handling.max_wait) {
             self.held.end_of_line()
         } else {
             self.sent_back(entered, now, wait)

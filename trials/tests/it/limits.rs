@@ -88,7 +88,7 @@ fn of_limit(samples: &Samples, figure: Figure, limit: &str) -> u64 {
     samples.count(figure, &[("limit", limit)])
 }
 
-/// How often a cookie would have had to wait for longer than the horizon.
+/// How often a cookie would have had to wait for longer than the maximum wait.
 fn refused(samples: &Samples, limit: &str) -> u64 {
     let labels = [("limit", limit), ("outcome", "refused")];
     samples.count(names::SHAPING_EXCEEDED, &labels)

@@ -21,9 +21,9 @@ const COUNTER_BYTES_MAX: usize = 256;
 /// Most limits of a call beside that of its path.
 const ALSO_MAX: usize = 15;
 
-/// The longest horizon, and that of a call that says none.
-const HORIZON_MAX: Duration = Duration::from_secs(86_400);
-const HORIZON: Duration = Duration::from_secs(30);
+/// The largest maximum wait, and that of a call that says none.
+const MAX_WAIT_BOUND: Duration = Duration::from_secs(86_400);
+const MAX_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// The calls that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) enum What {
     },
     Reserve {
         requests: u64,
-        horizon: Duration,
+        max_wait: Duration,
         /// Whether the answer is held until the slot.
         is_held: bool,
     },
@@ -118,7 +118,7 @@ impl Asked {
                 requests = requests.or(body.requests);
                 What::Reserve {
                     requests: at_least_one(body.n)?,
-                    horizon: body.horizon()?,
+                    max_wait: body.max_wait()?,
                     is_held: body.wait == Some(true),
                 }
             }
@@ -308,20 +308,20 @@ struct Reserve {
     n: Option<u64>,
     interval: Option<u64>,
     requests: Option<u64>,
-    horizon: Option<f64>,
+    max_wait: Option<f64>,
     wait: Option<bool>,
 }
 
 impl Reserve {
-    fn horizon(&self) -> Result<Duration, Problem> {
-        let horizon = self.horizon.map(Duration::try_from_secs_f64).transpose();
-        let horizon = horizon.map_err(|_| invalid("horizon: is not a time"))?;
-        let horizon = horizon.unwrap_or(HORIZON);
-        if horizon > HORIZON_MAX {
-            let most = HORIZON_MAX.as_secs();
-            return Err(invalid(format!("horizon: 0 to {most} seconds")));
+    fn max_wait(&self) -> Result<Duration, Problem> {
+        let max_wait = self.max_wait.map(Duration::try_from_secs_f64).transpose();
+        let max_wait = max_wait.map_err(|_| invalid("max_wait: is not a time"))?;
+        let max_wait = max_wait.unwrap_or(MAX_WAIT_DEFAULT);
+        if max_wait > MAX_WAIT_BOUND {
+            let most = MAX_WAIT_BOUND.as_secs();
+            return Err(invalid(format!("max_wait: 0 to {most} seconds")));
         }
-        Ok(horizon)
+        Ok(max_wait)
     }
 }
 
@@ -394,14 +394,14 @@ mod tests {
 
     #[test]
     fn bodies_are_strict_about_names_and_ranges() {
-        let reserve: Reserve = read(b"{\"horizon\": 0.25, \"wait\": true}").unwrap();
-        assert_eq!(reserve.horizon().unwrap(), Duration::from_millis(250));
+        let reserve: Reserve = read(b"{\"max_wait\": 0.25, \"wait\": true}").unwrap();
+        assert_eq!(reserve.max_wait().unwrap(), Duration::from_millis(250));
         assert_eq!(
-            read::<Reserve>(b" ").unwrap().horizon().unwrap(),
+            read::<Reserve>(b" ").unwrap().max_wait().unwrap(),
             Duration::from_secs(30)
         );
         assert!(read::<Reserve>(b"{\"horizn\": 1}").is_err());
-        for wrong in ["{\"horizon\": -1}", "{\"horizon\": 1e9}"] {
+        for wrong in ["{\"max_wait\": -1}", "{\"max_wait\": 1e9}"] {
             assert!(asked(Call::Reserve, "", wrong.as_bytes()).is_err());
         }
         let increment: Increment = read(b"{\"at\": \"2023-11-14T22:13:20Z\"}").unwrap();
@@ -439,7 +439,7 @@ mod tests {
     fn what_is_asked_has_bounds() {
         assert_eq!(at_least_one(None).unwrap(), 1);
         assert!(at_least_one(Some(0)).is_err() && at_least_one(Some(u64::MAX)).is_err());
-        let longer = b"{\"horizon\": 86400.001}";
+        let longer = b"{\"max_wait\": 86400.001}";
         assert!(asked(Call::Reserve, "", longer).is_err());
         assert!(Feedback::default().said(0).is_err());
         for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {

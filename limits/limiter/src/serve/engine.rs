@@ -37,7 +37,7 @@ use self::{
     seen::Seen,
 };
 pub use self::{
-    ahead::HORIZON as GLOBAL_HORIZON,
+    ahead::MAX_WAIT as GLOBAL_MAX_WAIT,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
     counting::{Counting, exact, unfit},
     from_call::CallRule,
@@ -121,8 +121,8 @@ pub enum Refused {
     TooManyRules,
     /// The rule that the call says, or does not say, cannot hold for it; why.
     RuleOfCall(String),
-    /// It would have to wait until this slot, longer than its horizon. A queue that is full says when there is room.
-    OverHorizon(Slot),
+    /// It would have to wait until this slot, longer than its maximum wait. A queue that is full says when there is room.
+    OverMaxWait(Slot),
     /// It is for more requests than a rule ever lets go at once.
     TooMany {
         /// Which.

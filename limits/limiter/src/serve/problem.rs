@@ -35,12 +35,12 @@ const fn kind(name: &'static str, status: u16, title: &'static str, advice: &'st
     }
 }
 
-/// The call would have to wait for longer than its horizon.
+/// The call would have to wait for longer than its maximum wait.
 pub const QUOTA_EXCEEDED: Kind = kind(
     "quota-exceeded",
     429,
-    "No slot is free within the horizon",
-    "Nothing was taken. The detail names what is used up, and until when. Ask again after Retry-After, or with a longer horizon. Under a limit of every call nothing is booked more than 30 s \
+    "No slot is free within the maximum wait",
+    "Nothing was taken. The detail names what is used up, and until when. Ask again after Retry-After, or with a longer max_wait. Under a limit of every call nothing is booked more than 30 s \
      ahead, nor more by one token than it leaves to others.",
 );
 /// No limit has the name.
@@ -266,7 +266,7 @@ pub(super) fn refused(refused: Refused, now: u64) -> Problem {
             let detail = format!("{which} lets {most} go at once at most");
             Problem::new(TOO_MANY, detail)
         }
-        Refused::OverHorizon(slot) => {
+        Refused::OverMaxWait(slot) => {
             let seconds = slot.at.saturating_sub(slot.now).div_ceil(1_000_000_000);
             let spread = (now % (SPREAD_SECONDS_MAX + 1)).min(seconds / 10 + 1);
             let at = moment(slot.at);
@@ -320,7 +320,7 @@ mod tests {
                 now,
                 binding: Some(Binding::Learned),
             };
-            let problem = refused(Refused::OverHorizon(slot), now);
+            let problem = refused(Refused::OverMaxWait(slot), now);
             assert_eq!(problem.retry_after, Some(expected), "{wait} {spread}");
         }
     }

@@ -152,10 +152,10 @@ impl Service {
                 self.decider.feedback(target, said).await?
             }
             What::Reserve {
-                requests, horizon, ..
+                requests, max_wait, ..
             } => {
                 let by = &holder.name;
-                let slot = self.decider.reserve(by, &targets, *requests, *horizon);
+                let slot = self.decider.reserve(by, &targets, *requests, *max_wait);
                 (slot.await?, true)
             }
         };

@@ -145,20 +145,20 @@ impl Decider {
         slot.map_err(|why| self.wrong(why, now))
     }
 
-    /// Takes a slot within the horizon, for the bearer of a token.
+    /// Takes a slot within the maximum wait, for the bearer of a token.
     pub(super) async fn reserve(
         &self,
         by: &str,
         of: &[Target<'_>],
         requests: u64,
-        horizon: Duration,
+        max_wait: Duration,
     ) -> Result<Slot, Problem> {
-        let question = Question::Reserve { horizon };
+        let question = Question::Reserve { max_wait };
         if let Some((slot, _)) = self.ask(Some(by), of, requests, question).await? {
             return Ok(slot);
         }
         let now = self.clock.now();
-        let slot = self.engine.reserve(Some(by), of, requests, horizon, now);
+        let slot = self.engine.reserve(Some(by), of, requests, max_wait, now);
         slot.map_err(|why| self.wrong(why, now))
     }
 

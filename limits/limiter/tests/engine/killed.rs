@@ -139,8 +139,8 @@ fn kill(seed: u64, limits_change: bool) {
                 }
                 4 => engine.tidy(now),
                 _ => {
-                    let horizon = Duration::from_millis(random.u64(..3_000));
-                    let Ok(slot) = engine.reserve(None, &of, requests, horizon, now) else {
+                    let max_wait = Duration::from_millis(random.u64(..3_000));
+                    let Ok(slot) = engine.reserve(None, &of, requests, max_wait, now) else {
                         continue;
                     };
                     let key = (limit.to_owned(), counter);
@@ -203,7 +203,7 @@ fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_k
     };
     assert!(engine.hear(of("a", "k"), said, START).unwrap());
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START);
-    assert!(matches!(refused, Err(Refused::OverHorizon(_))));
+    assert!(matches!(refused, Err(Refused::OverMaxWait(_))));
     disk.write(&engine);
     let (other, _) = disk.start(OPTIONS, text, START);
     for engine in [engine, other] {
@@ -214,7 +214,7 @@ fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_k
 
 /// What a server is asked, and what it answers.
 fn let_go(engine: &Engine, counter: &str, now: u64) -> Duration {
-    let question = Question::Reserve { horizon: HOUR };
+    let question = Question::Reserve { max_wait: HOUR };
     let asking = engine.asking(None, &[of("a", counter)], 1, question, now);
     let asking = asking.unwrap_or_else(|why| panic!("{why:?}"));
     let pause = asking.pause;

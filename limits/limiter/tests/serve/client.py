@@ -34,7 +34,7 @@ old = asked.now - datetime.timedelta(days=1)
 told = increment.sync("b", "k", client=client, body=Increment(at=old))
 assert isinstance(told, Counted) and not told.counted, told
 
-answer = reserve.sync_detailed("b", "k", client=client, body=Reserve(horizon=1.5))
+answer = reserve.sync_detailed("b", "k", client=client, body=Reserve(max_wait=1.5))
 problem = answer.parsed
 assert isinstance(problem, Problem) and problem.status == 429, answer
 assert problem.violated_policies == ["b/slow"] and problem.wait > 1.5, problem

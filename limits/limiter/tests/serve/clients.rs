@@ -139,7 +139,7 @@ async fn examples_ask_before_each_call() -> Result<()> {
             .args(["b", "k", "echo", "called"]);
         let shell = [run(&mut shell)?, run(&mut shell)?];
         // The third is farther off than two tokens last.
-        let body = "{\"horizon\": 1}";
+        let body = "{\"max_wait\": 1}";
         let refused = Command::new("curl")
             .args(["--silent", "--json", body])
             .arg(format!("{url}/v1/limits/b/k/reserve"))

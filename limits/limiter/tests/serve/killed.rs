@@ -49,8 +49,8 @@ async fn client(address: String, seed: u64, answers: Arc<AtomicU64>) -> Gone {
         let limit = ["bucket", "short", "log", "quota"][random.usize(..4)];
         let counter = random.u64(..3);
         let n = random.u64(1..=3);
-        let horizon = [0.0, 0.5, 2.5][random.usize(..3)];
-        let body = format!("{{\"n\": {n}, \"horizon\": {horizon}}}");
+        let max_wait = [0.0, 0.5, 2.5][random.usize(..3)];
+        let body = format!("{{\"n\": {n}, \"max_wait\": {max_wait}}}");
         let path = format!("/v1/limits/{limit}/{counter}/reserve");
         let Ok(answer) = client.post(&path, &[], &body).await else {
             return gone;

@@ -39,7 +39,7 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         "{told}"
     );
     let refused = client
-        .post("/v1/limits/a/k/reserve?also=b/k", &[], "{\"horizon\": 3}")
+        .post("/v1/limits/a/k/reserve?also=b/k", &[], "{\"max_wait\": 3}")
         .await?;
     let why = body(&refused, 429);
     assert_eq!(why["violated-policies"][0], "b/slow");
@@ -222,7 +222,7 @@ async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
         .chain(["Bearer two-token-of-16b"])
     {
         let headers = [("Authorization", token)];
-        let day = "{\"horizon\": 86400}";
+        let day = "{\"max_wait\": 86400}";
         let answer = client.post("/v1/limits/a/k/reserve", &headers, day).await?;
         status.push(answer.status);
     }

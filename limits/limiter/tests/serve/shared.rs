@@ -59,8 +59,8 @@ async fn decided(limiter: &Limiter, by: &str) -> Result<u64> {
     Ok(samples.count("limiter_shared_decisions_total", &[("by", by)]))
 }
 
-async fn reserve(client: &mut HttpClient, path: &str, n: u64, horizon: u64) -> Result<Answer> {
-    let asked = json!({ "n": n, "horizon": horizon }).to_string();
+async fn reserve(client: &mut HttpClient, path: &str, n: u64, max_wait: u64) -> Result<Answer> {
+    let asked = json!({ "n": n, "max_wait": max_wait }).to_string();
     let path = format!("/v1/limits/{path}/reserve");
     client.post(&path, &[], &asked).await
 }

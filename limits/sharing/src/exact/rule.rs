@@ -135,10 +135,10 @@ impl Rule {
 pub enum Question {
     /// When it could go. Takes nothing.
     Peek,
-    /// The first moment when it may go, which it takes: nothing beyond the horizon.
+    /// The first moment when it may go, which it takes: nothing beyond the maximum wait.
     Reserve {
         /// How long it may wait.
-        horizon: Duration,
+        max_wait: Duration,
     },
     /// To be counted, as it was made without having been asked for, and when one more request could go. It has the effect that the core's
     /// [`record_all`](limits::Limits::record_all) gives it.
@@ -162,7 +162,7 @@ impl Question {
     pub fn arguments_with(self, ahead: u64, pause: Duration) -> Vec<String> {
         let (op, bound) = match self {
             Self::Peek => ("peek", 0),
-            Self::Reserve { horizon } => ("reserve", micros(horizon)),
+            Self::Reserve { max_wait } => ("reserve", micros(max_wait)),
             Self::Count { .. } => ("count", ahead),
         };
         let made = match self {

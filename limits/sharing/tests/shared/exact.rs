@@ -99,8 +99,8 @@ impl Callers {
             key: Arc::from(key.to_string()),
             requests: 1,
         };
-        let horizon = Duration::ZERO;
-        let question = Question::Reserve { horizon };
+        let max_wait = Duration::ZERO;
+        let question = Question::Reserve { max_wait };
         let asks = [ask];
         let answer = self.exacts[caller].ask(&asks, question, Duration::ZERO);
         let answer = answer.await.map(|it| it.outcome);

@@ -62,8 +62,8 @@ impl Room {
 
     /// Whether the line has room for those that were sent back.
     fn is_short(&self, now: u64, lines: u64) -> bool {
-        let horizon = nanos(self.terms.handling.horizon);
-        self.held.line.len() < LINE_MIN && self.wait(now, lines) <= horizon
+        let max_wait = nanos(self.terms.handling.max_wait);
+        self.held.line.len() < LINE_MIN && self.wait(now, lines) <= max_wait
     }
 
     fn ask_again(&mut self, at: At, now: u64, lines: u64) {
@@ -86,7 +86,7 @@ impl Room {
             return;
         }
         let over = self.wait(now, lines);
-        let over = over.saturating_sub(nanos(self.terms.handling.horizon));
+        let over = over.saturating_sub(nanos(self.terms.handling.max_wait));
         if over > 0 {
             // The line is full: it is tried again when there may be room.
             self.next_requeue = now.saturating_add(over.max(AHEAD_NANOS));

@@ -26,8 +26,8 @@ impl Room {
                 return None;
             }
         }
-        let horizon = self.terms.handling.horizon;
-        let decision = limits.reserve(&self.terms.demands, now, horizon);
+        let max_wait = self.terms.handling.max_wait;
+        let decision = limits.reserve(&self.terms.demands, now, max_wait);
         match decision {
             Decision::Now => None,
             Decision::At { at, rule } => {
@@ -41,7 +41,7 @@ impl Room {
                     Refusal::Wait { retry_after } => nanos(retry_after),
                     Refusal::TooMany { .. } | Refusal::NoRoom => 0,
                 };
-                let wait = nanos(horizon).saturating_add(over);
+                let wait = nanos(max_wait).saturating_add(over);
                 Some(self.sent_back(now, now, wait))
             }
         }

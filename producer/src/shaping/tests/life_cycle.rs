@@ -104,9 +104,9 @@ fn newer_cookie_of_a_pair_takes_the_place_of_the_one_that_waits() {
 }
 
 #[test]
-fn beyond_the_horizon_it_comes_back_after_its_wait() {
+fn beyond_the_max_wait_it_comes_back_after_its_wait() {
     let mut world = World::new(&shaped(
-        r#"shape = { horizon = "2s", max_age = "10s" }"#,
+        r#"shape = { max_wait = "2s", max_age = "10s" }"#,
         "1/s",
     ));
     for user in ["now", "one", "two", "back"] {
@@ -130,7 +130,7 @@ fn beyond_the_horizon_it_comes_back_after_its_wait() {
 
 #[test]
 fn what_is_too_old_dies_is_revived_and_at_last_parked() {
-    let shape = r#"shape = { horizon = "2s", max_age = "2s" }
+    let shape = r#"shape = { max_wait = "2s", max_age = "2s" }
         dead_letter = { base = "10s", cap = "20s", max_requeues = 0, share = 0.5 }"#;
     let mut world = World::new(&shaped(shape, "1/s"));
     for user in ["now", "one", "two", "late"] {
@@ -317,7 +317,7 @@ fn queue_of_the_limits_own_that_is_full_lets_nothing_go_too_early() {
 
 #[test]
 fn those_that_were_sent_back_ask_again_when_the_limits_change() {
-    let shape = r#"shape = { horizon = "1s", max_age = "1h" }"#;
+    let shape = r#"shape = { max_wait = "1s", max_age = "1h" }"#;
     let mut world = World::new(&shaped(shape, "1/min"));
     for number in 0..300 {
         world.offer(17, &format!("u{number}"));

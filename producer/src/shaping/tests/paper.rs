@@ -40,7 +40,7 @@ fn between_350_and_450_a_second_for_ten_minutes_let_300_go_in_each() {
     check_every_second(&world);
     let summary = world.summary("gateway");
     assert_eq!(summary.figures.accepted, count);
-    // The debt is at the horizon, and what is beyond is told.
+    // The debt is at the maximum wait, and what is beyond is told.
     let [delayed, refused] = summary.figures.rules["contract"].over;
     assert!(delayed > 100_000 && refused > 10_000, "{summary:#?}");
     assert!(summary.holding.waiting > 8_000, "{:?}", summary.holding);

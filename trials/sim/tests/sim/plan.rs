@@ -87,7 +87,7 @@ impl Limits {
     pub(crate) fn text(self) -> String {
         let Self { rate, second, .. } = self;
         let shape = r#"
-            shape = { horizon = "3s", max_age = "5s" }
+            shape = { max_wait = "3s", max_age = "5s" }
             dead_letter = { base = "1s", cap = "3s", max_requeues = 64, share = 0.5 }"#;
         let of_second = if second == "shape" { shape } else { "" };
         format!(

@@ -34,7 +34,7 @@ fn limits(rate: u64) -> String {
         "unknown = \"unlimited\"\n\
          [limits.shaped]\nkeys = [1]\nmode = \"shape\"\n\
          rules = [ {{ id = \"peak\", rate = \"{rate}/s\", burst = 5 }} ]\n\
-         shape = {{ horizon = \"1s\", max_age = \"2s\", queue_bytes = \"256KiB\" }}\n\
+         shape = {{ max_wait = \"1s\", max_age = \"2s\", queue_bytes = \"256KiB\" }}\n\
          dead_letter = {{ base = \"500ms\", max_requeues = 2 }}\n\
          [limits.policed]\nkeys = [2]\nmode = \"police\"\n\
          rules = [ {{ id = \"peak\", rate = \"100/s\", burst = 5 }} ]\n\

@@ -93,7 +93,7 @@ async fn dsp_that_sends_a_hundred_times_as_much_takes_nothing_from_nineteen_othe
     let flooded = run(true).await?;
     for samples in [&calm, &flooded] {
         for limit in others() {
-            // It was all within the horizon, so each went at the rate at which it came.
+            // It was all within the maximum wait, so each went at the rate at which it came.
             let of = |figure| of_limit(samples, figure, &limit);
             let released = of(names::SHAPING_RELEASED);
             let is_kept = released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);

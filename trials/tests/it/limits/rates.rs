@@ -79,16 +79,16 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
 }
 
 /// Offers twice the rate. No window has more releases than the rate and the burst allow, beyond the age of a chunk; the mean is the
-/// rate. Cookies that would wait beyond the horizon are counted, and dead letters are requeued when the load falls.
+/// rate. Cookies that would wait beyond the maximum wait are counted, and dead letters are requeued when the load falls.
 async fn keeps_its_rate(sending: Duration) -> Result<()> {
     let _machine = machine().await;
     // As long as the defaults when it is sent for three minutes.
-    let [horizon, max_age] = [sending / 6, sending / 3].map(|time| time.as_millis());
+    let [max_wait, max_age] = [sending / 6, sending / 3].map(|time| time.as_millis());
     let limits = format!(
         "unknown = \"unlimited\"\n[limits.dsp-1]\nkeys = [1]\nmode = \"shape\"\n\
          rules = [ {{ id = \"peak\", rate = \"{RATE}/s\", burst = {BURST} }} ]\n\
-         shape = {{ horizon = \"{horizon}ms\", max_age = \"{max_age}ms\" }}\n\
-         dead_letter = {{ base = \"{horizon}ms\" }}\n"
+         shape = {{ max_wait = \"{max_wait}ms\", max_age = \"{max_age}ms\" }}\n\
+         dead_letter = {{ base = \"{max_wait}ms\" }}\n"
     );
     let folder = TempDir::new()?;
     let mut producer = start(&folder, &limits, &[]).await?;
@@ -98,7 +98,7 @@ async fn keeps_its_rate(sending: Duration) -> Result<()> {
     let loaded = producer.metrics().await?;
     println!("{}", told(&loaded, "dsp-1")?);
     ensure!(of_limit(&loaded, names::SHAPING_ACCEPTED, "dsp-1") == accepted);
-    ensure!(refused(&loaded, "dsp-1") > 0, "the horizon refused nothing");
+    ensure!(refused(&loaded, "dsp-1") > 0, "max_wait refused nothing");
     let died = of_limit(&loaded, names::SHAPING_DIED, "dsp-1");
     ensure!(died > 0, "nothing got too old");
     let requeued = of_limit(&loaded, names::SHAPING_REQUEUED, "dsp-1");

@@ -51,7 +51,7 @@ fn shaped(rate: &str) -> String {
         [limits.dsp]
         keys = [17]
         mode = "shape"
-        shape = {{ horizon = "1h", max_age = "2h" }}
+        shape = {{ max_wait = "1h", max_age = "2h" }}
         rules = [ {{ id = "contract", rate = "{rate}" }} ]
         "#
     )

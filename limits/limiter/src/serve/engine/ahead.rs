@@ -1,6 +1,6 @@
 //! Who has booked how much of the slots to come of limits of every call, so that no token takes them all.
 //!
-//! Of what such a limit lets go within [`HORIZON`], a token may book as much as it leaves to others: own and new requests together are no more
+//! Of what such a limit lets go within [`MAX_WAIT`], a token may book as much as it leaves to others: own and new requests together are no more
 //! than those that nobody has booked then. So one token gets half, two a third each, and there is always room for one more. One call at
 //! a time it may book in any case. What goes at once is not bounded here.
 
@@ -13,7 +13,7 @@ use std::{
 use super::catalog::Named;
 
 /// How far ahead a call may be booked that is under a limit of every call.
-pub const HORIZON: Duration = Duration::from_secs(30);
+pub const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Moments are told apart by so many nanoseconds; what is booked counts until the end of its part.
 const PART: u64 = 100_000_000;
@@ -41,7 +41,7 @@ struct Held {
 fn room(limit: &Named) -> u64 {
     let rules = limit.rules.iter();
     let rates = rules.map(|placed| placed.rule.limit.algorithm.mean_rate());
-    let nanos = u64::try_from(HORIZON.as_nanos()).unwrap_or(u64::MAX);
+    let nanos = u64::try_from(MAX_WAIT.as_nanos()).unwrap_or(u64::MAX);
     rates.map(|rate| rate.requests_in(nanos)).min().unwrap_or(0)
 }
 
@@ -192,7 +192,7 @@ mod tests {
                 limit: "a",
                 counter: by,
             }];
-            let answered = engine.reserve(Some(by), &of, 100, HORIZON, start);
+            let answered = engine.reserve(Some(by), &of, 100, MAX_WAIT, start);
             answered.map(|it| (it.at - start) / SECOND)
         };
         assert_eq!(reserve("one"), Ok(0));
@@ -206,7 +206,7 @@ mod tests {
         Options {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
-            feedback_ttl_max: HORIZON,
+            feedback_ttl_max: MAX_WAIT,
             counting: Counting::Here,
             is_saved: false,
         }
@@ -227,7 +227,7 @@ mod tests {
         let engine = Engine::new(options(), &Rules::parse(text).unwrap().limits);
         let reserve = |by: &str, limit: &str, now: u64| {
             let of = [Target { limit, counter: by }];
-            let answered = engine.reserve(Some(by), &of, 1, 2_880 * HORIZON, now);
+            let answered = engine.reserve(Some(by), &of, 1, 2_880 * MAX_WAIT, now);
             answered.map(|it| it.at)
         };
         let taken = |by: &str, now: u64| {
@@ -238,14 +238,14 @@ mod tests {
         assert_eq!(taken("one", start), 151);
         assert_eq!(taken("two", start), 75);
         let third = reserve("three", "a", start).unwrap();
-        assert!(Duration::from_nanos(third - start) < HORIZON);
+        assert!(Duration::from_nanos(third - start) < MAX_WAIT);
         // There is room again as slots pass.
         assert!(reserve("one", "a", start + SECOND).is_err());
         assert!(reserve("one", "a", start + 12 * SECOND).is_ok());
         // Nothing is booked farther ahead, whichever limit it would wait for.
         let now = start + 60 * SECOND;
         assert_eq!(reserve("one", "slow", now), Ok(now));
-        let Err(Refused::OverHorizon(slot)) = reserve("one", "slow", now) else {
+        let Err(Refused::OverMaxWait(slot)) = reserve("one", "slow", now) else {
             panic!("it is booked an hour ahead");
         };
         assert_eq!(slot.binding.unwrap().to_string(), "slow/hour");

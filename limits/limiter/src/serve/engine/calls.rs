@@ -27,10 +27,10 @@ impl Engine {
         state.next(&call, now)
     }
 
-    /// Takes the first moment when so many requests may go under all of these limits, if it is within the horizon; else takes nothing.
+    /// Takes the first moment when so many requests may go under all of these limits, if it is within the maximum wait; else takes nothing.
     ///
     /// The bearer of a token (`by`) leaves slots to come of limits of every call to others: they are booked up to
-    /// [`GLOBAL_HORIZON`](super::GLOBAL_HORIZON) ahead, and by each token no more than it leaves.
+    /// [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and by each token no more than it leaves.
     ///
     /// # Errors
     /// Why they may not.
@@ -39,21 +39,21 @@ impl Engine {
         by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
-        horizon: Duration,
+        max_wait: Duration,
         now: u64,
     ) -> Result<Slot, Refused> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
         let call = state.call(of, requests, now)?;
-        let horizon = by.map_or(horizon, |by| state.horizon(by, requests, horizon, now));
+        let max_wait = by.map_or(max_wait, |by| state.max_wait(by, requests, max_wait, now));
         let from = state.learned.from(&call.of, requests, now);
         let core = &mut state.core;
-        let (at, rule) = match core.reserve_from(&call.demands, from, now, horizon) {
+        let (at, rule) = match core.reserve_from(&call.demands, from, now, max_wait) {
             Decision::Now => (now, None),
             Decision::At { at, rule } => (at, Some(rule)),
             Decision::Refused { rule, why } => {
                 state.count(&call, |counts| counts.refused += 1);
-                return Err(state.refused(&call, rule, why, horizon, now));
+                return Err(state.refused(&call, rule, why, max_wait, now));
             }
         };
         state.learned.take(&call.of, requests, at);
@@ -212,23 +212,23 @@ impl State {
     }
 
     /// How far ahead a call of this token may be booked; zero where it has booked its part of a limit of every call.
-    pub(super) fn horizon(
+    pub(super) fn max_wait(
         &mut self,
         by: &str,
         requests: u64,
-        horizon: Duration,
+        max_wait: Duration,
         now: u64,
     ) -> Duration {
-        let mut horizon = horizon;
+        let mut max_wait = max_wait;
         let global = self.catalog.global().iter();
         for limit in global.filter_map(|name| self.catalog.get(name)) {
-            horizon = if self.ahead.may_book(limit, by, requests, now) {
-                horizon.min(ahead::HORIZON)
+            max_wait = if self.ahead.may_book(limit, by, requests, now) {
+                max_wait.min(ahead::MAX_WAIT)
             } else {
                 Duration::ZERO
             };
         }
-        horizon
+        max_wait
     }
 
     fn next(&self, call: &Call, now: u64) -> Result<Slot, Refused> {
@@ -244,7 +244,7 @@ impl State {
             }),
             Err((rule, why)) => match self.refused(call, rule, why, Duration::ZERO, now) {
                 // A queue that is full has room then.
-                Refused::OverHorizon(slot) => Ok(slot),
+                Refused::OverMaxWait(slot) => Ok(slot),
                 refused => Err(refused),
             },
         }
@@ -261,13 +261,13 @@ impl State {
         })
     }
 
-    /// The answer to a call that cannot go within its horizon.
+    /// The answer to a call that cannot go within its maximum wait.
     fn refused(
         &self,
         call: &Call,
         rule: LimitId,
         why: Refusal,
-        horizon: Duration,
+        max_wait: Duration,
         now: u64,
     ) -> Refused {
         match why {
@@ -281,12 +281,12 @@ impl State {
                 // A full queue says when it has room; all else when the call could go.
                 let could_go = self.core.peek_from(&call.demands, from, now);
                 let wait = u64::try_from(retry_after.as_nanos()).unwrap_or(u64::MAX);
-                // A slot within the horizon that cannot be remembered yet, since too many are booked ahead of it.
+                // A slot within the maximum wait that cannot be remembered yet, since too many are booked ahead of it.
                 let could_go = could_go
                     .ok()
-                    .filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > horizon);
+                    .filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > max_wait);
                 let at = could_go.map_or(now.saturating_add(wait), |(at, _)| at);
-                Refused::OverHorizon(Slot {
+                Refused::OverMaxWait(Slot {
                     at,
                     now,
                     binding: self.binding(rule, from == at),

@@ -59,8 +59,8 @@ impl Engine {
         let now = now.max(state.core.clock());
         let call = state.call(of, requests, now)?;
         let question = match (question, by) {
-            (Question::Reserve { horizon }, Some(by)) => Question::Reserve {
-                horizon: state.horizon(by, requests, horizon, now),
+            (Question::Reserve { max_wait }, Some(by)) => Question::Reserve {
+                max_wait: state.max_wait(by, requests, max_wait, now),
             },
             _ => question,
         };
@@ -70,7 +70,7 @@ impl Engine {
         };
         let from = state.learned.from(&call.of, next, now);
         let held = match question {
-            Question::Reserve { horizon } => state.hold(&call, by, horizon, from, now),
+            Question::Reserve { max_wait } => state.hold(&call, by, max_wait, from, now),
             Question::Peek | Question::Count { .. } => Held::default(),
         };
         let asks = call.demands.iter().map(|demand| state.ask(demand));
@@ -118,7 +118,7 @@ impl Engine {
         match answer.outcome {
             Outcome::Now | Outcome::At | Outcome::Counted => Ok((slot, true)),
             Outcome::Old => Ok((slot, false)),
-            Outcome::Wait => Err(Refused::OverHorizon(slot)),
+            Outcome::Wait => Err(Refused::OverMaxWait(slot)),
             Outcome::Early => Err(Refused::TooEarly),
             Outcome::Many => {
                 let ask = answer.binding.and_then(|place| asking.asks.get(place));
@@ -145,15 +145,15 @@ impl State {
         &mut self,
         call: &Call,
         by: Option<&str>,
-        horizon: Duration,
+        max_wait: Duration,
         from: u64,
         now: u64,
     ) -> Held {
         let lessons = self.learned.hold(&call.of, call.requests, now.max(from));
-        let by = by.filter(|_| !horizon.is_zero());
+        let by = by.filter(|_| !max_wait.is_zero());
         let booked_at = by.map(|by| {
-            let horizon = u64::try_from(horizon.as_nanos()).unwrap_or(u64::MAX);
-            let at = now.saturating_add(horizon);
+            let max_wait = u64::try_from(max_wait.as_nanos()).unwrap_or(u64::MAX);
+            let at = now.saturating_add(max_wait);
             self.book(by, call.requests, at);
             at
         });
@@ -285,7 +285,7 @@ mod tests {
             limit: "a",
             counter: "k",
         }];
-        let question = Question::Reserve { horizon: HOUR };
+        let question = Question::Reserve { max_wait: HOUR };
         engine
             .asking(Some("one"), &of, 1, question, START)
             .unwrap_or_else(|why| panic!("{why:?}"))
@@ -302,9 +302,9 @@ mod tests {
         }
     }
 
-    fn horizon(asking: &Asking) -> Duration {
+    fn max_wait(asking: &Asking) -> Duration {
         match asking.question {
-            Question::Reserve { horizon } => horizon,
+            Question::Reserve { max_wait } => max_wait,
             _ => panic!("it is no reservation"),
         }
     }
@@ -314,7 +314,7 @@ mod tests {
         let engine = engine();
         // Of 300 slots in 30 s.
         let asked: Vec<Asking> = (0..256).map(|_| reserve(&engine)).collect();
-        let ahead = asked.iter().filter(|it| !horizon(it).is_zero());
+        let ahead = asked.iter().filter(|it| !max_wait(it).is_zero());
         assert_eq!(ahead.count(), 150);
         // Those that went at once are booked no more, the others for their slots alone.
         for (asking, wait) in asked.iter().zip([0, 0, 100_000]) {
@@ -323,15 +323,15 @@ mod tests {
                 .answered(asking, &answer(outcome, wait), START)
                 .unwrap();
         }
-        assert!(!horizon(&reserve(&engine)).is_zero());
-        assert!(!horizon(&reserve(&engine)).is_zero());
-        assert!(horizon(&reserve(&engine)).is_zero());
+        assert!(!max_wait(&reserve(&engine)).is_zero());
+        assert!(!max_wait(&reserve(&engine)).is_zero());
+        assert!(max_wait(&reserve(&engine)).is_zero());
         // Those that a server may have counted stay booked, and those that it was not asked do not.
         engine.unanswered(&asked[3], true);
-        assert!(horizon(&reserve(&engine)).is_zero());
+        assert!(max_wait(&reserve(&engine)).is_zero());
         engine.unanswered(&asked[4], false);
-        assert!(!horizon(&reserve(&engine)).is_zero());
-        assert!(horizon(&reserve(&engine)).is_zero());
+        assert!(!max_wait(&reserve(&engine)).is_zero());
+        assert!(max_wait(&reserve(&engine)).is_zero());
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
         );
         // One that does not go leaves it to another.
         let wait = engine.answered(&first, &answer(Outcome::Wait, 100), START);
-        assert!(matches!(wait, Err(Refused::OverHorizon(_))));
+        assert!(matches!(wait, Err(Refused::OverMaxWait(_))));
         let second = reserve(&engine);
         engine.unanswered(&second, true);
         let third = reserve(&engine);
