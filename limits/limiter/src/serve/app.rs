@@ -81,10 +81,11 @@ impl App {
     /// When the state cannot be used, or a port is taken.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
+        // Before any port is open: a connection would wait for the state to be restored.
+        let kept = open(&config).await?;
         let listener = listen::bind(config.listen, "--listen")?;
         let admin = listen::bind(config.running.admin, "--admin")?;
         let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);
-        let kept = open(&config).await?;
         let app = Self {
             address,
             admin_address,

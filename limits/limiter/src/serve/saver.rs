@@ -167,7 +167,10 @@ impl Saver {
             }
         };
         if let Err(error) = ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic())) {
-            let error = error.to_string();
+            let error = match error {
+                fjall::Error::Io(error) => error.to_string(),
+                error => error.to_string(),
+            };
             tracing::error!(error, "failed to write the state; shutting down");
             self.shared.done.send_modify(|done| *done = Err(error));
         }

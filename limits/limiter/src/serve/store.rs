@@ -5,10 +5,13 @@
 //!
 //! [`Engine::take_changes`]: super::engine::Engine::take_changes
 
-use std::path::Path;
+use std::{
+    io::{Error, ErrorKind},
+    path::{Path, PathBuf},
+};
 
-use anyhow::Context as _;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Slice};
+use runtime::unfinished_store;
 
 use super::engine::Changes;
 
@@ -22,6 +25,9 @@ const MEMTABLE_BYTES: u64 = 16 << 20;
 pub struct Store {
     database: Database,
     records: Keyspace,
+    path: PathBuf,
+    /// Whether this process created it.
+    pub is_new: bool,
 }
 
 impl std::fmt::Debug for Store {
@@ -37,15 +43,18 @@ impl Store {
     /// When it cannot be used.
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder)?;
+        let is_new = !unfinished_store::remove(folder)?;
         let database = Database::builder(folder).cache_size(CACHE_BYTES).open();
-        let database = database.map_err(|error| match error {
-            fjall::Error::Locked => anyhow::anyhow!("another limiter uses it"),
-            fjall::Error::Io(error) => error.into(),
-            error => anyhow::Error::from(error).context("it is damaged"),
-        })?;
+        let database = database.map_err(unusable)?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
-        let records = database.keyspace("records", options)?;
-        Ok(Self { database, records })
+        let records = database.keyspace("records", options).map_err(unusable)?;
+        let path = folder.to_owned();
+        Ok(Self {
+            database,
+            records,
+            path,
+            is_new,
+        })
     }
 
     /// All records, in the order of their keys.
@@ -54,7 +63,7 @@ impl Store {
     /// When one cannot be read.
     pub fn read(&self) -> anyhow::Result<Vec<(Slice, Slice)>> {
         let records = self.records.iter().map(|record| record.into_inner());
-        records.collect::<Result<_, _>>().context("it is damaged")
+        records.collect::<Result<_, _>>().map_err(unusable)
     }
 
     /// Writes all of these or none; they are with the system when this returns.
@@ -77,6 +86,22 @@ impl Store {
     /// # Errors
     /// When it is not known to be, and no more can be written.
     pub fn sync(&self) -> fjall::Result<()> {
+        if !self.path.try_exists()? {
+            // The system takes what is written to removed files, and loses it.
+            let error = Error::new(ErrorKind::NotFound, "its directory was removed");
+            return Err(error.into());
+        }
         self.database.persist(PersistMode::SyncData)
+    }
+}
+
+/// Why a store cannot be used, and what to do.
+fn unusable(error: fjall::Error) -> anyhow::Error {
+    match error {
+        fjall::Error::Locked => anyhow::anyhow!("another limiter uses it"),
+        fjall::Error::Io(error) => error.into(),
+        error => anyhow::anyhow!(
+            "the store is damaged ({error}): restore it from a backup, or move it away, and every quota starts unused"
+        ),
     }
 }

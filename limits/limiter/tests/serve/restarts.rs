@@ -57,7 +57,7 @@ async fn folder_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> 
     limiter.process.start_again()?;
     ensure!(!limiter.process.wait(PATIENCE).await?.success());
     let why = limiter.process.last_lines(3);
-    ensure!(why.contains("it is damaged"), "{why}");
+    ensure!(why.contains("the store is damaged"), "{why}");
     Ok(())
 }
 

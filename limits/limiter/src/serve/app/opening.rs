@@ -55,8 +55,11 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     let engine = Arc::new(Engine::new(options, &plan.rules.limits));
     match path {
         None => tracing::warn!("no state is kept; a restart resets every quota (--state)"),
-        Some(folder) if records.is_empty() => {
+        Some(folder) if store.as_ref().is_some_and(|store| store.is_new) => {
             tracing::info!(folder = %folder.display(), "no state yet; all quotas are unused");
+        }
+        Some(folder) if records.is_empty() => {
+            tracing::error!(folder = %folder.display(), "the state has no records, they were lost; all quotas are unused");
         }
         Some(_) => restore(&engine, &clock, &records).with_context(named)?,
     }
