@@ -129,7 +129,7 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     })
     .await;
     assert!(
-        busy.state_in_words().contains("the safe share"),
+        busy.state_in_words().contains("fallback share"),
         "{}",
         busy.state_in_words()
     );

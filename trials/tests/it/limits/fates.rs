@@ -155,7 +155,7 @@ async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_rele
         println!("{}\n{}", told(&first, limit)?, told(&second, limit)?);
     }
     let (shaped, again) = (fates(&first, "shaped")?, fates(&second, "shaped")?);
-    for state in ["superseded", "dropped", "waiting", "dead"] {
+    for state in ["superseded", "dropped", "queued", "dead"] {
         ensure!(shaped[state] > 0, "no {state}: {shaped:?}");
     }
     let gone = shaped["superseded"] + shaped["dropped"] + again["superseded"] + again["dropped"];

@@ -110,7 +110,7 @@ async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
     assert_eq!(waiting(&producer).await?, 1);
     let status = producer.process.stop(DRAIN_PATIENCE).await?;
     expect_exit(&producer.process, status, 0)?;
-    wait_said(&producer.process, "released before its time").await?;
+    wait_said(&producer.process, "released queued cookies early").await?;
     consumer.wait_known("bob", json!({"17": "of-bob"})).await
 }
 
@@ -146,7 +146,7 @@ async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
     let producer = Producer::start(&folder, &[&limits.flag()]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
     limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
-    wait_said(&producer.process, "replaced files cannot be used").await?;
+    wait_said(&producer.process, "failed to reload changed files").await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::SHAPING_VERSION, &[]), 1);
     assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
