@@ -144,7 +144,7 @@ async fn show(
     let (mut is_changed, mut end, mut last) = (false, None, None::<Look>);
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    println!("   time         in        out    waiting     oldest       dead    requeued");
+    println!("   time         in        out     queued     oldest       dead    requeued");
     while end.is_none_or(|end| Instant::now() < end) {
         ticks.tick().await;
         running.check_both()?;

@@ -81,7 +81,7 @@ fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
         ("producer_subscriber_delivered_cookies_total", "79"),
         ("producer_subscriber_undelivered_cookies_total", "9"),
         (
-            "producer_subscriber_lost_cookies_total{call=\"subscribe\",reason=\"queue",
+            "producer_subscriber_lost_cookies_total{call=\"subscribe\",reason=\"lag",
             "16",
         ),
         ("producer_subscriber_recovered_cookies_total", "3"),
@@ -114,7 +114,7 @@ fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
         ("superseded", 2),
         ("dropped", 7),
         ("spooled", 5),
-        ("waiting", 25),
+        ("queued", 25),
         ("dead", 15),
         ("parked", 5),
     ];

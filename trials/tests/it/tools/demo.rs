@@ -118,7 +118,7 @@ fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
         "superseded",
         "dropped",
         "spooled",
-        "waiting",
+        "queued",
         "dead",
         "parked",
     ];
@@ -147,7 +147,7 @@ async fn demonstration_of_limits_ends_with_a_ledger_that_adds_up() -> Result<()>
     for (column, what) in [
         (1, "in"),
         (2, "out"),
-        (3, "waiting"),
+        (3, "queued"),
         (5, "dead"),
         (6, "requeued"),
     ] {
