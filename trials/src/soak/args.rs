@@ -99,7 +99,7 @@ mod tests {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         assert_eq!(
             parse_fault("drop-outbound-node"),
-            Ok((Kind::MuteNode, None))
+            Ok((Kind::DropOutboundNode, None))
         );
         assert_eq!(
             parse_fault("kill-mongod=5s"),

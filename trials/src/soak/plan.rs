@@ -37,11 +37,11 @@ pub enum Kind {
     /// SIGTERM, and a new start.
     RestartConsumer,
     /// Its packets to and from producers vanish.
-    CutNode,
+    PartitionNode,
     /// Those to it vanish.
-    DeafenNode,
+    DropInboundNode,
     /// Those from it vanish.
-    MuteNode,
+    DropOutboundNode,
     /// SIGKILL, and a new start.
     KillMongod,
     /// SIGSTOP, and SIGCONT.
@@ -83,7 +83,7 @@ impl Scene {
             Kind::KillConsumer | Kind::StopConsumer | Kind::RestartConsumer => {
                 (0..self.nodes).map(Victim::Consumer).collect()
             }
-            Kind::CutNode | Kind::DeafenNode | Kind::MuteNode => {
+            Kind::PartitionNode | Kind::DropInboundNode | Kind::DropOutboundNode => {
                 (0..self.nodes).map(Victim::Way).collect()
             }
             Kind::KillMongod | Kind::StopMongod | Kind::RestartMongod => {
@@ -105,7 +105,7 @@ impl Scene {
                 (200, 3_000)
             }
             Kind::RestartProducer | Kind::KillProducer => (100, 1_000),
-            Kind::CutNode | Kind::DeafenNode | Kind::MuteNode => {
+            Kind::PartitionNode | Kind::DropInboundNode | Kind::DropOutboundNode => {
                 (CUT_MILLIS_MIN, millis(self.cut_max).max(CUT_MILLIS_MIN))
             }
         }
@@ -134,9 +134,9 @@ impl Kind {
     /// Which packets of a node vanish.
     pub(super) fn cuts(self) -> Option<Direction> {
         match self {
-            Self::CutNode => Some(Direction::Both),
-            Self::DeafenNode => Some(Direction::ToNode),
-            Self::MuteNode => Some(Direction::FromNode),
+            Self::PartitionNode => Some(Direction::Both),
+            Self::DropInboundNode => Some(Direction::ToNode),
+            Self::DropOutboundNode => Some(Direction::FromNode),
             _ => None,
         }
     }

@@ -209,7 +209,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
         token_file: file,
         ..Flags::default()
     };
-    Stream::refused(&producer, false, with(&new), "none that is taken").await?;
+    Stream::refused(&producer, false, with(&new), "invalid token").await?;
     let refusals = "producer_token_refusals_total";
     wait_counted(&producer, refusals, ("reason", "missing"), 1).await?;
     wait_counted(&producer, refusals, ("reason", "wrong"), 1).await?;
@@ -232,7 +232,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     write(path, "tokens", NEW_TOKEN)?;
     wait_counted(&producer, reloads, ("outcome", "done"), 2).await?;
     let old = write(path, "old", TOKEN)?;
-    Stream::refused(&producer, false, with(&old), "none that is taken").await?;
+    Stream::refused(&producer, false, with(&old), "invalid token").await?;
 
     producer.accept("alice", 17, "a-1").await?;
     assert_eq!(stream.read().await?, "alice");
@@ -272,7 +272,7 @@ async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none()
     assert_eq!(stream.read().await?, "alice");
     let log = || producer.process.last_lines(usize::MAX);
     wait_said(log, "has no certificate inside", 1).await?;
-    wait_said(log, "the ones before stay in use", 1).await?;
+    wait_said(log, "keeping the current ones", 1).await?;
 
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 2).await
