@@ -410,7 +410,7 @@ async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result
         .await
     };
     refused(1).await?;
-    std::fs::write(&file, "unlisted_dsps_max = 1\ndsps_refused = ['1001']\n")?;
+    std::fs::write(&file, "unlisted_dsps_max = 1\nrejected_dsps = ['1001']\n")?;
     wait_until(PATIENCE, "the settings are read", async || {
         let done = [("outcome", "done")];
         let metrics = consumer.metrics().await?;
