@@ -233,7 +233,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
     let said = "at most cookies_max cookies after this sequence are lost";
     ensure!(words.contains(said), "{words}");
     ensure!(words.contains(&format!("cookies_max={bound}")), "{words}");
-    let until = "what it has after this sequence is unknown until it is back";
+    let until = "cookies after this sequence are unaccounted for until it reconnects";
     ensure!(words.contains(until), "{words}");
     Ok(())
 }
@@ -250,7 +250,7 @@ async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exa
     let metrics = pair
         .expect(
             "lost",
-            "exactly so many cookies after this sequence are lost",
+            "exactly this many cookies after this sequence are lost",
         )
         .await?;
     let reason = [("reason", "producer_ended")];
@@ -369,7 +369,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
 async fn producer_without_a_record_works_and_says_so() -> Result<()> {
     let nowhere = ["--state", "/nonexistent/folder"];
     let mut pair = Pair::start(&nowhere).await?;
-    wait_said(&pair.producer.process, "no epoch history is kept").await?;
+    wait_said(&pair.producer.process, "epoch history unavailable").await?;
     let recorded = async |producer: &Producer| {
         let metrics = producer.metrics().await?;
         anyhow::Ok(metrics.count("producer_epoch_history_recorded", &[]))
