@@ -1,9 +1,7 @@
-//! The folder in which a limiter keeps its [records](Engine::take_changes): an embedded store, of one process at a time.
+//! The folder in which a limiter keeps its records: an embedded store, of one process at a time.
 //!
 //! What was written outlives the process, however it ends; where the machine fails, what was not synced is lost. A write that fails stops the store for good:
 //! what the disk then holds is known only after opening it again.
-//!
-//! [`Engine::take_changes`]: super::engine::Engine::take_changes
 
 use std::{
     io::{Error, ErrorKind},
