@@ -12,14 +12,14 @@ fn main() {
     println!("cargo:rustc-env=COOKIESYNC_PROFILE={}", profile());
 }
 
-/// The profile's name, `dev`, `release` or `dist`: the folder of cargo's that this is built in, which is the only place where a
+/// The profile's name, `dev`, `release` or `dist`: the directory of cargo's that this is built in, which is the only place where a
 /// build script finds it.
 fn profile() -> String {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     // …/PROFILE/build/PACKAGE-HASH/out
-    let build = out_dir.ancestors().find(|folder| folder.ends_with("build"));
-    let folder = build.and_then(Path::parent).and_then(Path::file_name);
-    match folder.map(|name| name.to_string_lossy()) {
+    let build = out_dir.ancestors().find(|dir| dir.ends_with("build"));
+    let dir = build.and_then(Path::parent).and_then(Path::file_name);
+    match dir.map(|name| name.to_string_lossy()) {
         Some(name) if name != "debug" => name.into_owned(),
         _ => "dev".to_owned(),
     }

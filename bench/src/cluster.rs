@@ -1,5 +1,5 @@
 //! The whole system on this machine: producers, consumers and their stores as real processes on loopback ports of
-//! their own, in a folder that is removed at the end.
+//! their own, in a directory that is removed at the end.
 //!
 //! Every consumer stands for one exchange node: it has a store of its own and reads from all producers. Nothing here
 //! outlives its [`Cluster`].
@@ -31,10 +31,10 @@ use crate::{
     scrape::names,
 };
 
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a process may take to finish in order; longer than any drain it is told.
-const STOP_PATIENCE: Duration = Duration::from_secs(40);
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// What consumers and producers are told: enough for all that a full buffer holds, on a slow disk.
 const DRAIN_TIMEOUT: &str = "30s";
@@ -49,7 +49,7 @@ pub struct Cluster {
     /// After all that runs in it.
     network: Option<Network>,
     /// With the stores and the logs of all processes; removed when dropped, unless it is kept.
-    folder: TempDir,
+    dir: TempDir,
     is_kept: bool,
     /// In memory, as the records of producers must be.
     _records: TempDir,
@@ -62,12 +62,12 @@ impl Cluster {
     /// When something is not to be found or does not start.
     pub async fn start(args: &ClusterArgs) -> Result<Self> {
         let programs = tokio::task::spawn_blocking(Programs::find).await??;
-        let folder = tempfile::Builder::new()
+        let dir = tempfile::Builder::new()
             .prefix("cookiesync-bench-")
             .disable_cleanup(args.keep)
             .tempdir()
-            .context("cannot make a folder for the stores; TMPDIR names another place")?;
-        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
+            .context("cannot make a directory for the stores; TMPDIR names another place")?;
+        let records = TempDir::new_in("/dev/shm").context("no directory in memory")?;
         let network = if args.own_network {
             let made = Network::create(args.consumers.get());
             Some(made.context("no network of its own for each node")?)
@@ -77,21 +77,16 @@ impl Cluster {
         let host = network.as_ref().map(Network::host);
         let mut backends = Vec::new();
         for number in 1..=args.consumers.get() {
-            backends.push(StoreBackend::prepare(args, number, folder.path(), host).await?);
+            backends.push(StoreBackend::prepare(args, number, dir.path(), host).await?);
         }
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            let started = start_producer(
-                args,
-                number,
-                &programs,
-                [folder.path(), records.path()],
-                host,
-            );
+            let started =
+                start_producer(args, number, &programs, [dir.path(), records.path()], host);
             producers.push(started?);
         }
         for producer in &mut producers {
-            producer.wait_ready(READY_PATIENCE).await?;
+            producer.wait_ready(READY_TIMEOUT).await?;
         }
         let mut nodes = Vec::new();
         for (number, backend) in (1..).zip(backends) {
@@ -100,7 +95,7 @@ impl Cluster {
                 number,
                 producers: &producers,
                 programs: &programs,
-                folder: folder.path(),
+                dir: dir.path(),
                 network: network
                     .as_ref()
                     .and_then(|network| network.nodes().get(number - 1)),
@@ -111,7 +106,7 @@ impl Cluster {
             producers,
             nodes,
             network,
-            folder,
+            dir,
             is_kept: args.keep,
             _records: records,
         })
@@ -139,8 +134,8 @@ impl Cluster {
     pub async fn wait_connected(&mut self) -> Result<()> {
         let producers = self.producers.len() as u64;
         for node in &mut self.nodes {
-            node.process.wait_ready(&node.admin, READY_PATIENCE).await?;
-            let deadline = Instant::now() + READY_PATIENCE;
+            node.process.wait_ready(&node.admin, READY_TIMEOUT).await?;
+            let deadline = Instant::now() + READY_TIMEOUT;
             loop {
                 let metrics = admin::metrics(&node.admin).await?;
                 let connected = metrics.count(names::PRODUCERS_CONNECTED, &[]);
@@ -223,7 +218,7 @@ impl Cluster {
         faults
     }
 
-    /// Ends everything, and removes the folder and the databases unless they are to be kept. Says what is kept; returns what
+    /// Ends everything, and removes the directory and the databases unless they are to be kept. Says what is kept; returns what
     /// could not be removed.
     pub async fn remove(self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -231,14 +226,14 @@ impl Cluster {
         drop(self.producers);
         for node in self.nodes {
             drop(node.process);
-            if let Err(error) = node.backend.remove(is_kept, STOP_PATIENCE).await {
+            if let Err(error) = node.backend.remove(is_kept, STOP_TIMEOUT).await {
                 problems.push(format!("{}: {error:#}", node.name));
             }
         }
-        let path = self.folder.path().to_owned();
+        let path = self.dir.path().to_owned();
         if is_kept {
             eprintln!("kept      {}", path.display());
-        } else if let Err(error) = self.folder.close() {
+        } else if let Err(error) = self.dir.close() {
             problems.push(format!("cannot remove {}: {error}", path.display()));
         }
         for problem in &problems {
@@ -253,7 +248,7 @@ async fn stop(process: &mut Process) -> Option<String> {
     if !matches!(process.exited(), Ok(None)) {
         return None;
     }
-    let problem = match process.stop(STOP_PATIENCE).await {
+    let problem = match process.stop(STOP_TIMEOUT).await {
         Ok(status) if status.success() => return None,
         Ok(status) => format!("ended with {status}"),
         Err(error) => format!("did not stop: {error:#}"),
@@ -270,7 +265,7 @@ fn start_producer(
     args: &ClusterArgs,
     number: usize,
     programs: &Programs,
-    [folder, records]: [&Path; 2],
+    [dir, records]: [&Path; 2],
     host: Option<Ipv4Addr>,
 ) -> Result<Producer> {
     let name = format!("producer-{number}");
@@ -290,7 +285,7 @@ fn start_producer(
         program: &programs.producer,
         name,
         addresses,
-        folder,
+        dir,
         flags,
     };
     launch.start()

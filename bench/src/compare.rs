@@ -19,9 +19,9 @@ use crate::report::{Report, ReportArgs};
 /// The exit code is 0 when nothing got worse, 1 when a figure did or when B has faults that A has not.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
-    /// Folder of the earlier report, or its report.json.
+    /// Directory of the earlier report, or its report.json.
     pub a: PathBuf,
-    /// Folder of the later report, or its report.json.
+    /// Directory of the later report, or its report.json.
     pub b: PathBuf,
     /// Differences up to this many percent are noise. For CPU time it is half of this, since what else the machine
     /// does changes how long work takes more than how much CPU it needs.

@@ -46,7 +46,7 @@ const STEP_MIN: Duration = Duration::from_secs(3);
 
 /// Drives the whole system, on this machine, through a ladder of rates, and verifies every store in the end.
 ///
-/// It starts producers, consumers and a mongod for each of these, on free loopback ports, in a temporary folder. Each step says
+/// It starts producers, consumers and a mongod for each of these, on free loopback ports, in a temporary directory. Each step says
 /// what was accepted and stored, how long that took, what each process cost, and if the rate is too much, where it stops and
 /// why. Ctrl-C ends it early, stops everything it started, verifies and reports. The exit code is 1 when a store has
 /// not exactly what was accepted, cookies were lost or failed, or a process did not end in order.
@@ -80,7 +80,7 @@ pub struct E2eArgs {
 /// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
 pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
     args.cluster.check()?;
-    let folder = args.report.prepare("e2e")?;
+    let dir = args.report.prepare("e2e")?;
     let mut running = Running::start(&args.cluster, stop).await?;
     let seed = args
         .drive
@@ -100,7 +100,7 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
     let mut outcome = ladder.finish(&mut running, stop).await;
     let (problems, observer) = running.remove().await;
     outcome.faults.extend(problems);
-    leave(folder, || report::report(&outcome, observer.observations()))?;
+    leave(dir, || report::report(&outcome, observer.observations()))?;
     Ok(outcome)
 }
 

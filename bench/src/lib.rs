@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     program::{print, warn_of_profile},
-    report::{Report, ReportFolder, leave},
+    report::{Report, ReportDir, leave},
 };
 
 /// Measures cookiesync.
@@ -88,10 +88,10 @@ enum Command {
     Compare(compare::CompareArgs),
 }
 
-/// Prints a report and leaves it in its folder. True when nothing was wrong.
-fn finish(json: bool, report: &Report, folder: Option<ReportFolder>) -> Result<bool> {
+/// Prints a report and leaves it in its directory. True when nothing was wrong.
+fn finish(json: bool, report: &Report, dir: Option<ReportDir>) -> Result<bool> {
     print(json, report, Report::summary)?;
-    leave(folder, || report.clone())?;
+    leave(dir, || report.clone())?;
     Ok(report.faults.is_empty())
 }
 
@@ -110,20 +110,20 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     }
     match command {
         Command::Load(args) => {
-            let folder = args.report.prepare("load")?;
+            let dir = args.report.prepare("load")?;
             let report = load::run(&args.plan()?, &stop).await?.report();
-            finish(args.report.json, &report, folder)
+            finish(args.report.json, &report, dir)
         }
         Command::Subscribe(args) if !args.fan_out.fan_out.is_empty() => {
-            let folder = args.report.prepare("fan-out")?;
+            let dir = args.report.prepare("fan-out")?;
             let report = subscribe::run_fan_out(&args, &stop).await?;
-            finish(args.report.json, &report, folder)
+            finish(args.report.json, &report, dir)
         }
         Command::Subscribe(args) => {
-            let folder = args.report.prepare("subscribe")?;
+            let dir = args.report.prepare("subscribe")?;
             let opened = || eprintln!("subscribed {} streams", args.streams);
             let report = subscribe::run(&args, &stop, opened).await?.report();
-            finish(args.report.json, &report, folder)
+            finish(args.report.json, &report, dir)
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
@@ -132,8 +132,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         }
         Command::Compare(args) => {
             let report = compare::run(&args)?;
-            let folder = args.report.prepare("compare")?;
-            finish(args.report.json, &report, folder)
+            let dir = args.report.prepare("compare")?;
+            finish(args.report.json, &report, dir)
         }
     }
 }

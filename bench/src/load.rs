@@ -43,7 +43,7 @@ use self::{recorder::Part, second::Collector, threads::Threads};
 use crate::cpu;
 
 /// How long a load with a rate may take beyond its end to send what is late.
-const LATE_PATIENCE: Duration = Duration::from_millis(500);
+const LATE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Seconds without any answer after which a load that only a number of requests would end is over.
 const SILENT_SECONDS_MAX: u64 = 30;
@@ -75,7 +75,7 @@ pub async fn run_observed(
     let started = Instant::now();
     let mut running = Threads::spawn(plan, streams, started, &ending);
     let deadline = match plan.duration {
-        Some(end) if plan.rate.is_some() => end + LATE_PATIENCE,
+        Some(end) if plan.rate.is_some() => end + LATE_TIMEOUT,
         end => end.unwrap_or(Duration::MAX),
     };
     let mut timer = std::pin::pin!(sleep(deadline));

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Less than the time between two looks.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(700);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// What a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -175,7 +175,7 @@ impl Watched {
             self.seen.run = Counts::default();
         }
         if let Some(admin) = &target.admin {
-            let answer = timeout(ANSWER_PATIENCE, scrape(&mut self.client, admin));
+            let answer = timeout(ANSWER_TIMEOUT, scrape(&mut self.client, admin));
             let Ok(Some(samples)) = answer.await else {
                 // The connection may be in the middle of an answer.
                 self.client = None;

@@ -1,11 +1,11 @@
-//! What every scenario leaves behind: findings, figures, tables and plots, in a folder of their own.
+//! What every scenario leaves behind: findings, figures, tables and plots, in a directory of their own.
 //!
 //! A [`Report`] is plain data. The scenario fills it in with [rows](Row) of [figures](Figure), from which tables, comparisons
 //! and plots are made; how it looks in a terminal, as JSON, as a page or as plots is decided here and nowhere else.
 
+mod dir;
 mod environment;
 mod figure;
-mod folder;
 mod numbers;
 mod page;
 mod plot;
@@ -18,9 +18,9 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    dir::{ReportDir, leave},
     environment::Environment,
     figure::{Better, Figure, Number, Row, Table, lines, samples},
-    folder::{ReportFolder, leave},
     numbers::{Micros, Percentiles, counted, micros_each},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
@@ -29,7 +29,7 @@ pub use launcher::numbers::{duration, grouped, per_second, rate};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Report")]
 pub struct ReportArgs {
-    /// Folder for the report: new, or empty [default: bench-reports/ and the scenario with the time].
+    /// Directory for the report: new, or empty [default: bench-reports/ and the scenario with the time].
     #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
     pub report: Option<PathBuf>,
     /// Write no report.

@@ -1,6 +1,6 @@
 //! The settings of a consumer: flags, `CONSUMER_…` environment variables and an optional TOML file.
 //!
-//! All mistakes are collected and reported together, before anything is bound. Nothing else in this crate reads
+//! All errors are collected and reported together, before anything is bound. Nothing else in this crate reads
 //! the environment. No text made here contains the credentials of a store.
 
 mod args;
@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
 
 use runtime::{
     connect::credentials::Security,
-    settings::{self, Common, Mistakes, Settings, without_secret},
+    settings::{self, Common, ConfigErrors, Settings, without_secret},
 };
 
 pub use self::args::{Args, Keeping, Mongodb, Night, Reading, Running, Storing};
@@ -30,7 +30,7 @@ pub struct ProducerUrl {
 /// Which store to use.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// fjall in this folder.
+    /// fjall in this directory.
     Embedded(PathBuf),
     /// A MongoDB connection string; holds credentials, so it prints redacted.
     Mongodb(String),
@@ -63,7 +63,7 @@ impl Config {
     /// Reads the settings of a program started with `arguments`, its own name first.
     ///
     /// # Errors
-    /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
+    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -72,18 +72,18 @@ impl Config {
 impl Settings for Args {
     type Config = Config;
 
-    fn check(self, mistakes: &mut Mistakes) -> Config {
-        self.storing.check(mistakes);
-        self.keeping.check(mistakes);
+    fn check(self, errors: &mut ConfigErrors) -> Config {
+        self.storing.check(errors);
+        self.keeping.check(errors);
         Config {
-            security: self.security.check(mistakes, &self.reading.producer),
+            security: self.security.check(errors, &self.reading.producer),
             reading: self.reading,
             storing: self.storing,
             keeping: self.keeping,
             mongodb: self.mongodb,
             night: self.night,
             running: self.running,
-            common: self.common.check(mistakes),
+            common: self.common.check(errors),
         }
     }
 
@@ -93,19 +93,19 @@ impl Settings for Args {
 }
 
 impl Storing {
-    fn check(&self, mistakes: &mut Mistakes) {
+    fn check(&self, errors: &mut ConfigErrors) {
         if let Some(both) = self.dsps().intersection(&self.rejected_dsps()).next() {
-            mistakes.add(format!("--rejected-dsps: DSP {both} is in --dsps, too"));
+            errors.add(format!("--rejected-dsps: DSP {both} is in --dsps, too"));
         }
     }
 }
 
 impl Keeping {
-    fn check(&self, mistakes: &mut Mistakes) {
+    fn check(&self, errors: &mut ConfigErrors) {
         let mut named = BTreeSet::new();
         for (dsp_id, _) in &self.dsp_ttl {
             if !named.insert(dsp_id) {
-                mistakes.add(format!("--dsp-ttl: DSP {dsp_id} is named twice"));
+                errors.add(format!("--dsp-ttl: DSP {dsp_id} is named twice"));
             }
         }
     }
@@ -125,7 +125,7 @@ impl fmt::Display for ProducerUrl {
 impl fmt::Display for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Embedded(folder) => write!(f, "embedded:{}", folder.display()),
+            Self::Embedded(dir) => write!(f, "embedded:{}", dir.display()),
             Self::Mongodb(uri) => f.write_str(&without_secret(uri)),
             Self::Discard => f.write_str("none"),
         }

@@ -32,7 +32,7 @@ use tokio::{
 use crate::{batch::Batch, store::Rejected};
 
 /// How long the file is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most bytes of a reason; the rest is cut off.
 const REASON_BYTES_MAX: usize = 1024;
@@ -134,7 +134,7 @@ impl Writer {
         }
         let (files, batch) = (Arc::clone(&self.files), Arc::clone(batch));
         let mut work = spawn_blocking(move || files.append(&batch, &rejected));
-        match timeout(PATIENCE, &mut work).await {
+        match timeout(TIMEOUT, &mut work).await {
             Ok(Ok(appended)) => appended,
             Ok(Err(error)) => (0, Err(io::Error::other(error))),
             Err(_) => {

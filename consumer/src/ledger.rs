@@ -9,7 +9,7 @@
 //!                    + waiting + set aside
 //! ```
 //!
-//! That is [`figures::sums::LEDGER`], by which a scrape can be checked as well.
+//! That is [`metric_defs::equations::LEDGER`], by which a scrape can be checked as well.
 //!
 //! A cookie that is *set aside* in the retry queue, because the store does not take those of its DSP now, has no fate yet either. It
 //! gets one when it is tried again with success, maybe by the next process, which has *found* it.
@@ -26,7 +26,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use figures::{Figure, consumer, sums::LEDGER};
+use metric_defs::{MetricDef, consumer, equations::LEDGER};
 use prometheus::{Result, proto::MetricFamily};
 use runtime::metrics::{Registry, family};
 
@@ -41,7 +41,7 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Entries {
     figures: Figures,
-    /// Whether a mistake in them was said.
+    /// Whether an error in them was said.
     said_wrong: bool,
 }
 
@@ -79,7 +79,7 @@ pub struct Figures {
 }
 
 /// A metric, and how each of its series, by the values of its labels, is read.
-type Row = (Figure, &'static [Series]);
+type Row = (MetricDef, &'static [Series]);
 type Series = (&'static [&'static str], fn(&Figures) -> u64);
 
 const ROWS: &[Row] = &[
@@ -185,7 +185,7 @@ impl Ledger {
 
 impl Figures {
     /// Cookies that were received or found, less all that have one fate, or wait, or are set aside: always 0, or there is a
-    /// mistake in this program.
+    /// error in this program.
     #[must_use]
     pub fn unexplained(&self) -> i64 {
         let came: u64 = LEDGER.came.iter().map(|figure| self.of(*figure)).sum();
@@ -200,7 +200,7 @@ impl Figures {
     }
 
     /// One of the ledger's metrics, all labels together.
-    fn of(&self, figure: Figure) -> u64 {
+    fn of(&self, figure: MetricDef) -> u64 {
         let row = ROWS.iter().find(|(of, _)| *of == figure);
         let (_, series) = row.expect("a sum of the ledger has no other terms");
         series.iter().map(|(_, read)| read(self)).sum()

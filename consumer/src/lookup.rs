@@ -84,9 +84,9 @@ mod tests {
 
     #[tokio::test]
     async fn user_is_found_in_order_of_dsps_and_others_are_answered_in_json() {
-        let folder = tempfile::TempDir::new().unwrap();
+        let dir = tempfile::TempDir::new().unwrap();
         let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
-        let store = EmbeddedStore::open(folder.path().to_path_buf(), ttls);
+        let store = EmbeddedStore::open(dir.path().to_path_buf(), ttls);
         let store = store.await.unwrap();
         let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
         let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));

@@ -63,7 +63,7 @@ pub(crate) struct Places {
     /// The consumer's admin port: lookup, metrics, health.
     #[arg(long, default_value = "127.0.0.1:9091")]
     pub(crate) consumer_admin: SocketAddr,
-    /// Folder for the store and the logs; the previous demonstration's are removed [default: target/demo].
+    /// Directory for the store and the logs; the previous demonstration's are removed [default: target/demo].
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }

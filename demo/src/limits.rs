@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &LimitsArgs, stop: &CancellationToken) -> Result<(
     let Some(prepared) = Prepared::prepare(places, true, stop).await? else {
         return Ok(());
     };
-    let contract = Contract::new(&prepared.folder, args.seconds);
+    let contract = Contract::new(&prepared.dir, args.seconds);
     contract.write(RATES[0])?;
     let mut running = Running::start(places, &prepared, contract.flags())?;
     let shown = tokio::select! {
@@ -75,11 +75,11 @@ struct Contract {
 
 impl Contract {
     /// For 180 s of sending, the maximum wait is 30 s and the maximum age 60 s, as by default; for a shorter time, less.
-    fn new(folder: &Path, seconds: u64) -> Self {
+    fn new(dir: &Path, seconds: u64) -> Self {
         let sending = Duration::from_secs(seconds);
         Self {
-            file: folder.join("limits.toml"),
-            spool: folder.join("limits.spool"),
+            file: dir.join("limits.toml"),
+            spool: dir.join("limits.spool"),
             sending,
             max_wait: sending / 6,
             max_age: sending / 3,

@@ -1,4 +1,4 @@
-//! The processes of a demonstration, and the folder with their store and logs.
+//! The processes of a demonstration, and the directory with their store and logs.
 //!
 //! Every port is checked before anything is built or started. The processes are stopped in the direction of the data,
 //! the load first and then the producer, so what was accepted is stored when the demonstration ends.
@@ -19,26 +19,26 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{Places, reachable};
 
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than a process may take to drain.
-const STOP_PATIENCE: Duration = Duration::from_secs(12);
+const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Says that a folder is the demonstration's, whose data may be removed.
+/// Says that a directory is the demonstration's, whose data may be removed.
 const MARKER: &str = ".cookiesync-demo";
 
 /// What a demonstration is started with.
 pub(crate) struct Prepared {
     pub(crate) programs: Programs,
     /// Empty but for a marker.
-    pub(crate) folder: PathBuf,
+    pub(crate) dir: PathBuf,
 }
 
 impl Prepared {
-    /// Builds the programs, with what sends a load if that is needed, and empties the folder; `None` when it is told to stop
+    /// Builds the programs, with what sends a load if that is needed, and empties the directory; `None` when it is told to stop
     /// meanwhile.
     ///
     /// # Errors
-    /// When a port is taken, the programs cannot be built, or the folder holds something else.
+    /// When a port is taken, the programs cannot be built, or the directory holds something else.
     pub(crate) async fn prepare(
         places: &Places,
         with_load: bool,
@@ -58,31 +58,31 @@ impl Prepared {
             return Ok(None);
         }
         let programs = programs?;
-        let folder = places
+        let dir = places
             .dir
             .clone()
             .unwrap_or_else(|| target_dir().join("demo"));
-        empty(&folder)?;
+        empty(&dir)?;
         // Again, since a build can take minutes.
         places.check_ports()?;
-        Ok(Some(Self { programs, folder }))
+        Ok(Some(Self { programs, dir }))
     }
 }
 
-/// Empties the folder of what an earlier demonstration left, and of nothing else.
-fn empty(folder: &Path) -> Result<()> {
-    let named = || format!("{}", folder.display());
-    let marker = folder.join(MARKER);
-    fs::create_dir_all(folder).with_context(named)?;
-    let is_empty = fs::read_dir(folder).with_context(named)?.next().is_none();
+/// Empties the directory of what an earlier demonstration left, and of nothing else.
+fn empty(dir: &Path) -> Result<()> {
+    let named = || format!("{}", dir.display());
+    let marker = dir.join(MARKER);
+    fs::create_dir_all(dir).with_context(named)?;
+    let is_empty = fs::read_dir(dir).with_context(named)?.next().is_none();
     if !is_empty && !marker.exists() {
         bail!(
-            "{} holds something else: name another folder with --dir",
-            folder.display()
+            "{} holds something else: name another directory with --dir",
+            dir.display()
         );
     }
-    fs::remove_dir_all(folder).with_context(named)?;
-    fs::create_dir_all(folder).with_context(named)?;
+    fs::remove_dir_all(dir).with_context(named)?;
+    fs::create_dir_all(dir).with_context(named)?;
     fs::write(&marker, "").with_context(named)
 }
 
@@ -104,7 +104,7 @@ impl Running {
         prepared: &Prepared,
         producer_flags: Vec<String>,
     ) -> Result<Self> {
-        let Prepared { programs, folder } = prepared;
+        let Prepared { programs, dir } = prepared;
         let producer = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
@@ -113,10 +113,10 @@ impl Running {
                 grpc: places.grpc.to_string(),
                 admin: places.producer_admin.to_string(),
             },
-            folder,
+            dir,
             flags: producer_flags,
         };
-        let store = folder.join("store");
+        let store = dir.join("store");
         let consumer = flags([
             ("--producer", format!("http://{}", reachable(places.grpc))),
             ("--name", "demo".to_owned()),
@@ -124,12 +124,12 @@ impl Running {
             ("--admin", places.consumer_admin.to_string()),
             (
                 "--dead-letters",
-                folder.join("dead-letters.jsonl").display().to_string(),
+                dir.join("dead-letters.jsonl").display().to_string(),
             ),
         ]);
         Ok(Self {
             producer: producer.start()?.process,
-            consumer: start("consumer", &programs.consumer, &consumer, folder)?,
+            consumer: start("consumer", &programs.consumer, &consumer, dir)?,
             load: None,
             producer_admin: reachable(places.producer_admin).to_string(),
             consumer_admin: reachable(places.consumer_admin).to_string(),
@@ -140,10 +140,10 @@ impl Running {
     pub(crate) async fn wait_ready(&mut self, places: &Places, prepared: &Prepared) -> Result<()> {
         let (producer, consumer) = (&mut self.producer, &mut self.consumer);
         producer
-            .wait_ready(&self.producer_admin, READY_PATIENCE)
+            .wait_ready(&self.producer_admin, READY_TIMEOUT)
             .await?;
         consumer
-            .wait_ready(&self.consumer_admin, READY_PATIENCE)
+            .wait_ready(&self.consumer_admin, READY_TIMEOUT)
             .await?;
         println!(
             "producer  {} (sync), {} (gRPC), {} (admin)\nconsumer  {} (lookup, admin), store and logs in {}\n",
@@ -151,7 +151,7 @@ impl Running {
             places.grpc,
             places.producer_admin,
             places.consumer_admin,
-            prepared.folder.display()
+            prepared.dir.display()
         );
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Running {
             ("--threads", "1".to_owned()),
         ]));
         load.extend(flags(more));
-        self.load = Some(start("load", program, &load, &prepared.folder)?);
+        self.load = Some(start("load", program, &load, &prepared.dir)?);
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Running {
             return false;
         };
         // The others drain however it ends.
-        if let Err(error) = load.stop(STOP_PATIENCE).await {
+        if let Err(error) = load.stop(STOP_TIMEOUT).await {
             eprintln!("the load: {error:#}");
         }
         true
@@ -215,7 +215,7 @@ impl Running {
         println!("\nstopping");
         self.stop_load().await;
         for process in [&mut self.producer, &mut self.consumer] {
-            let status = process.stop(STOP_PATIENCE).await?;
+            let status = process.stop(STOP_TIMEOUT).await?;
             if !status.success() {
                 bail!(
                     "{} ended with {status}; its last lines:\n{}",
@@ -229,8 +229,8 @@ impl Running {
 }
 
 /// Starts a program with its output in a file of its name.
-fn start(name: &str, program: &Path, flags: &[String], folder: &Path) -> Result<Process> {
-    let log = folder.join(format!("{name}.log"));
+fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
+    let log = dir.join(format!("{name}.log"));
     Process::start(&format!("the {name}"), program, flags, &log)
 }
 

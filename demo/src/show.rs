@@ -16,7 +16,7 @@ const USER_ID: &str = "alice";
 const DSP_ID: u32 = 17;
 const BUYER_UID: &str = "buyer-17-knows-alice";
 
-const STORED_PATIENCE: Duration = Duration::from_secs(10);
+const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How often it looks whether all processes still run.
@@ -84,9 +84,9 @@ async fn send_one(places: &Places, consumer_admin: &str) -> Result<()> {
             );
             return Ok(());
         }
-        if accepted_at.elapsed() > STORED_PATIENCE {
+        if accepted_at.elapsed() > STORED_TIMEOUT {
             bail!(
-                "the consumer does not know the cookie after {STORED_PATIENCE:?}: it answers {} {}",
+                "the consumer does not know the cookie after {STORED_TIMEOUT:?}: it answers {} {}",
                 answer.status,
                 answer.body.trim()
             );

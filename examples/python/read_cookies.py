@@ -18,7 +18,7 @@ import time
 
 import grpc
 
-# The folder that holds cookiesync/v1/cookiesync.proto. grpcio-tools makes the code from it while this starts; a program that is
+# The directory that holds cookiesync/v1/cookiesync.proto. grpcio-tools makes the code from it while this starts; a program that is
 # installed somewhere would rather generate it once: python -m grpc_tools.protoc -Iproto --python_out=. --grpc_python_out=. FILE
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto"
 sys.path.append(str(PROTO))

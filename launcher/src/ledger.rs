@@ -6,9 +6,9 @@
 use std::fmt;
 
 use anyhow::{Result, bail, ensure};
-use figures::{
-    Figure, Sum,
-    sums::{ACCOUNT, LEDGER, SHAPING, Term},
+use metric_defs::{
+    Equation, MetricDef,
+    equations::{ACCOUNT, LEDGER, SHAPING, Term},
 };
 
 use crate::scrape::{Samples, names};
@@ -119,7 +119,7 @@ struct Reading {
 
 impl Reading {
     /// That of the figures with these labels.
-    fn of(sum: &Sum, samples: &Samples, labels: &[(&str, &str)]) -> Result<Self> {
+    fn of(equation: &Equation, samples: &Samples, labels: &[(&str, &str)]) -> Result<Self> {
         let mut read = Self {
             came: 0.0,
             all_came: Vec::new(),
@@ -127,12 +127,12 @@ impl Reading {
             all: Vec::new(),
             is_sound: true,
         };
-        for figure in sum.came {
+        for figure in equation.came {
             let count = term(samples, *figure, labels)?;
             read.came += count;
             read.all_came.push(format!("{figure} {count}"));
         }
-        for Term { count, less } in sum.terms() {
+        for Term { count, less } in equation.terms() {
             let mut net = term(samples, *count, labels)?;
             let mut text = format!("{count} {net}");
             if let Some(less) = less {
@@ -163,7 +163,7 @@ impl fmt::Display for Reading {
     }
 }
 
-fn term(samples: &Samples, figure: Figure, labels: &[(&str, &str)]) -> Result<f64> {
+fn term(samples: &Samples, figure: MetricDef, labels: &[(&str, &str)]) -> Result<f64> {
     match samples.sum(figure, labels) {
         Some(value) => Ok(value),
         None => bail!("{figure} is missing for {labels:?}"),

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::programs::{Process, free_address};
 
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running limiter and where it listens; it is killed when this is dropped.
 #[derive(Debug)]
@@ -20,17 +20,12 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Starts `program` with these limits, in TOML, and waits until it is ready. Its log, its limits and its state are in `folder`.
+    /// Starts `program` with these limits, in TOML, and waits until it is ready. Its log, its limits and its state are in `dir`.
     ///
     /// # Errors
     /// When it does not start, with its last words.
-    pub async fn start(
-        program: &Path,
-        folder: &Path,
-        limits: &str,
-        flags: &[String],
-    ) -> Result<Self> {
-        let path = |name: &str| folder.join(name).display().to_string();
+    pub async fn start(program: &Path, dir: &Path, limits: &str, flags: &[String]) -> Result<Self> {
+        let path = |name: &str| dir.join(name).display().to_string();
         fs::write(path("limits.toml"), limits).context("cannot write the file of limits")?;
         let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
         let own = [
@@ -42,12 +37,12 @@ impl Limiter {
         ];
         let args = [&own, flags].concat();
         let mut limiter = Self {
-            process: Process::start("the limiter", program, &args, &folder.join("limiter.log"))?,
+            process: Process::start("the limiter", program, &args, &dir.join("limiter.log"))?,
             address,
             admin,
         };
         let admin = &limiter.admin;
-        limiter.process.wait_ready(admin, READY_PATIENCE).await?;
+        limiter.process.wait_ready(admin, READY_TIMEOUT).await?;
         Ok(limiter)
     }
 }

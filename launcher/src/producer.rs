@@ -39,12 +39,12 @@ impl Addresses {
 pub struct Launch<'a> {
     /// The program.
     pub program: &'a Path,
-    /// What it is called in messages; its log is the file of this name, with `.log`, in `folder`.
+    /// What it is called in messages; its log is the file of this name, with `.log`, in `dir`.
     pub name: String,
     /// Where it listens.
     pub addresses: Addresses,
     /// Where its log goes.
-    pub folder: &'a Path,
+    pub dir: &'a Path,
     /// Further flags.
     pub flags: Vec<String>,
 }
@@ -83,7 +83,7 @@ impl Launch<'_> {
         let own = ["--http", &http, "--grpc", &grpc, "--admin", &admin].map(str::to_owned);
         let flags: Vec<_> = own.into_iter().chain(self.flags).collect();
         let (program, flags) = wrap(self.program, &flags);
-        let log = self.folder.join(format!("{}.log", self.name));
+        let log = self.dir.join(format!("{}.log", self.name));
         Ok(Producer {
             process: Process::start(&self.name, &program, &flags, &log)?,
             http,
@@ -97,8 +97,8 @@ impl Producer {
     /// Waits until it is ready.
     ///
     /// # Errors
-    /// When it ends, or is not ready after `patience`.
-    pub async fn wait_ready(&mut self, patience: Duration) -> Result<()> {
-        self.process.wait_ready(&self.admin, patience).await
+    /// When it ends, or is not ready after `timeout`.
+    pub async fn wait_ready(&mut self, timeout: Duration) -> Result<()> {
+        self.process.wait_ready(&self.admin, timeout).await
     }
 }

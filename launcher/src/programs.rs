@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::admin;
 
-/// Names the folder that holds the programs, instead of building them.
+/// Names the directory that holds the programs, instead of building them.
 pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 
 /// Beginnings of the variables in which cargo describes the package whose program it runs.
@@ -110,21 +110,20 @@ pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
 }
 
 fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
-    if let Some(folder) = env::var_os(BIN_DIR_VARIABLE) {
-        return in_folder(names, Path::new(&folder))
-            .with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
+    if let Some(dir) = env::var_os(BIN_DIR_VARIABLE) {
+        return in_dir(names, Path::new(&dir)).with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
     }
     if let (Some(cargo), Some(package)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
     {
         return build(names, &cargo, Path::new(&package));
     }
     let own = env::current_exe().context("where is this program?")?;
-    let folder = own.parent().context("this program lies in no folder")?;
-    in_folder(names, folder).context("beside this program")
+    let dir = own.parent().context("this program lies in no directory")?;
+    in_dir(names, dir).context("beside this program")
 }
 
-fn in_folder<const N: usize>(names: [&str; N], folder: &Path) -> Result<[PathBuf; N]> {
-    let programs = names.map(|name| folder.join(name));
+fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> {
+    let programs = names.map(|name| dir.join(name));
     match programs.iter().find(|program| !program.is_file()) {
         None => Ok(programs),
         Some(program) => bail!("there is no program {}", program.display()),
@@ -172,14 +171,14 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
     }
 }
 
-/// The profile in which cargo built this program: the folder below its target folder says which.
+/// The profile in which cargo built this program: the directory below its target directory says which.
 fn own_profile() -> String {
     let own = env::current_exe().unwrap_or_default();
-    let folder = own.strip_prefix(target_dir()).ok();
-    let mut folders = folder.into_iter().flat_map(Path::components);
+    let dir = own.strip_prefix(target_dir()).ok();
+    let mut dirs = dir.into_iter().flat_map(Path::components);
     // A cross-compiled program lies one deeper, below the name of its system, and that has dashes.
-    let profile = folders.find(|folder| !folder.as_os_str().to_string_lossy().contains('-'));
-    match profile.map(|folder| folder.as_os_str().to_string_lossy()) {
+    let profile = dirs.find(|dir| !dir.as_os_str().to_string_lossy().contains('-'));
+    match profile.map(|dir| dir.as_os_str().to_string_lossy()) {
         Some(profile) if profile != "debug" => profile.into_owned(),
         _ => "dev".to_owned(),
     }
@@ -196,13 +195,13 @@ struct Target {
     name: String,
 }
 
-/// Cargo's folder for what it makes, when this program was made by it; otherwise `target` here.
+/// Cargo's directory for what it makes, when this program was made by it; otherwise `target` here.
 #[must_use]
 pub fn target_dir() -> PathBuf {
     let own = env::current_exe().unwrap_or_default();
     // One for another system has a tag of its own, inside.
     own.ancestors()
-        .filter(|folder| folder.join("CACHEDIR.TAG").is_file())
+        .filter(|dir| dir.join("CACHEDIR.TAG").is_file())
         .last()
         .map_or_else(|| PathBuf::from("target"), Path::to_path_buf)
 }
@@ -213,7 +212,7 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|folder| folder.join(name))
+        .map(|dir| dir.join(name))
         .find(|program| program.is_file())
 }
 
@@ -335,15 +334,15 @@ impl Process {
     /// Waits for its end.
     ///
     /// # Errors
-    /// When it has not ended after `patience`.
-    pub async fn wait(&mut self, patience: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + patience;
+    /// When it has not ended after `timeout`.
+    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.exited()? {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                bail!("{} still runs after {patience:?}", self.name);
+                bail!("{} still runs after {timeout:?}", self.name);
             }
             sleep(POLL_INTERVAL).await;
         }
@@ -352,13 +351,13 @@ impl Process {
     /// Asks it to end (SIGTERM) and waits for that.
     ///
     /// # Errors
-    /// When it has not ended after `patience`; it is then killed.
-    pub async fn stop(&mut self, patience: Duration) -> Result<ExitStatus> {
+    /// When it has not ended after `timeout`; it is then killed.
+    pub async fn stop(&mut self, timeout: Duration) -> Result<ExitStatus> {
         if let Some(status) = self.exited()? {
             return Ok(status);
         }
         self.signal(Signal::TERM)?;
-        let stopped = self.wait(patience).await;
+        let stopped = self.wait(timeout).await;
         if stopped.is_err() {
             self.kill()?;
         }
@@ -368,9 +367,9 @@ impl Process {
     /// Waits until the process's admin port says that it is ready.
     ///
     /// # Errors
-    /// When the process ends, with its last words; or when it is not ready after `patience`, with its reason.
-    pub async fn wait_ready(&mut self, admin: &str, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
+    /// When the process ends, with its last words; or when it is not ready after `timeout`, with its reason.
+    pub async fn wait_ready(&mut self, admin: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         loop {
             self.check()?;
             let why = match admin::readiness(admin).await {
@@ -379,7 +378,7 @@ impl Process {
                 Err(error) => format!("{error:#}"),
             };
             if Instant::now() >= deadline {
-                bail!("{} is not ready after {patience:?}: {why}", self.name);
+                bail!("{} is not ready after {timeout:?}: {why}", self.name);
             }
             sleep(POLL_INTERVAL).await;
         }
@@ -388,14 +387,14 @@ impl Process {
     /// Waits until it accepts connections at `address`.
     ///
     /// # Errors
-    /// When it ends before, or does not after `patience`, with its last words.
-    pub async fn wait_accepting(&mut self, address: SocketAddr, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
+    /// When it ends before, or does not after `timeout`, with its last words.
+    pub async fn wait_accepting(&mut self, address: SocketAddr, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
         while TcpStream::connect(address).await.is_err() {
             self.check()?;
             if Instant::now() >= deadline {
                 bail!(
-                    "{} accepts no connections after {patience:?}; its last lines:\n{}",
+                    "{} accepts no connections after {timeout:?}; its last lines:\n{}",
                     self.name,
                     self.last_lines(20)
                 );

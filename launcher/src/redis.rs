@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::programs::{Process, free_address};
 
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server; it is killed when this is dropped.
 #[derive(Debug)]
@@ -17,14 +17,14 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts `program` with its log in `folder`, and waits until it accepts connections.
+    /// Starts `program` with its log in `dir`, and waits until it accepts connections.
     ///
     /// # Errors
     /// When it does not start, with its last words.
-    pub async fn start(program: &Path, folder: &Path) -> Result<Self> {
+    pub async fn start(program: &Path, dir: &Path) -> Result<Self> {
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
-        let data = folder.display().to_string();
+        let data = dir.display().to_string();
         let args = [
             "--bind",
             &ip,
@@ -38,9 +38,9 @@ impl Redis {
             "no",
         ];
         let args = args.map(str::to_owned);
-        let log = folder.join("redis.log");
+        let log = dir.join("redis.log");
         let mut process = Process::start("redis-server", program, &args, &log)?;
-        process.wait_accepting(address, START_PATIENCE).await?;
+        process.wait_accepting(address, START_TIMEOUT).await?;
         Ok(Self { process, address })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// The figures of both programs by their names, and what else is read here of both.
 pub mod names {
-    pub use figures::{consumer::*, process::*, producer::*};
+    pub use metric_defs::{consumer::*, process::*, producer::*};
 
     /// Producer: connections of the HTTP port that are open.
     pub const HTTP_CONNECTIONS: &str = "producer_http_connections";

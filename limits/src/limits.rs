@@ -322,10 +322,10 @@ impl<K: Hash + Eq + Clone> Limits<K> {
                     from = from.max(state.latest());
                 }
                 let earliest = meter.earliest(state, concern.requests, from);
-                if round == 0 && meter.patience < u64::MAX {
+                if round == 0 && meter.timeout < u64::MAX {
                     // A queue bounds the wait for itself, and not for others.
                     let wait = meter.earliest(state, concern.requests, now) - now;
-                    if let Some(over) = wait.checked_sub(meter.patience).filter(|over| *over > 0) {
+                    if let Some(over) = wait.checked_sub(meter.timeout).filter(|over| *over > 0) {
                         let retry_after = Duration::from_nanos(over);
                         return Err((concern.limit, Refusal::Wait { retry_after }));
                     }

@@ -53,7 +53,7 @@ pub(crate) struct Meter {
     /// Most requests of one call.
     most: u64,
     /// The longest that a call may wait for this limit, in nanoseconds.
-    pub(crate) patience: u64,
+    pub(crate) timeout: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -195,12 +195,12 @@ impl Used {
 impl Meter {
     /// Of a checked algorithm.
     pub(crate) fn new(algorithm: &Algorithm) -> Self {
-        let mut patience = u64::MAX;
+        let mut timeout = u64::MAX;
         let kind = match *algorithm {
             Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst)),
             Algorithm::LeakyBucket { rate, capacity } => {
                 let gcra = Gcra::new(rate, 1);
-                patience = gcra.time_of(capacity);
+                timeout = gcra.time_of(capacity);
                 Kind::Gcra(gcra)
             }
             Algorithm::SteppedBucket { rate, burst } => Kind::Stepped(Stepped::new(rate, burst)),
@@ -223,7 +223,7 @@ impl Meter {
         Self {
             kind,
             most: algorithm.most_at_once(),
-            patience,
+            timeout,
         }
     }
 
@@ -339,7 +339,7 @@ impl Meter {
 
     /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full.
     pub(crate) fn tell(&self, state: &mut State, requests: u64, at: u64) {
-        let queue = Some(self.patience).filter(|it| *it < u64::MAX);
+        let queue = Some(self.timeout).filter(|it| *it < u64::MAX);
         let end = at.saturating_add(queue.unwrap_or(0));
         self.count_before(state, at, |used| {
             let latest = end.max(used.last);

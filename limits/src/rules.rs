@@ -115,22 +115,22 @@ pub enum Unknown {
 
 /// All that is wrong with a file, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistakes(pub Vec<String>);
+pub struct ConfigErrors(pub Vec<String>);
 
-impl fmt::Display for Mistakes {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0.join("\n"))
     }
 }
 
-impl std::error::Error for Mistakes {}
+impl std::error::Error for ConfigErrors {}
 
 impl Rules {
     /// Reads a file's text.
     ///
     /// # Errors
     /// With everything that is wrong with it.
-    pub fn parse(text: &str) -> Result<Self, Mistakes> {
+    pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         Document::parse(text)?.rules()
     }
 

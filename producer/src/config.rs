@@ -6,7 +6,7 @@ mod shaping;
 
 use std::ffi::OsString;
 
-use runtime::settings::{self, Common, Mistakes, Settings};
+use runtime::settings::{self, Common, ConfigErrors, Settings};
 
 pub use self::{
     args::{Args, Granted, Keeping, Listening, Stopping},
@@ -39,7 +39,7 @@ impl Config {
     /// Reads the settings of a program started with `arguments`, its own name first.
     ///
     /// # Errors
-    /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
+    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -48,10 +48,10 @@ impl Config {
 impl Settings for Args {
     type Config = Config;
 
-    fn check(self, mistakes: &mut Mistakes) -> Config {
+    fn check(self, errors: &mut ConfigErrors) -> Config {
         let held_by_one = SEND_BUFFER_BYTES + 3 * self.keeping.chunk_bytes;
         if self.limits.in_flight_bytes < held_by_one {
-            mistakes.add(format!(
+            errors.add(format!(
                 "--in-flight-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"
             ));
         }
@@ -59,11 +59,11 @@ impl Settings for Args {
             listening: self.listening,
             keeping: self.keeping,
             limits: self.limits,
-            dsps: self.dsps.check(mistakes),
-            shaping: self.shaping.check(mistakes),
-            security: self.security.check(mistakes),
+            dsps: self.dsps.check(errors),
+            shaping: self.shaping.check(errors),
+            security: self.security.check(errors),
             stopping: self.stopping,
-            common: self.common.check(mistakes),
+            common: self.common.check(errors),
         }
     }
 

@@ -22,12 +22,12 @@
 //!
 //! # Constraints
 //!
-//! - The record is in memory only, so nothing waits for a disk: each append beyond the bound would have to. In a folder
+//! - The record is in memory only, so nothing waits for a disk: each append beyond the bound would have to. In a directory
 //!   on a disk no record is kept.
 //! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An
 //!   epoch whose machine stopped before the entry was final counts as unknown. A process that cannot lock the record,
 //!   because another one of the same name runs, marks it: epochs up to now are not trusted.
-//! - A name is used on one machine, with one folder: the record knows nothing of a run elsewhere.
+//! - A name is used on one machine, with one directory: the record knows nothing of a run elsewhere.
 //! - An epoch is larger than all recorded before it, even if the clock was set back.
 //! - Nothing here stops a producer: it runs without a record, and logs that it does.
 //!
@@ -62,8 +62,8 @@ use self::{
 /// How many sequences are reserved at once.
 pub const AHEAD_COOKIES: u64 = 1024;
 
-/// Where the record is kept by default: an in-memory folder that every Linux has.
-const DEFAULT_FOLDER: &str = "/dev/shm";
+/// Where the record is kept by default: an in-memory directory that every Linux has.
+const DEFAULT_DIR: &str = "/dev/shm";
 
 /// Most bytes of a producer's name in its file's name; a hash of the whole name follows.
 const SHOWN_BYTES_MAX: usize = 48;
@@ -71,10 +71,10 @@ const SHOWN_BYTES_MAX: usize = 48;
 /// Where a producer keeps the record of its epochs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// In `/dev/shm`, if there is such a folder.
+    /// In `/dev/shm`, if there is such a directory.
     Default,
-    /// In this folder.
-    Folder(PathBuf),
+    /// In this directory.
+    Dir(PathBuf),
     /// Nowhere.
     Off,
 }
@@ -105,13 +105,13 @@ pub fn begin(
     candidate: u64,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, CurrentEpoch)> {
-    let recorded: IntGauge = registry.add(figures::producer::PROGRESS_RECORDED)?;
-    let Some(folder) = folder(state) else {
-        remove(&Path::new(DEFAULT_FOLDER).join(record_name(id)));
+    let recorded: IntGauge = registry.add(metric_defs::producer::PROGRESS_RECORDED)?;
+    let Some(dir) = dir(state) else {
+        remove(&Path::new(DEFAULT_DIR).join(record_name(id)));
         tracing::info!("no epoch history is kept");
         return Ok(unrecorded(candidate));
     };
-    let path = folder.join(record_name(id));
+    let path = dir.join(record_name(id));
     Ok(match open(&path, candidate, &recorded) {
         Ok(opened) => opened,
         Err(why) => {
@@ -149,13 +149,13 @@ fn remove(path: &Path) {
     }
 }
 
-fn folder(state: &State) -> Option<PathBuf> {
+fn dir(state: &State) -> Option<PathBuf> {
     match state {
         State::Default => {
-            let folder = Path::new(DEFAULT_FOLDER);
-            folder.is_dir().then(|| folder.to_owned())
+            let dir = Path::new(DEFAULT_DIR);
+            dir.is_dir().then(|| dir.to_owned())
         }
-        State::Folder(folder) => Some(folder.clone()),
+        State::Dir(dir) => Some(dir.clone()),
         State::Off => None,
     }
 }

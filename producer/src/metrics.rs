@@ -3,13 +3,13 @@
 //! Nothing is updated per cookie for these: the log counts under the lock it holds anyway, a stream counts per
 //! chunk, and a subscriber that is forgotten takes its series with it.
 //!
-//! Of each subscriber the counts of one scrape add up exactly, as [`figures::sums::ACCOUNT`] says. For that the queues are
+//! Of each subscriber the counts of one scrape add up exactly, as [`metric_defs::equations::ACCOUNT`] says. For that the queues are
 //! read first, and then the log, once.
 
 mod log;
 mod subscribers;
 
-use figures::producer;
+use metric_defs::producer;
 use prometheus::IntGauge;
 use runtime::metrics::{Registry, register_process};
 

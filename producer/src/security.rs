@@ -9,7 +9,7 @@ use runtime::{
     listen::Stage,
     metrics::Registry,
     reload::{self, NamedFile, Reloaded},
-    settings::{CONTENTS, Mistakes},
+    settings::{CONTENTS, ConfigErrors},
     tls::server::{Files, Handshakes},
     token,
 };
@@ -60,25 +60,25 @@ pub struct AccessControl {
 }
 
 impl SecurityArgs {
-    /// Reads the files; adds all mistakes to `mistakes`.
+    /// Reads the files; adds all errors to `errors`.
     #[must_use]
-    pub fn check(&self, mistakes: &mut Mistakes) -> Security {
+    pub fn check(&self, errors: &mut ConfigErrors) -> Security {
         let certificate = NamedFile::given("--tls-cert", &self.tls_cert);
         let key = NamedFile::given("--tls-key", &self.tls_key);
         let client_authorities = NamedFile::given("--tls-client-ca", &self.tls_client_ca);
         if client_authorities.is_some() && certificate.is_none() {
-            mistakes.add("--tls-client-ca: needs --tls-cert and --tls-key too");
+            errors.add("--tls-client-ca: needs --tls-cert and --tls-key too");
         }
-        let files = pair(mistakes, certificate, key).map(|(certificate, key)| Files {
+        let files = pair(errors, certificate, key).map(|(certificate, key)| Files {
             certificate,
             key,
             client_authorities,
         });
         Security {
             wants_certificates: !self.tls_client_ca.is_empty(),
-            tls: files.and_then(|files| loaded(mistakes, files)),
+            tls: files.and_then(|files| loaded(errors, files)),
             token: NamedFile::given("--token-file", &self.token_file)
-                .and_then(|file| loaded(mistakes, token::File(file))),
+                .and_then(|file| loaded(errors, token::File(file))),
         }
     }
 }
@@ -149,16 +149,16 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a-token-of-some-length").unwrap();
         let path = file.path().display().to_string();
-        let mut mistakes = Mistakes::default();
+        let mut errors = ConfigErrors::default();
         let mut check = |token_file| {
             let args = SecurityArgs {
                 token_file,
                 ..SecurityArgs::default()
             };
-            args.check(&mut mistakes)
+            args.check(&mut errors)
         };
         let (plain, token) = (check(String::new()), check(path));
-        assert!(mistakes.is_empty(), "{mistakes}");
+        assert!(errors.is_empty(), "{errors}");
         let (here, everywhere) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
         assert_eq!(plain.exposure(here), None);
         assert_eq!(token.exposure("[::1]:1".parse().unwrap()), None);

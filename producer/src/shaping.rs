@@ -24,7 +24,7 @@
 //! `cargo bench -p producer` has the figures. Its task wakes when something is due, and not before.
 
 pub mod contract;
-mod figures;
+mod counters;
 mod held;
 mod metrics;
 mod room;
@@ -48,12 +48,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     contract::LimitsFile,
-    figures::Fate,
+    counters::Fate,
     held::Held,
     room::Offered,
     shaper::{Shaper, TURN_COOKIES_MAX},
 };
-pub(crate) use self::{figures::Dropped, metrics::register, shaper::Summary, spool::Spool};
+pub(crate) use self::{counters::Dropped, metrics::register, shaper::Summary, spool::Spool};
 use crate::{
     config::LimitsConfig,
     log::{Burst, Closed, Log},

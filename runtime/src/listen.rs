@@ -12,7 +12,7 @@ mod stream;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -123,10 +123,10 @@ impl Metrics {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
-        let own = |figure: Figure| figure.of(&format!("{process}_{port}"));
-        let open = Figure::gauge("connections", "Connections open now.");
-        let accepted = Figure::counter("connections_accepted_total", "Connections accepted.");
-        let cut = Figure::counter(
+        let own = |figure: MetricDef| figure.of(&format!("{process}_{port}"));
+        let open = MetricDef::gauge("connections", "Connections open now.");
+        let accepted = MetricDef::counter("connections_accepted_total", "Connections accepted.");
+        let cut = MetricDef::counter(
             "connections_closed_total",
             "Connections cut off by this side, by reason.",
         );

@@ -32,7 +32,7 @@ struct Log {
 }
 
 /// How long the end of a process may wait for its last lines to be read.
-const FLUSH_PATIENCE: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Waits for the last lines of a process when it is dropped, but not for a reader that hangs.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Drop for Flush {
 /// Waits until what was logged is written, but not for a reader that hangs. Blocks the thread.
 pub fn flush() {
     if let Some(log) = LOG.get() {
-        log.lines.flush(FLUSH_PATIENCE);
+        log.lines.flush(FLUSH_TIMEOUT);
     }
 }
 

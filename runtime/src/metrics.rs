@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{
     IntGaugeVec, Result,
     core::{Collector, Desc},
@@ -80,7 +80,7 @@ impl Registry {
     /// # Errors
     /// When the name is taken, or such a handle does not count such a figure.
     #[track_caller]
-    pub fn add<H: Handle>(&self, figure: Figure) -> Result<H> {
+    pub fn add<H: Handle>(&self, figure: MetricDef) -> Result<H> {
         let handle = H::of(figure)?;
         self.register(Box::new(handle.clone()))?;
         Ok(handle)
@@ -93,7 +93,7 @@ impl Registry {
     #[track_caller]
     pub fn read(
         &self,
-        figures: impl IntoIterator<Item = Figure>,
+        figures: impl IntoIterator<Item = MetricDef>,
         read: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
     ) -> Result<()> {
         self.register(Box::new(Reader::new(figures, read)?))
@@ -222,7 +222,7 @@ impl Collector for Shared {
 /// When a name is taken.
 pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
     usage::register(registry, process)?;
-    let build = Figure::gauge("build_info", "Always 1; the labels say what runs.");
+    let build = MetricDef::gauge("build_info", "Always 1; the labels say what runs.");
     let build = build.by(&["version", "commit", "profile"]).of(process);
     let build: IntGaugeVec = registry.add(build)?;
     build.with_label_values(&[version, COMMIT, PROFILE]).set(1);

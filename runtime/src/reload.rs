@@ -1,10 +1,10 @@
 //! Files that may be replaced while a process runs: certificates, keys, tokens, limits, settings.
 //!
-//! They are read at the start, where what is wrong with them is a mistake of the settings, and looked at again
+//! They are read at the start, where what is wrong with them is an error of the settings, and looked at again
 //! every [`LOOK_INTERVAL`], by content. What is good replaces what was; what is broken changes nothing, and is
 //! said once. A certificate and its key are two files, and for a moment of their replacement no pair: only what
 //! was found broken at one look and is the same at the next counts as broken. It is then tried again at each look,
-//! since the mistake may be in another file, which this one names.
+//! since the error may be in another file, which this one names.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{IntCounterVec, IntGaugeVec};
 use tokio::{
     task::{JoinError, spawn_blocking},
@@ -57,15 +57,15 @@ impl NamedFile {
         path.map(|path| Self { flag, path })
     }
 
-    /// What is wrong with this file, as a mistake of the settings.
-    pub fn mistake(&self, what: impl fmt::Display) -> String {
+    /// What is wrong with this file, as an error of the settings.
+    pub fn error(&self, what: impl fmt::Display) -> String {
         format!("{}: {}: {what}", self.flag, self.path.display())
     }
 
     /// What it holds.
     ///
     /// # Errors
-    /// The mistake, when it cannot be read, now and again.
+    /// The error, when it cannot be read, now and again.
     pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
         let read = || {
             // Opening a pipe waits for a writer.
@@ -77,9 +77,9 @@ impl NamedFile {
             file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        let bytes = read().map_err(|error| self.mistake(error))?;
+        let bytes = read().map_err(|error| self.error(error))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(self.mistake("is larger than 4 MiB"));
+            return Err(self.error("is larger than 4 MiB"));
         }
         Ok(bytes)
     }
@@ -256,9 +256,9 @@ impl<S: Source> Reloaded<S> {
         self.looks().look(&contents, false, || {
             let built = match &contents {
                 Ok(contents) => self.source.build(contents),
-                Err(mistakes) => Err(mistakes.clone()),
+                Err(errors) => Err(errors.clone()),
             };
-            let value = built.map_err(|mistakes| mistakes.join("; "))?;
+            let value = built.map_err(|errors| errors.join("; "))?;
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             *current = Arc::new(value);
             Ok(())
@@ -272,18 +272,18 @@ impl<S: Source> Reloaded<S> {
 
 fn read(source: &impl Source) -> Result<Vec<Vec<u8>>, Vec<String>> {
     let files = source.files();
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     let mut contents = Vec::with_capacity(files.len());
     for file in files {
         match file.read() {
             Ok(bytes) => contents.push(bytes),
-            Err(mistake) => mistakes.push(mistake),
+            Err(error) => errors.push(error),
         }
     }
-    if mistakes.is_empty() {
+    if errors.is_empty() {
         Ok(contents)
     } else {
-        Err(mistakes)
+        Err(errors)
     }
 }
 
@@ -340,11 +340,11 @@ impl Metrics {
         process: &str,
         has_certificates: bool,
     ) -> prometheus::Result<Self> {
-        let reloads = Figure::counter(
+        let reloads = MetricDef::counter(
             "credential_reloads_total",
             "Times that replaced files were taken into use, or could not be, by what they are.",
         );
-        let expiry = Figure::gauge(
+        let expiry = MetricDef::gauge(
             "tls_certificate_expiry_unix_seconds",
             "When the first certificate of each kind in use expires.",
         );

@@ -5,17 +5,17 @@
 //! program's name. So every setting has all three forms, and none can be known to one and unknown to another.
 //!
 //! A flag is the one place where a setting is described: its field's type and `value_parser` say what it takes, its group
-//! says what becomes of a change. clap would name the first mistake alone, so each value is tried by itself, and all
-//! mistakes are named at once, those of the file among them.
+//! says what becomes of a change. clap would name the first error alone, so each value is tried by itself, and all
+//! errors are named at once, those of the file among them.
 //!
 //! What every process can do with its settings instead of running is in [`instead`]; [`Change`] says which of them may
 //! change while it runs, and [`reread`] changes them.
 
 mod common;
+mod config_errors;
 mod effective;
 mod file;
 pub mod instead;
-mod mistakes;
 pub mod probe;
 pub mod reread;
 mod values;
@@ -30,8 +30,8 @@ use clap::{
 
 pub use self::{
     common::{Common, CommonArgs},
+    config_errors::ConfigErrors,
     effective::{Effective, Setting, Source, lacks_secret, without_secret},
-    mistakes::Mistakes,
     values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
 use crate::{VERSION, reload::NamedFile};
@@ -44,8 +44,8 @@ pub trait Settings: Parser + 'static {
     /// The same, checked.
     type Config: Send + 'static;
 
-    /// From values that are each good to what they mean together; notes all mistakes.
-    fn check(self, mistakes: &mut Mistakes) -> Self::Config;
+    /// From values that are each good to what they mean together; notes all errors.
+    fn check(self, errors: &mut ConfigErrors) -> Self::Config;
 
     /// The settings that every process has.
     fn common(config: &Self::Config) -> &Common;
@@ -114,7 +114,7 @@ pub struct Loaded<A: Settings> {
 /// that is how deployment tools say so.
 ///
 /// # Errors
-/// clap's, ready to be printed: also for `--help`, and with all mistakes of flags, file and check together.
+/// clap's, ready to be printed: also for `--help`, and with all errors of flags, file and check together.
 pub fn load<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, clap::Error> {
@@ -173,7 +173,7 @@ struct Written {
     matches: ArgMatches,
     effective: Effective,
     file: Option<NamedFile>,
-    mistakes: Mistakes,
+    errors: ConfigErrors,
 }
 
 impl Written {
@@ -186,22 +186,22 @@ impl Written {
             .clone()
             .mut_args(from_environment)
             .mut_args(taking_anything);
-        let mut mistakes = Mistakes::default();
+        let mut errors = ConfigErrors::default();
         let file = file_of(&command, &arguments);
         let in_file = match &file {
-            Some(file) => file::values(&command, file, &mut mistakes),
+            Some(file) => file::values(&command, file, &mut errors),
             None => Default::default(),
         };
         let matches = command
             .try_get_matches_from_mut(&arguments)
-            .map_err(|error| with_mistakes(error, &mistakes))?;
+            .map_err(|error| with_errors(error, &errors))?;
         let effective = Effective::of(&command, &matches, in_file, file.as_ref());
         Ok(Self {
             arguments,
             matches,
             effective,
             file,
-            mistakes,
+            errors,
         })
     }
 
@@ -211,9 +211,9 @@ impl Written {
         let config = command
             .try_get_matches_from(good)
             .and_then(|matches| A::from_arg_matches(&matches))
-            .map(|settings| settings.check(&mut self.mistakes));
-        if !self.mistakes.is_empty() {
-            let message = format!("wrong settings:\n{}\n", self.mistakes);
+            .map(|settings| settings.check(&mut self.errors));
+        if !self.errors.is_empty() {
+            let message = format!("wrong settings:\n{}\n", self.errors);
             return Err(clap::Error::raw(ErrorKind::InvalidValue, message));
         }
         Ok(Loaded {
@@ -225,7 +225,7 @@ impl Written {
     }
 
     /// A command line that says each good value of each setting; notes what is wrong with the others, for which the defaults
-    /// stand in, so that mistakes between settings are found too.
+    /// stand in, so that errors between settings are found too.
     fn good_values(&mut self, command: &Command) -> Vec<OsString> {
         let mut line = vec![command.get_name().into()];
         for setting in command
@@ -240,7 +240,7 @@ impl Written {
                         good.push(value);
                         line.push(good);
                     }
-                    Some(refused) => self.mistakes.add(format!("--{flag}: {refused}")),
+                    Some(refused) => self.errors.add(format!("--{flag}: {refused}")),
                 }
             }
         }
@@ -258,7 +258,7 @@ fn from_environment(argument: Arg) -> Arg {
     }
 }
 
-/// A setting before its check, which is to find all mistakes and not the first alone.
+/// A setting before its check, which is to find all errors and not the first alone.
 fn taking_anything(argument: Arg) -> Arg {
     if is_setting(&argument) {
         argument.value_parser(ValueParser::os_string())
@@ -279,11 +279,11 @@ fn file_of(command: &Command, arguments: &[OsString]) -> Option<NamedFile> {
 }
 
 /// What clap found, and what is wrong with the file.
-fn with_mistakes(error: clap::Error, mistakes: &Mistakes) -> clap::Error {
-    if mistakes.is_empty() || !error.use_stderr() {
+fn with_errors(error: clap::Error, errors: &ConfigErrors) -> clap::Error {
+    if errors.is_empty() || !error.use_stderr() {
         return error;
     }
-    let message = format!("{error}\nalso wrong:\n{mistakes}\n");
+    let message = format!("{error}\nalso wrong:\n{errors}\n");
     // clap puts its own "error: " before.
     let message = message.strip_prefix("error: ").unwrap_or(&message);
     clap::Error::raw(error.kind(), message)

@@ -42,7 +42,7 @@ impl Source for File {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Tokens, Vec<String>> {
-        Tokens::parse(&contents[0]).map_err(|wrong| vec![self.0.mistake(wrong)])
+        Tokens::parse(&contents[0]).map_err(|wrong| vec![self.0.error(wrong)])
     }
 }
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_a_mistake_that_does_not_repeat_it() {
+    fn what_is_no_token_is_a_error_that_does_not_repeat_it() {
         let long = "x".repeat(TOKEN_BYTES_MAX + 1);
         let many = format!("{ONE}\n").repeat(TOKENS_MAX + 1);
         for (file, what) in [

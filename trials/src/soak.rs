@@ -94,7 +94,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     cluster.consumer_arg.extend(log.map(str::to_owned));
     cluster.check()?;
     args.check_memory(memory::of_machine())?;
-    let folder = args.report.prepare("soak")?;
+    let dir = args.report.prepare("soak")?;
     let seed = args
         .drive
         .seed
@@ -187,7 +187,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     });
     let (problems, observer) = running.remove().await;
     outcome.faults.extend(problems);
-    leave(folder, || {
+    leave(dir, || {
         report::report(&outcome, observer.observations(), began)
     })?;
     Ok(outcome)

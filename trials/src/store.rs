@@ -49,7 +49,7 @@ const VERIFIED_PAIRS: u64 = 2_000;
 /// the store has not what it should have in the end.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
-    /// Where cookies go: mongodb://…, embedded:DIR for a folder that does not exist, or none.
+    /// Where cookies go: mongodb://…, embedded:DIR for a directory that does not exist, or none.
     #[arg(long)]
     pub store: String,
     /// Cookies to write.
@@ -85,7 +85,7 @@ pub struct StoreArgs {
     /// Continue with the MongoDB databases that a run with the same seed and DSPs and with --keep left behind.
     #[arg(long, requires = "seed")]
     pub resume: bool,
-    /// Leave the databases, or the folder, behind.
+    /// Leave the databases, or the directory, behind.
     #[arg(long)]
     pub keep: bool,
     /// Seed of the cookies [default: random].
@@ -220,7 +220,7 @@ impl Taken {
 /// Writes until all is written or `stop`; `progress` gets a line a slice.
 ///
 /// # Errors
-/// When the arguments are not valid, the folder exists, or the store cannot be written to.
+/// When the arguments are not valid, the directory exists, or the store cannot be written to.
 pub async fn run(
     args: &StoreArgs,
     stop: &CancellationToken,
@@ -229,9 +229,9 @@ pub async fn run(
     let config = args.config()?;
     let server = match &config.storing.store {
         StoreConfig::Mongodb(uri) => Some(Server::connect(uri).await?),
-        StoreConfig::Embedded(folder) => {
-            let place = folder.display();
-            ensure!(!folder.exists(), "{place} exists: name a new folder");
+        StoreConfig::Embedded(dir) => {
+            let place = dir.display();
+            ensure!(!dir.exists(), "{place} exists: name a new directory");
             None
         }
         StoreConfig::Discard => None,
@@ -248,9 +248,9 @@ pub async fn run(
         if let Some(server) = &server {
             server.drop_databases().await?;
         }
-        if let StoreConfig::Embedded(folder) = &config.storing.store {
-            let removed = std::fs::remove_dir_all(folder);
-            removed.with_context(|| format!("cannot remove {}", folder.display()))?;
+        if let StoreConfig::Embedded(dir) = &config.storing.store {
+            let removed = std::fs::remove_dir_all(dir);
+            removed.with_context(|| format!("cannot remove {}", dir.display()))?;
         }
     }
     outcome

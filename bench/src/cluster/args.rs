@@ -46,7 +46,7 @@ pub struct ClusterArgs {
     /// Run each consumer in a network namespace of its own (needs root, ip and nft).
     #[arg(skip)]
     pub own_network: bool,
-    /// Keep the folder with the stores and the logs of all processes; TMPDIR says where it is made.
+    /// Keep the directory with the stores and the logs of all processes; TMPDIR says where it is made.
     #[arg(long)]
     pub keep: bool,
 }
@@ -105,7 +105,7 @@ pub enum StoreChoice {
     Mongodb,
     /// An embedded store for each.
     Embedded,
-    /// A mongod for the first and every other, a folder for those between.
+    /// A mongod for the first and every other, a directory for those between.
     Mixed,
     /// Counted and discarded.
     Nothing,

@@ -40,7 +40,7 @@ pub enum StoreBackend {
         /// What the names of its databases begin with.
         prefix: String,
     },
-    /// In a folder.
+    /// In a directory.
     Embedded(PathBuf),
     /// Nowhere.
     Nothing,
@@ -51,7 +51,7 @@ impl StoreBackend {
     pub(super) async fn prepare(
         args: &ClusterArgs,
         number: usize,
-        folder: &Path,
+        dir: &Path,
         host: Option<Ipv4Addr>,
     ) -> Result<Self> {
         Ok(match args.store.of_node(number) {
@@ -60,12 +60,12 @@ impl StoreBackend {
                 let mut flags = mongod_flags(&cache, args.mongod_default, &args.mongod_arg);
                 let host = host.map(|host| host.to_string());
                 flags.extend(host.iter().flat_map(|host| ["--bind_ip", host.as_str()]));
-                let folder = folder.join(format!("mongod-{number}"));
-                let started = Mongod::start_with(&folder, &flags).await;
+                let dir = dir.join(format!("mongod-{number}"));
+                let started = Mongod::start_with(&dir, &flags).await;
                 Self::Mongod(Box::new(started?))
             }
             StoreChoice::Embedded | StoreChoice::Mixed => {
-                Self::Embedded(folder.join(format!("store-{number}")))
+                Self::Embedded(dir.join(format!("store-{number}")))
             }
             StoreChoice::Nothing => Self::Nothing,
             StoreChoice::Existing(uri) => Self::Existing {
@@ -80,7 +80,7 @@ impl StoreBackend {
         let store = match self {
             Self::Mongod(mongod) => mongod.uri(),
             Self::Existing { uri, .. } => uri.clone(),
-            Self::Embedded(folder) => format!("embedded:{}", folder.display()),
+            Self::Embedded(dir) => format!("embedded:{}", dir.display()),
             Self::Nothing => "none".to_owned(),
         };
         let mut flags = vec!["--store".to_owned(), store];
@@ -99,10 +99,10 @@ impl StoreBackend {
     }
 
     /// Ends it, in order when its data are to be kept, and drops databases that are ours.
-    pub(super) async fn remove(self, is_kept: bool, patience: Duration) -> Result<()> {
+    pub(super) async fn remove(self, is_kept: bool, timeout: Duration) -> Result<()> {
         match self {
             Self::Mongod(mut mongod) if is_kept => {
-                mongod.process().stop(patience).await?;
+                mongod.process().stop(timeout).await?;
             }
             Self::Existing { prefix, .. } if is_kept => {
                 eprintln!("kept      the databases {prefix}*")

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 
 /// Where `ip netns` keeps the names of namespaces.
-const NAMES_FOLDER: &str = "/run/netns";
+const NAMES_DIR: &str = "/run/netns";
 
 /// Locked while a network is made.
 const LOCK_FILE: &str = "/run/cookiesync-bench.lock";
@@ -81,7 +81,7 @@ impl Network {
     pub fn create(nodes: usize) -> Result<Self> {
         let lock = File::create(LOCK_FILE).with_context(|| format!("cannot make {LOCK_FILE}"))?;
         flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
-        sweep(Path::new(NAMES_FOLDER));
+        sweep(Path::new(NAMES_DIR));
         let [a, b] = free_subnet()?;
         let host = Ipv4Addr::new(198, a, b, 1);
         let mut network = Self {

@@ -29,7 +29,7 @@ pub(super) struct Start<'a> {
     pub(super) number: usize,
     pub(super) producers: &'a [Producer],
     pub(super) programs: &'a Programs,
-    pub(super) folder: &'a Path,
+    pub(super) dir: &'a Path,
     /// Where its consumer runs, if not beside everything else.
     pub(super) network: Option<&'a Namespace>,
 }
@@ -43,7 +43,7 @@ impl Node {
             admin.set_ip(network.address().into());
         }
         let admin = admin.to_string();
-        let letters = start.folder.join(format!("{name}-dead-letters.jsonl"));
+        let letters = start.dir.join(format!("{name}-dead-letters.jsonl"));
         let mut flags = flags([
             ("--name", &name),
             ("--admin", &admin),
@@ -69,7 +69,7 @@ impl Node {
             Some(network) => network.inside(program, &flags),
             None => (program.clone(), flags),
         };
-        let log = start.folder.join(format!("{name}.log"));
+        let log = start.dir.join(format!("{name}.log"));
         Ok(Self {
             process: Process::start(&name, &program, &flags, &log)?,
             name,

@@ -25,7 +25,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long nothing may get better while a backlog is waited for: longer than a mongod takes to replay its journal.
-const SETTLE_PATIENCE: Duration = Duration::from_secs(30);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a backlog is waited for at all, and when it was interrupted.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
@@ -260,7 +260,7 @@ impl Running {
             } else {
                 SETTLE_MAX
             };
-            if best_at.elapsed() > SETTLE_PATIENCE || began.elapsed() > most {
+            if best_at.elapsed() > SETTLE_TIMEOUT || began.elapsed() > most {
                 return settled(backlog.max(1));
             }
             last = now;
@@ -322,7 +322,7 @@ async fn verify_node(node: &mut Node, check: Check<'_>) -> Result<Option<Verdict
     let verdict = match &node.backend {
         StoreBackend::Mongod(mongod) => verify::mongodb(&mongod.uri(), "", check).await,
         StoreBackend::Existing { uri, prefix } => verify::mongodb(uri, prefix, check).await,
-        StoreBackend::Embedded(folder) => verify::embedded(folder, check).await,
+        StoreBackend::Embedded(dir) => verify::embedded(dir, check).await,
         StoreBackend::Nothing => return Ok(None),
     };
     verdict.context("cannot be read").map(Some)

@@ -4,7 +4,7 @@ use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
 
 use tokio::{
     net::TcpStream,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{self, Instant, sleep, sleep_until},
 };
 
 use super::{history::History, plan::Task, recorder::Recorder, session::Session};
@@ -20,7 +20,7 @@ pub(super) struct Connection {
 
 /// A stream to the address of a task.
 pub(super) async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+    let stream = time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     stream.set_nodelay(true)?;
@@ -64,10 +64,10 @@ impl Connection {
         }
     }
 
-    /// Waits for the answers that are outstanding after [`run`](Self::run) was dropped, within `patience`.
-    pub(super) async fn finish(mut self, patience: Duration) -> History {
+    /// Waits for the answers that are outstanding after [`run`](Self::run) was dropped, within `timeout`.
+    pub(super) async fn finish(mut self, timeout: Duration) -> History {
         self.session.send_no_more();
-        if self.session.has_outstanding() && timeout(patience, self.run()).await.is_err() {
+        if self.session.has_outstanding() && time::timeout(timeout, self.run()).await.is_err() {
             self.session.give_up_outstanding();
         }
         self.session.end()

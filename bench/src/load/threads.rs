@@ -26,7 +26,7 @@ use super::{
 const OPENING_MAX: usize = 64;
 
 /// How long answers are waited for after the last request.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Parts of seconds that wait to be put together, for each thread.
 const PARTS_WAITING_MAX: usize = 4;
@@ -131,7 +131,7 @@ impl Worker {
                     () = connection.run() => {}
                     () = stop.cancelled() => {}
                 }
-                connection.finish(ANSWER_PATIENCE).await
+                connection.finish(ANSWER_TIMEOUT).await
             });
         }
         let mut histories = Vec::with_capacity(running.len());

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::scrape::{Samples, names};
 
-/// Cookies received, and those that have each fate: terms of `figures::sums::LEDGER`.
+/// Cookies received, and those that have each fate: terms of `metric_defs::equations::LEDGER`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Fates {
     /// Received from producers.

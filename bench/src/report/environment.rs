@@ -89,7 +89,7 @@ fn redacted(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else {
         return word.to_owned();
     };
-    // An unescaped `/` or `@` in a password is a mistake, but no reason to show it: so the last `@`.
+    // An unescaped `/` or `@` in a password is an error, but no reason to show it: so the last `@`.
     let rest = match rest.rsplit_once('@') {
         Some((_, host)) => format!("***@{host}"),
         None => rest.to_owned(),

@@ -60,17 +60,17 @@ fn full() -> Report {
 }
 
 #[test]
-fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
+fn report_comes_back_from_its_dir_as_it_was() -> TestResult {
     let parent = TempDir::new()?;
     let args = ReportArgs {
         report: Some(parent.path().join("r")),
         ..ReportArgs::default()
     };
-    let folder = args.prepare("load").map_err(|error| error.to_string())?;
-    let folder = folder.ok_or("no folder")?;
+    let dir = args.prepare("load").map_err(|error| error.to_string())?;
+    let dir = dir.ok_or("no directory")?;
     let report = full();
-    let path = folder.write(&report)?;
-    let path = path.parent().ok_or("it is in a folder")?;
+    let path = dir.write(&report)?;
+    let path = path.parent().ok_or("it is in a directory")?;
     for name in ["report.json", "report.html"] {
         assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");
     }
@@ -84,7 +84,7 @@ fn report_comes_back_from_its_folder_as_it_was() -> TestResult {
             Some(1_000.0)
         );
     }
-    assert!(args.prepare("load").is_err(), "the folder is taken");
+    assert!(args.prepare("load").is_err(), "the directory is taken");
     assert!(Report::read(parent.path()).is_err(), "there is none");
     Ok(())
 }

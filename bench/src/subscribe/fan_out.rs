@@ -39,11 +39,11 @@ use crate::{
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(5);
 const STREAMS_MAX: usize = 10_000;
-const READY_PATIENCE: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long streams may take for what they are behind with when the load has ended: a full log, by readers on a busy machine.
-const CATCH_UP_PATIENCE: Duration = Duration::from_secs(300);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longer than a producer may take to drain.
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Steps with producers of their own.
@@ -77,17 +77,17 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         );
     }
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
-    let folder = tempfile::tempdir().context("cannot make a folder for the logs")?;
+    let dir = tempfile::tempdir().context("cannot make a directory for the logs")?;
     let title = format!("Cost of streams of {:?}", args.call);
     let mut report = Report::new("fan-out", &title);
     let began = Instant::now();
     let mut rows = Vec::new();
     for number in &args.fan_out.fan_out {
         let name = counted(number.get(), "stream");
-        let folder = folder.path().join(number.to_string());
-        fs::create_dir(&folder).context("cannot make a folder for the logs")?;
+        let dir = dir.path().join(number.to_string());
+        fs::create_dir(&dir).context("cannot make a directory for the logs")?;
         let step = tokio::select! {
-            step = Step::run(args, *number, &programs, &folder, stop) => step,
+            step = Step::run(args, *number, &programs, &dir, stop) => step,
             () = stop.cancelled() => {
                 report.findings.push("The run was ended before its time.".to_owned());
                 break;
@@ -146,20 +146,20 @@ impl Step {
         args: &SubscribeArgs,
         streams: NonZeroUsize,
         programs: &Programs,
-        folder: &Path,
+        dir: &Path,
         stop: &CancellationToken,
     ) -> Result<Self> {
-        // In memory, as the record of a producer must be, and removed with the folder.
-        let records = TempDir::new_in("/dev/shm").context("no folder in memory")?;
+        // In memory, as the record of a producer must be, and removed with the directory.
+        let records = TempDir::new_in("/dev/shm").context("no directory in memory")?;
         let launch = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
             addresses: Addresses::free()?,
-            folder,
+            dir,
             flags: vec![format!("--state={}", records.path().display())],
         };
         let mut producer = launch.start()?;
-        producer.wait_ready(READY_PATIENCE).await?;
+        producer.wait_ready(READY_TIMEOUT).await?;
         let traffic = Traffic::new(fastrand::u64(..), None);
         let plan = Plan {
             connections: NonZeroUsize::new(32).unwrap_or(NonZeroUsize::MIN),
@@ -187,7 +187,7 @@ impl Step {
             let load = load::run(&plan, stop).await?;
             let after = caught_up(&producer, streams.get() as u64).await?;
             let memory = Memory::of(producer.process.id()).context("the producer is gone")?;
-            let status = producer.process.stop(STOP_PATIENCE).await?;
+            let status = producer.process.stop(STOP_TIMEOUT).await?;
             ensure!(
                 status.success(),
                 "the producer did not drain ({status}): {}",
@@ -298,7 +298,7 @@ impl Look {
 
 /// Waits until every stream was handed all there is, or told that it will not get it.
 async fn caught_up(producer: &Producer, streams: u64) -> Result<Look> {
-    let deadline = Instant::now() + CATCH_UP_PATIENCE;
+    let deadline = Instant::now() + CATCH_UP_TIMEOUT;
     loop {
         let look = Look::at(producer).await?;
         // A stream that has broken gets nothing more: what it missed is then found to be missing.
@@ -307,7 +307,7 @@ async fn caught_up(producer: &Producer, streams: u64) -> Result<Look> {
         }
         ensure!(
             Instant::now() < deadline,
-            "the streams are still behind after {CATCH_UP_PATIENCE:?}"
+            "the streams are still behind after {CATCH_UP_TIMEOUT:?}"
         );
         sleep(POLL_INTERVAL).await;
     }

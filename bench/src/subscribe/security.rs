@@ -11,7 +11,7 @@ use runtime::{
         Connector, Network, Tcp,
         credentials::{Flags, Security},
     },
-    settings::Mistakes,
+    settings::ConfigErrors,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -42,7 +42,7 @@ impl SecurityArgs {
     /// # Errors
     /// All that is wrong with them.
     pub(super) fn load(&self, producer: &str) -> Result<Security> {
-        let mut mistakes = Mistakes::default();
+        let mut errors = ConfigErrors::default();
         let flags = Flags {
             authorities: self.tls_ca.as_deref().unwrap_or_default(),
             certificate: self.tls_cert.as_deref().unwrap_or_default(),
@@ -50,8 +50,8 @@ impl SecurityArgs {
             server_name: self.tls_server_name.as_deref().unwrap_or_default(),
             token_file: self.token_file.as_deref().unwrap_or_default(),
         };
-        let security = Security::check(&mut mistakes, flags, producer.starts_with("https://"));
-        mistakes.or(security).map_err(|wrong| anyhow!("\n{wrong}"))
+        let security = Security::check(&mut errors, flags, producer.starts_with("https://"));
+        errors.or(security).map_err(|wrong| anyhow!("\n{wrong}"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads whole stores: MongoDB as a bidder reads it, with an ordinary driver; the embedded store from its folder.
+//! Reads whole stores: MongoDB as a bidder reads it, with an ordinary driver; the embedded store from its directory.
 
 use std::{ops::ControlFlow, path::Path, time::Duration};
 
@@ -52,13 +52,13 @@ pub async fn mongodb(uri: &str, prefix: &str, mut check: Check<'_>) -> Result<Ve
     Ok(check.finish())
 }
 
-/// Checks the embedded store in `folder`, which nobody uses.
+/// Checks the embedded store in `dir`, which nobody uses.
 ///
 /// # Errors
 /// When it cannot be opened or read.
-pub async fn embedded(folder: &Path, mut check: Check<'_>) -> Result<Verdict> {
+pub async fn embedded(dir: &Path, mut check: Check<'_>) -> Result<Verdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
-    let store = EmbeddedStore::open(folder.to_owned(), ttls).await?;
+    let store = EmbeddedStore::open(dir.to_owned(), ttls).await?;
     // Reading blocks, and ends when nobody listens any more.
     let (cookie_tx, mut cookies) = mpsc::channel(COOKIES_AHEAD);
     let reading = tokio::task::spawn_blocking(move || {

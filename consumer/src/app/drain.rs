@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::App;
 
 /// How long a drain waits for a store that does not work.
-const STORE_DOWN_PATIENCE: Duration = Duration::from_secs(2);
+const STORE_DOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Of the drain timeout, what is not the pipeline's: one half for the admin port and maintenance to end, the other for the
 /// store to close.
@@ -68,11 +68,11 @@ impl App {
         Ok(())
     }
 
-    /// Returns when the store has not worked for [`STORE_DOWN_PATIENCE`] from now on, without a break.
+    /// Returns when the store has not worked for [`STORE_DOWN_TIMEOUT`] from now on, without a break.
     async fn store_is_down(&self) {
         let mut works_at = Instant::now();
-        while works_at.elapsed() < STORE_DOWN_PATIENCE {
-            sleep(STORE_DOWN_PATIENCE / 20).await;
+        while works_at.elapsed() < STORE_DOWN_TIMEOUT {
+            sleep(STORE_DOWN_TIMEOUT / 20).await;
             if self.health.store_down().is_none() {
                 works_at = Instant::now();
             }

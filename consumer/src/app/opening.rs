@@ -18,9 +18,9 @@ use crate::{
 /// When it can never work, with what to do.
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     Ok(match &config.storing.store {
-        StoreConfig::Embedded(folder) => {
-            let (folder, ttls) = (folder.clone(), config.keeping.ttls());
-            Arc::new(EmbeddedStore::open(folder, ttls).await?)
+        StoreConfig::Embedded(dir) => {
+            let (dir, ttls) = (dir.clone(), config.keeping.ttls());
+            Arc::new(EmbeddedStore::open(dir, ttls).await?)
         }
         StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(Options {
             uri: uri.clone(),

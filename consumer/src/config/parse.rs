@@ -45,11 +45,11 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
-    if let Some(folder) = text.strip_prefix("embedded:") {
-        return if folder.is_empty() {
-            Err("`embedded:` needs a folder after the colon".to_owned())
+    if let Some(dir) = text.strip_prefix("embedded:") {
+        return if dir.is_empty() {
+            Err("`embedded:` needs a directory after the colon".to_owned())
         } else {
-            Ok(StoreConfig::Embedded(PathBuf::from(folder)))
+            Ok(StoreConfig::Embedded(PathBuf::from(dir)))
         };
     }
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {

@@ -2,7 +2,7 @@
 
 use runtime::{
     connect::credentials::{Flags, Security},
-    settings::{CONTENTS, Mistakes},
+    settings::{CONTENTS, ConfigErrors},
 };
 
 use super::ProducerUrl;
@@ -56,7 +56,7 @@ pub(super) struct SecurityArgs {
 
 impl SecurityArgs {
     /// Reads the files; notes all that is wrong.
-    pub(super) fn check(&self, mistakes: &mut Mistakes, producers: &[ProducerUrl]) -> Security {
+    pub(super) fn check(&self, errors: &mut ConfigErrors, producers: &[ProducerUrl]) -> Security {
         let flags = Flags {
             authorities: &self.tls_ca,
             certificate: &self.tls_cert,
@@ -65,7 +65,7 @@ impl SecurityArgs {
             token_file: &self.token_file,
         };
         Security::check(
-            mistakes,
+            errors,
             flags,
             producers.iter().any(|producer| producer.https),
         )

@@ -74,7 +74,7 @@ fn producers_are_repeatable_and_comma_separated() {
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once() {
+fn all_errors_are_reported_at_once() {
     let file = file("flush = '1s'\nname = []\nadmin = 'here'\nstore = ['none']\n");
     let config = format!("--config={}", file.path().display());
     let arguments = [
@@ -98,7 +98,7 @@ fn all_mistakes_are_reported_at_once() {
         "--log-format=xml",
         "--debug-endpoints=perhaps",
     ];
-    let mistakes = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
+    let errors = load(&[&[config.as_str()], &arguments[..]].concat()).unwrap_err();
     let flags = arguments.map(|argument| argument.split_once('=').unwrap().0);
     let in_file = [
         "unknown key flush",
@@ -107,9 +107,9 @@ fn all_mistakes_are_reported_at_once() {
         "--admin",
     ];
     for part in flags.iter().chain(&in_file) {
-        assert!(mistakes.contains(part), "{part} is missing in {mistakes}");
+        assert!(errors.contains(part), "{part} is missing in {errors}");
     }
-    assert!(!mistakes.contains("secret"), "{mistakes}");
+    assert!(!errors.contains("secret"), "{errors}");
 }
 
 #[test]
@@ -229,11 +229,11 @@ fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_
 }
 
 #[test]
-fn mistake_in_the_form_of_a_file_does_not_show_the_line() {
+fn error_in_the_form_of_a_file_does_not_show_the_line() {
     let file = file("name = 'node'\nstore = \"mongodb://user:secret@host\n");
-    let mistake = load(&[&format!("--config={}", file.path().display())]).unwrap_err();
-    assert!(mistake.contains("line 2: "), "{mistake}");
-    assert!(!mistake.contains("secret"), "{mistake}");
+    let error = load(&[&format!("--config={}", file.path().display())]).unwrap_err();
+    assert!(error.contains("line 2: "), "{error}");
+    assert!(!error.contains("secret"), "{error}");
 }
 
 #[test]

@@ -13,9 +13,9 @@ fn count(letters: &Writer, outcome: &str) -> u64 {
     letters.counted.with_label_values(&[outcome]).get()
 }
 
-fn letters(folder: &TempDir, bytes_max: usize) -> Writer {
+fn letters(dir: &TempDir, bytes_max: usize) -> Writer {
     let metrics = Metrics::register(&Registry::new()).unwrap();
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let letters = DeadLetters::new(file, bytes_max, metrics.sink.dead_letters);
     Arc::into_inner(letters.0).unwrap().into_inner()
 }
@@ -52,9 +52,9 @@ fn read(path: &Path) -> Vec<Value> {
 
 #[tokio::test]
 async fn letter_says_all_that_is_known_of_a_cookie() {
-    let folder = TempDir::new().unwrap();
-    let mut letters = letters(&folder, 1 << 20);
-    let path = folder.path().join("letters.jsonl");
+    let dir = TempDir::new().unwrap();
+    let mut letters = letters(&dir, 1 << 20);
+    let path = dir.path().join("letters.jsonl");
     letters.write(&batch(&["alice"]), Vec::new()).await;
     assert!(!path.exists(), "there is no file without a dead letter");
     write(&mut letters, &["alice", "bob"], "code 121: \u{1b}no").await;
@@ -78,9 +78,9 @@ async fn letter_says_all_that_is_known_of_a_cookie() {
 #[tokio::test]
 async fn newest_letters_are_kept_within_the_bound() {
     const BYTES_MAX: usize = 64 << 10;
-    let folder = TempDir::new().unwrap();
-    let mut letters = letters(&folder, BYTES_MAX);
-    let [newest, older] = ["letters.jsonl", "letters.jsonl.1"].map(|name| folder.path().join(name));
+    let dir = TempDir::new().unwrap();
+    let mut letters = letters(&dir, BYTES_MAX);
+    let [newest, older] = ["letters.jsonl", "letters.jsonl.1"].map(|name| dir.path().join(name));
     let reason = "é".repeat(5_000);
     for round in 0..100 {
         let users: Vec<_> = (0..7)
@@ -105,9 +105,9 @@ async fn newest_letters_are_kept_within_the_bound() {
 
 #[tokio::test]
 async fn file_that_cannot_be_written_is_counted_and_tried_again() {
-    let folder = TempDir::new().unwrap();
-    let mut letters = letters(&folder, 1 << 20);
-    let path = folder.path().join("letters.jsonl");
+    let dir = TempDir::new().unwrap();
+    let mut letters = letters(&dir, 1 << 20);
+    let path = dir.path().join("letters.jsonl");
     fs::create_dir(&path).unwrap();
     write(&mut letters, &["alice", "bob"], "no").await;
     write(&mut letters, &["carol"], "no").await;
@@ -126,9 +126,9 @@ async fn file_that_cannot_be_written_is_counted_and_tried_again() {
 
 #[tokio::test]
 async fn torn_letter_does_not_spoil_the_next() {
-    let folder = TempDir::new().unwrap();
-    let mut letters = letters(&folder, 1 << 20);
-    let path = folder.path().join("letters.jsonl");
+    let dir = TempDir::new().unwrap();
+    let mut letters = letters(&dir, 1 << 20);
+    let path = dir.path().join("letters.jsonl");
     fs::write(&path, "{\"time\":\"20").unwrap();
     write(&mut letters, &["alice"], "no").await;
     let text = fs::read_to_string(&path).unwrap();
@@ -139,8 +139,8 @@ async fn torn_letter_does_not_spoil_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn file_that_hangs_is_waited_for_once() {
-    let folder = TempDir::new().unwrap();
-    let mut letters = letters(&folder, 1 << 20);
+    let dir = TempDir::new().unwrap();
+    let mut letters = letters(&dir, 1 << 20);
     let (release, released) = std::sync::mpsc::sync_channel(1);
     letters.hangs = Some(spawn_blocking(move || {
         released.recv().unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use figures::consumer;
+use metric_defs::consumer;
 use prometheus::{IntGauge, IntGaugeVec, Result};
 use runtime::metrics::Registry;
 

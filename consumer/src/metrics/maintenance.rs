@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
-use figures::consumer;
+use metric_defs::consumer;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
 use runtime::metrics::Registry;
 

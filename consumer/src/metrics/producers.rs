@@ -8,7 +8,7 @@
 //! store keeps the cursor. In all at most [`PRODUCERS_SHOWN`] are shown; what is too many is left out, those first that
 //! nobody reads from.
 
-use figures::{Figure, consumer};
+use metric_defs::{MetricDef, consumer};
 use prometheus::{Result, proto::MetricFamily};
 use runtime::metrics::{Registry, family};
 
@@ -17,7 +17,7 @@ use crate::producers::{PRODUCERS_SHOWN, ProducerFigures, Producers, Snapshot};
 /// A series of each producer: its value, if it has one.
 type Value = fn(&ProducerFigures) -> Option<f64>;
 
-const BY_PRODUCER: [(Figure, Value); 4] = [
+const BY_PRODUCER: [(MetricDef, Value); 4] = [
     (consumer::PRODUCER_CONNECTED, |it| {
         it.is_read.then(|| f64::from(u8::from(it.streams > 0)))
     }),

@@ -1,6 +1,6 @@
 //! What is counted of batches and of the store.
 
-use figures::consumer;
+use metric_defs::consumer;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Result};
 use runtime::metrics::{Latency, Registry};
 

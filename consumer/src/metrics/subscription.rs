@@ -1,6 +1,6 @@
 //! What is counted of streams, from the connection to the buffer.
 
-use figures::consumer;
+use metric_defs::consumer;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result};
 use proto::v1::GapReason;
 use runtime::metrics::{Latency, PeakGauge, Registry};

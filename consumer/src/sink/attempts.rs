@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How long one attempt may take before the store is reported as failing; the attempt goes on.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most reasons of one outage that are logged.
 const REASONS_MAX: usize = 8;
@@ -47,7 +47,7 @@ impl Attempts {
         }
     }
 
-    /// Repeats what the store cannot do now, after growing delays. An attempt that takes longer than [`PATIENCE`]
+    /// Repeats what the store cannot do now, after growing delays. An attempt that takes longer than [`TIMEOUT`]
     /// is reported.
     ///
     /// # Errors
@@ -89,12 +89,12 @@ impl Attempts {
     /// Reports the store as failing when it does not answer soon, and as in need of a restart when it seems to hang; and
     /// waits on.
     async fn patiently<T>(&mut self, mut asked: impl Future<Output = T> + Unpin) -> T {
-        if let Ok(answer) = timeout(PATIENCE, &mut asked).await {
+        if let Ok(answer) = timeout(TIMEOUT, &mut asked).await {
             return answer;
         }
-        self.is_failing(format!("no answer for {PATIENCE:?}"));
+        self.is_failing(format!("no answer for {TIMEOUT:?}"));
         if let Some(hangs_after) = self.store.hangs_after() {
-            if let Ok(answer) = timeout(hangs_after.saturating_sub(PATIENCE), &mut asked).await {
+            if let Ok(answer) = timeout(hangs_after.saturating_sub(TIMEOUT), &mut asked).await {
                 return answer;
             }
             let why = format!(

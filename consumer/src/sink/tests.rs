@@ -41,7 +41,7 @@ struct Sink {
     fast_drain: CancellationToken,
     /// Stops the writer at once.
     stop: CancellationToken,
-    folder: TempDir,
+    dir: TempDir,
     ended: tokio::task::JoinHandle<Result<(), Failure>>,
 }
 
@@ -72,8 +72,8 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
     let (hand_over, batches) = hand_over();
     let suppression = suppression();
-    let folder = TempDir::new().unwrap();
-    let letters = folder.path().join("letters");
+    let dir = TempDir::new().unwrap();
+    let letters = dir.path().join("letters");
     let stop = CancellationToken::new();
     let writer = Writer::new(
         Arc::clone(&store) as Arc<dyn Store>,
@@ -104,7 +104,7 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
         buffer,
         fast_drain,
         stop,
-        folder,
+        dir,
         ended,
     }
 }
@@ -203,8 +203,8 @@ async fn queued_cookies_are_written_once_when_the_answer_to_their_removal_is_los
         .await
         .unwrap();
     aside.put(&full);
-    let folder = TempDir::new().unwrap();
-    let letters = folder.path().join("letters");
+    let dir = TempDir::new().unwrap();
+    let letters = dir.path().join("letters");
     let health = Arc::new(Health::default());
     let retries = Retries::new(
         aside.clone(),
@@ -399,7 +399,7 @@ async fn refused_cookie_becomes_a_dead_letter_before_its_batch_counts_and_holds_
     }
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let letters = std::fs::read_to_string(sink.folder.path().join("letters")).unwrap();
+    let letters = std::fs::read_to_string(sink.dir.path().join("letters")).unwrap();
     let users: Vec<_> = letters.lines().collect();
     assert_eq!(users.len(), 2, "{letters}");
     assert!(users[0].contains("user-1") && users[1].contains("user-5"));
@@ -454,7 +454,7 @@ async fn what_is_refused_only_when_a_batch_is_written_again_counts_and_is_set_as
     sink.ended.await.unwrap().unwrap();
     let figures = settled(&sink.metrics);
     assert_eq!((figures.written, figures.rejected), (3, 1));
-    let letters = std::fs::read_to_string(sink.folder.path().join("letters")).unwrap();
+    let letters = std::fs::read_to_string(sink.dir.path().join("letters")).unwrap();
     assert!(letters.contains("user-1"), "{letters}");
 }
 

@@ -1,4 +1,4 @@
-//! The embedded store: fjall, a log-structured tree in one folder of this machine.
+//! The embedded store: fjall, a log-structured tree in one directory of this machine.
 //!
 //! Newest wins mostly without reading: the `recent` module knows of most cookies that nothing newer can be stored. Only
 //! cookies of a pair written lately, or older than what is remembered, cost a point read, which the Bloom
@@ -65,7 +65,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(30);
 const COOKIES: &str = "cookies";
 const META: &str = "meta";
 
-/// Cookies in a folder.
+/// Cookies in a directory.
 #[derive(Debug)]
 pub struct EmbeddedStore {
     inner: Arc<Inner>,
@@ -112,12 +112,12 @@ impl std::fmt::Debug for Inner {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `folder`, which is created if need be.
+    /// Opens the store in `dir`, which is created if need be.
     ///
     /// # Errors
-    /// When the folder is in use by another process, or holds something else.
-    pub async fn open(folder: PathBuf, ttls: Ttls) -> anyhow::Result<Self> {
-        Self::open_with(folder, ttls, Tuning::default()).await
+    /// When the directory is in use by another process, or holds something else.
+    pub async fn open(dir: PathBuf, ttls: Ttls) -> anyhow::Result<Self> {
+        Self::open_with(dir, ttls, Tuning::default()).await
     }
 
     /// Shows every cookie that is stored, ordered by user, whether it has expired or not, until `show` has seen enough.
@@ -140,9 +140,8 @@ impl EmbeddedStore {
         Ok(())
     }
 
-    async fn open_with(folder: PathBuf, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
-        let opened =
-            tokio::task::spawn_blocking(move || Inner::open(&folder, ttls, tuning)).await?;
+    async fn open_with(dir: PathBuf, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
+        let opened = tokio::task::spawn_blocking(move || Inner::open(&dir, ttls, tuning)).await?;
         Ok(Self {
             inner: Arc::new(opened?),
         })
@@ -217,16 +216,18 @@ impl Store for EmbeddedStore {
 }
 
 impl Inner {
-    fn open(folder: &Path, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
-        let place = folder.display();
-        std::fs::create_dir_all(folder).map_err(|error| {
-            anyhow::anyhow!("cannot create {place} ({error}); choose another folder with --store")
+    fn open(dir: &Path, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
+        let place = dir.display();
+        std::fs::create_dir_all(dir).map_err(|error| {
+            anyhow::anyhow!(
+                "cannot create {place} ({error}); choose another directory with --store"
+            )
         })?;
-        unfinished_store::remove(folder)
+        unfinished_store::remove(dir)
             .map_err(|error| anyhow::anyhow!("cannot open the store in {place}: {error}"))?;
         let expiry = Expiry::new(ttls.clone());
         let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
-        let database = Database::builder(folder)
+        let database = Database::builder(dir)
             .cache_size(CACHE_BYTES)
             .max_journaling_size(JOURNAL_BYTES_MAX)
             .with_compaction_filter_factories(Arc::new(move |keyspace| {
@@ -235,7 +236,7 @@ impl Inner {
             .open()
             .map_err(|error| match error {
                 fjall::Error::Locked => anyhow::anyhow!(
-                    "{place} is in use by another process; choose another folder with --store"
+                    "{place} is in use by another process; choose another directory with --store"
                 ),
                 error => anyhow::anyhow!("cannot open the store in {place}: {error}"),
             })?;

@@ -49,20 +49,20 @@ fn main() -> Result<()> {
     let seconds = env::args().find_map(|argument| argument.parse().ok());
     let length = Duration::from_secs(seconds.unwrap_or(5));
     let runtime = Runtime::new()?;
-    let folder = tempfile::tempdir()?;
-    over_http(&runtime, folder.path(), length)?;
+    let dir = tempfile::tempdir()?;
+    over_http(&runtime, dir.path(), length)?;
     match redis_server_or_skip() {
-        Some(program) => in_redis(&runtime, &program, folder.path(), length),
+        Some(program) => in_redis(&runtime, &program, dir.path(), length),
         None => Ok(()),
     }
 }
 
-fn over_http(runtime: &Runtime, folder: &Path, length: Duration) -> Result<()> {
+fn over_http(runtime: &Runtime, dir: &Path, length: Duration) -> Result<()> {
     let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
     let limits = format!(
         "[limits.{LIMIT}]\nrules = [{{ id = \"all\", rate = \"{RATE}\", burst = {BURST} }}]\n"
     );
-    let limiter = runtime.block_on(Limiter::start(program, folder, &limits, &[]))?;
+    let limiter = runtime.block_on(Limiter::start(program, dir, &limits, &[]))?;
     let server = limiter.process.id();
     measure("http", server, length, None, http(&limiter.address)?)?;
     let interval = Duration::from_secs(1) / SCHEDULED_PER_SECOND;
@@ -70,8 +70,8 @@ fn over_http(runtime: &Runtime, folder: &Path, length: Duration) -> Result<()> {
     measure("http at 5,000/s", server, length, Some(interval), clients)
 }
 
-fn in_redis(runtime: &Runtime, program: &Path, folder: &Path, length: Duration) -> Result<()> {
-    let redis = runtime.block_on(Redis::start(program, folder))?;
+fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> Result<()> {
+    let redis = runtime.block_on(Redis::start(program, dir))?;
     let (server, url) = (redis.process.id(), format!("redis://{}", redis.address()));
     let config = Config {
         server: Address::parse(&url).map_err(anyhow::Error::msg)?,

@@ -10,7 +10,7 @@ use limiter::{
     report, serve,
     trace::Trace,
 };
-use limits::rules::{Mistakes, Rules};
+use limits::rules::{ConfigErrors, Rules};
 use limits_sharing::contracts;
 
 fn main() -> ExitCode {
@@ -71,10 +71,10 @@ fn read_for(file: &Path, unfit: fn(&Rules) -> Vec<String>) -> Result<Rules> {
         if unfit.is_empty() {
             Ok(rules)
         } else {
-            Err(Mistakes(unfit))
+            Err(ConfigErrors(unfit))
         }
     });
-    rules.map_err(|mistakes| anyhow!("{} is invalid:\n{mistakes}", file.display()))
+    rules.map_err(|errors| anyhow!("{} is invalid:\n{errors}", file.display()))
 }
 
 fn replayed(args: &ReplayArgs) -> Result<String> {

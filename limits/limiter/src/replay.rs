@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use limits::{
     Demand, LimitId, Limits, Rate,
     rate::Time,
-    rules::{Mistakes, Rules},
+    rules::{ConfigErrors, Rules},
 };
 
 use crate::trace::Trace;
@@ -27,8 +27,8 @@ impl Candidate {
     /// Each key under a limit of its own, of one rule in the form of a file: `rate = "300/s", algorithm = "spacing"`.
     ///
     /// # Errors
-    /// When the rule has mistakes.
-    pub fn each(name: &str, rule: &str) -> Result<Self, Mistakes> {
+    /// When the rule has errors.
+    pub fn each(name: &str, rule: &str) -> Result<Self, ConfigErrors> {
         let text =
             format!("unknown = 'each'\n[limits.each]\nrules = [ {{ id = 'rule', {rule} }} ]");
         Ok(Self {

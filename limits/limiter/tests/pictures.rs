@@ -26,10 +26,10 @@ fn check(file: &str, name: &str, rule: &str, trace: &str, max_wait: u64) -> u64 
     };
     let outcome = replay(&trace, &candidate, how);
     let picture = svg(&outcome).expect("it can be drawn");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/limits");
-    let path = folder.join(format!("{file}.svg"));
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/limits");
+    let path = dir.join(format!("{file}.svg"));
     if env::var_os("UPDATE_DOCS").is_some() {
-        fs::create_dir_all(&folder).expect("it can be made");
+        fs::create_dir_all(&dir).expect("it can be made");
         fs::write(&path, &picture).expect("it can be written");
     }
     assert!(

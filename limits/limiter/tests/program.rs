@@ -28,17 +28,17 @@ fn check(arguments: &[&str], code: i32, expected: &[&str]) {
 }
 
 fn example(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let path = folder.join(name);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let path = dir.join(name);
     path.to_str().expect("it is UTF-8").to_owned()
 }
 
 #[test]
-fn what_a_server_cannot_decide_is_a_mistake_where_one_is_to() {
+fn what_a_server_cannot_decide_is_a_error_where_one_is_to() {
     let example = example("shared-limits.toml");
     check(&["check", &example], 0, &["a server decides on each call"]);
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("limits.toml");
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("limits.toml");
     let text = fs::read_to_string(&example).unwrap();
     let text = text.replace("50 000/day", "1/day");
     fs::write(&file, text.replace("fixed_window", "sliding_log")).unwrap();
@@ -60,9 +60,9 @@ fn example_is_good() {
 }
 
 #[test]
-fn what_a_producer_refuses_is_a_mistake_for_one() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("limits.toml");
+fn what_a_producer_refuses_is_a_error_for_one() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("limits.toml");
     let file = file.to_str().unwrap();
     let rules = r#"rules = [ { id = "peak", rate = "1/s" } ]"#;
     for (limit, expected) in [
@@ -114,8 +114,8 @@ fn modes_are_checked_and_change_no_moment() {
         "other keys: as default",
     ];
     check(&["check", &example], 0, &modes);
-    let folder = TempDir::new().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (plain, trace) = (path("plain.toml"), path("t.csv"));
     let text = fs::read_to_string(&example).unwrap();
     let is_rule = |line: &&str| {
@@ -137,8 +137,8 @@ fn modes_are_checked_and_change_no_moment() {
 
 #[test]
 fn trace_is_replayed_through_all_algorithms_or_a_file() {
-    let folder = TempDir::new().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (trace, svg) = (path("t.csv"), path("o.svg"));
     let lines: Vec<String> = (0..1_000)
         .map(|number| format!("{},dsp-17", f64::from(number) / 500.0))
@@ -171,9 +171,9 @@ fn trace_is_replayed_through_all_algorithms_or_a_file() {
 }
 
 #[test]
-fn mistakes_are_told_and_end_it() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("bad.toml");
+fn errors_are_told_and_end_it() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("bad.toml");
     fs::write(
         &file,
         "[limits.a]\nrules = [ { rate = \"1/s\" }, { id = \"a\", rate = \"1/x\" }, { id = \"b\" } ]",
@@ -207,7 +207,7 @@ fn mistakes_are_told_and_end_it() {
         2,
         &["cannot be used with"],
     );
-    let path = folder.path().join("modes.toml");
+    let path = dir.path().join("modes.toml");
     let rules = "[limits.a]\nrules = [ { id = \"b\", rate = \"1/s\" } ]";
     fs::write(
         &path,

@@ -14,11 +14,11 @@ const SHARES_MAX: u64 = 4096;
 /// What a producer cannot go by, though the rules are in order.
 #[must_use]
 pub fn check(rules: &Rules) -> Vec<String> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     let mut dsps = 0;
     for limit in &rules.limits {
         if limit.from_call {
-            mistakes.push(format!(
+            errors.push(format!(
                 "limits.{}: from_call is for limiter serve: a producer gets no rules from calls",
                 limit.name
             ));
@@ -28,7 +28,7 @@ pub fn check(rules: &Rules) -> Vec<String> {
             // The number as it is written elsewhere too: `017` would be another key.
             let is_dsp = |dsp: &u32| *dsp > 0 && dsp.to_string() == *key;
             if key.parse().ok().filter(is_dsp).is_none() {
-                mistakes.push(format!(
+                errors.push(format!(
                     "limits.{}: `{}` is not a DSP, which is a number from 1 to 4294967295: name them, as in keys = [17]",
                     limit.name,
                     key.escape_debug()
@@ -37,7 +37,7 @@ pub fn check(rules: &Rules) -> Vec<String> {
         }
     }
     if rules.unknown == Unknown::Refuse {
-        mistakes.push(
+        errors.push(
             "unknown: name the limit that all other DSPs share, or \"unlimited\"; \
              who is to refuse unknown DSPs sets --unknown-dsps"
                 .to_owned(),
@@ -46,38 +46,38 @@ pub fn check(rules: &Rules) -> Vec<String> {
     if let Some(whole) = rules.limits.iter().find(|limit| limit.global)
         && rules.unknown == Unknown::Unlimited
     {
-        mistakes.push(format!(
+        errors.push(format!(
             "unknown: what is unlimited would not count under {}, which is of every cookie: name the limit that all other DSPs share",
             whole.name
         ));
     }
     if let Some(sharing) = &rules.sharing {
-        check_sharing(rules, sharing, &mut mistakes);
+        check_sharing(rules, sharing, &mut errors);
     }
     if dsps > UNLISTED_DSPS_MAX {
-        mistakes.push(format!("{dsps} DSPs are more than {UNLISTED_DSPS_MAX}"));
+        errors.push(format!("{dsps} DSPs are more than {UNLISTED_DSPS_MAX}"));
     }
-    mistakes
+    errors
 }
 
-fn check_sharing(rules: &Rules, sharing: &Sharing, mistakes: &mut Vec<String>) {
+fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
     if sharing.mode == SharingMode::Exact {
         let what = "sharing: mode: exact sharing is for limiter serve: use mode = \"lease\"";
-        return mistakes.push(what.to_owned());
+        return errors.push(what.to_owned());
     }
     let config = lease_config(sharing, "");
-    if let Err(mistake) = config.and_then(|it| it.server.check()) {
-        mistakes.push(mistake);
+    if let Err(error) = config.and_then(|it| it.server.check()) {
+        errors.push(error);
     }
     let count = rules.limits.len();
     if count > lease::LIMITS_MAX {
         let most = lease::LIMITS_MAX;
-        mistakes.push(format!("sharing: {count} limits are more than {most}"));
+        errors.push(format!("sharing: {count} limits are more than {most}"));
     }
     let members_max = sharing.members_max.unwrap_or(1);
     let shares = count as u64 * members_max;
     if shares > SHARES_MAX {
-        mistakes.push(format!(
+        errors.push(format!(
             "sharing: {count} limits of {members_max} members are {shares} shares, more than {SHARES_MAX}: spread them over several groups, with a file each"
         ));
     }
@@ -87,13 +87,13 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, mistakes: &mut Vec<String>) {
             let (name, id) = (&limit.name, &rule.id);
             match (algorithm.shared(1), sharing.members_max) {
                 (Some(_), _) => {}
-                (None, None) => mistakes.push(format!(
+                (None, None) => errors.push(format!(
                     "limits.{name}: {id}: shares of a {} cannot move within its window: set sharing.members_max, and each has its part of it",
                     algorithm.name()
                 )),
                 (None, Some(parts)) => {
                     if let Err(error) = algorithm.part(parts) {
-                        mistakes.push(format!("limits.{name}: {id}: its part is too small: {error}"));
+                        errors.push(format!("limits.{name}: {id}: its part is too small: {error}"));
                     }
                 }
             }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{Mistakes, Rules, reader};
+use super::{ConfigErrors, Rules, reader};
 
 /// All that a file says.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,12 +23,12 @@ impl Document {
     ///
     /// # Errors
     /// When it is not TOML; whether the limits are in order is for [`rules`](Self::rules) to say.
-    pub fn parse(text: &str) -> Result<Self, Mistakes> {
+    pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         let table = text.parse().map_err(|error: toml::de::Error| {
             // Where and what, but not the line itself: it may hold a password.
             let before = error.span().and_then(|span| text.get(..span.start));
             let line = before.map_or(1, |before| before.matches('\n').count() + 1);
-            Mistakes(vec![format!("line {line}: {}", error.message())])
+            ConfigErrors(vec![format!("line {line}: {}", error.message())])
         })?;
         Ok(Self(table))
     }
@@ -37,7 +37,7 @@ impl Document {
     ///
     /// # Errors
     /// With everything that is wrong with it.
-    pub fn rules(&self) -> Result<Rules, Mistakes> {
+    pub fn rules(&self) -> Result<Rules, ConfigErrors> {
         reader::read(self.0.clone())
     }
 
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
         let wrong = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";
         written.set("c", serde_json::from_str(wrong).unwrap());
-        let mistakes = written.rules().unwrap_err().to_string();
-        assert!(mistakes.contains("limits.c.rules[0]"), "{mistakes}");
+        let errors = written.rules().unwrap_err().to_string();
+        assert!(errors.contains("limits.c.rules[0]"), "{errors}");
     }
 }

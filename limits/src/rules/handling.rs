@@ -81,7 +81,7 @@ impl Handling {
     }
 
     /// What is wrong with its numbers.
-    pub(super) fn mistakes(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn errors(&self) -> impl Iterator<Item = &'static str> {
         const HOUR: Duration = Duration::from_secs(3_600);
         const DAY: Duration = Duration::from_secs(86_400);
         let requeue = &self.requeue;

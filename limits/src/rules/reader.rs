@@ -11,7 +11,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::{Table, Value};
 
 use super::{
-    Handling, Mistakes, Mode, NamedLimit, Revive, Rule, Rules, Sharing, SharingMode, Unknown,
+    ConfigErrors, Handling, Mode, NamedLimit, Revive, Rule, Rules, Sharing, SharingMode, Unknown,
     handling::Shape,
 };
 use crate::{
@@ -74,29 +74,29 @@ struct SharingTable {
 }
 
 /// Reads what is written.
-pub(super) fn read(table: Table) -> Result<Rules, Mistakes> {
+pub(super) fn read(table: Table) -> Result<Rules, ConfigErrors> {
     let mut reader = Reader {
-        mistakes: Vec::new(),
+        errors: Vec::new(),
         parts: 1,
     };
     let rules = reader.rules(table);
-    if reader.mistakes.is_empty() {
+    if reader.errors.is_empty() {
         Ok(rules)
     } else {
-        Err(Mistakes(reader.mistakes))
+        Err(ConfigErrors(reader.errors))
     }
 }
 
 /// Reads tables, and notes what is wrong with them.
 struct Reader {
-    mistakes: Vec<String>,
+    errors: Vec<String>,
     /// Of how many who keep to the limits together this is one.
     parts: u64,
 }
 
 impl Reader {
     fn wrong(&mut self, path: &str, what: impl fmt::Display) {
-        self.mistakes.push(format!("{path}: {what}"));
+        self.errors.push(format!("{path}: {what}"));
     }
 
     /// Reads one table, which may have had the keys of `others` too; `None` when something is wrong with it.
@@ -247,7 +247,7 @@ impl Reader {
             shape.unwrap_or_default(),
             dead_letter.unwrap_or_default(),
         );
-        for what in handling.mistakes() {
+        for what in handling.errors() {
             self.wrong(&path, what);
         }
         Some(NamedLimit {

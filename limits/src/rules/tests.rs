@@ -1,4 +1,4 @@
-//! Limits in a file: what is read, what is told of it, and every mistake.
+//! Limits in a file: what is read, what is told of it, and every error.
 
 use std::time::Duration;
 
@@ -42,19 +42,19 @@ fn plan_is_told_in_words() {
     assert_eq!(rules.add_to(&mut limits).len(), 3);
 }
 
-/// Each mistake begins with one of these, each of which is there once.
+/// Each error begins with one of these, each of which is there once.
 #[track_caller]
 fn check_all(text: &str, expected: &[&str]) {
-    let Mistakes(mistakes) = Rules::parse(text).unwrap_err();
+    let ConfigErrors(errors) = Rules::parse(text).unwrap_err();
     for expected in expected {
-        let found = mistakes.iter().filter(|it| it.starts_with(expected));
-        assert_eq!(found.count(), 1, "{expected}: {mistakes:#?}");
+        let found = errors.iter().filter(|it| it.starts_with(expected));
+        assert_eq!(found.count(), 1, "{expected}: {errors:#?}");
     }
-    assert_eq!(mistakes.len(), expected.len(), "{mistakes:#?}");
+    assert_eq!(errors.len(), expected.len(), "{errors:#?}");
 }
 
 #[test]
-fn mistakes_of_all_tables_are_reported_together() {
+fn errors_of_all_tables_are_reported_together() {
     check_all(
         r#"
         unknown = "nobody"
@@ -128,8 +128,8 @@ fn mistakes_of_all_tables_are_reported_together() {
     let rule = |number| format!("{{ id = \"{number}\", rate = \"1/s\" }}");
     let rules: Vec<String> = (0..17).map(rule).collect();
     let many = format!("[limits.a]\nrules = [{}]", rules.join(","));
-    let Mistakes(mistakes) = Rules::parse(&many).unwrap_err();
-    assert_eq!(mistakes, ["limits: 17 rules for one call are more than 16"]);
+    let ConfigErrors(errors) = Rules::parse(&many).unwrap_err();
+    assert_eq!(errors, ["limits: 17 rules for one call are more than 16"]);
     assert!(Rules::parse("[limits").is_err());
 }
 
@@ -284,7 +284,7 @@ fn bounds_of_a_handling_are_allowed() {
 }
 
 #[test]
-fn each_mistake_of_a_handling_is_told_with_its_path() {
+fn each_error_of_a_handling_is_told_with_its_path() {
     let check = |more: &str, expected: &[&str]| check_all(&with(more), expected);
     check(
         "mode = \"throttle\"",
@@ -383,7 +383,7 @@ fn each_number_of_a_handling_has_bounds() {
 }
 
 #[test]
-fn mistakes_of_a_handling_are_reported_together() {
+fn errors_of_a_handling_are_reported_together() {
     check_all(
         &with(
             r#"
@@ -461,8 +461,8 @@ fn share_divides_rates_and_windows() {
     assert_eq!(algorithms, expected);
     for bad in ["3", "1/0", "2/3", "1/1001", ""] {
         let text = text.replace("1/3", bad);
-        let mistakes = Rules::parse(&text).unwrap_err();
-        assert!(mistakes.0[0].starts_with("share: "), "{mistakes}");
+        let errors = Rules::parse(&text).unwrap_err();
+        assert!(errors.0[0].starts_with("share: "), "{errors}");
     }
     let few = "share = \"1/3\"\n[limits.a]\n\
         rules = [ { id = \"few\", rate = \"2/h\", algorithm = \"sliding_log\" } ]\n";
@@ -528,9 +528,9 @@ fn sharing_is_read_and_its_password_is_not_shown() {
             "sharing: a table is needed, not string",
         ),
     ] {
-        let mistakes = Rules::parse(&text(sharing)).unwrap_err().to_string();
-        assert!(mistakes.contains(wrong), "{sharing}: {mistakes}");
-        assert!(!mistakes.contains("secret"), "{mistakes}");
+        let errors = Rules::parse(&text(sharing)).unwrap_err().to_string();
+        assert!(errors.contains(wrong), "{sharing}: {errors}");
+        assert!(!errors.contains("secret"), "{errors}");
     }
 }
 
@@ -552,7 +552,7 @@ fn limit_of_calls_has_neither_keys_nor_rules() {
         ("unknown = \"a\"\n", "", "being `unknown`"),
     ] {
         let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");
-        let mistakes = Rules::parse(&text).unwrap_err().to_string();
-        assert!(mistakes.contains(wrong), "{more}: {mistakes}");
+        let errors = Rules::parse(&text).unwrap_err().to_string();
+        assert!(errors.contains(wrong), "{more}: {errors}");
     }
 }

@@ -318,6 +318,6 @@ fn parse_state(text: &str) -> Result<State, Infallible> {
     Ok(match text {
         "" => State::Default,
         "none" => State::Off,
-        folder => State::Folder(folder.into()),
+        dir => State::Dir(dir.into()),
     })
 }

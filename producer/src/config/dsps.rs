@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::ArgAction;
 use proto::ids;
-use runtime::settings::{Mistakes, RELOADED, count};
+use runtime::settings::{ConfigErrors, RELOADED, count};
 
 use crate::edge::dsps::{SHOWN_MAX, Shown};
 
@@ -49,17 +49,16 @@ pub(super) struct DspsArgs {
 
 impl DspsArgs {
     /// What they mean; notes what is wrong between them.
-    pub(super) fn check(self, mistakes: &mut Mistakes) -> Shown {
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> Shown {
         let named: BTreeSet<_> = self.dsps.into_iter().flatten().collect();
         if named.len() > SHOWN_MAX {
-            mistakes.add(format!(
+            errors.add(format!(
                 "--dsps: {} DSPs, but at most {SHOWN_MAX} may be named",
                 named.len()
             ));
         }
         if self.unknown_dsps && named.is_empty() {
-            mistakes
-                .add("--unknown-dsps: to refuse needs --dsps, or every request would be refused");
+            errors.add("--unknown-dsps: to refuse needs --dsps, or every request would be refused");
         }
         Shown {
             named,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use runtime::{
     connect::credentials::loaded,
     reload::NamedFile,
-    settings::{CONTENTS, Mistakes},
+    settings::{CONTENTS, ConfigErrors},
 };
 
 use crate::shaping::contract::{self, File, LimitsFile};
@@ -38,26 +38,24 @@ pub struct LimitsConfig {
 
 impl LimitsArgs {
     /// Reads the file; notes what is wrong with it.
-    pub(super) fn check(self, mistakes: &mut Mistakes) -> LimitsConfig {
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> LimitsConfig {
         let spool = (!self.limits_spool.is_empty()).then(|| PathBuf::from(&self.limits_spool));
         if let Some(spool) = &spool {
             if self.limits.is_empty() {
-                mistakes.add("--limits-spool: needs --limits");
+                errors.add("--limits-spool: needs --limits");
             }
             // What cannot be written at the end is said at the start.
-            let folder = spool
-                .parent()
-                .filter(|folder| !folder.as_os_str().is_empty());
-            if spool.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+            let dir = spool.parent().filter(|dir| !dir.as_os_str().is_empty());
+            if spool.is_dir() || dir.is_some_and(|dir| !dir.is_dir()) {
                 let path = spool.display();
-                mistakes.add(format!(
-                    "--limits-spool: {path}: names a file in a folder that exists"
+                errors.add(format!(
+                    "--limits-spool: {path}: names a file in a directory that exists"
                 ));
             }
         }
         let file = NamedFile::given("--limits", &self.limits);
         LimitsConfig {
-            file: file.and_then(|file| loaded(mistakes, File(file))),
+            file: file.and_then(|file| loaded(errors, File(file))),
             spool,
         }
     }

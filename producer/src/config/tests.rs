@@ -30,18 +30,18 @@ fn defaults_are_the_documented_ones() {
 }
 
 #[test]
-fn epoch_history_has_a_folder_or_none() {
+fn epoch_history_has_a_dir_or_none() {
     for (flag, state) in [
         ("--state=", State::Default),
         ("--state=none", State::Off),
-        ("--state=/run/p", State::Folder("/run/p".into())),
+        ("--state=/run/p", State::Dir("/run/p".into())),
     ] {
         assert_eq!(load(&[flag]).unwrap().listening.state, state);
     }
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once() {
+fn all_errors_are_reported_at_once() {
     let arguments = [
         "--http=nowhere",
         "--log-bytes=12 parsecs",
@@ -106,7 +106,7 @@ fn in_flight_bytes_hold_at_least_what_one_stalled_stream_may() {
 }
 
 #[test]
-fn certificate_without_key_is_a_mistake_and_so_is_the_reverse() {
+fn certificate_without_key_is_a_error_and_so_is_the_reverse() {
     for (given, missing) in [
         ("--tls-cert", "--tls-key"),
         ("--tls-key", "--tls-cert"),

@@ -28,9 +28,9 @@ use std::{
     thread,
 };
 
-use figures::producer::DSP_COOKIES;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use metric_defs::producer::DSP_COOKIES;
 use prometheus::proto::MetricFamily;
 use runtime::metrics::{Registry, family};
 

@@ -1,6 +1,6 @@
 //! What the edge counts, and how long it takes.
 
-use figures::producer;
+use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 

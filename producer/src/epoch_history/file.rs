@@ -1,6 +1,6 @@
 //! The file that holds a record: opened with care, locked, written in place.
 //!
-//! It usually lies in a folder to which every user may write (`/dev/shm`), so nothing found there is trusted: no link
+//! It usually lies in a directory to which every user may write (`/dev/shm`), so nothing found there is trusted: no link
 //! is followed, and the file must be a regular file owned by this user that no other user can read or write.
 //! `record.rs` knows its content.
 
@@ -49,7 +49,7 @@ pub(super) enum Unusable {
     Foreign,
     #[error("another process of this name keeps it")]
     Locked,
-    #[error("its folder is on a disk: --state must be in memory (tmpfs)")]
+    #[error("its directory is on a disk: --state must be in memory (tmpfs)")]
     OnDisk,
 }
 

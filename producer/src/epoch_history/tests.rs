@@ -1,4 +1,4 @@
-//! Epochs that begin and end in a folder of the test's own.
+//! Epochs that begin and end in a directory of the test's own.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -10,18 +10,18 @@ use crate::log::{Progress as _, Sequence};
 
 const NOW: u64 = 1_000_000;
 
-/// A folder in memory, as every record needs.
+/// A directory in memory, as every record needs.
 fn memory() -> TempDir {
-    TempDir::new_in(DEFAULT_FOLDER).unwrap()
+    TempDir::new_in(DEFAULT_DIR).unwrap()
 }
 
-fn start(folder: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
-    let state = State::Folder(folder.path().to_owned());
+fn start(dir: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
+    let state = State::Dir(dir.path().to_owned());
     begin(&state, "p:7676", now, &Registry::new()).unwrap()
 }
 
-fn path(folder: &TempDir) -> PathBuf {
-    folder.path().join(record_name("p:7676"))
+fn path(dir: &TempDir) -> PathBuf {
+    dir.path().join(record_name("p:7676"))
 }
 
 fn cursor(epoch: u64, sequence: u64) -> Cursor {
@@ -38,14 +38,14 @@ fn tail(cookies_max: u64, exact: bool) -> Option<Tail> {
 
 #[test]
 fn orderly_end_is_exact_and_epochs_in_between_are_added() {
-    let folder = memory();
+    let dir = memory();
     for (now, end) in [(NOW, 500), (NOW + 1, 70)] {
-        let (history, mut current) = start(&folder, now);
+        let (history, mut current) = start(&dir, now);
         assert_eq!(history.epoch(), now);
         current.reserve(10);
         current.end(end);
     }
-    let (history, _current) = start(&folder, NOW + 2);
+    let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW, 450)), tail(120, true));
     assert_eq!(history.tail(&cursor(NOW + 1, 70)), tail(0, true));
     assert_eq!(history.tail(&cursor(NOW + 1, 71)), None, "beyond its end");
@@ -55,11 +55,11 @@ fn orderly_end_is_exact_and_epochs_in_between_are_added() {
 
 #[test]
 fn killed_epoch_is_bounded_and_an_idle_one_tightly() {
-    let folder = memory();
-    let (_, mut current) = start(&folder, NOW);
+    let dir = memory();
+    let (_, mut current) = start(&dir, NOW);
     current.reserve(10);
     drop(current);
-    let (history, mut current) = start(&folder, NOW + 1);
+    let (history, mut current) = start(&dir, NOW + 1);
     assert_eq!(
         history.tail(&cursor(NOW, 4)),
         tail(6 + AHEAD_COOKIES, false)
@@ -68,7 +68,7 @@ fn killed_epoch_is_bounded_and_an_idle_one_tightly() {
     current.reserve(2_000);
     current.settle(2_000);
     drop(current);
-    let (history, _current) = start(&folder, NOW + 2);
+    let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW + 1, 2_000)), tail(0, false));
     let both = tail(6 + AHEAD_COOKIES + 2_000, false);
     assert_eq!(history.tail(&cursor(NOW, 4)), both);
@@ -76,52 +76,52 @@ fn killed_epoch_is_bounded_and_an_idle_one_tightly() {
 
 #[test]
 fn epoch_grows_when_the_clock_does_not() {
-    let folder = memory();
-    let epochs = [NOW, NOW, 5].map(|now| start(&folder, now).0.epoch());
+    let dir = memory();
+    let epochs = [NOW, NOW, 5].map(|now| start(&dir, now).0.epoch());
     assert_eq!(epochs, [NOW, NOW + 1, NOW + 2]);
 }
 
 #[test]
 fn only_the_last_epochs_are_kept() {
-    let folder = memory();
+    let dir = memory();
     for now in 0..20 {
-        start(&folder, NOW + now).1.end(1);
+        start(&dir, NOW + now).1.end(1);
     }
-    let (history, _current) = start(&folder, NOW + 20);
+    let (history, _current) = start(&dir, NOW + 20);
     assert_eq!(history.tail(&cursor(NOW + 4, 0)), None);
     assert_eq!(history.tail(&cursor(NOW + 5, 0)), tail(15, true));
-    assert!(fs::metadata(path(&folder)).unwrap().len() < 1024);
+    assert!(fs::metadata(path(&dir)).unwrap().len() < 1024);
 }
 
 #[test]
 fn second_process_of_a_name_has_no_record_and_neither_is_trusted() {
-    let folder = memory();
-    start(&folder, NOW).1.end(5);
-    let (first, mut current) = start(&folder, NOW + 1);
+    let dir = memory();
+    start(&dir, NOW).1.end(5);
+    let (first, mut current) = start(&dir, NOW + 1);
     assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
-    let (second, _unrecorded) = start(&folder, NOW + 2);
+    let (second, _unrecorded) = start(&dir, NOW + 2);
     assert_eq!(second.tail(&cursor(NOW, 5)), None);
     assert_eq!(first.tail(&cursor(NOW, 5)), None, "the second ran as well");
     current.end(9);
     drop((first, current));
-    let (third, _current) = start(&folder, NOW + 3);
+    let (third, _current) = start(&dir, NOW + 3);
     assert_eq!(third.tail(&cursor(NOW + 1, 9)), None);
 }
 
 #[test]
 fn epoch_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
-    let folder = memory();
-    start(&folder, NOW).1.end(5);
-    start(&folder, NOW + 1).1.settle(7);
-    start(&folder, NOW + 2).1.end(9);
-    let file = RecordFile::open(&path(&folder)).unwrap();
+    let dir = memory();
+    start(&dir, NOW).1.end(5);
+    start(&dir, NOW + 1).1.settle(7);
+    start(&dir, NOW + 2).1.end(9);
+    let file = RecordFile::open(&path(&dir)).unwrap();
     let mut entries = file.read().unwrap().unwrap();
     for entry in &mut entries {
         entry.boot = [1; 16];
     }
     file.write(&entries).unwrap();
     drop(file);
-    let (history, _current) = start(&folder, NOW + 3);
+    let (history, _current) = start(&dir, NOW + 3);
     assert_eq!(
         history.tail(&cursor(NOW, 5)),
         None,
@@ -133,56 +133,56 @@ fn epoch_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
 
 #[test]
 fn garbage_is_discarded_and_the_next_epoch_is_recorded() {
-    let folder = memory();
-    start(&folder, NOW).1.end(5);
+    let dir = memory();
+    start(&dir, NOW).1.end(5);
     for garbage in [&b"nonsense"[..], &[0xff; 784], &[0xff; 5_000]] {
-        fs::write(path(&folder), garbage).unwrap();
-        let (history, mut current) = start(&folder, NOW + 1);
+        fs::write(path(&dir), garbage).unwrap();
+        let (history, mut current) = start(&dir, NOW + 1);
         assert_eq!(history.tail(&cursor(NOW, 5)), None);
         current.end(3);
         drop((history, current));
-        let (history, _current) = start(&folder, NOW + 2);
+        let (history, _current) = start(&dir, NOW + 2);
         assert_eq!(history.tail(&cursor(NOW + 1, 1)), tail(2, true));
     }
 }
 
 #[test]
 fn link_or_file_that_others_may_write_is_removed_and_its_target_untouched() {
-    let folder = memory();
-    let victim = folder.path().join("victim");
+    let dir = memory();
+    let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
     fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).unwrap();
-    std::os::unix::fs::symlink(&victim, path(&folder)).unwrap();
-    drop(start(&folder, NOW));
-    assert!(!path(&folder).exists());
-    fs::hard_link(&victim, path(&folder)).unwrap();
-    drop(start(&folder, NOW));
-    assert!(!path(&folder).exists());
+    std::os::unix::fs::symlink(&victim, path(&dir)).unwrap();
+    drop(start(&dir, NOW));
+    assert!(!path(&dir).exists());
+    fs::hard_link(&victim, path(&dir)).unwrap();
+    drop(start(&dir, NOW));
+    assert!(!path(&dir).exists());
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
-    fs::write(path(&folder), "anybody's").unwrap();
-    fs::set_permissions(path(&folder), fs::Permissions::from_mode(0o622)).unwrap();
-    drop(start(&folder, NOW));
-    assert!(!path(&folder).exists());
+    fs::write(path(&dir), "anybody's").unwrap();
+    fs::set_permissions(path(&dir), fs::Permissions::from_mode(0o622)).unwrap();
+    drop(start(&dir, NOW));
+    assert!(!path(&dir).exists());
 }
 
 /// After an epoch without a record, the next one must not conclude that there was none.
 #[test]
 fn epoch_that_cannot_be_recorded_is_unknown() {
-    let folder = memory();
-    let (_, mut current) = start(&folder, NOW);
+    let dir = memory();
+    let (_, mut current) = start(&dir, NOW);
     current.reserve(10);
     current.end(10);
     drop(current);
-    fs::set_permissions(path(&folder), fs::Permissions::from_mode(0o644)).unwrap();
-    drop(start(&folder, NOW + 1));
-    let (history, _current) = start(&folder, NOW + 2);
+    fs::set_permissions(path(&dir), fs::Permissions::from_mode(0o644)).unwrap();
+    drop(start(&dir, NOW + 1));
+    let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW, 10)), None);
 }
 
 #[test]
-fn missing_folder_costs_only_the_record() {
+fn missing_dir_costs_only_the_record() {
     let registry = Registry::new();
-    let state = State::Folder("/nonexistent/folder".into());
+    let state = State::Dir("/nonexistent/directory".into());
     let (history, mut current) = begin(&state, "p", NOW, &registry).unwrap();
     current.reserve(10);
     current.end(10);
@@ -193,17 +193,17 @@ fn missing_folder_costs_only_the_record() {
 
 #[test]
 fn failed_write_empties_the_record() {
-    let folder = memory();
-    let (history, mut current) = start(&folder, NOW);
+    let dir = memory();
+    let (history, mut current) = start(&dir, NOW);
     current.reserve(10);
     // The same file, but not open for writing.
     let recording = current.recording.as_mut().unwrap();
-    recording.file = Arc::new(RecordFile::read_only(&path(&folder)).unwrap());
+    recording.file = Arc::new(RecordFile::read_only(&path(&dir)).unwrap());
     let recorded = recording.recorded.clone();
     assert_eq!(current.reserve(20_000), u64::MAX, "not to be asked again");
     assert_eq!(recorded.get(), 0);
     drop((history, current));
-    let (history, _current) = start(&folder, NOW + 1);
+    let (history, _current) = start(&dir, NOW + 1);
     assert_eq!(history.tail(&cursor(NOW, 5)), None);
 }
 
@@ -218,26 +218,26 @@ fn names_become_file_names() {
 }
 
 #[test]
-fn folder_on_a_disk_gets_no_record() {
-    let folder = TempDir::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    let (history, mut current) = start(&folder, NOW);
+fn dir_on_a_disk_gets_no_record() {
+    let dir = TempDir::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (history, mut current) = start(&dir, NOW);
     assert_eq!(current.reserve(10), u64::MAX, "not to be asked again");
     current.end(10);
     drop((history, current));
-    assert!(!path(&folder).exists());
-    let (history, _current) = start(&folder, NOW + 1);
+    assert!(!path(&dir).exists());
+    let (history, _current) = start(&dir, NOW + 1);
     assert_eq!(history.tail(&cursor(NOW, 5)), None);
 }
 
 #[test]
 fn record_is_free_once_dropped_even_if_a_forked_child_has_it_open() {
-    let folder = memory();
-    let file = RecordFile::open(&path(&folder)).unwrap();
+    let dir = memory();
+    let file = RecordFile::open(&path(&dir)).unwrap();
     file.lock().unwrap();
     // What a fork makes: a second descriptor of the same open file.
     let of_child = file.duplicate();
     drop(file);
-    RecordFile::open(&path(&folder)).unwrap().lock().unwrap();
+    RecordFile::open(&path(&dir)).unwrap().lock().unwrap();
     drop(of_child);
 }
 
@@ -298,9 +298,9 @@ proptest! {
     /// What the record tells the next run is true.
     #[test]
     fn bound_is_never_below_what_was_appended(steps in steps()) {
-        let folder = memory();
+        let dir = memory();
         let mut ended: Vec<Ended> = Vec::new();
-        let (mut history, mut current) = start(&folder, NOW);
+        let (mut history, mut current) = start(&dir, NOW);
         let (mut last, mut reserved) = (0, 0);
         for step in steps {
             let (is_known, is_exact) = match step {
@@ -317,7 +317,7 @@ proptest! {
                 }
                 Step::Kill => (true, false),
                 Step::KillWithMemory => {
-                    fs::remove_file(path(&folder)).unwrap();
+                    fs::remove_file(path(&dir)).unwrap();
                     for earlier in &mut ended {
                         earlier.is_known = false;
                     }
@@ -330,7 +330,7 @@ proptest! {
             };
             ended.push(Ended { epoch: history.epoch(), last, is_known, is_exact });
             drop((history, current));
-            (history, current) = start(&folder, NOW + 1_000 * ended.len() as u64);
+            (history, current) = start(&dir, NOW + 1_000 * ended.len() as u64);
             (last, reserved) = (0, 0);
             check_tails(&history, &ended);
         }

@@ -1,6 +1,6 @@
 //! What the log holds, and what it has sealed and why.
 
-use figures::{Figure, producer};
+use metric_defs::{MetricDef, producer};
 use prometheus::proto::MetricFamily;
 use runtime::metrics::family;
 
@@ -8,7 +8,7 @@ use super::as_f64;
 use crate::log::Stats;
 
 /// A metric without labels, and how it is read.
-type Row = (Figure, fn(&Stats) -> u64);
+type Row = (MetricDef, fn(&Stats) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::APPENDED, |stats| stats.appended),
@@ -22,7 +22,7 @@ const ROWS: &[Row] = &[
 ];
 
 /// All that [`read`] reads.
-pub(super) fn figures() -> impl Iterator<Item = Figure> {
+pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
     let figures = ROWS.iter().map(|(figure, _)| *figure);
     figures.chain([producer::LOG_RETAINED, producer::LOG_CHUNKS_SEALED])
 }

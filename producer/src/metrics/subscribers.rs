@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use figures::{Figure, producer};
+use metric_defs::{MetricDef, producer};
 use prometheus::proto::MetricFamily;
 use runtime::metrics::family;
 
@@ -20,7 +20,7 @@ struct Read<'a> {
 }
 
 /// A metric with one series for each subscriber, and how it is read.
-type Row = (Figure, fn(&Read<'_>) -> u64);
+type Row = (MetricDef, fn(&Read<'_>) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::SUBSCRIBER_CONNECTED, |it| {
@@ -51,7 +51,7 @@ impl Read<'_> {
 }
 
 /// All that [`read`] reads.
-pub(super) fn figures() -> impl Iterator<Item = Figure> {
+pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
     let figures = ROWS.iter().map(|(figure, _)| *figure);
     figures.chain([
         producer::LAG_SECONDS,

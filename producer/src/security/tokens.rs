@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use figures::producer;
 use http::{HeaderMap, Request};
+use metric_defs::producer;
 use prometheus::IntCounterVec;
 use runtime::{metrics::Registry, reload::Reloaded, token};
 use tonic::Status;

@@ -16,9 +16,9 @@ use std::{
     },
 };
 
-use figures::producer;
 use http::Request;
 use limits::{Algorithm, Decision, Demand, LimitId, Limits};
+use metric_defs::producer;
 use prometheus::IntCounterVec;
 use runtime::{listen::addresses, metrics::Registry};
 use tokio::time::{Duration, Instant};

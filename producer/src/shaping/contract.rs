@@ -22,18 +22,18 @@ impl Source for File {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Rules, Vec<String>> {
-        let wrong = |mistakes: Vec<String>| -> Vec<String> {
-            let named = mistakes.iter().map(|mistake| self.0.mistake(mistake));
+        let wrong = |errors: Vec<String>| -> Vec<String> {
+            let named = errors.iter().map(|error| self.0.error(error));
             named.collect()
         };
         let text = std::str::from_utf8(&contents[0]);
         let text = text.map_err(|_| wrong(vec!["is not text".to_owned()]))?;
-        let rules = Rules::parse(text).map_err(|mistakes| wrong(mistakes.0))?;
-        let mistakes = contracts::check(&rules);
-        if mistakes.is_empty() {
+        let rules = Rules::parse(text).map_err(|errors| wrong(errors.0))?;
+        let errors = contracts::check(&rules);
+        if errors.is_empty() {
             Ok(rules)
         } else {
-            Err(wrong(mistakes))
+            Err(wrong(errors))
         }
     }
 }

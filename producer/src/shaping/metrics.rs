@@ -1,7 +1,7 @@
 //! The metrics of limits: read of all rooms at once, so that every scrape adds up.
 
-use figures::{
-    Figure,
+use metric_defs::{
+    MetricDef,
     producer::{
         SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
         SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_OLDEST, SHAPING_PARKED, SHAPING_QUEUED,
@@ -15,14 +15,14 @@ use runtime::metrics::{Registry, family, histograms};
 
 use super::{
     Shaping,
-    figures::{DeadReason, Dropped, seconds},
+    counters::{DeadReason, Dropped, seconds},
     shaper::Summary,
     sharing::ShareState,
 };
 use crate::metrics::as_f64;
 
 /// A metric with one series for each limit, and how it is read.
-type Row = (Figure, fn(&Summary) -> f64);
+type Row = (MetricDef, fn(&Summary) -> f64);
 
 const ROWS: &[Row] = &[
     (SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),

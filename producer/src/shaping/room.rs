@@ -16,7 +16,7 @@ use limits::{Demand, Limits, Rate, rules::Handling};
 
 use self::{outside::AGE_NANOS_MAX, slots::AHEAD_NANOS};
 use super::{
-    figures::{DeadReason, Dropped, Figures, Holding},
+    counters::{DeadReason, Dropped, Figures, Holding},
     held::{At, Held, Standing, Table},
 };
 use crate::log::burst::Pushed;

@@ -22,7 +22,7 @@ use limits_sharing::contracts::UNLISTED_DSPS_MAX;
 pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
 use super::{
-    figures::{Fate, Figures},
+    counters::{Fate, Figures},
     held::Held,
     room::{Offered, Room},
 };

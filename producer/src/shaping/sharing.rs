@@ -98,10 +98,10 @@ impl Shaping {
         self.shared.woken.notify_one();
     }
 
-    pub(super) fn demands(&self, elapsed: u64, patience: u64) -> Vec<(String, u64)> {
+    pub(super) fn demands(&self, elapsed: u64, timeout: u64) -> Vec<(String, u64)> {
         let mut state = self.state();
         let State { shaper, rules, .. } = &mut *state;
-        shaper.demands(rules, elapsed, patience)
+        shaper.demands(rules, elapsed, timeout)
     }
 
     /// How this producer takes part in shared limits, if it does.

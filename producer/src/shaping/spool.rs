@@ -70,8 +70,8 @@ impl Spool {
         let unfinished = beside(&self.path, ".new");
         fs::rename(&unfinished, &self.path).inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         // So that the name is durable too, where the file system can do that.
-        let folder = self.path.parent().filter(|it| !it.as_os_str().is_empty());
-        drop(File::open(folder.unwrap_or(Path::new("."))).and_then(|it| it.sync_all()));
+        let dir = self.path.parent().filter(|it| !it.as_os_str().is_empty());
+        drop(File::open(dir.unwrap_or(Path::new("."))).and_then(|it| it.sync_all()));
         Ok(())
     }
 

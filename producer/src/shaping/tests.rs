@@ -14,7 +14,7 @@ use limits::rules::Rules;
 use proto::wire::CookieRef;
 
 use super::{
-    figures::Holding,
+    counters::Holding,
     room::Offered,
     shaper::{Shaper, Summary},
 };

@@ -19,7 +19,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use figures::producer;
+use metric_defs::producer;
 use prometheus::IntGauge;
 use runtime::metrics::Registry;
 use tokio::{sync::Notify, time::Instant};

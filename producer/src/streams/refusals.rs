@@ -1,6 +1,6 @@
 //! Counts streaming calls that were answered with an error.
 
-use figures::producer;
+use metric_defs::producer;
 use prometheus::IntCounterVec;
 use runtime::metrics::Registry;
 use tonic::{Code, Status};

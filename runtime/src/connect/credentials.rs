@@ -7,7 +7,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     reload::{Metrics, NamedFile, Reloaded, Source},
-    settings::Mistakes,
+    settings::ConfigErrors,
     tls::client::Files,
     token,
 };
@@ -41,28 +41,28 @@ pub struct Security {
 impl Security {
     /// Reads the files that `flags` name for producers of which `some_https` says whether any is reached by TLS;
     /// notes all that is wrong.
-    pub fn check(mistakes: &mut Mistakes, flags: Flags<'_>, some_https: bool) -> Self {
+    pub fn check(errors: &mut ConfigErrors, flags: Flags<'_>, some_https: bool) -> Self {
         let authorities = NamedFile::given("--tls-ca", flags.authorities);
         let certificate = NamedFile::given("--tls-cert", flags.certificate);
         let key = NamedFile::given("--tls-key", flags.key);
         let any = authorities.is_some() || certificate.is_some() || key.is_some();
         if !some_https && (any || !flags.server_name.is_empty()) {
-            mistakes.add("--tls-…: no producer is an https:// one, so they would do nothing");
+            errors.add("--tls-…: no producer is an https:// one, so they would do nothing");
         }
         if some_https && authorities.is_none() {
-            mistakes.add("--tls-ca: needed for https:// producers: whose certificates to trust");
+            errors.add("--tls-ca: needed for https:// producers: whose certificates to trust");
         }
-        let identity = pair(mistakes, certificate, key);
+        let identity = pair(errors, certificate, key);
         let files = authorities.map(|authorities| Files {
             authorities,
             identity,
         });
         let name = (!flags.server_name.is_empty()).then(|| server_name(flags.server_name));
         Self {
-            tls: files.and_then(|files| loaded(mistakes, files)),
-            server_name: name.and_then(|name| mistakes.good("--tls-server-name", name)),
+            tls: files.and_then(|files| loaded(errors, files)),
+            server_name: name.and_then(|name| errors.good("--tls-server-name", name)),
             token: NamedFile::given("--token-file", flags.token_file)
-                .and_then(|file| loaded(mistakes, token::File(file))),
+                .and_then(|file| loaded(errors, token::File(file))),
         }
     }
 
@@ -79,18 +79,18 @@ impl Security {
 
 /// A certificate and its key, of which neither is any use alone.
 pub fn pair(
-    mistakes: &mut Mistakes,
+    errors: &mut ConfigErrors,
     certificate: Option<NamedFile>,
     key: Option<NamedFile>,
 ) -> Option<(NamedFile, NamedFile)> {
     match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (Some(_), None) => {
-            mistakes.add("--tls-cert: needs --tls-key too");
+            errors.add("--tls-cert: needs --tls-key too");
             None
         }
         (None, Some(_)) => {
-            mistakes.add("--tls-key: needs --tls-cert too");
+            errors.add("--tls-key: needs --tls-cert too");
             None
         }
         (None, None) => None,
@@ -98,11 +98,11 @@ pub fn pair(
 }
 
 /// The files of `source`, read; what is wrong with them is noted.
-pub fn loaded<S: Source>(mistakes: &mut Mistakes, source: S) -> Option<Arc<Reloaded<S>>> {
+pub fn loaded<S: Source>(errors: &mut ConfigErrors, source: S) -> Option<Arc<Reloaded<S>>> {
     match Reloaded::load(source) {
         Ok(reloaded) => Some(Arc::new(reloaded)),
         Err(wrong) => {
-            wrong.into_iter().for_each(|mistake| mistakes.add(mistake));
+            wrong.into_iter().for_each(|error| errors.add(error));
             None
         }
     }

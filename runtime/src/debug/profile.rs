@@ -112,10 +112,10 @@ fn take(
 /// The profiler keeps what it has no room for in a file, and when it cannot make that file once, it never tries again.
 fn can_make_files() -> anyhow::Result<()> {
     let file = NamedTempFile::new().with_context(|| {
-        let folder = env::temp_dir();
+        let dir = env::temp_dir();
         format!(
-            "a profile needs a temporary file in {}, the folder that TMPDIR names, or else /tmp",
-            folder.display()
+            "a profile needs a temporary file in {}, the directory that TMPDIR names, or else /tmp",
+            dir.display()
         )
     })?;
     Ok(file.close()?)

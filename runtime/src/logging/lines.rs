@@ -59,8 +59,8 @@ impl Lines {
     }
 
     /// Waits until everything is written, but no longer than this.
-    pub(super) fn flush(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    pub(super) fn flush(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         let mut state = self.0.lock();
         while state.is_writing || !state.buffer.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());

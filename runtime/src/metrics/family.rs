@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use figures::{Figure, Kind};
+use metric_defs::{Kind, MetricDef};
 use prometheus::{
     Result,
     core::{Collector, Desc},
@@ -18,7 +18,7 @@ pub(super) struct Reader<F> {
 impl<F: Fn() -> Vec<MetricFamily>> Reader<F> {
     /// # Errors
     /// When the name of a figure, or of a label, is none.
-    pub(super) fn new(figures: impl IntoIterator<Item = Figure>, read: F) -> Result<Self> {
+    pub(super) fn new(figures: impl IntoIterator<Item = MetricDef>, read: F) -> Result<Self> {
         let descs = figures.into_iter().map(desc).collect::<Result<_>>()?;
         Ok(Self { descs, read })
     }
@@ -35,7 +35,7 @@ impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Reader<F> {
 }
 
 /// How a collector announces a figure.
-pub(super) fn desc(figure: Figure) -> Result<Desc> {
+pub(super) fn desc(figure: MetricDef) -> Result<Desc> {
     let labels = figure.labels.iter().map(ToString::to_string).collect();
     let (name, help) = (figure.name.to_owned(), figure.help.to_owned());
     Desc::new(name, help, labels, HashMap::new())
@@ -47,7 +47,7 @@ pub(super) fn desc(figure: Figure) -> Result<Desc> {
 /// When the figure is a histogram.
 #[must_use]
 pub fn family<'a, L: AsRef<[&'a str]>>(
-    figure: Figure,
+    figure: MetricDef,
     samples: impl IntoIterator<Item = (L, f64)>,
 ) -> MetricFamily {
     let metrics = samples.into_iter().map(|(labels, value)| {
@@ -77,7 +77,7 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
 /// When the figure is not a histogram.
 #[must_use]
 pub fn histograms<'a, L: AsRef<[&'a str]>>(
-    figure: Figure,
+    figure: MetricDef,
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
 ) -> MetricFamily {
     let Kind::Histogram(bounds) = figure.kind else {
@@ -103,7 +103,7 @@ pub fn histograms<'a, L: AsRef<[&'a str]>>(
     of_metrics(figure, metrics)
 }
 
-fn labelled(figure: Figure, values: &[&str]) -> Metric {
+fn labelled(figure: MetricDef, values: &[&str]) -> Metric {
     let pairs = figure.labels.iter().zip(values).map(|(name, value)| {
         let mut pair = LabelPair::default();
         pair.set_name((*name).to_owned());
@@ -115,7 +115,7 @@ fn labelled(figure: Figure, values: &[&str]) -> Metric {
     metric
 }
 
-fn of_metrics(figure: Figure, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
+fn of_metrics(figure: MetricDef, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
     let mut family = MetricFamily::default();
     family.set_name(figure.name.to_owned());
     family.set_help(figure.help.to_owned());

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{
     Result,
     core::{Atomic, AtomicF64, Collector, Desc},
@@ -32,7 +32,7 @@ pub struct Latency {
 
 #[derive(Debug)]
 struct Shared {
-    figure: Figure,
+    figure: MetricDef,
     desc: Desc,
     /// Upper bounds of all buckets but the last.
     bounds: &'static [f64],
@@ -43,7 +43,7 @@ struct Shared {
 
 /// One with a bucket up to each of the figure's bounds, which are seconds, and one beyond.
 impl Handle for Latency {
-    fn of(figure: Figure) -> Result<Self> {
+    fn of(figure: MetricDef) -> Result<Self> {
         let bounds = bounds(figure)?;
         let shared = Shared {
             figure,

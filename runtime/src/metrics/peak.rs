@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{
     IntGauge, Result,
     core::{Collector, Desc},
@@ -60,7 +60,7 @@ impl PeakGauge {
     /// # Errors
     /// When the name is taken.
     #[track_caller]
-    pub fn register(registry: &Registry, figure: Figure, of: IntGauge) -> Result<Self> {
+    pub fn register(registry: &Registry, figure: MetricDef, of: IntGauge) -> Result<Self> {
         let peak = Self {
             of,
             shown: IntGauge::of(figure)?,
@@ -154,8 +154,12 @@ mod tests {
     fn gauge_shows_the_peak_of_the_other() {
         let registry = Registry::new();
         let of = IntGauge::new("of", "Of.").unwrap();
-        let peak = PeakGauge::register(&registry, Figure::gauge("of_max", "Greatest."), of.clone())
-            .unwrap();
+        let peak = PeakGauge::register(
+            &registry,
+            MetricDef::gauge("of_max", "Greatest."),
+            of.clone(),
+        )
+        .unwrap();
         of.set(8);
         peak.note();
         of.set(1);

@@ -39,7 +39,7 @@ fn name_that_is_taken_is_described_once() {
 #[test]
 fn handle_counts_only_what_it_is_made_for() {
     let registry = Registry::new();
-    let counter = Figure::counter("a_total", "Counts.");
+    let counter = MetricDef::counter("a_total", "Counts.");
     assert!(registry.add::<IntGauge>(counter).is_err());
     assert!(registry.add::<IntCounterVec>(counter).is_err());
     assert!(registry.add::<IntCounter>(counter.by(&["reason"])).is_err());
@@ -52,8 +52,8 @@ fn handle_counts_only_what_it_is_made_for() {
 fn collector_that_collects_something_else_is_found() {
     let registry = Registry::new();
     let (one, another) = (
-        Figure::gauge("one", "One."),
-        Figure::gauge("another", "Other."),
+        MetricDef::gauge("one", "One."),
+        MetricDef::gauge("another", "Other."),
     );
     let read = move || vec![family(another, [([], 1.0)])];
     registry.read([one], read).unwrap();
@@ -84,7 +84,7 @@ fn process_tells_what_it_uses_and_what_it_is() {
 #[test]
 fn latency_counts_all_that_an_observation_stands_for() {
     let registry = Registry::new();
-    let figure = Figure::histogram("a_seconds", "Time.", &[0.001, 0.1]);
+    let figure = MetricDef::histogram("a_seconds", "Time.", &[0.001, 0.1]);
     let latency: Latency = registry.add(figure).unwrap();
     latency.observe(Duration::from_millis(1), 3);
     latency.observe(Duration::from_millis(50), 40);

@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use figures::{Figure, process};
+use metric_defs::{MetricDef, process};
 use prometheus::{Result, proto::MetricFamily};
 use rustix::{
     param::{clock_ticks_per_second, page_size},
@@ -16,7 +16,7 @@ use super::{Registry, family::family};
 use crate::logging::dropped_lines;
 
 /// Log lines that were dropped, of each process.
-const DROPPED_LINES: Figure = Figure::counter(
+const DROPPED_LINES: MetricDef = MetricDef::counter(
     "log_lines_dropped_total",
     "Log lines that were dropped because standard error was not read.",
 );
@@ -43,7 +43,7 @@ pub(super) fn register(registry: &Registry, program: &str) -> Result<()> {
     clippy::cast_precision_loss,
     reason = "Prometheus has only 64-bit floats"
 )]
-fn usage(dropped: Figure) -> Vec<MetricFamily> {
+fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
     let one =
         |figure, value: Option<f64>| family::<[&str; 0]>(figure, value.map(|value| ([], value)));
     let stat = fs::read_to_string("/proc/self/stat").ok();
@@ -105,12 +105,12 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_to_work() {
-        let look = |figure: Figure| {
+        let look = |figure: MetricDef| {
             let families = usage(DROPPED_LINES.of("some"));
             let found = families.iter().find(|family| family.name() == figure.name);
             let metric = &found.unwrap().get_metric()[0];
             match figure.kind {
-                figures::Kind::Counter => metric.get_counter().get_value(),
+                metric_defs::Kind::Counter => metric.get_counter().get_value(),
                 _ => metric.get_gauge().get_value(),
             }
         };

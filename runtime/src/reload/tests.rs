@@ -17,7 +17,7 @@ impl Source for Number {
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<u64, Vec<String>> {
         let text = String::from_utf8_lossy(&contents[0]);
-        let wrong = |_| vec![self.0.mistake("is not a number")];
+        let wrong = |_| vec![self.0.error("is not a number")];
         text.trim().parse().map_err(wrong)
     }
 }
@@ -83,7 +83,7 @@ fn file_that_is_half_written_at_one_look_only_is_never_said() {
 }
 
 #[test]
-fn large_missing_and_other_than_regular_files_are_mistakes() {
+fn large_missing_and_other_than_regular_files_are_errors() {
     let large = path("large");
     let file = fs::File::create(&large).unwrap();
     file.set_len(FILE_BYTES_MAX + 1).unwrap();
@@ -92,8 +92,8 @@ fn large_missing_and_other_than_regular_files_are_mistakes() {
         (Path::new("/dev/zero"), "is not a regular file"),
         (Path::new("/no/such/file"), "No such"),
     ] {
-        let mistakes = Reloaded::load(number(path)).unwrap_err();
-        let said = mistakes.join("; ");
+        let errors = Reloaded::load(number(path)).unwrap_err();
+        let said = errors.join("; ");
         assert!(said.contains("--number") && said.contains(what), "{said}");
     }
     fs::remove_file(&large).unwrap();
@@ -113,10 +113,7 @@ fn pipe_is_refused_instead_of_waited_for() {
     let path = path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status();
     assert!(made.unwrap().success());
-    let mistakes = Reloaded::load(number(&path)).map(drop).unwrap_err();
-    assert!(
-        mistakes[0].contains("is not a regular file"),
-        "{mistakes:?}"
-    );
+    let errors = Reloaded::load(number(&path)).map(drop).unwrap_err();
+    assert!(errors[0].contains("is not a regular file"), "{errors:?}");
     fs::remove_file(&path).unwrap();
 }

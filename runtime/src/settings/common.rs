@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ArgAction;
 
-use super::{Mistakes, RELOADED, boolean, instead::InsteadArgs, optional};
+use super::{ConfigErrors, RELOADED, boolean, instead::InsteadArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// As they are written. Their environment variables are named by [`command`](super::command), after the program.
@@ -13,9 +13,9 @@ use crate::logging::{self, Filter, Format};
 pub struct CommonArgs {
     /// TOML file with settings
     ///
-    /// Its keys are the flags' names with underscores; one that is none is a mistake. It is looked at every few
+    /// Its keys are the flags' names with underscores; one that is none is an error. It is looked at every few
     /// seconds, and on SIGHUP: what can change while the process runs does, and of the rest the log says what needs a
-    /// restart. A file with a mistake changes nothing.
+    /// restart. A file with an error changes nothing.
     #[arg(long, value_name = "FILE", help_heading = "Where settings come from")]
     config: Option<PathBuf>,
 
@@ -68,8 +68,8 @@ pub struct Common {
 
 impl CommonArgs {
     /// What they mean; notes what is wrong with `RUST_LOG` where that counts.
-    pub fn check(self, mistakes: &mut Mistakes) -> Common {
-        let default_filter = || mistakes.check(logging::FILTER_VARIABLE, logging::default_filter());
+    pub fn check(self, errors: &mut ConfigErrors) -> Common {
+        let default_filter = || errors.check(logging::FILTER_VARIABLE, logging::default_filter());
         Common {
             log_filter: self.log_filter.unwrap_or_else(default_filter),
             log_format: self.log_format,

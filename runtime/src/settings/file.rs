@@ -4,23 +4,23 @@ use std::{collections::BTreeMap, ffi::OsString};
 
 use clap::{Arg, Command};
 
-use super::{Mistakes, is_list, is_setting};
+use super::{ConfigErrors, is_list, is_setting};
 use crate::reload::NamedFile;
 
 /// The values of the settings that the file has, by their names; what is wrong with it is left out and noted.
 pub(super) fn values(
     command: &Command,
     file: &NamedFile,
-    mistakes: &mut Mistakes,
+    errors: &mut ConfigErrors,
 ) -> BTreeMap<String, Vec<OsString>> {
     let place = file.path.display();
     let table = file.read().and_then(|bytes| {
-        let text = String::from_utf8(bytes).map_err(|_| file.mistake("is not text"))?;
+        let text = String::from_utf8(bytes).map_err(|_| file.error("is not text"))?;
         text.parse::<toml::Table>()
-            .map_err(|error| file.mistake(without_source(&text, &error)))
+            .map_err(|error| file.error(without_source(&text, &error)))
     });
-    let table = table.unwrap_or_else(|mistake| {
-        mistakes.add(mistake);
+    let table = table.unwrap_or_else(|error| {
+        errors.add(error);
         toml::Table::new()
     });
     let mut found = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn values(
             None => Err(unknown(&key, &value, command)),
             Some(setting) => values_of(setting, &value),
         };
-        if let Some(values) = mistakes.good(&place.to_string(), values) {
+        if let Some(values) = errors.good(&place.to_string(), values) {
             found.insert(key, values);
         }
     }

@@ -31,7 +31,7 @@ pub struct InsteadArgs {
 
     /// Check all settings, with the certificates, keys and tokens in the files they name, and say what is wrong
     ///
-    /// Whether folders can be written, addresses are free and others can be reached shows only when it runs.
+    /// Whether directories can be written, addresses are free and others can be reached shows only when it runs.
     #[arg(long)]
     check_config: bool,
 
@@ -74,14 +74,14 @@ pub fn begin<A: Settings>(
         return Err(print(answer));
     }
     if asks(PROBE) {
-        // Of mistakes only the one in --admin matters, unless nobody answers: then they may be why.
+        // Of errors only the one in --admin matters, unless nobody answers: then they may be why.
         let asked = probe::run(&written.effective.value(probe::ADDRESS));
-        let mistakes = &written.mistakes;
+        let errors = &written.errors;
         return Err(answered(asked.map_err(|why| {
-            if mistakes.is_empty() {
+            if errors.is_empty() {
                 why
             } else {
-                format!("{why}\nalso wrong:\n{mistakes}")
+                format!("{why}\nalso wrong:\n{errors}")
             }
         })));
     }

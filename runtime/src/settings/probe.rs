@@ -16,7 +16,7 @@ use tokio::{net::TcpStream, runtime::Builder, task::JoinSet, time::timeout};
 pub(super) const ADDRESS: &str = "admin";
 
 /// Longest time of a whole probe.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Largest answer that is read.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -37,9 +37,9 @@ pub fn run(address: &str) -> Result<String, String> {
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    let asked = runtime.block_on(async { timeout(PATIENCE, ask(address)).await });
+    let asked = runtime.block_on(async { timeout(TIMEOUT, ask(address)).await });
     let (status, body) = asked
-        .map_err(|_| format!("{address} does not answer within {PATIENCE:?}"))?
+        .map_err(|_| format!("{address} does not answer within {TIMEOUT:?}"))?
         .map_err(|why| format!("{address}: {why}"))?;
     let body = String::from_utf8_lossy(&body).trim().to_owned();
     if status == StatusCode::OK {

@@ -2,12 +2,12 @@
 //!
 //! Flags and environment still win over the file. What [may change](Change) does, at once; of the rest the log says that
 //! it needs a restart, and lists exactly the settings that differ from those the process runs with. A file with any
-//! mistake changes nothing, is logged once, as [other files](crate::reload) are, and after that shown by a metric and at
+//! error changes nothing, is logged once, as [other files](crate::reload) are, and after that shown by a metric and at
 //! `/readyz`. A signal is an order, and what is wrong then is logged at once.
 
 use std::ffi::OsString;
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
@@ -53,12 +53,12 @@ impl Metrics {
     /// # Errors
     /// When a metric of one of these names is registered already.
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
-        let reloads = Figure::counter(
+        let reloads = MetricDef::counter(
             "config_reloads_total",
             "Configuration reloads by outcome: applied, restart needed for some changes, or rejected because of an error, \
              which changes nothing.",
         );
-        let rejected = Figure::gauge(
+        let rejected = MetricDef::gauge(
             "config_rejected",
             "1 while the newest settings are invalid and the previous ones stay in use.",
         );
@@ -193,7 +193,7 @@ fn contents(file: Option<&NamedFile>) -> Option<Vec<u8>> {
     file.and_then(|file| file.read().ok())
 }
 
-/// A list of mistakes as one line of the log.
+/// A list of errors as one line of the log.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let lines: Vec<_> = lines

@@ -34,15 +34,15 @@ pub(super) struct Config {
 impl Settings for Args {
     type Config = Config;
 
-    fn check(self, mistakes: &mut Mistakes) -> Config {
+    fn check(self, errors: &mut ConfigErrors) -> Config {
         if self.one == "wrong" {
-            mistakes.add("--one: wrong");
+            errors.add("--one: wrong");
         }
         Config {
             one: self.one,
             two: self.two,
             three: self.three,
-            common: self.common.check(mistakes),
+            common: self.common.check(errors),
         }
     }
 
@@ -105,7 +105,7 @@ fn file_gives_defaults_and_flags_win() {
 }
 
 #[test]
-fn all_mistakes_of_file_and_values_are_named_at_once() {
+fn all_errors_of_file_and_values_are_named_at_once() {
     let file =
         "five = 1\none = {}\nfour = 2\nconfig = \"x\"\nhelp = true\nprobe = true\ntwo = [[1]]";
     let error = load_with(file, &["--one=wrong"]).unwrap_err();
@@ -249,7 +249,7 @@ fn change_needs_a_restart_unless_the_flag_says_otherwise() {
 }
 
 #[test]
-fn wrong_value_hides_no_other_mistake_and_flags_in_a_group_go_together() {
+fn wrong_value_hides_no_other_error_and_flags_in_a_group_go_together() {
     let error = load_with(
         "three = 10\nlog_format = 'xml'",
         &["--one=wrong", "--debug-endpoints="],

@@ -42,16 +42,16 @@ impl Source for Files {
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Trust, Vec<String>> {
         let provider = provider();
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let roots = pem::authorities(&self.authorities, &contents[0]);
-        let roots = roots.map_err(|wrong| mistakes.push(wrong));
+        let roots = roots.map_err(|wrong| errors.push(wrong));
         let identity = self.identity.as_ref().map(|(certificate, key)| {
             pem::identity(&provider, (certificate, &contents[1]), (key, &contents[2]))
         });
         let identity = identity.transpose();
-        let identity = identity.map_err(|wrong| mistakes.extend(wrong));
+        let identity = identity.map_err(|wrong| errors.extend(wrong));
         let (Ok((roots, expiry)), Ok(identity)) = (roots, identity) else {
-            return Err(mistakes);
+            return Err(errors);
         };
         let mut expiries = Vec::new();
         expiries.extend(expiry.map(|expiry| ("authority", expiry)));

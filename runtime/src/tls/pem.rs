@@ -24,13 +24,13 @@ pub(super) fn identity(
     let chain = certificates(certificate, certificate_pem);
     let signing = PrivateKeyDer::from_pem_slice(key_pem)
         .map_err(|error| match error {
-            pem::Error::NoItemsFound => key.mistake("has no private key inside"),
+            pem::Error::NoItemsFound => key.error("has no private key inside"),
             // The error may hold a piece of the key.
-            _ => key.mistake("is not valid PEM"),
+            _ => key.error("is not valid PEM"),
         })
         .and_then(|der| {
             let loaded = provider.key_provider.load_private_key(der);
-            loaded.map_err(|_| key.mistake("its private key cannot be used"))
+            loaded.map_err(|_| key.error("its private key cannot be used"))
         });
     let (chain, signing) = match (chain, signing) {
         (Ok(chain), Ok(signing)) => (chain, signing),
@@ -42,11 +42,11 @@ pub(super) fn identity(
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
         Err(Error::InconsistentKeys(_)) => {
             let other = certificate.flag;
-            return Err(vec![key.mistake(format!(
+            return Err(vec![key.error(format!(
                 "does not belong to the first certificate of {other}"
             ))]);
         }
-        Err(error) => return Err(vec![certificate.mistake(error)]),
+        Err(error) => return Err(vec![certificate.error(error)]),
     }
     Ok((Arc::new(identity), expiry))
 }
@@ -61,7 +61,7 @@ pub(super) fn authorities(
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
         let added = roots.add(certificate);
-        added.map_err(|error| file.mistake(error))?;
+        added.map_err(|error| file.error(error))?;
     }
     Ok((Arc::new(roots), expiry))
 }
@@ -69,11 +69,9 @@ pub(super) fn authorities(
 fn certificates(file: &NamedFile, contents: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(contents).collect();
     match certificates {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(file.mistake("has no certificate inside"))
-        }
+        Ok(certificates) if certificates.is_empty() => Err(file.error("has no certificate inside")),
         Ok(certificates) => Ok(certificates),
-        Err(_) => Err(file.mistake("is not valid PEM")),
+        Err(_) => Err(file.error("is not valid PEM")),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use figures::Figure;
+use metric_defs::MetricDef;
 use prometheus::IntCounterVec;
 use rustls::{
     ServerConfig,
@@ -70,11 +70,11 @@ impl Source for Files {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Identity, Vec<String>> {
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let provider = provider();
         let certificate = (&self.certificate, &contents[0][..]);
         let identity = pem::identity(&provider, certificate, (&self.key, &contents[1]));
-        let identity = identity.map_err(|wrong| mistakes.extend(wrong));
+        let identity = identity.map_err(|wrong| errors.extend(wrong));
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("these algorithms serve TLS 1.2 and 1.3");
@@ -85,15 +85,15 @@ impl Source for Files {
                     expiries.extend(expiry.map(|expiry| ("client_authority", expiry)));
                     WebPkiClientVerifier::builder_with_provider(roots, provider)
                         .build()
-                        .map_err(|error| file.mistake(error))
+                        .map_err(|error| file.error(error))
                 });
                 verifier.map(|verifier| builder.with_client_cert_verifier(verifier))
             }
             _ => Ok(builder.with_no_client_auth()),
         };
-        let builder = builder.map_err(|wrong| mistakes.push(wrong));
+        let builder = builder.map_err(|wrong| errors.push(wrong));
         let (Ok((identity, expiry)), Ok(builder)) = (identity, builder) else {
-            return Err(mistakes);
+            return Err(errors);
         };
         expiries.extend(expiry.map(|expiry| ("certificate", expiry)));
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
@@ -130,7 +130,7 @@ impl Handshakes {
         registry: &Registry,
         process: &str,
     ) -> prometheus::Result<Self> {
-        let outcomes = Figure::counter("tls_handshakes_total", "TLS handshakes by outcome.");
+        let outcomes = MetricDef::counter("tls_handshakes_total", "TLS handshakes by outcome.");
         let outcomes: IntCounterVec = registry.add(outcomes.by(&["outcome"]).of(process))?;
         for outcome in ["done", "failed", "timeout", "too_many"] {
             outcomes.with_label_values(&[outcome]);

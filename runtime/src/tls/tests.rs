@@ -192,13 +192,13 @@ fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
     let (certificate, key) = ours.sign(|_| ());
     let (other, _) = ours.sign(|_| ());
     let check = |contents: [&str; 3], expected: &[&str]| {
-        let mistakes = build(&server_files(true), &contents).unwrap_err();
-        assert_eq!(mistakes.len(), expected.len(), "{mistakes:?}");
-        for (mistake, expected) in mistakes.iter().zip(expected) {
-            assert!(mistake.contains(expected), "{mistake}");
+        let errors = build(&server_files(true), &contents).unwrap_err();
+        assert_eq!(errors.len(), expected.len(), "{errors:?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.contains(expected), "{error}");
         }
         let secret = key.lines().nth(1).unwrap();
-        assert!(!format!("{mistakes:?}").contains(&secret[..16]));
+        assert!(!format!("{errors:?}").contains(&secret[..16]));
     };
     let nothing = "# nothing\n";
     let all = ["--tls-cert", "--tls-key", "--tls-client-ca"];

@@ -1,4 +1,4 @@
-//! What clients and operators of a limiter write: calls, files of limits, and the records in its folder.
+//! What clients and operators of a limiter write: calls, files of limits, and the records in its directory.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -58,7 +58,7 @@ fn save(engine: &Engine, records: &mut Records) {
     }
 }
 
-/// A path and a query, an empty line, a body: names of a call are within their bounds, and what is refused is the client's mistake, in
+/// A path and a query, an empty line, a body: names of a call are within their bounds, and what is refused is the client's error, in
 /// words.
 ///
 /// # Panics
@@ -99,7 +99,7 @@ pub fn limits_file(bytes: &[u8]) {
     };
     let document = match Document::parse(text) {
         Ok(document) => document,
-        Err(mistakes) => return assert!(!mistakes.0.is_empty()),
+        Err(errors) => return assert!(!errors.0.is_empty()),
     };
     // TOML has dates and numbers that JSON has not; limits have none.
     if let Ok(json) = serde_json::to_vec(&document)
@@ -110,9 +110,9 @@ pub fn limits_file(bytes: &[u8]) {
     }
     let rules = match document.rules() {
         Ok(rules) => rules,
-        Err(mistakes) => return assert!(!mistakes.0.is_empty()),
+        Err(errors) => return assert!(!errors.0.is_empty()),
     };
-    if !engine::mistakes(&rules).is_empty() {
+    if !engine::errors(&rules).is_empty() {
         return;
     }
     let engine = engine(&rules.limits);
@@ -128,7 +128,7 @@ pub fn limits_file(bytes: &[u8]) {
     }
 }
 
-/// A record in the folder of a limiter, in the place of each of its own, by key and by value: it is refused, or an engine goes on from it, and what it saves
+/// A record in the directory of a limiter, in the place of each of its own, by key and by value: it is refused, or an engine goes on from it, and what it saves
 /// then is restored as well.
 ///
 /// # Panics

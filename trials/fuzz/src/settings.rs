@@ -17,8 +17,8 @@ pub fn settings(bytes: &[u8]) {
         assert_eq!(settings::bytes(&size.to_string()), Ok(size));
     }
     let (arguments, file) = text.split_once("\n\n").unwrap_or((text, ""));
-    let folder = tempfile::TempDir::new().expect("room for a file");
-    let path = folder.path().join("settings.toml");
+    let dir = tempfile::TempDir::new().expect("room for a file");
+    let path = dir.path().join("settings.toml");
     fs::write(&path, file).expect("room for a file");
     // Another file would not be made up by the fuzzer, and might be a device.
     let own = arguments.lines().filter(|line| !line.contains("config"));

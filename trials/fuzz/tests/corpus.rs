@@ -8,10 +8,10 @@ const CHANGES: usize = 150;
 /// Runs a property on each file of its corpus, on its beginnings, and on copies with some bytes changed.
 #[track_caller]
 fn check(target: &str, least_files: usize, changes: usize, property: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target);
-    let mut files: Vec<_> = fs::read_dir(&folder)
+    let mut files: Vec<_> = fs::read_dir(&dir)
         .expect("a corpus")
         .map(|file| file.expect("a file").path())
         .collect();

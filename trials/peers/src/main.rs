@@ -1,6 +1,6 @@
 //! `peers`: sends cookies of the same sizes through a producer of ours and through what a team would otherwise use.
 //!
-//! Each run starts the server it measures anew on loopback, with all its state in a temporary folder, publishes from this process
+//! Each run starts the server it measures anew on loopback, with all its state in a temporary directory, publishes from this process
 //! (to ours: from `bench load`) and subscribes from another one. CPU time and memory are those of the server's process.
 //! Subscribers count what is lost, from sequences in the messages, which also show repeats; `GetCookies` alone has none, so there a
 //! repeated cookie could hide a lost one.
@@ -78,7 +78,7 @@ struct ComparisonArgs {
     /// Cookies a second meanwhile.
     #[arg(long, default_value = "50000")]
     stopped_rate: NonZeroU64,
-    /// The folder with the programs `producer` and `bench`.
+    /// The directory with the programs `producer` and `bench`.
     #[arg(long, env = launcher::programs::BIN_DIR_VARIABLE, default_value = "target/dist")]
     bin_dir: PathBuf,
     /// Print the figures as one JSON object instead of tables.
@@ -163,8 +163,8 @@ async fn compare(args: &ComparisonArgs) -> Result<bool> {
 async fn measure(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let (peer, subscribers, batch) = (run.peer, run.subscribers, run.batch);
     eprintln!("{peer}, {subscribers} subscribers, {batch} cookies a message");
-    let folder = TempDir::with_prefix("peers-")?;
-    match run.measure(folder.path()).await {
+    let dir = TempDir::with_prefix("peers-")?;
+    match run.measure(dir.path()).await {
         Ok(step) => report.add(step),
         Err(error) => report.faults.push(format!("{peer}: {error:#}")),
     }

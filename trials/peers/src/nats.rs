@@ -10,7 +10,7 @@ use tokio_stream::StreamExt;
 
 use crate::{count::Count, peer::Server, publisher::Publish, reader::Subscribe};
 
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 const SUBJECT: &str = "cookies";
 
@@ -22,7 +22,7 @@ const CLIENT_MESSAGES: usize = 1 << 20;
 const PUBLISHER_MESSAGES: usize = 8192;
 
 /// Starts a server with its defaults, which keep nothing on disk.
-pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Server> {
+pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Server> {
     let address = free_address()?;
     let args = [
         "--addr",
@@ -31,8 +31,8 @@ pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Server> {
         &address.port().to_string(),
     ];
     let args = args.map(str::to_owned);
-    let mut process = Process::start("nats-server", program, &args, &folder.join("nats.log"))?;
-    process.wait_accepting(address, START_PATIENCE).await?;
+    let mut process = Process::start("nats-server", program, &args, &dir.join("nats.log"))?;
+    process.wait_accepting(address, START_TIMEOUT).await?;
     Ok(Server::new(process, format!("nats://{address}")))
 }
 

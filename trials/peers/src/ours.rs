@@ -24,22 +24,22 @@ use crate::{
     reader::Subscribe,
 };
 
-const READY_PATIENCE: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the load may take beyond its duration.
-const LOAD_PATIENCE: Duration = Duration::from_secs(30);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a producer with its defaults, no record of its epochs and a queue of `keep` cookies for each subscriber.
-pub(crate) async fn start(program: &Path, folder: &Path, keep: u64) -> Result<Server> {
+pub(crate) async fn start(program: &Path, dir: &Path, keep: u64) -> Result<Server> {
     let launch = Launch {
         program,
         name: "producer".to_owned(),
         addresses: Addresses::free()?,
-        folder,
+        dir,
         flags: vec![format!("--queue-cookies={keep}"), "--state=none".to_owned()],
     };
     let mut producer = launch.start()?;
-    producer.wait_ready(READY_PATIENCE).await?;
+    producer.wait_ready(READY_TIMEOUT).await?;
     Ok(Server {
         process: producer.process,
         publish_at: format!("http://{}/", producer.http),
@@ -87,7 +87,7 @@ pub(crate) async fn publish(
     bin_dir: &Path,
     url: &str,
     load: Load,
-    folder: &Path,
+    dir: &Path,
 ) -> Result<Published> {
     let duration = humantime::format_duration(load.duration);
     let mut args = vec![
@@ -100,9 +100,9 @@ pub(crate) async fn publish(
         "--json".to_owned(),
     ];
     args.extend(load.rate.map(|rate| format!("--rate={rate}")));
-    let log = folder.join("load.log");
+    let log = dir.join("load.log");
     let mut process = Process::start("bench load", &bin_dir.join("bench"), &args, &log)?;
-    let status = process.wait(load.duration + LOAD_PATIENCE).await?;
+    let status = process.wait(load.duration + LOAD_TIMEOUT).await?;
     let report: LoadReport = serde_json::from_str(&process.last_lines(1))
         .with_context(|| format!("bench load ended ({status}): {}", process.last_lines(20)))?;
     Ok(Published {

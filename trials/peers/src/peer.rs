@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::{nats, ours, redis};
 
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A system that can carry cookies from one to many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize)]
@@ -61,12 +61,12 @@ impl Peer {
     }
 
     /// Starts its server and waits until it accepts connections.
-    pub(crate) async fn start(self, bin_dir: &Path, folder: &Path, keep: u64) -> Result<Server> {
+    pub(crate) async fn start(self, bin_dir: &Path, dir: &Path, keep: u64) -> Result<Server> {
         let program = self.program(bin_dir).context("the program is gone")?;
         match self {
-            Self::Ours => ours::start(&program, folder, keep).await,
-            Self::Nats => nats::start(&program, folder).await,
-            Self::RedisPubsub | Self::RedisStreams => redis::start(&program, folder).await,
+            Self::Ours => ours::start(&program, dir, keep).await,
+            Self::Nats => nats::start(&program, dir).await,
+            Self::RedisPubsub | Self::RedisStreams => redis::start(&program, dir).await,
         }
     }
 }
@@ -127,7 +127,7 @@ impl Server {
 
     /// Asks it to end; kills it when it takes long.
     pub(crate) async fn stop(mut self) {
-        self.process.stop(STOP_PATIENCE).await.ok();
+        self.process.stop(STOP_TIMEOUT).await.ok();
     }
 }
 

@@ -32,8 +32,8 @@ const BLOCK_MILLIS: u32 = 1_000;
 const BEGINNING: &str = "0-0";
 
 /// Starts a server that keeps nothing on disk.
-pub(crate) async fn start(program: &Path, folder: &Path) -> Result<Server> {
-    let redis = Redis::start(program, folder).await?;
+pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Server> {
+    let redis = Redis::start(program, dir).await?;
     let address = redis.address();
     Ok(Server::new(redis.process, format!("redis://{address}/")))
 }

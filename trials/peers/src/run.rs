@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// How long subscribers may take to be ready, on a busy machine.
-const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is missing when nothing has come for so long is lost: more than any of these servers holds back on purpose.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// How long a backlog may take to arrive.
-const SETTLE_PATIENCE: Duration = Duration::from_secs(120);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often everything is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -52,23 +52,23 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it on a server that has its state in `folder`.
+    /// Runs it on a server that has its state in `dir`.
     ///
     /// # Errors
     /// When the server, its load or its subscribers break off.
-    pub(crate) async fn measure(&self, folder: &Path) -> Result<Step> {
+    pub(crate) async fn measure(&self, dir: &Path) -> Result<Step> {
         let keep = self.keep.get();
-        let mut server = self.peer.start(self.bin_dir, folder, keep).await?;
+        let mut server = self.peer.start(self.bin_dir, dir, keep).await?;
         let mut readers = vec![
-            self.readers("readers", &server, self.subscribers, folder)
+            self.readers("readers", &server, self.subscribers, dir)
                 .await?,
         ];
         if !self.stopped_for.is_zero() {
-            readers.push(self.readers("stopped", &server, 1, folder).await?);
+            readers.push(self.readers("stopped", &server, 1, dir).await?);
         }
         let mut watch = Watch::new(&mut server)?;
         let to = server.publish_at.clone();
-        let mut publishing = pin!(self.publish(&to, folder));
+        let mut publishing = pin!(self.publish(&to, dir));
         let published = loop {
             tokio::select! {
                 published = &mut publishing => break published?,
@@ -124,7 +124,7 @@ impl Run<'_> {
         name: &str,
         server: &Server,
         count: usize,
-        folder: &Path,
+        dir: &Path,
     ) -> Result<Process> {
         let args = [
             "reader".to_owned(),
@@ -133,27 +133,27 @@ impl Run<'_> {
             format!("--subscribers={count}"),
             format!("--batch={}", self.batch),
         ];
-        let log = folder.join(format!("{name}.log"));
+        let log = dir.join(format!("{name}.log"));
         let mut process = Process::start(name, &env::current_exe()?, &args, &log)?;
         let began = Instant::now();
         while newest(&process).is_err() {
             process.check()?;
-            if began.elapsed() > READY_PATIENCE {
-                bail!("the {name} are not ready after {READY_PATIENCE:?}");
+            if began.elapsed() > READY_TIMEOUT {
+                bail!("the {name} are not ready after {READY_TIMEOUT:?}");
             }
             sleep(LOOK_INTERVAL).await;
         }
         Ok(process)
     }
 
-    async fn publish(&self, to: &str, folder: &Path) -> Result<Published> {
+    async fn publish(&self, to: &str, dir: &Path) -> Result<Published> {
         let load = Load {
             batch: self.batch,
             rate: self.rate,
             duration: self.duration,
         };
         match self.peer {
-            Peer::Ours => ours::publish(self.bin_dir, to, load, folder).await,
+            Peer::Ours => ours::publish(self.bin_dir, to, load, dir).await,
             Peer::Nats => publish(load, || nats::Publisher::connect(to)).await,
             Peer::RedisPubsub => publish(load, || redis::channel_publisher(to)).await,
             Peer::RedisStreams => {
@@ -248,7 +248,7 @@ impl Watch {
     ) -> Result<Vec<Counts>> {
         let began = Instant::now();
         while began.elapsed().min(self.moved_at.elapsed()) < QUIET
-            && began.elapsed() < SETTLE_PATIENCE
+            && began.elapsed() < SETTLE_TIMEOUT
         {
             let counts = self.look(server, readers)?;
             let has_all = |(counts, expected): (&Counts, &u64)| {

@@ -14,7 +14,7 @@ const PEERS: &str = env!("CARGO_BIN_EXE_peers");
 /// Maximum of cookies of a step: 1 s at this rate.
 const RATE: u64 = 2_000;
 
-/// The folder with the programs of the product.
+/// The directory with the programs of the product.
 fn bin_dir() -> PathBuf {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug");
     std::env::var_os(BIN_DIR_VARIABLE).map_or_else(|| PathBuf::from(built), PathBuf::from)

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::plan::{Fault, Kind, Victim};
 
 /// How long an orderly end may take; longer than the drain the processes are told.
-const END_PATIENCE: Duration = Duration::from_secs(40);
+const END_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Something that was done.
 #[derive(Debug, Clone, Serialize)]
@@ -149,7 +149,7 @@ impl Injector {
                 }
                 Stage::Ending(began) => {
                     let Some(status) = process.exited()? else {
-                        if elapsed > began + END_PATIENCE {
+                        if elapsed > began + END_TIMEOUT {
                             process.kill()?;
                             self.faults.push(format!("{name} did not end in order"));
                         }

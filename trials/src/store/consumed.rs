@@ -40,7 +40,7 @@ pub(super) const NAME: &str = "consumer";
 pub(super) const THREADS: [&str; 2] = ["store-consumer", "fjall:worker"];
 
 /// How long the store may take for a cookie before the run is given up.
-const STORE_PATIENCE: Duration = Duration::from_secs(60);
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A consumer's sink at work.
 pub(super) struct Consumed {
@@ -102,7 +102,7 @@ impl Consumed {
                 &metrics,
                 stops,
             );
-            let sink = timeout(STORE_PATIENCE, sink).await;
+            let sink = timeout(STORE_TIMEOUT, sink).await;
             anyhow::Ok((store, sink.context("the store does not answer")??))
         };
         let (store, sink) = runtime.spawn(opening).await??;
@@ -134,7 +134,7 @@ impl Consumed {
                 due(began, rate, pushed).await;
                 pushed += u64::from(chunk.header().count);
                 let item = Item::Chunk(Arc::clone(&self.producer), chunk.clone());
-                let push = timeout(STORE_PATIENCE, buffer.push(item)).await;
+                let push = timeout(STORE_TIMEOUT, buffer.push(item)).await;
                 push.context("the store takes no cookies")??;
             }
             due(began, rate, pushed).await;
@@ -147,7 +147,7 @@ impl Consumed {
                     sleep(Duration::from_millis(1)).await;
                 }
             };
-            let settled = timeout(STORE_PATIENCE, settled).await;
+            let settled = timeout(STORE_TIMEOUT, settled).await;
             settled.context("the store takes no cookies")?;
             anyhow::Ok(pushed)
         };

@@ -16,7 +16,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Addresses, Consumer, PATIENCE, Producer, accept_all, embedded, newest, wait_until},
+    harness::{Addresses, Consumer, Producer, TIMEOUT, accept_all, embedded, newest, wait_until},
     stream_client::{Subscription, from_oldest},
     wrapped,
 };
@@ -58,7 +58,7 @@ fn left_behind(process_id: &str) -> [PathBuf; 2] {
 
 impl FakeClock {
     /// One that is right; `None` where the library is not installed, which skips the test.
-    fn new(folder: &TempDir, name: &str) -> Result<Option<Self>> {
+    fn new(dir: &TempDir, name: &str) -> Result<Option<Self>> {
         let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
         let Some(library) = library else {
             skip("libfaketime is not installed (Debian: faketime)");
@@ -66,8 +66,8 @@ impl FakeClock {
         };
         let clock = Self {
             library,
-            file: folder.path().join(name),
-            processes: folder.path().join(format!("{name}.processes")),
+            file: dir.path().join(name),
+            processes: dir.path().join(format!("{name}.processes")),
         };
         clock.set("+0")?;
         Ok(Some(clock))
@@ -97,9 +97,9 @@ impl FakeClock {
         (PathBuf::from("sh"), all)
     }
 
-    async fn producer(&self, folder: &TempDir, flags: &[&str]) -> Result<Producer> {
+    async fn producer(&self, dir: &TempDir, flags: &[&str]) -> Result<Producer> {
         let addresses = Addresses::free()?;
-        Producer::start_wrapped(folder, &addresses, flags, &|program, args| {
+        Producer::start_wrapped(dir, &addresses, flags, &|program, args| {
             self.wrap(program, args)
         })
         .await
@@ -107,26 +107,26 @@ impl FakeClock {
 
     async fn consumer(
         &self,
-        folder: &TempDir,
+        dir: &TempDir,
         producer: &Producer,
         flags: &[&str],
     ) -> Result<Consumer> {
-        let store = embedded(&folder.path().join("store"));
+        let store = embedded(&dir.path().join("store"));
         let wrap = |program: &Path, args: &[String]| self.wrap(program, args);
-        wrapped::consumer(folder, ("node", HERE), producer, &store, flags, &wrap).await
+        wrapped::consumer(dir, ("node", HERE), producer, &store, flags, &wrap).await
     }
 }
 
 #[tokio::test]
 async fn clock_leaves_nothing_behind_of_a_process_that_is_killed() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
     let (program, args) = clock.wrap(Path::new("sleep"), &["60".to_owned()]);
     let mut process = Command::new(program).args(args).spawn()?;
     let left = left_behind(&process.id().to_string());
-    wait_until(PATIENCE, "the library's files", async || {
+    wait_until(TIMEOUT, "the library's files", async || {
         Ok(left.iter().all(|file| file.exists()))
     })
     .await?;
@@ -151,13 +151,13 @@ async fn check_calm(consumer: &Consumer, producer: &Producer) -> Result<()> {
 
 #[tokio::test]
 async fn clock_of_a_producer_may_jump_and_its_times_never_decrease() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
-    let producer = clock.producer(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let producer = clock.producer(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     let mut stream = Subscription::open(&producer.grpc, from_oldest("reader")).await?;
     let mut sent = 0;
     for (value, time) in ["+0", "-3600", "+3600", "-86400", "+0"].iter().enumerate() {
@@ -189,12 +189,12 @@ async fn clock_of_a_producer_may_jump_and_its_times_never_decrease() -> Result<(
 
 #[tokio::test]
 async fn value_that_changes_after_a_nodes_clock_was_set_back_is_stored() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = clock.consumer(&folder, &producer, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = clock.consumer(&dir, &producer, &[]).await?;
     for (value, time) in ["+0", "-3600", "+3600", "-86400", "+0"].iter().enumerate() {
         clock.set(time)?;
         let buyer = format!("b-{value}");
@@ -209,13 +209,13 @@ async fn value_that_changes_after_a_nodes_clock_was_set_back_is_stored() -> Resu
 #[tokio::test]
 async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_again() -> Result<()>
 {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--ttl", "30m", "--expiry-window", "never"];
-    let consumer = clock.consumer(&folder, &producer, &flags).await?;
+    let consumer = clock.consumer(&dir, &producer, &flags).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
     clock.set("+3600")?;
@@ -224,7 +224,7 @@ async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_ag
         .await?;
     // Nor is one refused that comes meanwhile.
     producer.accept("bob", 17, "b-1").await?;
-    wait_until(PATIENCE, "it has come", async || {
+    wait_until(TIMEOUT, "it has come", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::WRITTEN, &[]) + metrics.count(names::FAILED, &[]) == 2)
     })
@@ -238,16 +238,16 @@ async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_ag
 /// A machine without a clock of its own begins each epoch at the same time.
 #[tokio::test]
 async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
     // For good, so that a start takes no time.
     let now = jiff::Zoned::now();
     clock.set(&now.strftime("%Y-%m-%d %H:%M:%S").to_string())?;
-    let mut producer = clock.producer(&folder, &["--id", "p"]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut producer = clock.producer(&dir, &["--id", "p"]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_numbers(1..=100).await?;
     consumer.wait_settled(100).await?;
 
@@ -268,13 +268,13 @@ async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> 
 /// Its cookies are older than what the first epoch stored, by its own clock; other pairs are not touched by that.
 #[tokio::test]
 async fn producer_that_starts_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(clock) = FakeClock::new(&folder, "clock")? else {
+    let dir = TempDir::new()?;
+    let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
-    let mut producer = clock.producer(&folder, &["--id", "p"]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut producer = clock.producer(&dir, &["--id", "p"]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept("alice", 17, "first-epoch").await?;
     consumer
         .wait_known("alice", json!({"17": "first-epoch"}))

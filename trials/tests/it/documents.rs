@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Document, doc},
 };
 
-use crate::harness::{Known, PATIENCE, wait_until};
+use crate::harness::{Known, TIMEOUT, wait_until};
 
 /// A connection to one MongoDB.
 pub(crate) struct Documents {
@@ -48,14 +48,9 @@ impl Documents {
         let filled = format!("{wanted} documents");
         let mut found = Known::new();
         let equal = async {
-            wait_until(
-                PATIENCE,
-                &filled,
-                async || Ok(self.count().await? >= wanted),
-            )
-            .await?;
+            wait_until(TIMEOUT, &filled, async || Ok(self.count().await? >= wanted)).await?;
             let what = "the documents are those that were sent";
-            wait_until(PATIENCE / 6, what, async || {
+            wait_until(TIMEOUT / 6, what, async || {
                 Ok(self.known().await? == *expected)
             })
             .await

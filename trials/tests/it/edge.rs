@@ -17,8 +17,8 @@ use crate::{
 
 #[tokio::test]
 async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let long = |character: &str, count| character.repeat(count);
     let cases = [
         ("/?b=x", "uid=u", 400, "parameter d "),
@@ -89,8 +89,8 @@ async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log(
 
 #[tokio::test]
 async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let long = "%C3%BC".repeat(128);
     let cases = [
         ("d=1&b=a%26b%3Dc%2Fd%2Be%25f", "uid=u1", "a&b=c/d+e%f"),
@@ -123,8 +123,8 @@ async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
 
 #[tokio::test]
 async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
     let three = format!(
         "{}{}{}",
@@ -146,8 +146,8 @@ async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
 
 #[tokio::test]
 async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
     let requests = format!(
         "{}GET /?d=x&b=y HTTP/1.1\r\n\r\nGET /none HTTP/1.1\r\n\r\n{}no request\r\n\r\n{}",
@@ -177,8 +177,8 @@ async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> R
 
 #[tokio::test]
 async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
     // What looks like a request within a body is none.
     let body = request("smuggled", 1, "x").repeat(20);
@@ -233,8 +233,8 @@ async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> 
 
 #[tokio::test]
 async fn old_and_closing_clients_are_answered_and_closed() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     for (line, more) in [("HTTP/1.0", ""), ("HTTP/1.1", "Connection: close\r\n")] {
         let mut connection = HttpClient::connect(&producer.http).await?;
         let request = format!("GET /?d=1&b=x {line}\r\n{more}Cookie: uid=u\r\n\r\n");

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, PATIENCE, Producer, accept_all, embedded, machine, newest, numbered, wait_until,
+        Consumer, Producer, TIMEOUT, accept_all, embedded, machine, newest, numbered, wait_until,
     },
     tools::e2e::Run,
     wrapped::{consumer_in, producer_at},
@@ -41,8 +41,8 @@ fn streams_port(producer: &Producer) -> Result<u16> {
 }
 
 async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
-    let patience = PATIENCE * 3;
-    wait_until(patience, "some more are accepted", async || {
+    let timeout = TIMEOUT * 3;
+    wait_until(timeout, "some more are accepted", async || {
         Ok(producer.appended().await? >= cookies)
     })
     .await
@@ -53,11 +53,11 @@ async fn cut_under_load(seconds: u64) -> Result<()> {
     let Some(network) = networks(1)? else {
         return Ok(());
     };
-    let folder = TempDir::new()?;
-    let producer = producer_at(network.host(), &folder).await?;
-    let store = embedded(&folder.path().join("store"));
+    let dir = TempDir::new()?;
+    let producer = producer_at(network.host(), &dir).await?;
+    let store = embedded(&dir.path().join("store"));
     let node = &network.nodes()[0];
-    let mut consumer = consumer_in(node, &folder, "node", &producer, &store).await?;
+    let mut consumer = consumer_in(node, &dir, "node", &producer, &store).await?;
 
     let requests = RATE * (seconds + 3);
     let plan = producer.ordered_load(21, RATE, requests)?;
@@ -104,14 +104,14 @@ async fn half_open_connection_is_noticed_and_resumed_where_it_was() -> Result<()
     let Some(network) = networks(2)? else {
         return Ok(());
     };
-    let folder = TempDir::new()?;
-    let producer = producer_at(network.host(), &folder).await?;
+    let dir = TempDir::new()?;
+    let producer = producer_at(network.host(), &dir).await?;
     let directions = [Direction::ToNode, Direction::FromNode];
     let mut consumers = Vec::new();
     for (node, direction) in network.nodes().iter().zip(directions) {
         let name = format!("{direction:?}");
-        let store = embedded(&folder.path().join(&name));
-        let consumer = consumer_in(node, &folder, &name, &producer, &store).await?;
+        let store = embedded(&dir.path().join(&name));
+        let consumer = consumer_in(node, &dir, &name, &producer, &store).await?;
         consumers.push(consumer);
     }
     producer.accept_numbers(1..=100).await?;
@@ -160,10 +160,10 @@ async fn network_is_gone_with_its_owner() -> Result<()> {
 #[tokio::test]
 async fn frozen_processes_of_all_kinds_lose_nothing() -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let mut producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let mut producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(22, RATE, 14_000)?;
     let at = |second: u64| second * RATE;
     let freeze = async {

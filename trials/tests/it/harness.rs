@@ -1,4 +1,4 @@
-//! Starts what a test needs, in a folder of its own, and ends it with the test.
+//! Starts what a test needs, in a directory of its own, and ends it with the test.
 
 mod consumer;
 mod cookies;
@@ -33,13 +33,13 @@ pub(crate) use self::{
 };
 
 /// How long a process may take to become ready, and a cookie to arrive, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a process may take to drain and to end: one that gives its drain up does so after 10 s, with another exit code.
-pub(crate) const DRAIN_PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long all tests before it may hold the machine.
-const MACHINE_PATIENCE: Duration = Duration::from_secs(3 * 60 * 60);
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// The programs, found or built once for all tests of this process.
 pub(crate) async fn programs() -> Result<&'static Programs> {
@@ -60,17 +60,17 @@ pub(crate) async fn bench() -> Result<&'static Path> {
     bench.context("it was asked for")
 }
 
-/// The folder with the programs, for those that start others: as [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
+/// The directory with the programs, for those that start others: as [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
 pub(crate) async fn bin_dir() -> Result<&'static Path> {
-    let folder = programs().await?.producer.parent();
-    folder.context("a program lies in a folder")
+    let dir = programs().await?.producer.parent();
+    dir.context("a program lies in a directory")
 }
 
 /// One at a time of the tests that load the machine: hold it meanwhile. Most tests wait, so several run side by side; what loads both
 /// cores would then measure, and be late for, others of its kind.
 pub(crate) async fn machine() -> SemaphorePermit<'static> {
     static MACHINE: Semaphore = Semaphore::const_new(1);
-    let waited = timeout(MACHINE_PATIENCE, MACHINE.acquire()).await;
+    let waited = timeout(MACHINE_TIMEOUT, MACHINE.acquire()).await;
     let held = waited.expect("who holds the machine does not ask for it again");
     held.expect("it is never closed")
 }
@@ -78,18 +78,18 @@ pub(crate) async fn machine() -> SemaphorePermit<'static> {
 /// Waits until `condition` is true.
 ///
 /// # Errors
-/// When it is not after `patience`, saying `what` did not happen; or when `condition` fails.
+/// When it is not after `timeout`, saying `what` did not happen; or when `condition` fails.
 pub(crate) async fn wait_until<F>(
-    patience: Duration,
+    timeout: Duration,
     what: &str,
     mut condition: impl FnMut() -> F,
 ) -> Result<()>
 where
     F: Future<Output = Result<bool>>,
 {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     while !condition().await.with_context(|| what.to_owned())? {
-        ensure!(Instant::now() < deadline, "{what}: not after {patience:?}");
+        ensure!(Instant::now() < deadline, "{what}: not after {timeout:?}");
         sleep(Duration::from_millis(20)).await;
     }
     Ok(())
@@ -97,7 +97,7 @@ where
 
 /// Waits until the log of a process has `part`: lines are written beside what they tell of.
 pub(crate) async fn wait_said(process: &Process, part: &str) -> Result<()> {
-    let said = wait_until(PATIENCE, part, async || {
+    let said = wait_until(TIMEOUT, part, async || {
         Ok(process.last_lines(100).contains(part))
     });
     said.await.with_context(|| process.last_lines(100))
@@ -106,11 +106,11 @@ pub(crate) async fn wait_said(process: &Process, part: &str) -> Result<()> {
 /// Waits for `future`, but not forever.
 ///
 /// # Errors
-/// When it takes longer than [`PATIENCE`], saying `what` did not happen.
+/// When it takes longer than [`TIMEOUT`], saying `what` did not happen.
 pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
-    match timeout(PATIENCE, future).await {
+    match timeout(TIMEOUT, future).await {
         Ok(value) => Ok(value),
-        Err(_) => bail!("{what}: not after {PATIENCE:?}"),
+        Err(_) => bail!("{what}: not after {TIMEOUT:?}"),
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Ended {
 /// Runs a program to its end.
 ///
 /// # Errors
-/// When it runs longer than [`PATIENCE`].
+/// When it runs longer than [`TIMEOUT`].
 pub(crate) async fn run_to_end(
     program: &Path,
     args: &[&str],

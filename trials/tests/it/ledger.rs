@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cut::CutConnection,
-    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, wait_until},
     stream_client::{Subscription, from_cursor, from_newest},
 };
 
@@ -26,8 +26,8 @@ async fn count(producer: &Producer, name: impl AsRef<str>, subscriber: &str) -> 
 
 #[tokio::test]
 async fn what_was_delivered_and_never_arrived_is_lost_when_the_log_has_moved_on() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--log-bytes", "1MiB"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--log-bytes", "1MiB"]).await?;
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     producer.accept_load(1, 1_000).await?;
     stream.read_to(1_000).await?;
@@ -56,9 +56,9 @@ async fn what_was_delivered_and_never_arrived_is_lost_when_the_log_has_moved_on(
 #[tokio::test]
 async fn what_was_lost_behind_the_bound_is_recovered_by_an_older_cursor() -> Result<()> {
     const COOKIES: u64 = 20_000;
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let flags = ["--queue-cookies", "1000", "--rewind-bytes", "0"];
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     let hello = stream.hello.clone();
     drop(stream);
@@ -85,27 +85,23 @@ async fn what_was_lost_behind_the_bound_is_recovered_by_an_older_cursor() -> Res
 
 /// Both processes, scraped while nothing moves.
 async fn at_rest(producer: &Producer, consumer: &Consumer) -> Result<(Samples, Samples)> {
-    wait_until(
-        PATIENCE,
-        "nothing is queued and nothing waits",
-        async || {
-            let (from, to) = (producer.metrics().await?, consumer.metrics().await?);
-            let left = from.count(names::QUEUED, &[]) + to.count(names::WAITING, &[]);
-            Ok(left == 0 && to.count(names::PRODUCERS_CONNECTED, &[]) == 1)
-        },
-    )
+    wait_until(TIMEOUT, "nothing is queued and nothing waits", async || {
+        let (from, to) = (producer.metrics().await?, consumer.metrics().await?);
+        let left = from.count(names::QUEUED, &[]) + to.count(names::WAITING, &[]);
+        Ok(left == 0 && to.count(names::PRODUCERS_CONNECTED, &[]) == 1)
+    })
     .await?;
     Ok((producer.metrics().await?, consumer.metrics().await?))
 }
 
 #[tokio::test]
 async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let grpc = producer.grpc.trim_start_matches("http://");
     let mut way = CutConnection::to(grpc).await?;
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::spawn(&folder, "node", &[&way.url()], &store, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::spawn(&dir, "node", &[&way.url()], &store, &[]).await?;
     consumer.wait_ready().await?;
     producer.accept_load(1, 5_000).await?;
     let (from, to) = at_rest(&producer, &consumer).await?;
@@ -115,7 +111,7 @@ async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut
     let plan = producer.ordered_load(2, 4_000, 8_000)?;
     let cuts = async {
         for round in 1..=2 {
-            wait_until(PATIENCE, "some more are received", async || {
+            wait_until(TIMEOUT, "some more are received", async || {
                 let received = consumer.metrics().await?.count(names::RECEIVED, &[]);
                 Ok(received >= 5_000 + round * 2_000)
             })
@@ -137,9 +133,9 @@ async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut
 
 #[tokio::test]
 async fn ledger_balances_in_every_scrape_under_load_with_losses_and_returns() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let flags = ["--log-bytes", "1MiB", "--queue-cookies", "3000"];
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let hello = Subscription::open(&producer.grpc, from_newest("node")).await?;
     let hello = hello.hello.clone();
     let plan = producer.ordered_load(3, 20_000, 60_000)?;

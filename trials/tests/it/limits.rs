@@ -19,7 +19,7 @@ use bench::{
     scrape::{Samples, names},
     traffic::Traffic,
 };
-use figures::Figure;
+use metric_defs::MetricDef;
 use proto::v1::SubscribeRequest;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -37,20 +37,20 @@ fn sending(seconds: u64) -> Duration {
     Duration::from_secs(given.unwrap_or(seconds))
 }
 
-/// Writes the file of limits of the producers in this folder.
-fn write(folder: &TempDir, limits: &str) -> Result<()> {
-    let file = folder.path().join("limits.toml");
+/// Writes the file of limits of the producers in this directory.
+fn write(dir: &TempDir, limits: &str) -> Result<()> {
+    let file = dir.path().join("limits.toml");
     let new = file.with_extension("new");
     fs::write(&new, limits)?;
     Ok(fs::rename(new, file)?)
 }
 
 /// Starts a producer under these limits.
-async fn start(folder: &TempDir, limits: &str, flags: &[&str]) -> Result<Producer> {
-    write(folder, limits)?;
-    let file = folder.path().join("limits.toml");
+async fn start(dir: &TempDir, limits: &str, flags: &[&str]) -> Result<Producer> {
+    write(dir, limits)?;
+    let file = dir.path().join("limits.toml");
     let file = file.to_str().context("a path in UTF-8")?;
-    Producer::start(folder, &[&["--limits", file], flags].concat()).await
+    Producer::start(dir, &[&["--limits", file], flags].concat()).await
 }
 
 /// A load of these DSPs at a constant rate.
@@ -84,7 +84,7 @@ async fn send(plan: &load::Plan) -> Result<u64> {
 }
 
 /// A figure of a limit, of all its other labels together.
-fn of_limit(samples: &Samples, figure: Figure, limit: &str) -> u64 {
+fn of_limit(samples: &Samples, figure: MetricDef, limit: &str) -> u64 {
     samples.count(figure, &[("limit", limit)])
 }
 

@@ -10,7 +10,7 @@ use mongodb::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{PATIENCE, wait_until};
+use crate::harness::{TIMEOUT, wait_until};
 
 /// Runs a command in the database `admin`.
 pub(crate) async fn command(uri: &str, command: Document) -> Result<Document> {
@@ -26,9 +26,9 @@ pub(crate) fn direct(address: SocketAddr) -> String {
 }
 
 /// A `mongod` that can be made to fail.
-pub(crate) async fn failing(folder: &TempDir) -> Result<Mongod> {
+pub(crate) async fn failing(dir: &TempDir) -> Result<Mongod> {
     let more = ["--setParameter", "enableTestCommands=1"];
-    Mongod::start_with(&folder.path().join("mongod"), &more).await
+    Mongod::start_with(&dir.path().join("mongod"), &more).await
 }
 
 /// Makes every `insert` and `update`, or other `failCommands`, fail in this way.
@@ -61,17 +61,17 @@ pub(crate) struct ReplicaSet {
 }
 
 impl ReplicaSet {
-    pub(crate) async fn start(folder: &Path, members: usize) -> Result<Self> {
-        Self::start_with(folder, members, &[]).await
+    pub(crate) async fn start(dir: &Path, members: usize) -> Result<Self> {
+        Self::start_with(dir, members, &[]).await
     }
 
     /// The same with further arguments for each.
-    pub(crate) async fn start_with(folder: &Path, members: usize, more: &[&str]) -> Result<Self> {
+    pub(crate) async fn start_with(dir: &Path, members: usize, more: &[&str]) -> Result<Self> {
         let args = [&["--replSet", "rs", "--oplogSize", "100"], more].concat();
         let mut started = Vec::new();
         for number in 0..members {
-            let folder = folder.join(format!("member-{number}"));
-            started.push(Mongod::start_with(&folder, &args).await?);
+            let dir = dir.join(format!("member-{number}"));
+            started.push(Mongod::start_with(&dir, &args).await?);
         }
         let hosts = (0..)
             .zip(&started)
@@ -99,7 +99,7 @@ impl ReplicaSet {
 
     /// Waits until there is a primary; its place among the members.
     pub(crate) async fn wait_primary(&self) -> Result<usize> {
-        wait_until(PATIENCE, "there is a primary", async || {
+        wait_until(TIMEOUT, "there is a primary", async || {
             Ok(self.primary().await.is_some())
         })
         .await?;
@@ -123,7 +123,7 @@ impl ReplicaSet {
         let primary = self.wait_primary().await?;
         let uri = direct(self.members[primary].address());
         // A member that lags too far behind is refused as its successor, for a moment.
-        wait_until(PATIENCE, "the primary steps down", async || {
+        wait_until(TIMEOUT, "the primary steps down", async || {
             let step_down = doc! { "replSetStepDown": 30, "secondaryCatchUpPeriodSecs": 10 };
             Ok(command(&uri, step_down).await.is_ok())
         })

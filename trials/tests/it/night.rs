@@ -27,7 +27,7 @@ use runtime::metrics::Registry;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{PATIENCE, wait_until};
+use crate::harness::{TIMEOUT, wait_until};
 
 /// What MongoDB takes at most: 68 years.
 pub(crate) const NEVER_SECONDS: i64 = 2_147_483_647;
@@ -177,7 +177,7 @@ impl Night {
 
     /// Waits until it has seen that the window is open, or shut.
     pub(crate) async fn wait_open(&self, open: bool) -> Result<()> {
-        wait_until(PATIENCE, "the window has changed", async || {
+        wait_until(TIMEOUT, "the window has changed", async || {
             Ok(self.metrics.expiry_open.get() == i64::from(open))
         })
         .await
@@ -186,7 +186,7 @@ impl Night {
     /// Waits until this many compactions have come to their end.
     pub(crate) async fn wait_compactions(&self, count: u64) -> Result<()> {
         let what = format!("{count} compactions are complete");
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             Ok(self.metrics.compactions.get() >= count)
         })
         .await
@@ -225,18 +225,18 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a `mongod` that looks for expired documents every second.
-    pub(crate) async fn start(folder: &std::path::Path) -> Result<(Mongod, Self)> {
-        Self::start_in(ExpiryMode::Index, folder).await
+    pub(crate) async fn start(dir: &std::path::Path) -> Result<(Mongod, Self)> {
+        Self::start_in(ExpiryMode::Index, dir).await
     }
 
     /// The same where cookies expire in this way: by the server's clock with an index, and by that of the tests with a sweep, for
     /// which it is one o'clock on the tenth.
     pub(crate) async fn start_in(
         mode: ExpiryMode,
-        folder: &std::path::Path,
+        dir: &std::path::Path,
     ) -> Result<(Mongod, Self)> {
         let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
-        let mongod = Mongod::start_with(&folder.join("mongod"), &often).await?;
+        let mongod = Mongod::start_with(&dir.join("mongod"), &often).await?;
         let now = match mode {
             ExpiryMode::Index => DateTime::now(),
             ExpiryMode::Sweep => DateTime::from_millis(at("10T01:00").as_millisecond()),
@@ -285,7 +285,7 @@ impl Server {
 
     pub(crate) async fn wait_names(&self, namespace: &str, expected: &[&str]) -> Result<()> {
         let what = format!("{namespace} has {expected:?}");
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             Ok(self.names(namespace).await? == expected)
         })
         .await
@@ -295,7 +295,7 @@ impl Server {
     /// not.
     pub(crate) async fn wait_monitor(&self) -> Result<()> {
         let began = self.monitor_passes().await?;
-        wait_until(PATIENCE, "the TTL monitor passes twice", async || {
+        wait_until(TIMEOUT, "the TTL monitor passes twice", async || {
             Ok(self.monitor_passes().await? >= began + 2)
         })
         .await
@@ -343,7 +343,7 @@ impl Server {
     /// Waits until there is no index beside that on `_id`.
     pub(crate) async fn wait_no_index(&self, namespace: &str) -> Result<()> {
         let what = format!("{namespace} has no index");
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             Ok(self.indexes(namespace).await?.is_empty())
         })
         .await
@@ -363,7 +363,7 @@ impl Server {
     /// Waits until there is one index, and it expires after so many seconds.
     pub(crate) async fn wait_expiring(&self, namespace: &str, seconds: i64) -> Result<()> {
         let what = format!("{namespace} expires after {seconds} s");
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             let indexes = self.indexes(namespace).await?;
             let [index] = &indexes[..] else {
                 return Ok(false);

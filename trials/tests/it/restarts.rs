@@ -10,13 +10,13 @@ use crate::{
     cut::CutConnection,
     documents::Documents,
     harness::{
-        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, accept_all, embedded, expect_exit,
+        Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, accept_all, embedded, expect_exit,
         newest, wait_until,
     },
 };
 
 async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
-    wait_until(PATIENCE, "some more are accepted", async || {
+    wait_until(TIMEOUT, "some more are accepted", async || {
         Ok(producer.appended().await? >= cookies)
     })
     .await
@@ -41,10 +41,10 @@ async fn crash_under_load(producer: &Producer, consumer: &mut Consumer) -> Resul
 
 #[tokio::test]
 async fn killed_consumer_with_the_embedded_store_misses_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     let traffic = crash_under_load(&producer, &mut consumer).await?;
     consumer.wait_knows(&newest(&traffic, 10_000)).await?;
     assert_eq!(consumer.lost().await?, 0);
@@ -53,10 +53,10 @@ async fn killed_consumer_with_the_embedded_store_misses_nothing() -> Result<()> 
 
 #[tokio::test]
 async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let traffic = crash_under_load(&producer, &mut consumer).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     documents.wait_exactly(&newest(&traffic, 10_000)).await?;
@@ -67,10 +67,10 @@ async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
 #[tokio::test]
 async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goes_on() -> Result<()>
 {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept("alice", 1, "first-epoch").await?;
     consumer
         .wait_known("alice", json!({"1": "first-epoch"}))
@@ -96,17 +96,17 @@ async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goe
 
 #[tokio::test]
 async fn consumer_waits_for_its_store_and_its_producer() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     mongod.kill()?;
     let addresses = Addresses::free()?;
     let url = format!("http://{}", addresses.grpc);
-    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &mongod.uri(), &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&url], &mongod.uri(), &[]).await?;
     consumer.wait_not_ready("store: ").await?;
     mongod.restart().await?;
     consumer.wait_not_ready("no producer is connected").await?;
 
-    let producer = Producer::start_at(&folder, &addresses, &[]).await?;
+    let producer = Producer::start_at(&dir, &addresses, &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_ready().await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await
@@ -114,11 +114,11 @@ async fn consumer_waits_for_its_store_and_its_producer() -> Result<()> {
 
 #[tokio::test]
 async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut one = Producer::start(&folder, &[]).await?;
-    let mut other = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&one, &other], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut one = Producer::start(&dir, &[]).await?;
+    let mut other = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&one, &other], &store, &[]).await?;
 
     let plans = [
         one.ordered_load(6, 2_000, 3_000)?,
@@ -128,7 +128,7 @@ async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
     let (a, b) = tokio::join!(accept_all(a), accept_all(b));
     a.and(b)?;
     for producer in [&mut one, &mut other] {
-        let status = producer.process.stop(DRAIN_PATIENCE).await?;
+        let status = producer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&producer.process, status, 0)?;
     }
     consumer.wait_settled(6_000).await?;
@@ -141,7 +141,7 @@ async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
     let port = addresses
         .grpc
@@ -153,14 +153,14 @@ async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
         grpc: format!("0.0.0.0:{port}"),
         ..addresses
     };
-    let producer = Producer::start_at(&folder, &addresses, &[]).await?;
+    let producer = Producer::start_at(&dir, &addresses, &[]).await?;
     let urls = [
         format!("http://127.0.0.1:{port}"),
         format!("http://127.0.0.2:{port}"),
     ];
     let urls = urls.each_ref().map(String::as_str);
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::spawn(&folder, "node", &urls, &store, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::spawn(&dir, "node", &urls, &store, &[]).await?;
     consumer.wait_ready().await?;
 
     let plan = producer.ordered_load(8, 1_500, 5_000)?;
@@ -175,10 +175,10 @@ async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
 
 #[tokio::test]
 async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     let plan = load::Plan {
         connections: 16.try_into()?,
         pipeline: Some(4.try_into()?),
@@ -204,12 +204,12 @@ async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Resul
 
 #[tokio::test]
 async fn cut_connections_lose_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
-    let store = embedded(&folder.path().join("store"));
+    let store = embedded(&dir.path().join("store"));
     let url = between.url();
-    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &store, &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;
     consumer.wait_ready().await?;
 
     let plan = producer.ordered_load(10, 3_000, 9_000)?;

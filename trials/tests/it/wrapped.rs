@@ -16,7 +16,7 @@ use crate::harness::{Addresses, Consumer, Producer, Wrap, programs};
 
 /// Starts a consumer whose admin port is at `ip`, and waits until it is ready.
 pub(crate) async fn consumer(
-    folder: &TempDir,
+    dir: &TempDir,
     (name, ip): (&str, IpAddr),
     producer: &Producer,
     store: &str,
@@ -30,7 +30,7 @@ pub(crate) async fn consumer(
     args.extend(owned(&["--producer", &producer.grpc]));
     args.extend(owned(flags));
     let (program, args) = wrap(&programs().await?.consumer, &args);
-    let log = folder.path().join(format!("consumer-{name}.log"));
+    let log = dir.path().join(format!("consumer-{name}.log"));
     let process = Process::start("the consumer", &program, &args, &log)?;
     let mut consumer = Consumer::of(process, admin);
     consumer.wait_ready().await?;
@@ -40,25 +40,25 @@ pub(crate) async fn consumer(
 /// Starts a consumer in a network of its own.
 pub(crate) async fn consumer_in(
     network: &Namespace,
-    folder: &TempDir,
+    dir: &TempDir,
     name: &str,
     producer: &Producer,
     store: &str,
 ) -> Result<Consumer> {
     let at = (name, IpAddr::from(network.address()));
     let wrap = |program: &Path, args: &[String]| network.inside(program, args);
-    consumer(folder, at, producer, store, &[], &wrap).await
+    consumer(dir, at, producer, store, &[], &wrap).await
 }
 
 /// Starts a producer whose streams are at `host`.
-pub(crate) async fn producer_at(host: Ipv4Addr, folder: &TempDir) -> Result<Producer> {
+pub(crate) async fn producer_at(host: Ipv4Addr, dir: &TempDir) -> Result<Producer> {
     let mut streams = free_address()?;
     streams.set_ip(host.into());
     let addresses = Addresses {
         grpc: streams.to_string(),
         ..Addresses::free()?
     };
-    Producer::start_at(folder, &addresses, &[]).await
+    Producer::start_at(dir, &addresses, &[]).await
 }
 
 fn owned(args: &[&str]) -> Vec<String> {

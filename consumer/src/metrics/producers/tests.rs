@@ -31,7 +31,7 @@ fn open(producers: &Producers, producer: &str, port: u16) -> (Listed, Stream) {
 }
 
 /// The values of a metric by label.
-fn values(producers: &Producers, figure: Figure) -> BTreeMap<String, f64> {
+fn values(producers: &Producers, figure: MetricDef) -> BTreeMap<String, f64> {
     let families = families(&producers.snapshot());
     let found = families.iter().find(|it| it.name() == figure.name);
     let metrics = found.unwrap().get_metric().iter().map(|metric| {
@@ -43,7 +43,7 @@ fn values(producers: &Producers, figure: Figure) -> BTreeMap<String, f64> {
 }
 
 #[track_caller]
-fn check(producers: &Producers, figure: Figure, expected: &[(&str, f64)]) {
+fn check(producers: &Producers, figure: MetricDef, expected: &[(&str, f64)]) {
     let expected = expected
         .iter()
         .map(|&(label, value)| (label.to_owned(), value))

@@ -66,16 +66,16 @@ fn user(cookie: &Sent) -> String {
 }
 
 async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
-    let folder = TempDir::new().unwrap();
+    let dir = TempDir::new().unwrap();
     let ttls = Ttls::new(24 * HOUR, BTreeMap::new());
-    let store = EmbeddedStore::open(folder.path().join("store"), ttls.clone()).await;
+    let store = EmbeddedStore::open(dir.path().join("store"), ttls.clone()).await;
     let store = Arc::new(store.unwrap());
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
     let (hand_over, batches) = hand_over();
     let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
     let suppression = Arc::new(Mutex::new(suppression));
-    let letters = folder.path().join("letters");
+    let letters = dir.path().join("letters");
     let writer = Writer::new(
         Arc::clone(&store) as Arc<dyn Store>,
         Arc::clone(&suppression),

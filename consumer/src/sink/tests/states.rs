@@ -31,8 +31,8 @@ fn check_events(store: &FakeStore, expected: &[&str]) {
     assert_eq!(*store.events.lock().unwrap(), expected);
 }
 
-fn letters(folder: &TempDir) -> String {
-    std::fs::read_to_string(folder.path().join("letters")).unwrap()
+fn letters(dir: &TempDir) -> String {
+    std::fs::read_to_string(dir.path().join("letters")).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,7 +97,7 @@ async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_dead_
             "committed 2",
         ],
     );
-    let letters = letters(&sink.folder);
+    let letters = letters(&sink.dir);
     let users: Vec<_> = letters.lines().collect();
     assert_eq!(users.len(), 2, "{letters}");
     assert!(users[0].contains("user-1") && users[1].contains("user-2"));

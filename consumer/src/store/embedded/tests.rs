@@ -1,4 +1,4 @@
-//! The store in a folder of its own.
+//! The store in a directory of its own.
 
 use std::{ops::ControlFlow, time::Duration};
 
@@ -27,11 +27,9 @@ const TUNING: Tuning = Tuning {
     now_unix_micros: || NOW,
 };
 
-async fn open(folder: &TempDir) -> EmbeddedStore {
-    let folder = folder.path().to_path_buf();
-    EmbeddedStore::open_with(folder, ttls(), TUNING)
-        .await
-        .unwrap()
+async fn open(dir: &TempDir) -> EmbeddedStore {
+    let dir = dir.path().to_path_buf();
+    EmbeddedStore::open_with(dir, ttls(), TUNING).await.unwrap()
 }
 
 async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) -> Written {
@@ -47,21 +45,21 @@ fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
 
 #[tokio::test]
 async fn start_that_was_killed_while_it_created_the_store_can_be_repeated() {
-    let folder = TempDir::new().unwrap();
-    drop(open(&folder).await);
+    let dir = TempDir::new().unwrap();
+    drop(open(&dir).await);
     // What there is just before the store is complete.
-    std::fs::remove_file(folder.path().join("version")).unwrap();
-    std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
-    std::fs::create_dir(folder.path().join("keyspaces")).unwrap();
-    std::fs::write(folder.path().join("0.jnl"), [0; 1000]).unwrap();
-    let store = open(&folder).await;
+    std::fs::remove_file(dir.path().join("version")).unwrap();
+    std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
+    std::fs::create_dir(dir.path().join("keyspaces")).unwrap();
+    std::fs::write(dir.path().join("0.jnl"), [0; 1000]).unwrap();
+    let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "a")]).await;
 }
 
 #[tokio::test]
 async fn newer_wins_and_an_older_replay_changes_nothing() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     write(&store, NOW + 100, &[("u", 1, "a"), ("u", 300, "b")]).await;
     write(&store, NOW + 200, &[("u", 1, "newer")]).await;
     let replayed = write(
@@ -83,8 +81,8 @@ async fn newer_wins_and_an_older_replay_changes_nothing() {
 
 #[tokio::test]
 async fn data_and_cursors_and_newest_wins_survive_reopening() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     let written = Arc::new(batch(&[chunk(
         7,
         NOW + 200,
@@ -92,7 +90,7 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
     )]));
     store.write(Arc::clone(&written)).await.unwrap();
     drop(store);
-    let store = open(&folder).await;
+    let store = open(&dir).await;
     let loaded = store.load().await.unwrap();
     assert_eq!(loaded.cursors, written.cursors());
     assert_eq!(loaded.slots, [1]);
@@ -103,11 +101,11 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
 
 #[tokio::test]
 async fn store_whose_threads_failed_is_broken_for_a_ping_and_for_a_write_that_waits_for_them() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     store.ping().await.unwrap();
     // A file of the tree can no longer be made; what is open stays so.
-    std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
+    std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
     let user = "u".repeat(USER_ID_BYTES_MAX);
     let buyer = "b".repeat(BUYER_UID_BYTES_MAX);
     let cookies: Vec<_> = (1..6_000).map(|dsp| (&*user, dsp, &*buyer)).collect();
@@ -129,8 +127,8 @@ async fn store_whose_threads_failed_is_broken_for_a_ping_and_for_a_write_that_wa
 
 #[tokio::test]
 async fn lookup_finds_whole_user_ids_only() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     let cookies = [
         ("ab", 1, "ab"),
         ("abc", 1, "abc"),
@@ -149,8 +147,8 @@ async fn lookup_finds_whole_user_ids_only() {
 
 #[tokio::test]
 async fn expired_cookie_is_not_returned_even_where_nothing_deletes_it() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     let (expired, alive) = (NOW - 61 * SECOND, NOW - 59 * SECOND);
     write(&store, expired, &[("u", 1, "expired")]).await;
     write(&store, alive, &[("u", 2, "alive")]).await;
@@ -186,13 +184,13 @@ fn count(store: &EmbeddedStore, dsp_id: u32, accepted: std::ops::Range<u64>) -> 
 
 #[tokio::test]
 async fn expired_cookies_leave_the_disk_as_others_are_written() {
-    let folder = TempDir::new().unwrap();
+    let dir = TempDir::new().unwrap();
     let tuning = Tuning {
         memtable_bytes: 128 << 10,
         table_bytes: 64 << 10,
         ..TUNING
     };
-    let store = EmbeddedStore::open_with(folder.path().to_path_buf(), ttls(), tuning);
+    let store = EmbeddedStore::open_with(dir.path().to_path_buf(), ttls(), tuning);
     let store = store.await.unwrap();
     let (stop, mut random) = (CancellationToken::new(), fastrand::Rng::with_seed(1));
     let mut largest = 0;
@@ -240,8 +238,8 @@ async fn expired_cookies_leave_the_disk_as_others_are_written() {
 
 #[tokio::test]
 async fn cursors_untouched_for_long_are_forgotten() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
     assert!(store.forget_cursors(NOW).await.unwrap().is_empty());
     assert_eq!(store.load().await.unwrap().cursors.len(), 1);
@@ -251,8 +249,8 @@ async fn cursors_untouched_for_long_are_forgotten() {
 
 #[tokio::test]
 async fn late_cookie_of_a_pair_written_lately_is_stale() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     write(&store, NOW, &[("a", 1, "newest")]).await;
     // Both are late; from here on pairs are remembered.
     write(&store, NOW - 10, &[("u", 1, "first")]).await;
@@ -268,10 +266,10 @@ async fn late_cookie_of_a_pair_written_lately_is_stale() {
 }
 
 #[tokio::test]
-async fn folder_in_use_is_refused_with_what_to_do() {
-    let folder = TempDir::new().unwrap();
-    let _store = open(&folder).await;
-    let second = EmbeddedStore::open(folder.path().to_path_buf(), ttls()).await;
+async fn dir_in_use_is_refused_with_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let _store = open(&dir).await;
+    let second = EmbeddedStore::open(dir.path().to_path_buf(), ttls()).await;
     let error = second.err().map(|error| error.to_string()).unwrap();
     assert!(
         error.contains("in use") && error.contains("--store"),
@@ -281,8 +279,8 @@ async fn folder_in_use_is_refused_with_what_to_do() {
 
 #[tokio::test]
 async fn for_each_shows_every_pair_with_its_newest_value() {
-    let folder = TempDir::new().unwrap();
-    let store = open(&folder).await;
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
     write(
         &store,
         NOW,

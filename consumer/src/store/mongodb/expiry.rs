@@ -42,7 +42,7 @@ use plan::{NAME, Plan, Todo, Wanted, plan};
 const CHANGE_MILLIS: i32 = 5_000;
 
 /// How long the making of an index is waited for before all else goes on.
-const BUILD_PATIENCE: Duration = Duration::from_secs(2);
+const BUILD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Inner {
     /// Creates the collection of a DSP, which creates its database; with its index, where cookies expire by one. The index
@@ -225,7 +225,7 @@ impl Inner {
             }
             made
         });
-        match timeout(BUILD_PATIENCE, &mut task).await {
+        match timeout(BUILD_TIMEOUT, &mut task).await {
             Ok(Ok(made)) => made.map(|()| true).map_err(|error| failure(&error)),
             Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}")).into()),
             Err(_) => Ok(false),

@@ -31,7 +31,7 @@ const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 const FINDS_AT_ONCE: usize = 32;
 
 /// How long one DSP's database is waited for.
-const LOOKUP_PATIENCE: Duration = Duration::from_secs(1);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Inner {
     pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
@@ -153,10 +153,10 @@ async fn find(
             answer => answer,
         }
     };
-    let answer = match timeout(LOOKUP_PATIENCE, answer).await {
+    let answer = match timeout(LOOKUP_TIMEOUT, answer).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(error_text::explain(&error)),
-        Err(_) => return Err(format!("no answer for {LOOKUP_PATIENCE:?}")),
+        Err(_) => return Err(format!("no answer for {LOOKUP_TIMEOUT:?}")),
     };
     let found = answer.get_document("cursor");
     let found = found.and_then(|cursor| cursor.get_array("firstBatch"));

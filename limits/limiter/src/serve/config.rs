@@ -1,6 +1,6 @@
 //! The settings of a limiter that serves: flags, `LIMITER_…` environment variables and an optional TOML file.
 //!
-//! All mistakes are collected and reported together, before anything is bound.
+//! All errors are collected and reported together, before anything is bound.
 
 mod args;
 
@@ -10,7 +10,7 @@ use runtime::{
     connect::credentials::loaded,
     rate_limit::Fields,
     reload::{NamedFile, Reloaded},
-    settings::{self, Common, Mistakes, Settings},
+    settings::{self, Common, ConfigErrors, Settings},
 };
 
 pub use self::args::{Args, Running};
@@ -27,11 +27,11 @@ pub struct Config {
     pub fields: Fields,
     /// Most connections, and most of them from one address.
     pub connections: (usize, usize),
-    /// The limits; `None` only where there was a mistake.
+    /// The limits; `None` only where there was an error.
     pub limits: Option<Arc<Reloaded<limits_file::File>>>,
     /// The collection with limits.
     pub collection: Option<Collection>,
-    /// The folder that keeps what was used.
+    /// The directory that keeps what was used.
     pub state: Option<PathBuf>,
     /// Most counters.
     pub counters: usize,
@@ -66,7 +66,7 @@ impl Config {
     /// Reads the settings of a program started with `arguments`, its own name first.
     ///
     /// # Errors
-    /// With all mistakes at once, ready to be printed; also for `--help` and `--version`.
+    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -75,34 +75,34 @@ impl Config {
 impl Settings for Args {
     type Config = Config;
 
-    fn check(self, mistakes: &mut Mistakes) -> Config {
+    fn check(self, errors: &mut ConfigErrors) -> Config {
         let (serving, limiting) = (self.serving, self.limiting);
         if serving.token_file.is_empty() && !serving.listen.ip().is_loopback() {
-            mistakes.add(format!(
+            errors.add(format!(
                 "--listen: {} is open to others than this machine: name --token-file, or a loopback address",
                 serving.listen
             ));
         }
         if limiting.limits.is_empty() {
-            mistakes.add("--limits: names the file with the limits, and is needed");
+            errors.add("--limits: names the file with the limits, and is needed");
         }
         let limits = NamedFile::given("--limits", &limiting.limits);
         let tokens = NamedFile::given("--token-file", &serving.token_file);
-        let collection = collection(&limiting, mistakes);
+        let collection = collection(&limiting, errors);
         let is_kept = limiting.state.as_os_str() != "none";
         Config {
             listen: serving.listen,
-            tokens: tokens.and_then(|file| loaded(mistakes, tokens::File(file))),
+            tokens: tokens.and_then(|file| loaded(errors, tokens::File(file))),
             fields: serving.ratelimit_fields,
             connections: (serving.connections, serving.connections_per_address),
-            limits: limits.and_then(|file| loaded(mistakes, limits_file::File(file))),
+            limits: limits.and_then(|file| loaded(errors, limits_file::File(file))),
             collection,
             state: is_kept.then_some(limiting.state),
             counters: limiting.counters,
             counters_memory: limiting.counters_memory,
             feedback_ttl_max: limiting.feedback_ttl_max,
             running: self.running,
-            common: self.common.check(mistakes),
+            common: self.common.check(errors),
         }
     }
 
@@ -111,21 +111,21 @@ impl Settings for Args {
     }
 }
 
-fn collection(limiting: &args::LimitingArgs, mistakes: &mut Mistakes) -> Option<Collection> {
+fn collection(limiting: &args::LimitingArgs, errors: &mut ConfigErrors) -> Option<Collection> {
     let uri = &limiting.limits_mongodb;
     let Some((database, name)) = limiting.limits_collection.clone() else {
         if !uri.is_empty() {
-            mistakes.add("--limits-mongodb: needs --limits-collection");
+            errors.add("--limits-mongodb: needs --limits-collection");
         }
         return None;
     };
     if cfg!(not(feature = "mongodb")) {
-        mistakes.add(
+        errors.add(
             "--limits-collection: this limiter was built without MongoDB: a build with `--features limiter/mongodb` has it",
         );
     }
     if !uri.starts_with("mongodb://") {
-        mistakes.add("--limits-mongodb: the collection needs a mongodb:// connection string, best in the environment or the file of --config");
+        errors.add("--limits-mongodb: the collection needs a mongodb:// connection string, best in the environment or the file of --config");
     }
     Some(Collection {
         uri: uri.clone(),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_said_together() {
+    fn errors_are_said_together() {
         let refused =
             load(&["--counters=0", "--state=none", "--feedback-ttl-max=soon"]).unwrap_err();
         for flag in ["--counters", "--feedback-ttl-max", "--limits"] {

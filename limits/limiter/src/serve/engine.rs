@@ -38,7 +38,7 @@ use self::{
 };
 pub use self::{
     ahead::MAX_WAIT as GLOBAL_MAX_WAIT,
-    catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, mistakes},
+    catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, errors},
     counting::{Counting, exact, unfit},
     from_call::CallRule,
     learned::Said,
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Takes other limits into force, which have no [`mistakes`], and [keeps](Self::keep) the sources that they are of: nothing is restored of the one without
+    /// Takes other limits into force, which have no [`errors`], and [keeps](Self::keep) the sources that they are of: nothing is restored of the one without
     /// the other. What was used stays used, in requests.
     pub fn change(&self, limits: &[NamedLimit], sources: Vec<u8>, now: u64) {
         let mut state = self.state();

@@ -5,7 +5,7 @@
 //!
 //! - A version of a source is in force as a whole or not at all: both sources together are checked as one file is. One that is refused
 //!   is tried again when the other source changes.
-//! - What the collection said last is in the folder of `--state`, so a start does not depend on a collection that cannot be read.
+//! - What the collection said last is in the directory of `--state`, so a start does not depend on a collection that cannot be read.
 
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::rules::{Document, Mistakes};
+use limits::rules::{ConfigErrors, Document};
 
 pub use self::plan::{Named, Plan, Source};
 use super::{clock::Clock, engine::Engine, sharing::check_same};
@@ -56,10 +56,11 @@ struct InForce {
 /// What is in force at a start: what the file says, and what the collection said before. Without a collection, what one said is gone.
 ///
 /// # Errors
-/// When it has mistakes.
-pub fn at_start(file: Document, kept: &[u8], has_collection: bool) -> Result<Plan, Mistakes> {
+/// When it has errors.
+pub fn at_start(file: Document, kept: &[u8], has_collection: bool) -> Result<Plan, ConfigErrors> {
     let collection = if has_collection && !kept.is_empty() {
-        let unreadable = |_| Mistakes(vec!["what was kept of the limits is damaged".to_owned()]);
+        let unreadable =
+            |_| ConfigErrors(vec!["what was kept of the limits is damaged".to_owned()]);
         serde_json::from_slice(kept).map_err(unreadable)?
     } else {
         Named::new()
@@ -130,7 +131,7 @@ impl LimitSources {
     fn decide(&self, newest: &Newest, changed: Source) {
         let before = self.plan();
         let collection = newest.collection.as_ref();
-        let collection = collection.map_err(|why| Mistakes(vec![why.clone()]));
+        let collection = collection.map_err(|why| ConfigErrors(vec![why.clone()]));
         let both = collection.clone();
         let both = both.and_then(|named| self.plan_of(&newest.file, named));
         let refused = match both {
@@ -171,7 +172,7 @@ impl LimitSources {
     }
 
     /// What would be in force after what is.
-    fn plan_of(&self, file: &Document, collection: &Named) -> Result<Plan, Mistakes> {
+    fn plan_of(&self, file: &Document, collection: &Named) -> Result<Plan, ConfigErrors> {
         let plan = Plan::of(file.clone(), collection.clone())?;
         check_same(&self.plan().rules, &plan.rules)?;
         Ok(plan)

@@ -1,6 +1,6 @@
 //! The file of limits.
 
-use limits::rules::{Document, Mistakes};
+use limits::rules::{ConfigErrors, Document};
 use runtime::reload::{NamedFile, Source};
 
 use super::limit_sources::{Named, Plan};
@@ -18,13 +18,13 @@ impl Source for File {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Document, Vec<String>> {
-        let named = |mistakes: Vec<String>| -> Vec<String> {
-            let mistakes = mistakes.iter();
-            mistakes.map(|mistake| self.0.mistake(mistake)).collect()
+        let named = |errors: Vec<String>| -> Vec<String> {
+            let errors = errors.iter();
+            errors.map(|error| self.0.error(error)).collect()
         };
         let text = std::str::from_utf8(&contents[0]);
         let text = text.map_err(|_| named(vec!["is not text".to_owned()]))?;
-        let wrong = |mistakes: Mistakes| named(mistakes.0);
+        let wrong = |errors: ConfigErrors| named(errors.0);
         let document = Document::parse(text).map_err(wrong)?;
         Plan::of(document.clone(), Named::new()).map_err(wrong)?;
         Ok(document)

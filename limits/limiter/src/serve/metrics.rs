@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use figures::limiter::{
+use http::StatusCode;
+use metric_defs::limiter::{
     CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
     INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
     QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, STATE_AGE,
     TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
 };
-use http::StatusCode;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
 use runtime::metrics::{Latency, Registry, family};
 use tokio::sync::watch;

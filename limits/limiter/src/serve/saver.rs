@@ -231,7 +231,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn nothing_may_change_once_a_write_has_failed() {
-        let folder = TempDir::new().unwrap();
+        let dir = TempDir::new().unwrap();
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
@@ -240,14 +240,14 @@ mod tests {
             is_saved: true,
         };
         let engine = Arc::new(Engine::new(options, &[]));
-        let store = Store::open(folder.path()).unwrap();
+        let store = Store::open(dir.path()).unwrap();
         let saver = Saver::new(Arc::clone(&engine), store).unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(saver.clone().run(CancellationToken::new()));
         saver.written().await.unwrap();
         assert!(saver.check().is_ok() && saver.state().is_ok());
         // A file of the store can no longer be made; what is open stays so.
-        std::fs::remove_dir_all(folder.path().join("keyspaces")).unwrap();
+        std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
         let failed = async {
             loop {
                 engine.keep(vec![0; 1 << 20]);

@@ -12,7 +12,7 @@ use std::{
 
 use limits::{
     Recorded,
-    rules::{Mistakes, Rules, Sharing, SharingMode},
+    rules::{ConfigErrors, Rules, Sharing, SharingMode},
 };
 use limits_sharing::{
     Address,
@@ -57,13 +57,13 @@ pub(super) struct Standing {
 ///
 /// # Errors
 /// With what to do.
-pub(super) fn check_same(before: &Rules, after: &Rules) -> Result<(), Mistakes> {
+pub(super) fn check_same(before: &Rules, after: &Rules) -> Result<(), ConfigErrors> {
     let is_exact = |rules: &Rules| exact(rules.sharing.as_ref()).is_some();
     if before.sharing == after.sharing || !(is_exact(before) || is_exact(after)) {
         return Ok(());
     }
-    let mistake = "sharing: who decides is read at the start: restart the limiter";
-    Err(Mistakes(vec![mistake.to_owned()]))
+    let error = "sharing: who decides is read at the start: restart the limiter";
+    Err(ConfigErrors(vec![error.to_owned()]))
 }
 
 impl Decider {

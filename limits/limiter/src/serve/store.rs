@@ -1,4 +1,4 @@
-//! The folder in which a limiter keeps its records: an embedded store, of one process at a time.
+//! The directory in which a limiter keeps its records: an embedded store, of one process at a time.
 //!
 //! What was written outlives the process, however it ends; where the machine fails, what was not synced is lost. A write that fails stops the store for good:
 //! what the disk then holds is known only after opening it again.
@@ -19,7 +19,7 @@ const CACHE_BYTES: u64 = 4 << 20;
 /// Bytes of records in memory before they become a file: most are written again soon.
 const MEMTABLE_BYTES: u64 = 16 << 20;
 
-/// The folder, for as long as this is there.
+/// The directory, for as long as this is there.
 pub struct Store {
     database: Database,
     records: Keyspace,
@@ -35,18 +35,18 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the folder, or makes it, and takes it for this process until its end, however it ends.
+    /// Opens the directory, or makes it, and takes it for this process until its end, however it ends.
     ///
     /// # Errors
     /// When it cannot be used.
-    pub fn open(folder: &Path) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(folder)?;
-        let is_new = !unfinished_store::remove(folder)?;
-        let database = Database::builder(folder).cache_size(CACHE_BYTES).open();
+    pub fn open(dir: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(dir)?;
+        let is_new = !unfinished_store::remove(dir)?;
+        let database = Database::builder(dir).cache_size(CACHE_BYTES).open();
         let database = database.map_err(unusable)?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         let records = database.keyspace("records", options).map_err(unusable)?;
-        let path = folder.to_owned();
+        let path = dir.to_owned();
         Ok(Self {
             database,
             records,

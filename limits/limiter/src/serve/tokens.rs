@@ -67,7 +67,7 @@ impl Source for File {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Tokens, Vec<String>> {
-        Tokens::parse(&contents[0]).map_err(|wrong| vec![self.0.mistake(wrong)])
+        Tokens::parse(&contents[0]).map_err(|wrong| vec![self.0.error(wrong)])
     }
 }
 

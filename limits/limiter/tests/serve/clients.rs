@@ -39,20 +39,20 @@ fn run(command: &mut Command) -> Result<Output> {
     Ok(output)
 }
 
-/// The folder of an environment with [`PACKAGES`], made once under cargo's target folder.
+/// The directory of an environment with [`PACKAGES`], made once under cargo's target directory.
 fn environment() -> Result<PathBuf> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
-    fs::create_dir_all(&folder)?;
-    let lock = File::create(folder.join("lock"))?;
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
+    fs::create_dir_all(&dir)?;
+    let lock = File::create(dir.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
-    let (programs, complete) = (folder.join("venv/bin"), folder.join("complete"));
+    let (programs, complete) = (dir.join("venv/bin"), dir.join("complete"));
     let wanted = PACKAGES.join("\n");
     if fs::read_to_string(&complete).is_ok_and(|it| it == wanted) {
         return Ok(programs);
     }
     run(Command::new("python3")
         .args(["-m", "venv", "--clear"])
-        .arg(folder.join("venv")))?;
+        .arg(dir.join("venv")))?;
     run(Command::new(programs.join("python"))
         .args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:"])
         .args(PACKAGES))?;
@@ -72,9 +72,9 @@ async fn programs() -> Result<Option<PathBuf>> {
         .ok())
 }
 
-/// A limiter with tokens, which are in the folder.
-async fn with_tokens(folder: &Path) -> Result<Limiter> {
-    let tokens = folder.join("tokens");
+/// A limiter with tokens, which are in the directory.
+async fn with_tokens(dir: &Path) -> Result<Limiter> {
+    let tokens = dir.join("tokens");
     fs::write(
         &tokens,
         "test one-token-of-16b *\nnarrow narrow-token-16b a\n",
@@ -88,8 +88,8 @@ async fn client_that_was_generated_from_the_description_asks_for_everything() ->
     let Some(programs) = programs().await? else {
         return Ok(());
     };
-    let folder = tempfile::TempDir::new()?;
-    let mut limiter = with_tokens(folder.path()).await?;
+    let dir = tempfile::TempDir::new()?;
+    let mut limiter = with_tokens(dir.path()).await?;
     let token = [("Authorization", "Bearer one-token-of-16b")];
     let description = limiter
         .client()
@@ -97,16 +97,13 @@ async fn client_that_was_generated_from_the_description_asks_for_everything() ->
         .get("/v1/openapi.json", &token)
         .await?;
     ensure!(body(&description, 200)["openapi"] == "3.1.0");
-    let path = |name: &str| folder.path().join(name);
+    let path = |name: &str| dir.path().join(name);
     fs::write(path("openapi.json"), &description.body)?;
     fs::write(
         path("config.yml"),
         "project_name_override: limiter-client\npackage_name_override: limiter_client\npost_hooks: []\n",
     )?;
-    let (url, generated) = (
-        format!("http://{}", limiter.address),
-        folder.path().to_owned(),
-    );
+    let (url, generated) = (format!("http://{}", limiter.address), dir.path().to_owned());
     tokio::task::spawn_blocking(move || {
         run(Command::new(programs.join("openapi-python-client"))
             .args(["generate", "--meta", "none", "--fail-on-warning"])

@@ -63,7 +63,7 @@ async fn follows(mongod: &mut Mongod) -> Result<()> {
     until(&mut limiter, "a", is("collection", "2/s")).await?;
     until(&mut limiter, "b", is("collection", "2/s")).await?;
 
-    // With a mistake nothing of a version is in force, and it says which.
+    // With an error nothing of a version is in force, and it says which.
     set(&collection, "c", "3/s").await?;
     until(&mut limiter, "c", is("collection", "3/s")).await?;
     collection
@@ -106,15 +106,15 @@ async fn follows(mongod: &mut Mongod) -> Result<()> {
 
 #[tokio::test]
 async fn collection_of_one_server_is_followed() -> Result<()> {
-    let folder = TempDir::new()?;
-    follows(&mut Mongod::start(folder.path()).await?).await
+    let dir = TempDir::new()?;
+    follows(&mut Mongod::start(dir.path()).await?).await
 }
 
 #[tokio::test]
 async fn collection_of_a_replica_set_is_followed() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let more = ["--replSet", "rs", "--oplogSize", "100"];
-    let mut mongod = Mongod::start_with(folder.path(), &more).await?;
+    let mut mongod = Mongod::start_with(dir.path(), &more).await?;
     let uri = format!("{}/?directConnection=true", mongod.uri());
     let admin = Client::with_uri_str(&uri).await?.database("admin");
     let members = [doc! { "_id": 0, "host": mongod.address().to_string() }];

@@ -7,7 +7,7 @@ use launcher::http::HttpClient;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Limiter, PATIENCE, body, nanos};
+use crate::harness::{Limiter, TIMEOUT, body, nanos};
 
 const LIMITS: &str = "
 [limits.partner]
@@ -77,7 +77,7 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
         ensure!(detail.contains(word), "{path}: {why}");
     }
     limiter.process.signal(Signal::KILL)?;
-    limiter.process.wait(PATIENCE).await?;
+    limiter.process.wait(TIMEOUT).await?;
     limiter.start_again().await?;
     let mut client = limiter.client().await?;
     ensure!(delay(&mut client, "one", day).await? > 80_000);

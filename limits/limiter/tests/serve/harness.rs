@@ -12,12 +12,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// For whatever takes no time on a machine that is not busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A limiter, its folder, and where it is.
+/// A limiter, its directory, and where it is.
 pub(crate) struct Limiter {
     pub(crate) process: Process,
-    pub(crate) folder: TempDir,
+    pub(crate) dir: TempDir,
     pub(crate) address: String,
     pub(crate) admin: String,
 }
@@ -25,8 +25,8 @@ pub(crate) struct Limiter {
 impl Limiter {
     /// Starts one with these limits, and more flags.
     pub(crate) async fn start(limits: &str, flags: &[&str]) -> Result<Self> {
-        let folder = TempDir::new()?;
-        let path = |name: &str| folder.path().join(name).display().to_string();
+        let dir = TempDir::new()?;
+        let path = |name: &str| dir.path().join(name).display().to_string();
         fs::write(path("limits.toml"), limits)?;
         let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
         let own = [
@@ -48,11 +48,11 @@ impl Limiter {
             .filter(|own| !own.contains('=') || !is_given(own));
         let args: Vec<String> = own.chain(more).collect();
         let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
-        let log = folder.path().join("log");
+        let log = dir.path().join("log");
         let process = Process::start("the limiter", program, &args, &log)?;
         let mut limiter = Self {
             process,
-            folder,
+            dir,
             address,
             admin,
         };
@@ -61,7 +61,7 @@ impl Limiter {
     }
 
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
-        self.process.wait_ready(&self.admin, PATIENCE).await
+        self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
     /// Starts it again after its end.
@@ -73,7 +73,7 @@ impl Limiter {
     /// Ends it in an orderly way.
     pub(crate) async fn stop(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
-        let status = self.process.wait(PATIENCE).await?;
+        let status = self.process.wait(TIMEOUT).await?;
         let words = self.process.last_lines(20);
         ensure!(status.success(), "{status}:\n{words}");
         Ok(())
@@ -83,9 +83,9 @@ impl Limiter {
         HttpClient::connect(&self.address).await
     }
 
-    /// A file of its folder.
+    /// A file of its directory.
     pub(crate) fn file(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.dir.path().join(name).display().to_string()
     }
 
     /// Waits until `/metrics` has this value of a figure without labels.

@@ -15,7 +15,7 @@ use limits::{Algorithm, rules::Rules};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Limiter, PATIENCE, nanos};
+use crate::harness::{Limiter, TIMEOUT, nanos};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -77,7 +77,7 @@ async fn killed(times: u64, seed: u64) -> Result<()> {
             clients.spawn(client(address, seed + round * CLIENTS + number, answers));
         }
         let enough = random.u64(1..1_500);
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while answers.load(Ordering::Relaxed) < enough {
             ensure!(tokio::time::Instant::now() < deadline, "no answers");
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;

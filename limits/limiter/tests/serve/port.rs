@@ -176,8 +176,8 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
 
 #[tokio::test]
 async fn token_opens_its_limits_alone() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("tokens");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("tokens");
     fs::write(&file, "one one-token-of-16b a\nall all-token-of-16b *\n")?;
     let flag = format!("--token-file={}", file.display());
     let mut limiter = Limiter::start(LIMITS, &[&flag]).await?;
@@ -208,8 +208,8 @@ async fn token_opens_its_limits_alone() -> Result<()> {
 
 #[tokio::test]
 async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("tokens");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("tokens");
     fs::write(&file, "one one-token-of-16b *\ntwo two-token-of-16b *\n")?;
     let flag = format!("--token-file={}", file.display());
     let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]\n\

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result, ensure};
 use tokio::task::JoinSet;
 
-use crate::harness::{Limiter, PATIENCE, body, nanos};
+use crate::harness::{Limiter, TIMEOUT, body, nanos};
 
 const QUOTA: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]";
 
@@ -37,7 +37,7 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn folder_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
+async fn dir_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let state = format!("--state={}", limiter.file("state"));
     let second = Limiter::start(QUOTA, &[&state]).await;
@@ -55,7 +55,7 @@ async fn folder_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> 
     bytes[40] ^= 1;
     fs::write(&journal, bytes)?;
     limiter.process.start_again()?;
-    ensure!(!limiter.process.wait(PATIENCE).await?.success());
+    ensure!(!limiter.process.wait(TIMEOUT).await?.success());
     let why = limiter.process.last_lines(3);
     ensure!(why.contains("the store is damaged"), "{why}");
     Ok(())

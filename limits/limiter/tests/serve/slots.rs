@@ -63,11 +63,11 @@ async fn process_that_takes_slots() -> Result<()> {
 
 /// So many processes each take so many slots of one counter.
 async fn processes_never_get_one_slot_twice(processes: usize, each: usize) -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let mut asking = JoinSet::new();
     for number in 0..processes {
-        let file = folder.path().join(number.to_string());
+        let file = dir.path().join(number.to_string());
         let told = [
             limiter.address.clone(),
             each.to_string(),

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
 use tempfile::TempDir;
 
-use crate::harness::{Limiter, PATIENCE, body};
+use crate::harness::{Limiter, TIMEOUT, body};
 
 const LIMITS: &str = "
 [limits.a]
@@ -27,8 +27,8 @@ const MEMORY_MAX_MIB: u64 = 192;
 
 const TOKEN: (&str, &str) = ("Authorization", "Bearer one-token-of-16b");
 
-async fn with_token(folder: &TempDir) -> Result<Limiter> {
-    let file = folder.path().join("tokens");
+async fn with_token(dir: &TempDir) -> Result<Limiter> {
+    let file = dir.path().join("tokens");
     fs::write(&file, "one one-token-of-16b *\n")?;
     Limiter::start(LIMITS, &[&format!("--token-file={}", file.display())]).await
 }
@@ -77,7 +77,7 @@ async fn honest_calls(limiter: &Limiter, calls: usize) -> Result<()> {
     for _ in 0..calls {
         let mut client = limiter.client().await?;
         let taken = client.post("/v1/limits/a/k/reserve", &[TOKEN], "{}");
-        body(&tokio::time::timeout(PATIENCE, taken).await??, 200);
+        body(&tokio::time::timeout(TIMEOUT, taken).await??, 200);
     }
     Ok(())
 }
@@ -88,8 +88,8 @@ async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_other
         runtime::raise_open_files() > 2 * CONNECTIONS as u64,
         "too few files"
     );
-    let folder = TempDir::new()?;
-    let mut limiter = with_token(&folder).await?;
+    let dir = TempDir::new()?;
+    let mut limiter = with_token(&dir).await?;
     let address: SocketAddr = limiter.address.parse()?;
     honest_calls(&limiter, 1).await?;
     let before = resident(&limiter)?;
@@ -107,7 +107,7 @@ async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_other
     }
     // Each pipelines calls, or begins a large one, until the limiter reads no more of them.
     let mut blocked = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while blocked < CONNECTIONS / 2 && Instant::now() < deadline {
         blocked = 0;
         for stranger in &mut strangers {
@@ -148,8 +148,8 @@ async fn http_2_is_not_spoken() -> Result<()> {
 
 #[tokio::test]
 async fn answer_before_the_body_was_read_says_that_it_is_the_last() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut limiter = with_token(&folder).await?;
+    let dir = TempDir::new()?;
+    let mut limiter = with_token(&dir).await?;
     let head =
         "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n";
     for (more, status) in [

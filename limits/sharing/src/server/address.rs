@@ -34,7 +34,7 @@ impl Address {
     /// With the key and a sentence. It does not repeat the address, in which there may be a password.
     pub fn of(sharing: &Sharing) -> Result<Self, String> {
         let files = [&sharing.tls_ca, &sharing.tls_cert, &sharing.tls_key];
-        let of_redis = |mistake| format!("sharing.redis: {mistake}");
+        let of_redis = |error| format!("sharing.redis: {error}");
         let Some(plain) = without_tls(&sharing.redis) else {
             let address = Self::parse(&sharing.redis).map_err(of_redis)?;
             return match files.iter().any(|it| it.is_some()) {
@@ -91,9 +91,7 @@ impl Address {
     /// With the key, the file, and what is wrong with it.
     pub fn check(&self) -> Result<(), String> {
         let config = self.tls.as_ref().map(Tls::config).transpose();
-        config
-            .map(drop)
-            .map_err(|mistake| format!("sharing.{mistake}"))
+        config.map(drop).map_err(|error| format!("sharing.{error}"))
     }
 
     /// How to log in.
@@ -196,8 +194,8 @@ mod tests {
             "127.0.0.1:7000 127.0.0.1:7000"
         );
         for wrong in ["http://me:secret@x", "rediss://me:secret@127.0.0.1", ""] {
-            let mistake = Address::parse(wrong).unwrap_err();
-            assert!(!mistake.contains("secret"), "{mistake}");
+            let error = Address::parse(wrong).unwrap_err();
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 
@@ -228,18 +226,18 @@ mod tests {
                 "always checked",
             ),
         ] {
-            let mistake = of(&keys).unwrap_err();
+            let error = of(&keys).unwrap_err();
             assert!(
-                mistake.contains(wrong) && !mistake.contains("secret"),
-                "{mistake}"
+                error.contains(wrong) && !error.contains("secret"),
+                "{error}"
             );
         }
         let address = of(&format!("{secure}\ntls_ca = '/nowhere/ca.pem'")).unwrap();
         assert!(address.elsewhere("10.0.0.2:7001").unwrap().tls.is_some());
-        let mistake = address.check().unwrap_err();
+        let error = address.check().unwrap_err();
         assert!(
-            mistake.starts_with("sharing.tls_ca: /nowhere/ca.pem: "),
-            "{mistake}"
+            error.starts_with("sharing.tls_ca: /nowhere/ca.pem: "),
+            "{error}"
         );
         assert!(of("redis = 'redis://10.0.0.1'").unwrap().check().is_ok());
     }

@@ -29,13 +29,13 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Reads the files. A mistake begins with the key that names the file.
+    /// Reads the files. An error begins with the key that names the file.
     pub(super) fn config(&self) -> Result<ClientConfig, String> {
         let path = &self.authorities;
         let mut roots = RootCertStore::empty();
         for certificate in certificates("tls_ca", path)? {
             let added = roots.add(certificate);
-            added.map_err(|error| mistake("tls_ca", path, error))?;
+            added.map_err(|error| file_error("tls_ca", path, error))?;
         }
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -46,13 +46,13 @@ impl Tls {
             Some((certificate, key)) => {
                 let chain = certificates("tls_cert", certificate)?;
                 let signing = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
-                    pem::Error::Io(error) => mistake("tls_key", key, error),
+                    pem::Error::Io(error) => file_error("tls_key", key, error),
                     // The error may hold a piece of the key.
-                    _ => mistake("tls_key", key, "has no private key inside"),
+                    _ => file_error("tls_key", key, "has no private key inside"),
                 })?;
                 let what = "its key cannot be used, or is not that of tls_cert";
                 let config = builder.with_client_auth_cert(chain, signing);
-                config.map_err(|_| mistake("tls_key", key, what))?
+                config.map_err(|_| file_error("tls_key", key, what))?
             }
         };
         config.resumption = Resumption::disabled();
@@ -96,7 +96,7 @@ fn explain(error: &io::Error) -> String {
     }
 }
 
-fn mistake(key: &str, path: &Path, what: impl std::fmt::Display) -> String {
+fn file_error(key: &str, path: &Path, what: impl std::fmt::Display) -> String {
     format!("{key}: {}: {what}", path.display())
 }
 
@@ -105,8 +105,8 @@ fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     let read: Result<Vec<_>, pem::Error> = read.and_then(Iterator::collect);
     match read {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(mistake(key, path, "has no certificate inside")),
-        Err(pem::Error::Io(error)) => Err(mistake(key, path, error)),
-        Err(_) => Err(mistake(key, path, "is not valid PEM")),
+        Ok(_) => Err(file_error(key, path, "has no certificate inside")),
+        Err(pem::Error::Io(error)) => Err(file_error(key, path, error)),
+        Err(_) => Err(file_error(key, path, "is not valid PEM")),
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Server {
     options: Vec<String>,
     child: Child,
     /// Its own: a replica writes a file.
-    folder: TempDir,
+    dir: TempDir,
 }
 
 impl Server {
@@ -35,13 +35,13 @@ impl Server {
     pub(crate) async fn start_with(options: &[&str]) -> Option<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let options: Vec<_> = options.iter().map(|it| (*it).to_owned()).collect();
-        let folder = TempDir::new().expect("a folder");
-        let child = spawn(address, &folder, &options)?;
+        let dir = TempDir::new().expect("a directory");
+        let child = spawn(address, &dir, &options)?;
         let server = Self {
             address,
             options,
             child,
-            folder,
+            dir,
         };
         server.connect().await;
         Some(server)
@@ -97,7 +97,7 @@ impl Server {
 
     /// Starts it again, empty.
     pub(crate) async fn restart(&mut self) {
-        self.child = spawn(self.address, &self.folder, &self.options).expect("it was there");
+        self.child = spawn(self.address, &self.dir, &self.options).expect("it was there");
         self.connect().await;
     }
 
@@ -139,13 +139,13 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-fn spawn(address: SocketAddr, folder: &TempDir, options: &[String]) -> Option<Child> {
+fn spawn(address: SocketAddr, dir: &TempDir, options: &[String]) -> Option<Child> {
     let program = redis_server_or_skip()?;
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let mut command = Command::new(program);
     command.args(["--bind", &ip, "--port", &port]);
     command.args(["--save", "", "--appendonly", "no"]);
-    command.arg("--dir").arg(folder.path());
+    command.arg("--dir").arg(dir.path());
     command
         .args(options)
         .stdout(Stdio::null())

@@ -15,30 +15,30 @@ use crate::{
 };
 
 /// Signs certificates for the loopback address; its own is NAME.pem.
-fn authority(folder: &Path, name: &str) -> Issuer<'static, KeyPair> {
+fn authority(dir: &Path, name: &str) -> Issuer<'static, KeyPair> {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, name);
     let pem = params.self_signed(&key).unwrap().pem();
-    fs::write(folder.join(format!("{name}.pem")), pem).unwrap();
+    fs::write(dir.join(format!("{name}.pem")), pem).unwrap();
     Issuer::new(params, key)
 }
 
 /// A certificate, NAME.pem, and its key, NAME.key.
-fn identity(folder: &Path, name: &str, authority: &Issuer<'static, KeyPair>) {
+fn identity(dir: &Path, name: &str, authority: &Issuer<'static, KeyPair>) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
     params.distinguished_name.push(DnType::CommonName, name);
     let certificate = params.signed_by(&key, authority).unwrap();
-    fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
-    fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    fs::write(dir.join(format!("{name}.pem")), certificate.pem()).unwrap();
+    fs::write(dir.join(format!("{name}.key")), key.serialize_pem()).unwrap();
 }
 
 /// As `[sharing]` of a file names it.
 fn address(port: u16, files: &[(&str, &Path, &str)]) -> Address {
-    let files = files.iter().map(|(key, folder, name)| {
-        let path = folder.join(name);
+    let files = files.iter().map(|(key, dir, name)| {
+        let path = dir.join(name);
         format!("{key} = '{}'\n", path.display())
     });
     let files: String = files.collect();
@@ -52,13 +52,13 @@ fn address(port: u16, files: &[(&str, &Path, &str)]) -> Address {
 
 #[tokio::test]
 async fn both_sides_prove_who_they_are() {
-    let folder = TempDir::new().unwrap();
-    let folder = folder.path();
-    let ours = authority(folder, "ours");
-    authority(folder, "others");
-    identity(folder, "server", &ours);
-    identity(folder, "client", &ours);
-    let path = |name| folder.join(name).display().to_string();
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let ours = authority(dir, "ours");
+    authority(dir, "others");
+    identity(dir, "server", &ours);
+    identity(dir, "client", &ours);
+    let path = |name| dir.join(name).display().to_string();
     let (certificate, key, trusted) = (path("server.pem"), path("server.key"), path("ours.pem"));
     let port = free_port();
     let number = port.to_string();
@@ -73,9 +73,9 @@ async fn both_sides_prove_who_they_are() {
         return;
     };
     let [ca, cert, key] = [
-        ("tls_ca", folder, "ours.pem"),
-        ("tls_cert", folder, "client.pem"),
-        ("tls_key", folder, "client.key"),
+        ("tls_ca", dir, "ours.pem"),
+        ("tls_cert", dir, "client.pem"),
+        ("tls_key", dir, "client.key"),
     ];
     let good = address(port, &[ca, cert, key]);
     good.check().unwrap();
@@ -85,12 +85,12 @@ async fn both_sides_prove_who_they_are() {
     world.until_shared().await;
     world.end().await;
     let plain = server.socket().port();
-    let of_others = ("tls_ca", folder, "others.pem");
+    let of_others = ("tls_ca", dir, "others.pem");
     for (address, expected) in [
         (address(port, &[of_others, cert, key]), "UnknownIssuer"),
         (address(port, &[ca]), "CertificateRequired"),
         (address(plain, &[ca]), "is it spoken at this port?"),
-        (address(port, &[("tls_ca", folder, "ours.key")]), "tls_ca: "),
+        (address(port, &[("tls_ca", dir, "ours.key")]), "tls_ca: "),
     ] {
         let world = World::start(200_000, std::array::from_fn(|_| address.clone()));
         world

@@ -5,7 +5,7 @@ use proto::limits::AGE_MICROS_MAX;
 
 use super::{Room, nanos, slots::AHEAD_NANOS};
 use crate::shaping::{
-    figures::{DeadReason, Dropped},
+    counters::{DeadReason, Dropped},
     held::{At, Standing},
 };
 

@@ -99,18 +99,18 @@ impl Shaper {
     }
 
     /// What each limit whose share can move could use since this was asked last, in millionths of it; of a limit of several keys the one that could use
-    /// most. What waits counts as if it were to go within `patience`.
+    /// most. What waits counts as if it were to go within `timeout`.
     pub(in crate::shaping) fn demands(
         &mut self,
         rules: &Rules,
         elapsed: u64,
-        patience: u64,
+        timeout: u64,
     ) -> Vec<(String, u64)> {
         let elapsed = elapsed.max(1);
         let mut most: HashMap<&str, u64> = HashMap::new();
         let mut all = 0;
         for place in &mut self.rooms {
-            let wanted = place.wanted(elapsed, patience);
+            let wanted = place.wanted(elapsed, timeout);
             all += wanted;
             let known = most.entry(&place.name).or_default();
             *known = wanted.max(*known);
@@ -134,10 +134,10 @@ impl Shaper {
 
 impl NamedRoom {
     /// How many cookies would have gone since this was asked last if nothing had held them up.
-    fn wanted(&mut self, elapsed: u64, patience: u64) -> u64 {
+    fn wanted(&mut self, elapsed: u64, timeout: u64) -> u64 {
         let came = self.room.figures.came();
         let new = came - std::mem::replace(&mut self.counted, came);
-        let waiting = u128::from(self.room.waiting()) * u128::from(elapsed) / u128::from(patience);
+        let waiting = u128::from(self.room.waiting()) * u128::from(elapsed) / u128::from(timeout);
         new.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX))
     }
 }

@@ -1,6 +1,6 @@
 //! What was counted of a limit, over all of its rooms.
 
-use crate::shaping::figures::{Figures, Holding};
+use crate::shaping::counters::{Figures, Holding};
 
 /// What was counted of a limit, and what is held.
 #[derive(Debug, Clone, Default, PartialEq)]

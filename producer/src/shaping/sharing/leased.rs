@@ -59,7 +59,7 @@ impl Leased {
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
         let user = Cookies {
-            patience: self.lease.config().terms.ttl * 1000,
+            timeout: self.lease.config().terms.ttl * 1000,
             shaping,
             since: Instant::now(),
         };
@@ -98,14 +98,14 @@ struct Cookies {
     shaping: Shaping,
     since: Instant,
     /// Within which time what waits would go, in nanoseconds.
-    patience: u64,
+    timeout: u64,
 }
 
 impl User for Cookies {
     fn demands(&mut self) -> Vec<(String, u64)> {
         let elapsed = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.since = Instant::now();
-        self.shaping.demands(elapsed, self.patience)
+        self.shaping.demands(elapsed, self.timeout)
     }
 
     fn apply(&mut self, plan: &Arc<Plan>) {

@@ -24,15 +24,15 @@ rules = [ { id = "rate", rate = "10/s" } ]
 "#;
 
 struct Producer {
-    folder: TempDir,
+    dir: TempDir,
     log: Log,
     shaping: Shaping,
 }
 
 impl Producer {
-    fn start(folder: TempDir) -> Self {
-        fs::write(folder.path().join("limits.toml"), LIMITS).unwrap();
-        let path = folder.path().join("limits.toml").display().to_string();
+    fn start(dir: TempDir) -> Self {
+        fs::write(dir.path().join("limits.toml"), LIMITS).unwrap();
+        let path = dir.path().join("limits.toml").display().to_string();
         let named = NamedFile::given("--limits", &path).unwrap();
         let file = Arc::new(Reloaded::load(File(named)).unwrap());
         let log = Log::new(Config {
@@ -45,14 +45,10 @@ impl Producer {
         let shaping = Shaping::start(
             "",
             file,
-            Some(Spool::take(folder.path().join("spool")).unwrap()),
+            Some(Spool::take(dir.path().join("spool")).unwrap()),
             log.clone(),
         );
-        Self {
-            folder,
-            log,
-            shaping,
-        }
+        Self { dir, log, shaping }
     }
 
     fn append(&self, user: &str) {
@@ -95,7 +91,7 @@ impl Producer {
     }
 
     fn spool(&self) -> PathBuf {
-        self.folder.path().join("spool")
+        self.dir.path().join("spool")
     }
 }
 
@@ -129,13 +125,9 @@ async fn what_waits_at_the_end_waits_again_at_the_next_start() {
     assert_eq!(first.shaping.summaries()["dsp"].figures.spooled, 2);
     assert_eq!(users(&first.logged().await), ["a"]);
 
-    let Producer {
-        folder,
-        log,
-        shaping,
-    } = first;
+    let Producer { dir, log, shaping } = first;
     drop((log, shaping));
-    let next = Producer::start(folder);
+    let next = Producer::start(dir);
     let summary = &next.shaping.summaries()["dsp"];
     assert_eq!((summary.figures.accepted, summary.holding.waiting), (2, 2));
     assert!(!next.spool().exists());
@@ -190,13 +182,9 @@ async fn kill_costs_what_waits_and_nothing_else() {
     let holding = killed.shaping.summaries()["dsp"].holding;
     assert_eq!(holding.waiting, 2);
     assert_eq!(users(&killed.logged().await), ["a"]);
-    let Producer {
-        folder,
-        log,
-        shaping,
-    } = killed;
+    let Producer { dir, log, shaping } = killed;
     drop((log, shaping));
-    let next = Producer::start(folder);
+    let next = Producer::start(dir);
     assert_eq!(next.shaping.held(), 0);
     next.append("d");
     assert_eq!(users(&next.logged().await), ["d"]);
@@ -209,13 +197,9 @@ async fn damaged_file_is_put_aside_and_nothing_else_happens() {
         first.append(user);
     }
     first.shaping.drain(soon()).await;
-    let Producer {
-        folder,
-        log,
-        shaping,
-    } = first;
+    let Producer { dir, log, shaping } = first;
     drop((log, shaping));
-    let spool = folder.path().join("spool");
+    let spool = dir.path().join("spool");
     let good = fs::read(&spool).unwrap();
     for at in [0, 30, 40, good.len() - 1] {
         let mut bad = good.clone();
@@ -226,8 +210,8 @@ async fn damaged_file_is_put_aside_and_nothing_else_happens() {
         assert!(!spool.exists(), "byte {at}");
     }
     fs::write(&spool, &good[..good.len() - 5]).unwrap();
-    let next = Producer::start(folder);
-    assert!(!spool.exists() && next.folder.path().join("spool.damaged").exists());
+    let next = Producer::start(dir);
+    assert!(!spool.exists() && next.dir.path().join("spool.damaged").exists());
     assert_eq!(next.shaping.summaries()["dsp"].holding.waiting, 0);
     next.append("d");
     assert_eq!(users(&next.logged().await), ["d"]);

@@ -38,8 +38,8 @@ fn server(port: u16) -> Option<Server> {
     Some(Server(child.unwrap()))
 }
 
-fn shaping(folder: &TempDir, name: &str) -> (Shaping, Log) {
-    let path = folder.path().join("limits.toml").display().to_string();
+fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
+    let path = dir.path().join("limits.toml").display().to_string();
     let named = NamedFile::given("--limits", &path).expect("a path");
     let file = Arc::new(Reloaded::load(File(named)).expect("it is in order"));
     let log = Log::new(Config {
@@ -77,13 +77,13 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     let Some(first) = server(port) else {
         return;
     };
-    let folder = TempDir::new().unwrap();
+    let dir = TempDir::new().unwrap();
     let text = format!(
         "unknown = \"unlimited\"\n[sharing]\nmode = \"lease\"\nredis = \"redis://127.0.0.1:{port}\"\ngroup = \"test\"\nrefresh = \"100ms\"\n\
          [limits.seventeen]\nkeys = [17]\nmode = \"shape\"\nrules = [ {{ id = \"peak\", rate = \"300/s\", burst = 30 }} ]\n"
     );
-    fs::write(folder.path().join("limits.toml"), text).unwrap();
-    let [(busy, log), (idle, _)] = ["busy", "idle"].map(|name| shaping(&folder, name));
+    fs::write(dir.path().join("limits.toml"), text).unwrap();
+    let [(busy, log), (idle, _)] = ["busy", "idle"].map(|name| shaping(&dir, name));
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     for shaping in [&busy, &idle] {

@@ -178,7 +178,7 @@ fn who_is_renewed_is_not_the_oldest_when_the_room_is_full() {
         world
             .summary("dsp")
             .figures
-            .dropped(super::super::figures::Dropped::Bound)
+            .dropped(super::super::counters::Dropped::Bound)
             > 50
     );
     world.pass_to(3600 * SECOND);

@@ -74,7 +74,7 @@ fn what_can_change_does_and_exactly_what_cannot_is_said() {
 }
 
 #[test]
-fn file_with_a_mistake_changes_nothing_and_is_said_once() {
+fn file_with_a_error_changes_nothing_and_is_said_once() {
     let mut running = Running::with("three = 4", &[]);
     running.write("three = 5\none = 'wrong'\nfive = 1");
     assert_eq!(

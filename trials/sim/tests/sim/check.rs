@@ -21,11 +21,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use figures::sums;
 use launcher::{
     ledger,
     scrape::{Samples, names},
 };
+use metric_defs::equations;
 use prometheus::TextEncoder;
 
 use crate::{
@@ -130,7 +130,7 @@ pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
     for producer in &world.producers {
         let samples = samples(producer)?;
         let appended = samples.count(names::APPENDED, &[]);
-        let in_hand = sums::SHAPING.in_hand.iter();
+        let in_hand = equations::SHAPING.in_hand.iter();
         let waiting: u64 = in_hand.map(|term| samples.count(term.count, &[])).sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {

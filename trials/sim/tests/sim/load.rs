@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How long a browser waits for a connection or an answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// User and buyer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,7 +128,7 @@ pub(crate) async fn browse(
     };
     while now() < browser.load.until {
         let address = SocketAddr::new(turmoil::lookup(seat.name.as_str()), HTTP);
-        if let Ok(Ok(stream)) = timeout(PATIENCE, SimStream::connect(address)).await {
+        if let Ok(Ok(stream)) = timeout(TIMEOUT, SimStream::connect(address)).await {
             let incarnation = seat.incarnation();
             if let Err(error) = browser.connection(stream, incarnation).await {
                 trace::note("browser", error.to_string());
@@ -158,7 +158,7 @@ impl Browser {
                 stream.write_all(requests.as_bytes()).await?;
                 self.answers(&mut stream, numbers).await
             };
-            timeout(PATIENCE, answered).await??;
+            timeout(TIMEOUT, answered).await??;
             let pause = self.random.u64(0..=2 * self.load.pause_millis);
             sleep(Duration::from_millis(pause)).await;
         }

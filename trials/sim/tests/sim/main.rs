@@ -227,7 +227,7 @@ fn run_here(plan: Plan) {
     // What producers record outlives them, but not the run; a run knows no path, which would differ each time.
     // Epoch histories belong in memory.
     let records = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
-    let records = records.expect("there is a folder for temporary files");
+    let records = records.expect("there is a directory for temporary files");
     env::set_current_dir(&records).expect("it was just made");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
     let printed = env::var_os("RUST_LOG").map(|_| {

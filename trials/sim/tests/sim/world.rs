@@ -132,7 +132,7 @@ impl World {
         let arguments = [
             "producer".to_owned(),
             format!("--id={}", Host::Producer(at).name()),
-            // The folder in which the run is; see main.rs.
+            // The directory in which the run is; see main.rs.
             "--state=.".to_owned(),
             "--log-bytes=16MiB".to_owned(),
             format!("--queue-cookies={queue}"),
@@ -430,7 +430,7 @@ fn write_limits(producer: usize, limits: Limits) {
 /// Removes a producer's epoch history, which lies in its machine's memory.
 fn lose_record(producer: &str) {
     let prefix = format!("cookiesync-producer-{producer}-");
-    let files = fs::read_dir(".").expect("a run is in its folder");
+    let files = fs::read_dir(".").expect("a run is in its directory");
     let mut files = files.map(|file| file.expect("it can be read"));
     let record = files.find(|file| file.file_name().to_string_lossy().starts_with(&prefix));
     // Where power is lost before it has begun, there is none.

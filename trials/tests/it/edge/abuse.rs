@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    harness::{Addresses, PATIENCE, Producer, programs, request, run_to_end, wait_until},
+    harness::{Addresses, Producer, TIMEOUT, programs, request, run_to_end, wait_until},
     stream_client::CookieStream,
 };
 
@@ -39,7 +39,7 @@ async fn beside_a_good_client(
         let abused = abuse.await;
         // The good client also goes on after it.
         let sent = producer.appended().await? + 10;
-        wait_until(PATIENCE, "the good client goes on", async || {
+        wait_until(TIMEOUT, "the good client goes on", async || {
             Ok(producer.appended().await? >= sent)
         })
         .await?;
@@ -64,7 +64,7 @@ async fn beside_a_good_client(
 
 async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
     let what = format!("{count} connections are cut off as {reason}");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(names::HTTP_CUT, &[("reason", reason)]) == count)
     })
@@ -73,8 +73,8 @@ async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
 
 #[tokio::test]
 async fn random_bytes_are_refused() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--request-timeout", "500ms"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..50 {
@@ -97,8 +97,8 @@ async fn random_bytes_are_refused() -> Result<()> {
 
 #[tokio::test]
 async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let abuse = async {
         for _ in 0..3 {
             let mut connection = HttpClient::connect(&producer.http).await?;
@@ -116,8 +116,8 @@ async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
 
 #[tokio::test]
 async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--request-timeout", "500ms"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
         let mut connection = HttpClient::connect(&producer.http).await?;
         // A whole request first: a connection once good gets no more time for the next one.
@@ -139,14 +139,14 @@ async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
 
 #[tokio::test]
 async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--write-timeout", "500ms"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--write-timeout", "500ms"]).await?;
     let abuse = async {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(4096)?;
         let mut stream = socket.connect(producer.http.parse()?).await?;
         let requests = "GET /none HTTP/1.1\r\n\r\n".repeat(100);
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while stream.write_all(requests.as_bytes()).await.is_ok() {}
         })
         .await?;
@@ -157,8 +157,8 @@ async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
 
 #[tokio::test]
 async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--idle-timeout", "2s"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--idle-timeout", "2s"]).await?;
     let abuse = async {
         let mut opening = JoinSet::new();
         for _ in 0..500 {
@@ -180,11 +180,11 @@ async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()>
 
 #[tokio::test]
 async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--http-connections", "8"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--http-connections", "8"]).await?;
     let abuse = async {
         // With the good client's, these are eight.
-        wait_until(PATIENCE, "the good client is there", async || {
+        wait_until(TIMEOUT, "the good client is there", async || {
             Ok(producer
                 .metrics()
                 .await?
@@ -205,7 +205,7 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
 
         // Room again as soon as one leaves.
         drop(seven.pop());
-        wait_until(PATIENCE, "one has left", async || {
+        wait_until(TIMEOUT, "one has left", async || {
             Ok(producer
                 .metrics()
                 .await?
@@ -223,8 +223,8 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
 
 #[tokio::test]
 async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let pipe = folder.path().join("stderr");
+    let dir = TempDir::new()?;
+    let pipe = dir.path().join("stderr");
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
     // Open for reading, and never read.
     let _reader = File::options().read(true).write(true).open(&pipe)?;
@@ -235,8 +235,8 @@ async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
     };
     let addresses = Addresses::free()?;
     let flags = ["--log-filter", "trace,h2=trace"];
-    let producer = Producer::start_wrapped(&folder, &addresses, &flags, &into_pipe).await?;
-    let flooded = wait_until(PATIENCE, "the log is more than anybody keeps", async || {
+    let producer = Producer::start_wrapped(&dir, &addresses, &flags, &into_pipe).await?;
+    let flooded = wait_until(TIMEOUT, "the log is more than anybody keeps", async || {
         for number in 0..20 {
             CookieStream::open(&producer.grpc, &format!("reader-{number}")).await?;
         }
@@ -257,7 +257,7 @@ fn with_files(files: u64) -> impl Fn(&Path, &[String]) -> (PathBuf, Vec<String>)
 
 #[tokio::test]
 async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let (shell, args) = with_files(100)(&programs().await?.producer, &[]);
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let ended = run_to_end(&shell, &args, &[]).await?;
@@ -265,12 +265,12 @@ async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Re
     ensure!(ended.words.contains("100 open files"), "{}", ended.words);
 
     let producer =
-        Producer::start_wrapped(&folder, &Addresses::free()?, &[], &with_files(256)).await?;
+        Producer::start_wrapped(&dir, &Addresses::free()?, &[], &with_files(256)).await?;
     let mut idle = Vec::new();
     for _ in 0..300 {
         idle.push(HttpClient::connect(&producer.http).await?);
     }
-    wait_until(PATIENCE, "HTTP has its share and no more", async || {
+    wait_until(TIMEOUT, "HTTP has its share and no more", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(names::HTTP_CONNECTIONS, &[]) >= 100)
     })
@@ -278,7 +278,7 @@ async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Re
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     drop(idle);
     // Until these are gone others are turned away.
-    wait_until(PATIENCE, "there is room again", async || {
+    wait_until(TIMEOUT, "there is room again", async || {
         Ok(producer.accept("alice", 17, "a-1").await.is_ok())
     })
     .await?;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, interval};
 
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, machine, request, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, machine, request, wait_until},
     stream::windows::settled_or_lost,
 };
 
@@ -25,7 +25,7 @@ struct Mix {
 /// Waits until the node has settled all that was accepted, or set it aside.
 async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
     let accepted = producer.appended().await?;
-    wait_until(PATIENCE, "the node is through", async || {
+    wait_until(TIMEOUT, "the node is through", async || {
         let metrics = node.metrics().await?;
         Ok(settled_or_lost(&metrics) + metrics.count(names::ASIDE, &[]) == accepted)
     })
@@ -33,8 +33,8 @@ async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
 }
 
 /// Waits until every DSP has its slot, or is refused.
-async fn wait_none_aside(node: &Consumer, patience: Duration) -> Result<()> {
-    wait_until(patience, "nothing is set aside", async || {
+async fn wait_none_aside(node: &Consumer, timeout: Duration) -> Result<()> {
+    wait_until(timeout, "nothing is set aside", async || {
         Ok(node.metrics().await?.count(names::ASIDE, &[]) == 0)
     })
     .await
@@ -116,7 +116,7 @@ async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
     producer.accept_load(1, 20_000).await?;
     for node in nodes {
         wait_through(producer, node).await?;
-        wait_none_aside(node, PATIENCE).await?;
+        wait_none_aside(node, TIMEOUT).await?;
     }
     Ok(())
 }
@@ -125,17 +125,17 @@ async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
 #[ignore = "takes all of a machine"]
 async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let one = Mongod::start(&folder.path().join("mongod-1")).await?;
-    let two = Mongod::start(&folder.path().join("mongod-2")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let one = Mongod::start(&dir.path().join("mongod-1")).await?;
+    let two = Mongod::start(&dir.path().join("mongod-2")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let start = async |name: &str, store: String| {
-        Consumer::start(&folder, name, &[&producer], &store, &[]).await
+        Consumer::start(&dir, name, &[&producer], &store, &[]).await
     };
     let nodes = [
         start("node-1", one.uri()).await?,
         start("node-2", two.uri()).await?,
-        start("node-3", embedded(&folder.path().join("store"))).await?,
+        start("node-3", embedded(&dir.path().join("store"))).await?,
     ];
     let nodes: Vec<_> = nodes.iter().collect();
     warm_up(&producer, &nodes).await?;
@@ -153,7 +153,7 @@ async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Resul
     };
     run("attacked", &producer, &nodes, &attack, 2_000_000).await?;
     for node in &nodes {
-        wait_none_aside(node, 10 * PATIENCE).await?;
+        wait_none_aside(node, 10 * TIMEOUT).await?;
         let metrics = node.metrics().await?;
         let refused = metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]);
         // 20 DSPs of the load had slots before.
@@ -189,12 +189,12 @@ async fn two_hundred_invented_dsps_a_second_beside_forty_thousand_real_cookies()
         let mut p99 = Vec::new();
         for (what, mix) in [("without", &calm), ("with", &attack)] {
             // On a server of its own each: what is there makes mongod slower.
-            let folder = TempDir::new()?;
-            let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-            let producer = Producer::start(&folder, &[]).await?;
+            let dir = TempDir::new()?;
+            let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+            let producer = Producer::start(&dir, &[]).await?;
             let flags = ["--unlisted-dsps-max", "4096"];
             let (all, store) = ([&producer], mongod.uri());
-            let node = Consumer::start(&folder, "node", &all, &store, &flags).await?;
+            let node = Consumer::start(&dir, "node", &all, &store, &flags).await?;
             warm_up(&producer, &[&node]).await?;
             p99.extend(run(what, &producer, &[&node], mix, 1_000_000).await?);
         }

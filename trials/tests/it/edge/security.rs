@@ -15,7 +15,7 @@ use runtime::{
         Connector, Network, Tcp,
         credentials::{Flags, Security},
     },
-    settings::Mistakes,
+    settings::ConfigErrors,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 use self::certificates::{Authority, write};
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, embedded, in_time, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, embedded, in_time, wait_until},
     stream::languages,
 };
 
@@ -37,9 +37,9 @@ struct Stream(Streaming<Bytes>);
 impl Stream {
     /// Opens it, or says why that cannot be done as the consumer would.
     async fn open(producer: &Producer, name: &str, https: bool, flags: Flags<'_>) -> Result<Self> {
-        let mut mistakes = Mistakes::default();
-        let security = Security::check(&mut mistakes, flags, https);
-        let security = mistakes.or(security)?;
+        let mut errors = ConfigErrors::default();
+        let security = Security::check(&mut errors, flags, https);
+        let security = errors.or(security)?;
         let address: SocketAddr = grpc(producer).parse()?;
         let network: Arc<dyn Network> = Arc::new(Tcp);
         let connector = Connector::new(&network, address, ("127.0.0.1", https), &security);
@@ -92,7 +92,7 @@ fn https(producer: &Producer) -> String {
 /// Waits until a process's log has this many lines that contain `part`.
 async fn wait_said(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
     let what = format!("{part:?} is said {times} times");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         Ok(log().matches(part).count() == times)
     })
     .await
@@ -100,33 +100,29 @@ async fn wait_said(log: impl Fn() -> String, part: &str, times: usize) -> Result
 
 async fn wait_counted(producer: &Producer, name: &str, label: (&str, &str), n: u64) -> Result<()> {
     let what = format!("{name} {label:?} is {n}");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         Ok(producer.metrics().await?.count(name, &[label]) == n)
     })
     .await
 }
 
-/// A producer with a certificate of `authority`, in a folder `tls` beside its log.
-async fn start_with_tls(
-    folder: &TempDir,
-    authority: &Authority,
-    flags: &[&str],
-) -> Result<Producer> {
-    let (certificate, key) = authority.write_identity(folder.path(), "server")?;
+/// A producer with a certificate of `authority`, in a directory `tls` beside its log.
+async fn start_with_tls(dir: &TempDir, authority: &Authority, flags: &[&str]) -> Result<Producer> {
+    let (certificate, key) = authority.write_identity(dir.path(), "server")?;
     let tls = ["--tls-cert", &certificate, "--tls-key", &key];
-    Producer::start(folder, &[&tls[..], flags].concat()).await
+    Producer::start(dir, &[&tls[..], flags].concat()).await
 }
 
 #[tokio::test]
 async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
-    let ca = ours.write(folder.path(), "ca.pem")?;
-    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let ca = ours.write(dir.path(), "ca.pem")?;
+    let producer = start_with_tls(&dir, &ours, &[]).await?;
     let url = https(&producer);
-    let store = format!("embedded:{}", folder.path().join("store").display());
+    let store = format!("embedded:{}", dir.path().join("store").display());
     let flags = ["--tls-ca", &ca];
-    let mut consumer = Consumer::spawn(&folder, "ours", &[&url], &store, &flags).await?;
+    let mut consumer = Consumer::spawn(&dir, "ours", &[&url], &store, &flags).await?;
     consumer.wait_ready().await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
@@ -137,24 +133,24 @@ async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
     let expiry = "producer_tls_certificate_expiry_unix_seconds";
     ensure!(metrics.count(expiry, &[("of", "certificate")]) > 1_700_000_000);
 
-    let other = Authority::new("others")?.write(folder.path(), "other.pem")?;
+    let other = Authority::new("others")?.write(dir.path(), "other.pem")?;
     let flags = ["--tls-ca", &other];
-    let stranger = Consumer::spawn(&folder, "stranger", &[&url], "none", &flags).await?;
+    let stranger = Consumer::spawn(&dir, "stranger", &[&url], "none", &flags).await?;
     let log = || stranger.process.last_lines(usize::MAX);
     wait_said(log, "from no authority of --tls-ca", 1).await?;
     let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
-    let misnamed = Consumer::spawn(&folder, "misnamed", &[&url], "none", &flags).await?;
+    let misnamed = Consumer::spawn(&dir, "misnamed", &[&url], "none", &flags).await?;
     let log = || misnamed.process.last_lines(usize::MAX);
     wait_said(log, "certificate is not for other.test", 1).await
 }
 
 #[tokio::test]
 async fn tls_spoken_by_one_side_only_is_named_as_that() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
-    let ca = ours.write(folder.path(), "ca.pem")?;
-    let secure = start_with_tls(&folder, &ours, &[]).await?;
-    let plain = Producer::start(&folder, &[]).await?;
+    let ca = ours.write(dir.path(), "ca.pem")?;
+    let secure = start_with_tls(&dir, &ours, &[]).await?;
+    let plain = Producer::start(&dir, &[]).await?;
     let trusting = Flags {
         authorities: &ca,
         ..Flags::default()
@@ -168,23 +164,23 @@ async fn tls_spoken_by_one_side_only_is_named_as_that() -> Result<()> {
 
 #[tokio::test]
 async fn client_certificate_is_wanted_and_must_be_of_the_named_authority() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let (ours, others) = (Authority::new("ours")?, Authority::new("others")?);
-    let ca = ours.write(folder.path(), "ca.pem")?;
-    let producer = start_with_tls(&folder, &ours, &["--tls-client-ca", &ca]).await?;
+    let ca = ours.write(dir.path(), "ca.pem")?;
+    let producer = start_with_tls(&dir, &ours, &["--tls-client-ca", &ca]).await?;
     let bare = Flags {
         authorities: &ca,
         ..Flags::default()
     };
     Stream::refused(&producer, true, bare, "wants a certificate").await?;
-    let (certificate, key) = others.write_identity(folder.path(), "stranger")?;
+    let (certificate, key) = others.write_identity(dir.path(), "stranger")?;
     let stranger = Flags {
         certificate: &certificate,
         key: &key,
         ..bare
     };
     Stream::refused(&producer, true, stranger, "refuses the certificate").await?;
-    let (certificate, key) = ours.write_identity(folder.path(), "node")?;
+    let (certificate, key) = ours.write_identity(dir.path(), "node")?;
     let node = Flags {
         certificate: &certificate,
         key: &key,
@@ -198,10 +194,10 @@ async fn client_certificate_is_wanted_and_must_be_of_the_named_authority() -> Re
 
 #[tokio::test]
 async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<()> {
-    let folder = TempDir::new()?;
-    let path = folder.path();
+    let dir = TempDir::new()?;
+    let path = dir.path();
     let tokens = write(path, "tokens", TOKEN)?;
-    let producer = Producer::start(&folder, &["--token-file", &tokens]).await?;
+    let producer = Producer::start(&dir, &["--token-file", &tokens]).await?;
     Stream::refused(&producer, false, Flags::default(), "a token is needed").await?;
     let own = write(path, "own", TOKEN)?;
     let new = write(path, "new", NEW_TOKEN)?;
@@ -215,7 +211,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     wait_counted(&producer, refusals, ("reason", "wrong"), 1).await?;
     let mut stream = Stream::open(&producer, "early", false, with(&own)).await?;
     let flags = ["--token-file", &own];
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], "none", &flags).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;
 
     // The new one beside the old, then the consumer's, then the old one is gone.
     let reloads = "producer_credential_reloads_total";
@@ -224,7 +220,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     Stream::open(&producer, "late", false, with(&own)).await?;
     Stream::open(&producer, "late", false, with(&new)).await?;
     write(path, "own", NEW_TOKEN)?;
-    wait_until(PATIENCE, "the consumer has the new token", async || {
+    wait_until(TIMEOUT, "the consumer has the new token", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count("consumer_credential_reloads_total", &[]) == 1)
     })
@@ -246,8 +242,8 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
 
 #[tokio::test]
 async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none() -> Result<()> {
-    let folder = TempDir::new()?;
-    let path = folder.path();
+    let dir = TempDir::new()?;
+    let path = dir.path();
     let (before, after) = (Authority::new("before")?, Authority::new("after")?);
     let old = before.write(path, "before.pem")?;
     let new = after.write(path, "after.pem")?;
@@ -255,7 +251,7 @@ async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none()
         authorities,
         ..Flags::default()
     };
-    let producer = start_with_tls(&folder, &before, &[]).await?;
+    let producer = start_with_tls(&dir, &before, &[]).await?;
     let mut stream = Stream::open(&producer, "early", true, trusting(&old)).await?;
     Stream::refused(&producer, true, trusting(&new), "no authority").await?;
 
@@ -280,10 +276,10 @@ async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none()
 
 #[tokio::test]
 async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
-    let ca = ours.write(folder.path(), "ca.pem")?;
-    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let ca = ours.write(dir.path(), "ca.pem")?;
+    let producer = start_with_tls(&dir, &ours, &[]).await?;
     let mut silent = TcpStream::connect(grpc(&producer)).await?;
     let trusting = Flags {
         authorities: &ca,
@@ -302,9 +298,9 @@ async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
 #[tokio::test]
 async fn handshakes_of_one_address_are_bounded() -> Result<()> {
     const AT_ONCE: u64 = 64;
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
-    let producer = start_with_tls(&folder, &ours, &[]).await?;
+    let producer = start_with_tls(&dir, &ours, &[]).await?;
     let mut silent = Vec::new();
     for _ in 0..=AT_ONCE {
         silent.push(TcpStream::connect(grpc(&producer)).await?);
@@ -315,12 +311,12 @@ async fn handshakes_of_one_address_are_bounded() -> Result<()> {
 
 #[tokio::test]
 async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let flags = [
         "--grpc-connections-per-address=1",
         "--http-connections-per-address=2",
     ];
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let reason = ("reason", "too_many_per_address");
     let none = Flags::default();
     let first = Stream::open(&producer, "first", false, none).await?;
@@ -331,7 +327,7 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
 
     // Room again as soon as the first one leaves.
     drop(first);
-    wait_until(PATIENCE, "another is let in", async || {
+    wait_until(TIMEOUT, "another is let in", async || {
         Ok(Stream::open(&producer, "third", false, none).await.is_ok())
     })
     .await?;
@@ -356,8 +352,8 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
 
 #[tokio::test]
 async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let log = producer.process.last_lines(usize::MAX);
     for exposed in ["plain text", "open to anyone who"] {
         ensure!(!log.contains(exposed), "{log}");
@@ -367,16 +363,16 @@ async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
 
 #[tokio::test]
 async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let python = languages::python().await?;
-    let generated = folder.path().join("generated");
+    let generated = dir.path().join("generated");
     languages::generate(&python, &generated)?;
     let ours = Authority::new("ours")?;
-    let ca = ours.write(folder.path(), "ca.pem")?;
-    let tokens = write(folder.path(), "tokens", TOKEN)?;
-    let (certificate, key) = ours.write_identity(folder.path(), "node")?;
+    let ca = ours.write(dir.path(), "ca.pem")?;
+    let tokens = write(dir.path(), "tokens", TOKEN)?;
+    let (certificate, key) = ours.write_identity(dir.path(), "node")?;
     let flags = ["--tls-client-ca", &ca, "--token-file", &tokens];
-    let producer = start_with_tls(&folder, &ours, &flags).await?;
+    let producer = start_with_tls(&dir, &ours, &flags).await?;
     producer.accept("alice", 17, "a-1").await?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/secure_client.py");
     let client = tokio::process::Command::new(&python)
@@ -392,7 +388,7 @@ async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
     Ok(())
 }
 
-/// Fails unless a file, or a folder and all that is in it, is for its owner alone.
+/// Fails unless a file, or a directory and all that is in it, is for its owner alone.
 fn check_private(path: &Path) -> Result<()> {
     let mode = fs::metadata(path)?.permissions().mode();
     ensure!(mode & 0o077 == 0, "{}: {mode:o}", path.display());
@@ -406,21 +402,20 @@ fn check_private(path: &Path) -> Result<()> {
 
 #[tokio::test]
 async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let state = TempDir::new_in("/dev/shm")?;
     let state_flag = format!("--state={}", state.path().display());
-    let mut producer = Producer::start(&folder, &[&state_flag]).await?;
-    let store = folder.path().join("store");
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &embedded(&store), &[]).await?;
+    let mut producer = Producer::start(&dir, &[&state_flag]).await?;
+    let store = dir.path().join("store");
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &embedded(&store), &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
     // Stopped and started again, the store has made all kinds of its files.
-    consumer.process.stop(PATIENCE).await?;
+    consumer.process.stop(TIMEOUT).await?;
     consumer.process.start_again()?;
     consumer.wait_ready().await?;
     check_private(&store)?;
-    producer.process.stop(PATIENCE).await?;
+    producer.process.stop(TIMEOUT).await?;
     for file in fs::read_dir(&state)? {
         check_private(&file?.path())?;
     }

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, newest, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, newest, wait_until},
 };
 
 /// Few enough users that most pairs of user and DSP are synced more than once.
@@ -22,12 +22,12 @@ const COOKIES: u64 = 3_000;
 
 #[tokio::test]
 async fn a_sync_can_be_looked_up_on_every_consumer() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let stores = [embedded(&folder.path().join("store")), mongod.uri()];
-    let on_disk = Consumer::start(&folder, "embedded", &[&producer], &stores[0], &[]).await?;
-    let on_mongodb = Consumer::start(&folder, "mongodb", &[&producer], &stores[1], &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let stores = [embedded(&dir.path().join("store")), mongod.uri()];
+    let on_disk = Consumer::start(&dir, "embedded", &[&producer], &stores[0], &[]).await?;
+    let on_mongodb = Consumer::start(&dir, "mongodb", &[&producer], &stores[1], &[]).await?;
 
     producer.accept("alice", 17, "a-1").await?;
     producer
@@ -61,10 +61,10 @@ fn repeating(producer: &Producer, seed: u64) -> Result<load::Plan> {
 
 #[tokio::test]
 async fn embedded_store_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
 
     let plan = repeating(&producer, 2)?;
     accept_all(&plan).await?;
@@ -87,11 +87,11 @@ async fn embedded_store_has_the_newest_of_each_pair_and_nothing_that_was_not_sen
 
 #[tokio::test]
 async fn mongodb_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let store = mongod.uri();
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
 
     let plan = repeating(&producer, 4)?;
     accept_all(&plan).await?;
@@ -107,15 +107,15 @@ async fn mongodb_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> 
 
 #[tokio::test]
 async fn a_late_cookie_does_not_replace_a_newer_one() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let slow = Producer::start(&folder, &[]).await?;
-    let quick = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let slow = Producer::start(&dir, &[]).await?;
+    let quick = Producer::start(&dir, &[]).await?;
     // Accepted first; comes last, because its producer is connected to last.
     slow.accept("alice", 17, "old").await?;
     let accepted = Instant::now();
     wait_until(
-        PATIENCE,
+        TIMEOUT,
         "MongoDB's clock of milliseconds ticks",
         async || Ok(accepted.elapsed() > Duration::from_millis(2)),
     )
@@ -123,16 +123,16 @@ async fn a_late_cookie_does_not_replace_a_newer_one() -> Result<()> {
     quick.accept("alice", 17, "new").await?;
     quick.accept("bob", 17, "b").await?;
     for (name, store) in [
-        ("embedded", embedded(&folder.path().join("store"))),
+        ("embedded", embedded(&dir.path().join("store"))),
         ("mongodb", mongod.uri()),
     ] {
-        let mut consumer = Consumer::start(&folder, name, &[&quick], &store, &[]).await?;
+        let mut consumer = Consumer::start(&dir, name, &[&quick], &store, &[]).await?;
         consumer.wait_known("alice", json!({"17": "new"})).await?;
         consumer.wait_known("bob", json!({"17": "b"})).await?;
         // Nothing is set aside any more that the next one would find.
         consumer.wait_settled(2).await?;
         consumer.process.kill()?;
-        let consumer = Consumer::start(&folder, name, &[&slow], &store, &[]).await?;
+        let consumer = Consumer::start(&dir, name, &[&slow], &store, &[]).await?;
         consumer.wait_settled(1).await?;
         assert_eq!(consumer.metrics().await?.count(names::STALE, &[]), 1);
         consumer.wait_known("alice", json!({"17": "new"})).await?;

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, embedded, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
     mongods::{command, create_root, failing},
 };
 
@@ -36,7 +36,7 @@ async fn wait_aside(consumer: &Consumer, cookies: u64) -> Result<()> {
 async fn wait_aside_within(consumer: &Consumer, cookies: RangeInclusive<u64>) -> Result<()> {
     let what = format!("{cookies:?} cookies are set aside");
     let last = Cell::new(0);
-    let waited = wait_until(PATIENCE, &what, async || {
+    let waited = wait_until(TIMEOUT, &what, async || {
         last.set(consumer.metrics().await?.count(names::ASIDE, &[]));
         Ok(cookies.contains(&last.get()))
     });
@@ -53,8 +53,8 @@ async fn is_failing(consumer: &Consumer, dsp: &str) -> Result<bool> {
 
 #[tokio::test]
 async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &["--auth"]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
     let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
     let rights = |dbs: &[&str]| -> Vec<Document> {
@@ -70,8 +70,8 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
         "mongodb://exchange:secret@{}/?authSource=admin",
         mongod.address()
     );
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
 
     producer.accept("alice", 999, "kept").await?;
     producer.accept("alice", 17, "a-17").await?;
@@ -124,13 +124,13 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
 
 #[tokio::test]
 async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("55").run_command(view).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     for number in 0..2_500 {
         producer
             .accept(&format!("user-{number}"), 55, "waits")
@@ -170,13 +170,13 @@ async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()>
 
 #[tokio::test]
 async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("55").run_command(view).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     for dsp_id in [17, 44, 55] {
         producer.accept("alice", dsp_id, "first").await?;
     }
@@ -206,7 +206,7 @@ async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result
     }
     // A lookup has what can be read, and names what cannot.
     let partly = r#""buyer_uids":{"17":"flows"},"unavailable":[44]"#;
-    wait_until(PATIENCE, "the others are found", async || {
+    wait_until(TIMEOUT, "the others are found", async || {
         let answer = admin::get(&consumer.admin, "/v1/users/user-19").await?;
         Ok(answer.status == 200 && answer.body.contains(partly))
     })
@@ -230,8 +230,8 @@ async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result
 
 #[tokio::test]
 async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     let hang = doc! {
         "configureFailPoint": "failCommand",
         "mode": "alwaysOn",
@@ -275,20 +275,20 @@ async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()
 
 #[tokio::test]
 async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let flags = ["--dsps", "17", "--unlisted-dsps-max", "20"];
-    for store in [mongod.uri(), embedded(folder.path())] {
-        let producer = Producer::start(&folder, &[]).await?;
+    for store in [mongod.uri(), embedded(dir.path())] {
+        let producer = Producer::start(&dir, &[]).await?;
         let name = store.split(':').next().unwrap_or_default().to_owned();
-        let mut consumer = Consumer::start(&folder, &name, &[&producer], &store, &flags).await?;
+        let mut consumer = Consumer::start(&dir, &name, &[&producer], &store, &flags).await?;
         for dsp_id in 1_001..=1_100 {
             producer.accept("mallory", dsp_id, "made-up").await?;
         }
         producer.accept("alice", 17, "real").await?;
         consumer.wait_known("alice", json!({"17": "real"})).await?;
         let refused = [("reason", "no_dsp_slot")];
-        wait_until(PATIENCE, "80 cookies are refused", async || {
+        wait_until(TIMEOUT, "80 cookies are refused", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count(names::FAILED, &refused) == 80)
         })
@@ -316,8 +316,8 @@ async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
 
 #[tokio::test]
 async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("17").collection::<Document>("cookies");
     cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
@@ -326,9 +326,9 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
         doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": mode }
     };
     command(&mongod.uri(), hang("alwaysOn")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let by_index = ["--expiry", "index"];
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &by_index).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &by_index).await?;
     producer.accept("alice", 17, "flows").await?;
     consumer.wait_known("alice", json!({"17": "flows"})).await?;
     let is_there = async || {
@@ -336,8 +336,8 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
         anyhow::Ok(names.contains(&"t_1".to_owned()))
     };
     command(&mongod.uri(), hang("off")).await?;
-    wait_until(PATIENCE, "the index is there", async || is_there().await).await?;
-    wait_until(PATIENCE, "that is said", async || {
+    wait_until(TIMEOUT, "the index is there", async || is_there().await).await?;
+    wait_until(TIMEOUT, "that is said", async || {
         let log = consumer.process.last_lines(usize::MAX);
         Ok(log.contains("created the index on t"))
     })
@@ -346,24 +346,21 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
 
 #[tokio::test]
 async fn what_is_set_aside_of_a_dsp_that_is_refused_becomes_dead_letters() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("19").run_command(view).await?;
-    let (file, letters) = (
-        folder.path().join("consumer.toml"),
-        folder.path().join("letters"),
-    );
+    let (file, letters) = (dir.path().join("consumer.toml"), dir.path().join("letters"));
     std::fs::write(&file, "")?;
     let config = format!("--config={}", file.display());
     let flags = [&*config, "--dead-letters", &letters.display().to_string()];
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     producer.accept("alice", 19, "waits").await?;
     producer.accept("alice", 17, "flows").await?;
     wait_aside(&consumer, 1).await?;
-    wait_until(PATIENCE, "it is named", async || {
+    wait_until(TIMEOUT, "it is named", async || {
         let failing = [("dsp", "19")];
         Ok(consumer.metrics().await?.count(FAILING, &failing) == 1)
     })
@@ -393,17 +390,17 @@ fn store_in(mongod: &Mongod) -> MongodbStore {
 
 #[tokio::test]
 async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("consumer.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("consumer.toml");
     std::fs::write(&file, "unlisted_dsps_max = 1\n")?;
     let config = format!("--config={}", file.display());
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(folder.path());
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[&config]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(dir.path());
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[&config]).await?;
     producer.accept("mallory", 1_001, "made-up").await?;
     producer.accept("alice", 17, "has-none").await?;
     let refused = async |count| {
-        wait_until(PATIENCE, "a cookie is refused", async || {
+        wait_until(TIMEOUT, "a cookie is refused", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]) == count)
         })
@@ -411,7 +408,7 @@ async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result
     };
     refused(1).await?;
     std::fs::write(&file, "unlisted_dsps_max = 1\nrejected_dsps = ['1001']\n")?;
-    wait_until(PATIENCE, "the settings are read", async || {
+    wait_until(TIMEOUT, "the settings are read", async || {
         let done = [("outcome", "done")];
         let metrics = consumer.metrics().await?;
         Ok(metrics.count("consumer_config_reloads_total", &done) == 1)

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use super::{Known, PATIENCE, Producer, ledger::LastLedger, owned, programs, wait_until};
+use super::{Known, Producer, TIMEOUT, ledger::LastLedger, owned, programs, wait_until};
 
 /// A consumer process on a free port.
 pub(crate) struct Consumer {
@@ -36,9 +36,9 @@ pub(crate) fn settled(metrics: &Samples) -> u64 {
 }
 
 impl Consumer {
-    /// Starts it on `store` reading from `producers`, its log in `folder`, and waits until it is ready.
+    /// Starts it on `store` reading from `producers`, its log in `dir`, and waits until it is ready.
     pub(crate) async fn start(
-        folder: &TempDir,
+        dir: &TempDir,
         name: &str,
         producers: &[&Producer],
         store: &str,
@@ -48,14 +48,14 @@ impl Consumer {
             .iter()
             .map(|producer| producer.grpc.as_str())
             .collect();
-        let mut consumer = Self::spawn(folder, name, &urls, store, flags).await?;
+        let mut consumer = Self::spawn(dir, name, &urls, store, flags).await?;
         consumer.wait_ready().await?;
         Ok(consumer)
     }
 
     /// Like [`start`](Self::start), but does not wait.
     pub(crate) async fn spawn(
-        folder: &TempDir,
+        dir: &TempDir,
         name: &str,
         producers: &[&str],
         store: &str,
@@ -68,7 +68,7 @@ impl Consumer {
         }
         args.extend(owned(flags));
         let program = &programs().await?.consumer;
-        let log = folder.path().join(format!("consumer-{name}.log"));
+        let log = dir.path().join(format!("consumer-{name}.log"));
         let process = Process::start("the consumer", program, &args, &log)?;
         Ok(Self::of(process, admin))
     }
@@ -87,13 +87,13 @@ impl Consumer {
 
     /// Waits until it is ready, after its process was started again.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
-        self.process.wait_ready(&self.admin, PATIENCE).await
+        self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
     /// Waits until it says that it is not ready, for a reason that contains `why`.
     pub(crate) async fn wait_not_ready(&self, why: &str) -> Result<()> {
         let what = format!("{} is not ready because of {why:?}", self.admin);
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             // It may not listen yet.
             let readiness = admin::readiness(&self.admin).await.ok();
             Ok(readiness
@@ -105,7 +105,7 @@ impl Consumer {
     /// Waits until it is ready and says this of one of its parts.
     pub(crate) async fn wait_ready_and_says(&self, what: &str) -> Result<()> {
         let wanted = format!("{} is ready and says {what:?}", self.admin);
-        wait_until(PATIENCE, &wanted, async || {
+        wait_until(TIMEOUT, &wanted, async || {
             let answer = admin::get(&self.admin, "/readyz").await?;
             Ok(answer.status == 200 && answer.body.contains(what))
         })
@@ -117,7 +117,7 @@ impl Consumer {
         let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
         let path = format!("/v1/users/{user_id}");
         let what = format!("{} knows {expected}", self.admin);
-        wait_until(PATIENCE, &what, || async {
+        wait_until(TIMEOUT, &what, || async {
             let answer = admin::get(&self.admin, &path).await?;
             Ok(answer.status == 200 && serde_json::from_str::<Value>(&answer.body)? == expected)
         })
@@ -127,7 +127,7 @@ impl Consumer {
     /// Waits until it has written so many cookies.
     pub(crate) async fn wait_written(&self, cookies: u64) -> Result<()> {
         let what = format!("{} has written {cookies} cookies", self.admin);
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             Ok(self.metrics().await?.count(names::WRITTEN, &[]) >= cookies)
         })
         .await
@@ -136,7 +136,7 @@ impl Consumer {
     /// Waits until the fate of `accepted` cookies is known, all of them received by this process.
     pub(crate) async fn wait_settled(&self, accepted: u64) -> Result<()> {
         let what = format!("{} has settled {accepted} cookies", self.admin);
-        wait_until(PATIENCE, &what, async || {
+        wait_until(TIMEOUT, &what, async || {
             let settled = settled(&self.metrics().await?);
             ensure!(settled <= accepted, "{settled} of {accepted} are settled");
             Ok(settled == accepted)
@@ -147,7 +147,7 @@ impl Consumer {
     /// Waits until the lookup of each of these users gives exactly what is known of it.
     pub(crate) async fn wait_knows(&self, known: &Known) -> Result<()> {
         let mut client = HttpClient::connect(&self.admin).await?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         for (user_id, buyer_uids) in known {
             let path = format!("/v1/users/{user_id}");
             let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
@@ -184,7 +184,7 @@ impl Consumer {
     }
 }
 
-/// The `--store` argument for an embedded store in `folder`.
-pub(crate) fn embedded(folder: &Path) -> String {
-    format!("embedded:{}", folder.display())
+/// The `--store` argument for an embedded store in `dir`.
+pub(crate) fn embedded(dir: &Path) -> String {
+    format!("embedded:{}", dir.display())
 }

@@ -78,12 +78,12 @@ fn ids_are_found_in_a_line_and_words_are_none() {
 
 /// Like [`admin::metrics`], for where nothing can be awaited, and without looking at the ledger.
 fn blocking_metrics(address: &str) -> Result<Samples> {
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const TIMEOUT: Duration = Duration::from_secs(2);
     let address = address.to_owned();
     // A thread may wait for a runtime of its own, which a task may not.
     let asking = std::thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { timeout(PATIENCE, admin::get(&address, "/metrics")).await? })
+        runtime.block_on(async { timeout(TIMEOUT, admin::get(&address, "/metrics")).await? })
     });
     let answer = asking.join().map_err(|_| anyhow!("it panicked"))??;
     ensure!(answer.status == 200, "{answer:?}");

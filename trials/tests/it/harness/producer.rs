@@ -18,7 +18,7 @@ use bench::{
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::{PATIENCE, ledger::LastLedger, numbered, owned, programs, request};
+use super::{TIMEOUT, ledger::LastLedger, numbered, owned, programs, request};
 
 /// Makes of a program and its arguments those that start it. The process id must stay the same.
 pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
@@ -36,20 +36,20 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    /// Starts it with `flags` besides its addresses, its log in `folder`, and waits until it is ready.
-    pub(crate) async fn start(folder: &TempDir, flags: &[&str]) -> Result<Self> {
-        Self::start_at(folder, &Addresses::free()?, flags).await
+    /// Starts it with `flags` besides its addresses, its log in `dir`, and waits until it is ready.
+    pub(crate) async fn start(dir: &TempDir, flags: &[&str]) -> Result<Self> {
+        Self::start_at(dir, &Addresses::free()?, flags).await
     }
 
     /// Like [`start`](Self::start), at known addresses.
     pub(crate) async fn start_at(
-        folder: &TempDir,
+        dir: &TempDir,
         addresses: &Addresses,
         flags: &[&str],
     ) -> Result<Self> {
         let program = &programs().await?.producer;
         let state = TempDir::new_in("/dev/shm")?;
-        let launch = launch(program, folder, addresses, flags, &state);
+        let launch = launch(program, dir, addresses, flags, &state);
         let mut producer = Self::of(launch.start()?, state);
         producer.wait_ready().await?;
         Ok(producer)
@@ -57,14 +57,14 @@ impl Producer {
 
     /// Like [`start_at`](Self::start_at), as `wrap` says of the program and its flags.
     pub(crate) async fn start_wrapped(
-        folder: &TempDir,
+        dir: &TempDir,
         addresses: &Addresses,
         flags: &[&str],
         wrap: Wrap<'_>,
     ) -> Result<Self> {
         let program = &programs().await?.producer;
         let state = TempDir::new_in("/dev/shm")?;
-        let launch = launch(program, folder, addresses, flags, &state);
+        let launch = launch(program, dir, addresses, flags, &state);
         let mut producer = Self::of(launch.start_wrapped(wrap)?, state);
         producer.wait_ready().await?;
         Ok(producer)
@@ -86,7 +86,7 @@ impl Producer {
 
     /// Waits until it is ready, after its process was started again.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
-        self.process.wait_ready(&self.admin, PATIENCE).await
+        self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
     /// Sends one sync, which must be accepted.
@@ -151,10 +151,10 @@ impl Producer {
     }
 }
 
-/// A producer with its log in `folder`, and its state in `state` unless a flag names another place.
+/// A producer with its log in `dir`, and its state in `state` unless a flag names another place.
 fn launch<'a>(
     program: &'a Path,
-    folder: &'a TempDir,
+    dir: &'a TempDir,
     addresses: &Addresses,
     flags: &[&str],
     state: &TempDir,
@@ -167,7 +167,7 @@ fn launch<'a>(
         program,
         name: format!("producer-{}", addresses.http),
         addresses: addresses.clone(),
-        folder: folder.path(),
+        dir: dir.path(),
         flags: args,
     }
 }

@@ -15,7 +15,7 @@ use super::{Reading, of_limit, send, start, told, write};
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, DRAIN_PATIENCE, Known, PATIENCE, Producer, embedded, expect_exit, machine,
+        Consumer, DRAIN_TIMEOUT, Known, Producer, TIMEOUT, embedded, expect_exit, machine,
         wait_until,
     },
     stream_client::Subscription,
@@ -93,7 +93,7 @@ fn fates(samples: &Samples, limit: &str) -> Result<BTreeMap<&'static str, u64>> 
 
 /// Waits until nothing is held.
 async fn wait_gone(producer: &Producer) -> Result<()> {
-    wait_until(PATIENCE, "nothing waits any more", async || {
+    wait_until(TIMEOUT, "nothing waits any more", async || {
         let now = producer.metrics().await?;
         let held = [
             names::SHAPING_QUEUED,
@@ -107,7 +107,7 @@ async fn wait_gone(producer: &Producer) -> Result<()> {
 }
 
 async fn stop(producer: &mut Producer) -> Result<()> {
-    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)
 }
 
@@ -116,16 +116,16 @@ async fn stop(producer: &mut Producer) -> Result<()> {
 async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_released() -> Result<()>
 {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let spool = folder.path().join("spool");
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let spool = dir.path().join("spool");
     let spool = spool.to_str().context("a path in UTF-8")?;
-    let mut producer = start(&folder, &limits(100), &["--limits-spool", spool]).await?;
-    let store = embedded(&folder.path().join("store"));
+    let mut producer = start(&dir, &limits(100), &["--limits-spool", spool]).await?;
+    let store = embedded(&dir.path().join("store"));
     let nodes = [("mongodb", &mongod.uri()), ("embedded", &store)];
     let mut consumers = Vec::new();
     for (name, store) in nodes {
-        consumers.push(Consumer::start(&folder, name, &[&producer], store, &[]).await?);
+        consumers.push(Consumer::start(&dir, name, &[&producer], store, &[]).await?);
     }
     let reading = Reading::begin(&producer).await?;
 
@@ -142,7 +142,7 @@ async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_rele
     let first_life = reading.end().await?;
 
     // Nothing is offered any more, so nothing else changes until it ends than what is released, and when; the next epoch takes the rest.
-    write(&folder, &limits(100_000))?;
+    write(&dir, &limits(100_000))?;
     producer.process.start_again()?;
     producer.wait_ready().await?;
     let reading = Reading::begin(&producer).await?;

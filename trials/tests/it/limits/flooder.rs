@@ -7,7 +7,7 @@ use bench::scrape::{Buckets, Samples, names};
 use tempfile::TempDir;
 
 use super::{of_limit, plan, refused, send, sending, start, told};
-use crate::harness::{PATIENCE, Producer, machine, wait_until};
+use crate::harness::{Producer, TIMEOUT, machine, wait_until};
 
 /// DSPs that keep to what was agreed, nearly: what is above it for a moment waits.
 const OTHERS: u32 = 19;
@@ -42,8 +42,8 @@ fn others() -> impl Iterator<Item = String> {
 
 /// Sends what the others send, the same each time, and beside it what the flooder does if it does; what the producer then says.
 async fn run(is_flooded: bool) -> Result<Samples> {
-    let folder = TempDir::new()?;
-    let producer = start(&folder, &limits(), &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = start(&dir, &limits(), &[]).await?;
     let sending = sending(60);
     let calm = plan(&producer, (1, OTHERS), OFFERED * u64::from(OTHERS), sending)?;
     let flood = plan(&producer, (FLOODER, 1), FLOOD, sending)?;
@@ -67,7 +67,7 @@ async fn run(is_flooded: bool) -> Result<Samples> {
 
 /// Waits until nothing of the others waits.
 async fn wait_gone(producer: &Producer) -> Result<()> {
-    wait_until(PATIENCE, "nothing of the others waits", async || {
+    wait_until(TIMEOUT, "nothing of the others waits", async || {
         let now = producer.metrics().await?;
         let waiting = others().map(|limit| of_limit(&now, names::SHAPING_QUEUED, &limit));
         Ok(waiting.sum::<u64>() == 0)

@@ -32,15 +32,15 @@ async fn growth(producer: &Producer) -> Result<u64> {
 #[ignore = "takes two minutes and dist builds"]
 async fn waiting_room_takes_no_more_memory_than_it_is_allowed() -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let without = growth(&Producer::start(&folder, &LOG).await?).await?;
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
+    let without = growth(&Producer::start(&dir, &LOG).await?).await?;
+    let dir = TempDir::new()?;
     let limits = format!(
         "unknown = \"unlimited\"\n[limits.dsp-1]\nkeys = [1]\nmode = \"shape\"\n\
          rules = [ {{ id = \"peak\", rate = \"20000/s\", burst = 200 }} ]\n\
          shape = {{ queue_bytes = {QUEUE_BYTES} }}\n"
     );
-    let producer = start(&folder, &limits, &LOG).await?;
+    let producer = start(&dir, &limits, &LOG).await?;
     let with = growth(&producer).await?;
     let samples = producer.metrics().await?;
     let held = of_limit(&samples, names::SHAPING_BYTES, "dsp-1");

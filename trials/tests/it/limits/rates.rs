@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::{Reading, of_limit, plan, refused, send, sending, start, told};
 use crate::{
-    harness::{PATIENCE, machine, wait_until},
+    harness::{TIMEOUT, machine, wait_until},
     stream_client::Subscription,
 };
 
@@ -90,8 +90,8 @@ async fn keeps_its_rate(sending: Duration) -> Result<()> {
          shape = {{ max_wait = \"{max_wait}ms\", max_age = \"{max_age}ms\" }}\n\
          dead_letter = {{ base = \"{max_wait}ms\" }}\n"
     );
-    let folder = TempDir::new()?;
-    let mut producer = start(&folder, &limits, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = start(&dir, &limits, &[]).await?;
     let reading = Reading::begin(&producer).await?;
     let plan = plan(&producer, (1, 1), 2 * RATE, sending)?;
     let accepted = send(&plan).await?;
@@ -103,14 +103,14 @@ async fn keeps_its_rate(sending: Duration) -> Result<()> {
     ensure!(died > 0, "nothing got too old");
     let requeued = of_limit(&loaded, names::SHAPING_REQUEUED, "dsp-1");
     let dead = of_limit(&loaded, names::SHAPING_DEAD, "dsp-1");
-    wait_until(sending + PATIENCE, "dead letters come back", async || {
+    wait_until(sending + TIMEOUT, "dead letters come back", async || {
         let now = producer.metrics().await?;
         let are_fewer = of_limit(&now, names::SHAPING_DEAD, "dsp-1") < dead;
         Ok(are_fewer && of_limit(&now, names::SHAPING_REQUEUED, "dsp-1") > requeued)
     })
     .await?;
 
-    producer.process.stop(PATIENCE).await?;
+    producer.process.stop(TIMEOUT).await?;
     let stream = reading.end().await?;
     let released = of_limit(&loaded, names::SHAPING_RELEASED, "dsp-1");
     let begun = begun(&stream);

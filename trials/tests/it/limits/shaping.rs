@@ -15,18 +15,18 @@ use tokio::time::sleep;
 
 use crate::{
     harness::{
-        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, programs,
+        Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, programs,
         run_to_end, wait_said, wait_until,
     },
     stream_client::{CookieStream, Subscription, from_oldest},
 };
 
-/// A file of limits in a folder.
+/// A file of limits in a directory.
 struct Limits(PathBuf);
 
 impl Limits {
-    fn new(folder: &TempDir, text: &str) -> Result<Self> {
-        let limits = Self(folder.path().join("limits.toml"));
+    fn new(dir: &TempDir, text: &str) -> Result<Self> {
+        let limits = Self(dir.path().join("limits.toml"));
         limits.set(text)?;
         Ok(limits)
     }
@@ -72,18 +72,18 @@ async fn accept_users(producer: &Producer, users: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn what_waits_when_a_producer_stops_is_kept_and_released_by_the_next() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let spool = folder.path().join("waiting");
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let spool = dir.path().join("waiting");
     let spool_flag = format!("--limits-spool={}", spool.display());
-    let mut producer = Producer::start(&folder, &[&limits.flag(), &spool_flag]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut producer = Producer::start(&dir, &[&limits.flag(), &spool_flag]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob", "carol"]).await?;
     let held = waiting(&producer).await?;
     assert_eq!(held, 2);
 
-    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
     ensure!(spool.exists());
     limits.set(&shaped("100/s"))?;
@@ -101,14 +101,14 @@ async fn what_waits_when_a_producer_stops_is_kept_and_released_by_the_next() -> 
 
 #[tokio::test]
 async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let mut producer = Producer::start(&folder, &[&limits.flag()]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
     assert_eq!(waiting(&producer).await?, 1);
-    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
     wait_said(&producer.process, "released queued cookies early").await?;
     consumer.wait_known("bob", json!({"17": "of-bob"})).await
@@ -116,11 +116,11 @@ async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
 
 #[tokio::test]
 async fn kill_costs_no_more_than_what_waits() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let mut producer = Producer::start(&folder, &[&limits.flag()]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob", "carol"]).await?;
     assert_eq!(waiting(&producer).await?, 2);
     consumer
@@ -141,9 +141,9 @@ async fn kill_costs_no_more_than_what_waits() -> Result<()> {
 
 #[tokio::test]
 async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let producer = Producer::start(&dir, &[&limits.flag()]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
     limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
     wait_said(&producer.process, "failed to reload changed files").await?;
@@ -156,13 +156,13 @@ async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
     assert_eq!(waiting(&producer).await?, 1);
 
     limits.set(&shaped("100/s"))?;
-    wait_until(PATIENCE, "the next version is in force", async || {
+    wait_until(TIMEOUT, "the next version is in force", async || {
         let metrics = producer.metrics().await?;
         let is_refused = metrics.count(names::SHAPING_REFUSED_VERSION, &[]) > 0;
         Ok(!is_refused && metrics.count(names::SHAPING_VERSION, &[]) == 2)
     })
     .await?;
-    wait_until(PATIENCE, "what waited is released", async || {
+    wait_until(TIMEOUT, "what waited is released", async || {
         Ok(producer.appended().await? == 2)
     })
     .await
@@ -170,12 +170,12 @@ async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
 
 #[tokio::test]
 async fn limits_hold_for_readers_that_do_not_understand_ages() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let producer = Producer::start(&folder, &[&limits.flag()]).await?;
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let producer = Producer::start(&dir, &[&limits.flag()]).await?;
     let mut chunks = Subscription::open(&producer.grpc, from_oldest("old-node")).await?;
     let mut single = CookieStream::open(&producer.grpc, "older-node").await?;
-    wait_until(PATIENCE, "both readers are counted", async || {
+    wait_until(TIMEOUT, "both readers are counted", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(names::SUBSCRIBERS_WITHOUT_AGE, &[]) == 2)
     })
@@ -201,19 +201,16 @@ async fn limits_hold_for_readers_that_do_not_understand_ages() -> Result<()> {
 
 #[tokio::test]
 async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let shaping = Producer::start(&folder, &[&limits.flag()]).await?;
-    let other = Producer::start(&folder, &[]).await?;
-    let stores = [
-        embedded(&folder.path().join("store")),
-        mongod.uri().to_owned(),
-    ];
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let shaping = Producer::start(&dir, &[&limits.flag()]).await?;
+    let other = Producer::start(&dir, &[]).await?;
+    let stores = [embedded(&dir.path().join("store")), mongod.uri().to_owned()];
     let mut consumers = Vec::new();
     for (node, store) in ["embedded", "mongodb"].into_iter().zip(&stores) {
         let producers = [&shaping, &other];
-        consumers.push(Consumer::start(&folder, node, &producers, store, &[]).await?);
+        consumers.push(Consumer::start(&dir, node, &producers, store, &[]).await?);
     }
     shaping.accept("first", 17, "goes").await?;
     // Accepted here first, there later: what is released last is the older.
@@ -231,7 +228,7 @@ async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one()
     limits.set(&shaped("100/s"))?;
     for consumer in &consumers {
         consumer.wait_known("bob", json!({"17": "newer"})).await?;
-        wait_until(PATIENCE, "nothing is in hand", async || {
+        wait_until(TIMEOUT, "nothing is in hand", async || {
             let metrics = consumer.metrics().await?;
             let waiting = metrics.count(names::WAITING, &[]);
             Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 5)
@@ -243,8 +240,8 @@ async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one()
 }
 
 #[tokio::test]
-async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
-    let folder = TempDir::new()?;
+async fn all_errors_are_told_before_anything_is_bound() -> Result<()> {
+    let dir = TempDir::new()?;
     let text = r#"
         [limits.dsp]
         keys = ["x", 17]
@@ -255,7 +252,7 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
         mode = "shape"
         rules = []
     "#;
-    let limits = Limits::new(&folder, text)?;
+    let limits = Limits::new(&dir, text)?;
     let addresses = Addresses::free()?;
     let grpc = addresses.grpc.to_string();
     // Held by somebody else: it would be told if it came to that.
@@ -269,14 +266,14 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
     ];
     let ended = run_to_end(program, &flags, &[]).await?;
     assert_eq!(ended.code, Some(2), "{}", ended.words);
-    for mistake in [
+    for error in [
         "`many`",
         "`shapes`",
         "limits.whole",
         "--limits-spool",
         "needs rules",
     ] {
-        ensure!(ended.words.contains(mistake), "{mistake}: {}", ended.words);
+        ensure!(ended.words.contains(error), "{error}: {}", ended.words);
     }
     ensure!(!ended.words.contains("in use"), "{}", ended.words);
     drop(taken);
@@ -285,9 +282,9 @@ async fn all_mistakes_are_told_before_anything_is_bound() -> Result<()> {
 
 #[tokio::test]
 async fn exact_sharing_is_refused_by_name() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let sharing = "[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\ngroup = \"g\"\n";
-    let limits = Limits::new(&folder, &format!("{}{sharing}", shaped("1/h")))?;
+    let limits = Limits::new(&dir, &format!("{}{sharing}", shaped("1/h")))?;
     let program = &programs().await?.producer;
     let ended = run_to_end(program, &[&limits.flag()], &[]).await?;
     assert_eq!(ended.code, Some(2), "{}", ended.words);
@@ -296,10 +293,10 @@ async fn exact_sharing_is_refused_by_name() -> Result<()> {
     Ok(())
 }
 
-/// What is in a folder: each file with its content, and when it was changed.
-fn files(folder: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
+/// What is in a directory: each file with its content, and when it was changed.
+fn files(dir: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder.path())? {
+    for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let modified = fs::metadata(&path)?.modified()?;
         files.push((path.clone(), fs::read(&path)?, modified));
@@ -310,7 +307,7 @@ fn files(folder: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
 
 #[tokio::test]
 async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let server = std::net::TcpListener::bind("127.0.0.1:0")?;
     server.set_nonblocking(true)?;
     let text = format!(
@@ -318,10 +315,10 @@ async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result
         shaped("1/h"),
         server.local_addr()?
     );
-    let limits = Limits::new(&folder, &text)?.flag();
-    let spool = format!("--limits-spool={}", folder.path().join("waiting").display());
-    let state = format!("--state={}", folder.path().display());
-    let before = files(&folder)?;
+    let limits = Limits::new(&dir, &text)?.flag();
+    let spool = format!("--limits-spool={}", dir.path().join("waiting").display());
+    let state = format!("--state={}", dir.path().display());
+    let before = files(&dir)?;
     let program = &programs().await?.producer;
     for flag in ["--check-config", "--print-config"] {
         let ended = run_to_end(program, &[flag, &limits, &spool, &state], &[]).await?;
@@ -329,17 +326,17 @@ async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result
         // A connection would wait here, whoever made it.
         let connected = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(connected, Err(ErrorKind::WouldBlock), "{flag}");
-        assert_eq!(files(&folder)?, before, "{flag}");
+        assert_eq!(files(&dir)?, before, "{flag}");
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn second_producer_does_not_take_the_file_of_the_first() -> Result<()> {
-    let folder = TempDir::new()?;
-    let limits = Limits::new(&folder, &shaped("1/h"))?;
-    let spool = format!("--limits-spool={}", folder.path().join("waiting").display());
-    let first = Producer::start(&folder, &[&limits.flag(), &spool]).await?;
+    let dir = TempDir::new()?;
+    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let spool = format!("--limits-spool={}", dir.path().join("waiting").display());
+    let first = Producer::start(&dir, &[&limits.flag(), &spool]).await?;
     let program = &programs().await?.producer;
     let mut flags = vec![limits.flag(), spool, "--state=none".to_owned()];
     for port in ["http", "grpc", "admin"] {

@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Reading, sending, write};
-use crate::harness::{PATIENCE, Producer, machine, request, wait_until};
+use crate::harness::{Producer, TIMEOUT, machine, request, wait_until};
 
 const LIMIT: &str = "contract";
 const DSP: u32 = 17;
@@ -56,7 +56,7 @@ struct Redis {
 
 impl Redis {
     /// None when there is no program, which skips the test.
-    async fn start(folder: &TempDir) -> Result<Option<Self>> {
+    async fn start(dir: &TempDir) -> Result<Option<Self>> {
         let Some(program) = redis_server_or_skip() else {
             return Ok(None);
         };
@@ -73,7 +73,7 @@ impl Redis {
             "no",
         ];
         let args = args.map(str::to_owned);
-        let log = folder.path().join("redis.log");
+        let log = dir.path().join("redis.log");
         let process = Process::start("redis-server", &program, &args, &log)?;
         let redis = Self { process, address };
         redis.wait().await?;
@@ -81,7 +81,7 @@ impl Redis {
     }
 
     async fn wait(&self) -> Result<()> {
-        wait_until(PATIENCE, "redis-server listens", async || {
+        wait_until(TIMEOUT, "redis-server listens", async || {
             Ok(TcpStream::connect(self.address).await.is_ok())
         })
         .await
@@ -113,7 +113,7 @@ struct World {
     stop: CancellationToken,
     senders: JoinSet<Result<Vec<Sent>>>,
     watcher: JoinSet<Result<u64>>,
-    _folder: TempDir,
+    _dir: TempDir,
 }
 
 /// What was released, and how often the shares were added up.
@@ -125,8 +125,8 @@ struct Ended {
 
 impl World {
     async fn start(refresh: &str) -> Result<Option<Self>> {
-        let folder = TempDir::new()?;
-        let Some(redis) = Redis::start(&folder).await? else {
+        let dir = TempDir::new()?;
+        let Some(redis) = Redis::start(&dir).await? else {
             return Ok(None);
         };
         let limits = format!(
@@ -136,13 +136,13 @@ impl World {
              rules = [ {{ id = \"peak\", rate = \"{RATE}/s\", burst = {BURST} }} ]\n",
             redis.address
         );
-        write(&folder, &limits)?;
-        let file = folder.path().join("limits.toml");
+        write(&dir, &limits)?;
+        let file = dir.path().join("limits.toml");
         let file = file.to_str().context("a path in UTF-8")?;
         let (mut producers, mut readings) = (Vec::new(), Vec::new());
         for number in 0..SKEWED.len() {
             let id = format!("producer-{number}");
-            let producer = Producer::start(&folder, &["--limits", file, "--id", &id]).await?;
+            let producer = Producer::start(&dir, &["--limits", file, "--id", &id]).await?;
             readings.push(Reading::begin(&producer).await?);
             producers.push(producer);
         }
@@ -165,13 +165,13 @@ impl World {
             stop,
             senders,
             watcher,
-            _folder: folder,
+            _dir: dir,
         }))
     }
 
     /// Waits until this holds of what each producer tells.
     async fn until(&self, what: &str, holds: impl Fn(&Samples) -> bool) -> Result<()> {
-        wait_until(PATIENCE, what, async || {
+        wait_until(TIMEOUT, what, async || {
             for producer in &self.producers {
                 if !holds(&producer.metrics().await?) {
                     return Ok(false);
@@ -183,7 +183,7 @@ impl World {
     }
 
     async fn until_shared(&self) -> Result<()> {
-        wait_until(PATIENCE, "all four are known", async || {
+        wait_until(TIMEOUT, "all four are known", async || {
             for producer in &self.producers {
                 let words = admin::get(&producer.admin, "/readyz").await?.body;
                 if !words.contains("4 share them") || words.contains("learns") {
@@ -202,7 +202,7 @@ impl World {
 
     /// Waits until this producer has most of the contract.
     async fn until_most_is_of(&self, producer: usize) -> Result<()> {
-        wait_until(PATIENCE, "the shares follow the load", async || {
+        wait_until(TIMEOUT, "the shares follow the load", async || {
             let samples = self.producers[producer].metrics().await?;
             Ok(share(&samples) > WHOLE / 2)
         })
@@ -249,7 +249,7 @@ impl World {
         let watched = self.watcher.join_next().await;
         let instants = watched.context("there is a task")???;
         for producer in &mut self.producers {
-            producer.process.stop(PATIENCE).await?;
+            producer.process.stop(TIMEOUT).await?;
         }
         let mut users = HashSet::new();
         for reading in self.readings {

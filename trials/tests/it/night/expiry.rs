@@ -13,13 +13,13 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_until},
+    harness::{Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_until},
     night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, Who, at, in_both_modes},
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
     let what = format!("the index expires after {seconds} s");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         let found = documents.expire_after_seconds().await?;
         Ok(found.len() == 2 && found.values().all(|found| *found == seconds))
     })
@@ -33,11 +33,11 @@ in_both_modes! {
 }
 
 async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode) -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let often = ["--setParameter", "ttlMonitorSleepSecs=1"];
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &often).await?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &often).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let store = mongod.uri();
 
     let mode_flag = mode.to_string();
@@ -52,7 +52,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
         ]
     };
     let closed = flags("never");
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &closed).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &closed).await?;
     producer.accept("alice", 17, "a-1").await?;
     producer.accept("alice", 18, "a-2").await?;
     consumer
@@ -65,21 +65,21 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
             ensure!(indexes.is_empty(), "{indexes:?}");
         }
     }
-    wait_until(PATIENCE, "their time is over", async || {
+    wait_until(TIMEOUT, "their time is over", async || {
         let answer = admin::get(&consumer.admin, "/v1/users/alice").await?;
         Ok(answer.status == 404)
     })
     .await?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     assert_eq!(documents.count().await?, 2);
 
     let open = flags("always");
-    let _consumer = Consumer::start(&folder, "node", &[&producer], &store, &open).await?;
+    let _consumer = Consumer::start(&dir, "node", &[&producer], &store, &open).await?;
     if mode == ExpiryMode::Index {
         wait_expiring(&documents, 3).await?;
     }
-    wait_until(PATIENCE, "the cookies are gone", async || {
+    wait_until(TIMEOUT, "the cookies are gone", async || {
         Ok(documents.count().await? == 0)
     })
     .await
@@ -87,15 +87,15 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
 
 #[tokio::test]
 async fn embedded_store_shows_no_cookie_older_than_its_time_to_live() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let [long, short] = ["long", "short"].map(|name| embedded(&folder.path().join(name)));
-    let keeps = Consumer::start(&folder, "long", &[&producer], &long, &[]).await?;
-    let forgets = Consumer::start(&folder, "short", &[&producer], &short, &["--ttl", "1s"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let [long, short] = ["long", "short"].map(|name| embedded(&dir.path().join(name)));
+    let keeps = Consumer::start(&dir, "long", &[&producer], &long, &[]).await?;
+    let forgets = Consumer::start(&dir, "short", &[&producer], &short, &["--ttl", "1s"]).await?;
     producer.accept("alice", 17, "a-1").await?;
     keeps.wait_settled(1).await?;
     forgets.wait_settled(1).await?;
-    wait_until(PATIENCE, "its time is over", async || {
+    wait_until(TIMEOUT, "its time is over", async || {
         let answer = admin::get(&forgets.admin, "/v1/users/alice").await?;
         Ok(answer.status == 404)
     })
@@ -110,8 +110,8 @@ const TTL_SECONDS: i64 = 14 * 86_400;
 async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
     mode: ExpiryMode,
 ) -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(mode, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(mode, dir.path()).await?;
     let wait_expiring = async |namespace: &str, seconds| match mode {
         ExpiryMode::Index => server.wait_expiring(namespace, seconds).await,
         ExpiryMode::Sweep => server.wait_no_index(namespace).await,
@@ -156,7 +156,7 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
     if mode == ExpiryMode::Sweep {
-        wait_until(PATIENCE, "the deletions are counted", async || {
+        wait_until(TIMEOUT, "the deletions are counted", async || {
             Ok(night.metrics.expired.get() == 2)
         })
         .await?;
@@ -176,8 +176,8 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
 
 #[tokio::test]
 async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start(dir.path()).await?;
     let indexes = [
         ("1.cookies", "t_1", doc! {}),
         ("2.cookies", "ttl", doc! { "expireAfterSeconds": 1 << 30 }),
@@ -220,8 +220,8 @@ async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Res
 
 #[tokio::test]
 async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start(dir.path()).await?;
     let foreign = [
         "17.orders",
         "99.orders",
@@ -238,7 +238,7 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
     }
     let before = server.indexes("17.orders").await?;
     let night = Night::start(&mongod, "10T01:10")?;
-    wait_until(PATIENCE, "the window is open", async || {
+    wait_until(TIMEOUT, "the window is open", async || {
         Ok(night.metrics.expiry_open.get() == 1)
     })
     .await?;
@@ -268,8 +268,8 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
 async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off(
     mode: ExpiryMode,
 ) -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mut mongod, server) = Server::start_in(mode, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mut mongod, server) = Server::start_in(mode, dir.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     let night = Night::start_as(mode, &mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
@@ -289,13 +289,13 @@ async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_
     }
     // Its counters begin anew, ours go on.
     mongod.kill()?;
-    mongod.process().wait(PATIENCE).await?;
+    mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
     server.write("17.cookies", "older", TTL + HOUR).await?;
     if mode == ExpiryMode::Sweep {
         night.set("12T01:00");
     }
-    wait_until(PATIENCE, "what has expired is gone", async || {
+    wait_until(TIMEOUT, "what has expired is gone", async || {
         // What failed is tried again after a minute.
         night.clock.advance(Duration::from_secs(5));
         Ok(server.names("17.cookies").await?.is_empty())
@@ -316,12 +316,12 @@ async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_
 
 #[tokio::test]
 async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start(dir.path()).await?;
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
     let night = Night::start(&mongod, "10T01:00")?;
-    wait_until(PATIENCE, "all that is old has expired", async || {
+    wait_until(TIMEOUT, "all that is old has expired", async || {
         let cookies = server.collection("17.cookies");
         Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
     })
@@ -357,7 +357,7 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
     assert_eq!(server.compactions().await?, records);
     // By day it is not begun, and the next night it is.
     night.set("10T12:00");
-    wait_until(PATIENCE, "the window is shut", async || {
+    wait_until(TIMEOUT, "the window is shut", async || {
         Ok(night.metrics.compaction_open.get() == 0)
     })
     .await?;
@@ -373,8 +373,8 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
 /// The windows and times to live of another consumer of the same server do not undo those of the first.
 #[tokio::test]
 async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start(folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start(dir.path()).await?;
     // By the clock of the first it has been beyond its time for an hour.
     let since = Duration::try_from(Timestamp::now().duration_since(at("10T00:30")))?;
     server
@@ -385,7 +385,7 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
     let closed = doc! { "expireAfterSeconds": NEVER_SECONDS };
     server.make_index("17.cookies", "t_1", closed).await?;
     let first = Night::start(&mongod, "10T00:30")?;
-    wait_until(PATIENCE, "what is overdue is told", async || {
+    wait_until(TIMEOUT, "what is overdue is told", async || {
         Ok((3_500..=3_600).contains(&first.metrics.overdue_max.get()))
     })
     .await?;
@@ -398,12 +398,12 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
     };
     let second = Night::start_as(other, &mongod, "10T01:30")?;
     let is_owner = async |night: &Night, is_owner: i64| {
-        wait_until(PATIENCE, "who owns the maintenance is told", async || {
+        wait_until(TIMEOUT, "who owns the maintenance is told", async || {
             Ok(night.metrics.owner.get() == is_owner)
         })
         .await
     };
-    wait_until(PATIENCE, "it has looked", async || {
+    wait_until(TIMEOUT, "it has looked", async || {
         Ok(second.metrics.expiry_open.get() == 1)
     })
     .await?;
@@ -422,7 +422,7 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
 
     // Which has been the other's since.
     let again = Night::start(&mongod, "10T00:30")?;
-    wait_until(PATIENCE, "it has looked", async || {
+    wait_until(TIMEOUT, "it has looked", async || {
         Ok(again.metrics.owner.get() == 0 && second.metrics.owner.get() == 1)
     })
     .await?;
@@ -432,9 +432,9 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
 
 #[tokio::test]
 async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let client = mongodb::Client::with_uri_str(mongod.uri()).await?;
     let own = client.database("cookiesync");
     let cursors = own.collection::<Document>("cursors");
@@ -450,11 +450,11 @@ async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result
         aside.insert_one(entry).await?;
     }
     let never = ["--expiry-window", "never"];
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &never).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &never).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
     wait_until(
-        PATIENCE,
+        TIMEOUT,
         "the cursor of a name that is gone is gone",
         async || {
             let names = cursors.distinct("_id.c", doc! {}).await?;

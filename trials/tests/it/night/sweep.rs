@@ -20,12 +20,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    harness::{PATIENCE, wait_until},
+    harness::{TIMEOUT, wait_until},
     night::{DAY, NEVER_SECONDS, Night, Retries, Server, TTL, Who, at},
 };
 
 /// A sweep takes its time on a machine that is busy.
-const SWEEP_PATIENCE: Duration = PATIENCE.saturating_mul(10);
+const SWEEP_TIMEOUT: Duration = TIMEOUT.saturating_mul(10);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const TTL_SECONDS: i64 = 14 * 86_400;
@@ -81,7 +81,7 @@ async fn wait_left(
     left: u64,
 ) -> Result<()> {
     let cookies = server.collection(namespace);
-    wait_until(SWEEP_PATIENCE, "what has expired is gone", async || {
+    wait_until(SWEEP_TIMEOUT, "what has expired is gone", async || {
         retries.pass();
         Ok(cookies.count_documents(doc! {}).await? == left)
     })
@@ -91,8 +91,8 @@ async fn wait_left(
 #[tokio::test]
 async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Result<()> {
     const USERS: usize = 40_000;
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", USERS).await?;
     let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     let mut random = fastrand::Rng::with_seed(21);
@@ -100,7 +100,7 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
     let (mut refreshed, began) = (0, Instant::now());
     // Anywhere, and just before and behind where it is: it goes in the order in which they were written.
     while !is_swept(&server, "17.cookies").await? {
-        ensure!(began.elapsed() < SWEEP_PATIENCE, "it does not end");
+        ensure!(began.elapsed() < SWEEP_TIMEOUT, "it does not end");
         let swept = usize::try_from(night.metrics.swept.get())?;
         let mut users = Vec::new();
         for _ in 0..100 {
@@ -122,7 +122,7 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
     let old = server.collection("17.cookies").count_documents(old).await?;
     ensure!(old == 0, "{old} expired cookies are left");
     println!("{refreshed} refreshes; {} of {USERS} are left", left.len());
-    wait_until(PATIENCE, "the figures tell it", async || {
+    wait_until(TIMEOUT, "the figures tell it", async || {
         let metrics = &night.metrics;
         Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
     })
@@ -132,15 +132,15 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
 
 #[tokio::test]
 async fn sweep_that_is_killed_again_and_again_deletes_all_that_has_expired() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 40_000).await?;
     fill(&server, "19.cookies", 3_000).await?;
     let cookies = server.collection("17.cookies");
     let mut before = cookies.count_documents(doc! {}).await?;
     for kill in 1..=4 {
         let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
-        wait_until(SWEEP_PATIENCE, "it deletes", async || {
+        wait_until(SWEEP_TIMEOUT, "it deletes", async || {
             let left = cookies.count_documents(doc! {}).await?;
             Ok(left < before || left == 20_000)
         })
@@ -165,11 +165,11 @@ async fn sweep_that_is_killed_again_and_again_deletes_all_that_has_expired() -> 
 #[tokio::test]
 async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> Result<()> {
     const USERS: u64 = 40_000;
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
     let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
-    wait_until(PATIENCE, "some are swept", async || {
+    wait_until(TIMEOUT, "some are swept", async || {
         Ok(night.metrics.swept.get() > 0)
     })
     .await?;
@@ -185,7 +185,7 @@ async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> R
     night.set("11T01:00");
     let retries = night.retries();
     wait_left(&retries, &server, "17.cookies", USERS / 2).await?;
-    wait_until(SWEEP_PATIENCE, "all that was left is swept", async || {
+    wait_until(SWEEP_TIMEOUT, "all that was left is swept", async || {
         retries.pass();
         Ok(night.metrics.swept.get() == looked + left)
     })
@@ -195,8 +195,8 @@ async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> R
 
 #[tokio::test]
 async fn changed_time_to_live_begins_the_sweep_anew() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
         server.write("17.cookies", name, age).await?;
     }
@@ -217,9 +217,9 @@ async fn changed_time_to_live_begins_the_sweep_anew() -> Result<()> {
 #[tokio::test]
 async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()>
 {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     // Old by any clock, and fresh by any.
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let write = async |name: &str, time: DateTime| -> Result<()> {
         let cookie = doc! { "_id": name, "b": "b", "t": time };
         server.collection("17.cookies").insert_one(cookie).await?;
@@ -259,7 +259,7 @@ async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_not
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     let retries = night.retries();
-    wait_until(PATIENCE, "it is swept no more", async || {
+    wait_until(TIMEOUT, "it is swept no more", async || {
         retries.pass();
         Ok(server.sweeps().await?.is_empty())
     })
@@ -300,8 +300,8 @@ fn steps(reports: &[Swept]) -> Vec<u64> {
 
 #[tokio::test]
 async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let sweep = async |night: &str, count: usize| {
         let is_enough = |reports: &[Swept]| steps(reports).len() >= count;
         sweep_until(&mongod, ExpiryMode::Sweep, night, is_enough).await
@@ -328,8 +328,8 @@ async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() ->
 
 #[tokio::test]
 async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 4_500).await?;
     let has_deleted = |reports: &[Swept]| reports.iter().any(|swept| swept.deleted > 0);
     let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
@@ -344,8 +344,8 @@ async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
 
 #[tokio::test]
 async fn documents_beyond_what_an_answer_holds_are_swept_as_well() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     // Foreign ones, 40 MiB of them; an answer has 16.
     let large = (0..1_000).map(|number| doc! { "_id": number, "t": "t".repeat(40 << 10) });
     let large: Vec<_> = large.collect();
@@ -359,8 +359,8 @@ async fn documents_beyond_what_an_answer_holds_are_swept_as_well() -> Result<()>
 
 #[tokio::test]
 async fn time_to_live_that_becomes_longer_amid_a_sweep_holds_at_once() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 6_000).await?;
     server.write("17.cookies", "ten-days", DAY * 10).await?;
     let week = Who {
@@ -385,8 +385,8 @@ async fn make_slot(night: &Night, dsp_id: u32) -> Result<()> {
 
 #[tokio::test]
 async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
     let first = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server.wait_names("17.cookies", &[]).await?;
@@ -395,7 +395,7 @@ async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire(
         ..ExpiryMode::Index.into()
     };
     let second = Night::start_as(other, &mongod, "10T01:10")?;
-    wait_until(PATIENCE, "it knows who owns the maintenance", async || {
+    wait_until(TIMEOUT, "it knows who owns the maintenance", async || {
         Ok(second.metrics.owner.get() == 0)
     })
     .await?;
@@ -409,7 +409,7 @@ async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire(
     first.end().await?;
     server.end_lease().await?;
     second.set("10T12:00");
-    wait_until(PATIENCE, "it owns the maintenance", async || {
+    wait_until(TIMEOUT, "it owns the maintenance", async || {
         second.pass_ten_minutes();
         Ok(second.metrics.owner.get() == 1)
     })

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Known, PATIENCE, embedded, wait_until},
+    harness::{Consumer, Known, TIMEOUT, embedded, wait_until},
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
@@ -57,16 +57,16 @@ fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u6
 
 #[tokio::test]
 async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = producer().await?;
     let (log, http) = (producer.log(), producer.addresses().http.to_string());
     let urls = [grpc(&producer)];
     let urls = urls.each_ref().map(String::as_str);
-    let stores = [embedded(&folder.path().join("store")), mongod.uri()];
+    let stores = [embedded(&dir.path().join("store")), mongod.uri()];
     let mut consumers = Vec::new();
     for (name, store) in ["embedded", "mongodb"].into_iter().zip(&stores) {
-        let mut consumer = Consumer::spawn(&folder, name, &urls, store, &[]).await?;
+        let mut consumer = Consumer::spawn(&dir, name, &urls, store, &[]).await?;
         consumer.wait_ready().await?;
         consumers.push(consumer);
     }
@@ -129,12 +129,12 @@ async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Resu
 /// Nothing of it is in the store's way, whatever its age claims.
 #[tokio::test]
 async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let producer = producer().await?;
     let urls = [grpc(&producer)];
     let urls = urls.each_ref().map(String::as_str);
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::spawn(&folder, "node", &urls, &store, &["--ttl=1h"]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::spawn(&dir, "node", &urls, &store, &["--ttl=1h"]).await?;
     consumer.wait_ready().await?;
     let day = Duration::from_secs(86_400);
     release(producer.log(), 30 * day, &[("ancient", 17, "a")])?;
@@ -151,12 +151,12 @@ async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()
 
 #[tokio::test]
 async fn readers_that_do_not_understand_ages_are_counted_while_they_are_connected() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let producer = producer().await?;
     let grpc = grpc(&producer);
     let lacking = async |expected: u64| {
         wait_until(
-            PATIENCE,
+            TIMEOUT,
             &format!("{expected} readers lack it"),
             async || {
                 let metrics = metrics(&producer).await?;
@@ -165,8 +165,8 @@ async fn readers_that_do_not_understand_ages_are_counted_while_they_are_connecte
         )
         .await
     };
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::spawn(&folder, "node", &[grpc.as_str()], &store, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::spawn(&dir, "node", &[grpc.as_str()], &store, &[]).await?;
     consumer.wait_ready().await?;
     let understanding = SubscribeRequest {
         understands_age: true,

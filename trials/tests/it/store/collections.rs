@@ -37,8 +37,8 @@ async fn told(server: &Server) -> Result<(String, String)> {
 }
 
 async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mongod, server) = Server::start_in(mode, folder.path()).await?;
+    let dir = TempDir::new()?;
+    let (mongod, server) = Server::start_in(mode, dir.path()).await?;
     make(mode, &mongod.uri()).await?;
     let (documents, ids) = told(&server).await?;
     for setting in ["leaf_page_max=4k", "memory_page_max=512k"] {
@@ -54,8 +54,8 @@ async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) ->
 
 #[tokio::test]
 async fn server_that_refuses_settings_of_pages_gets_the_collection_without() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     let refused = doc! { "failCommands": ["create"], "errorCode": 72 };
     let once =
         doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": refused };
@@ -69,8 +69,8 @@ async fn server_that_refuses_settings_of_pages_gets_the_collection_without() -> 
 
 #[tokio::test]
 async fn database_that_may_not_be_made_is_told_by_the_reason_of_the_server() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     // Not allowed, whatever the settings.
     fail(
         &mongod,

@@ -21,19 +21,19 @@ use tokio::{
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, DRAIN_PATIENCE, PATIENCE, Producer, expect_exit, programs, run_to_end, wait_said,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, programs, run_to_end, wait_said,
         wait_until,
     },
     mongods::{ReplicaSet, command, create_root, create_user},
 };
 
 /// Stores a cookie in `store` and looks it up; returns all that the consumer said.
-async fn check_stores(folder: &TempDir, store: &str, flags: &[&str]) -> Result<String> {
-    let producer = Producer::start(folder, &[]).await?;
-    let mut consumer = Consumer::start(folder, "node", &[&producer], store, flags).await?;
+async fn check_stores(dir: &TempDir, store: &str, flags: &[&str]) -> Result<String> {
+    let producer = Producer::start(dir, &[]).await?;
+    let mut consumer = Consumer::start(dir, "node", &[&producer], store, flags).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     Ok(consumer.process.last_lines(usize::MAX))
 }
@@ -61,22 +61,22 @@ fn check_hides(text: &str, secrets: &[&str]) -> Result<()> {
 
 #[tokio::test]
 async fn unix_socket() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let sockets = TempDir::new_in("/tmp")?;
     let prefix = sockets.path().display().to_string();
     let more = ["--unixSocketPrefix", &prefix];
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &more).await?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &more).await?;
     let socket = format!("{prefix}/mongodb-{}.sock", mongod.address().port());
     let store = format!("mongodb://{}", socket.replace('/', "%2F"));
-    check_stores(&folder, &store, &[]).await.map(drop)
+    check_stores(&dir, &store, &[]).await.map(drop)
 }
 
 #[tokio::test]
 async fn replica_set_and_prefix() -> Result<()> {
-    let folder = TempDir::new()?;
-    let set = ReplicaSet::start(folder.path(), 1).await?;
+    let dir = TempDir::new()?;
+    let set = ReplicaSet::start(dir.path(), 1).await?;
     let store = format!("{}&w=majority", set.uri());
-    check_stores(&folder, &store, &["--mongodb-prefix", "exchange_"]).await?;
+    check_stores(&dir, &store, &["--mongodb-prefix", "exchange_"]).await?;
     let answer = command(&set.uri(), doc! { "listDatabases": 1, "nameOnly": true }).await?;
     let databases = answer.get_array("databases")?;
     let names = databases.iter().filter_map(Bson::as_document);
@@ -97,7 +97,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    fn make(folder: &Path) -> Result<Self> {
+    fn make(dir: &Path) -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -119,7 +119,7 @@ impl Certificates {
             anyhow::Ok(certificate.pem() + &key.serialize_pem())
         };
         let write = |name: &str, text: String| {
-            let path = folder.join(name);
+            let path = dir.join(name);
             fs::write(&path, text)?;
             anyhow::Ok(path.display().to_string())
         };
@@ -136,8 +136,8 @@ impl Certificates {
 
 #[tokio::test]
 async fn tls_with_users_certificates_and_compression() -> Result<()> {
-    let folder = TempDir::new()?;
-    let certificates = Certificates::make(folder.path())?;
+    let dir = TempDir::new()?;
+    let certificates = Certificates::make(dir.path())?;
     let more = [
         "--auth",
         "--tlsMode",
@@ -148,7 +148,7 @@ async fn tls_with_users_certificates_and_compression() -> Result<()> {
         &certificates.authority,
         "--tlsAllowConnectionsWithoutCertificates",
     ];
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &more).await?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &more).await?;
     let address = mongod.address();
     let tls = format!(
         "tls=true&tlsCAFile={}",
@@ -170,7 +170,7 @@ async fn tls_with_users_certificates_and_compression() -> Result<()> {
         if compressor == "zstd" && is_left_out(&store, &secrets).await? {
             continue;
         }
-        said += &check_stores(&folder, &store, &[]).await?;
+        said += &check_stores(&dir, &store, &[]).await?;
         let status = command(&boss, doc! { "serverStatus": 1 }).await?;
         let used = status
             .get_document("network")?
@@ -190,13 +190,12 @@ async fn tls_with_users_certificates_and_compression() -> Result<()> {
     let store = format!(
         "mongodb://{address}/?{tls}&tlsCertificateKeyFile={key}&authMechanism=MONGODB-X509&authSource=$external"
     );
-    said += &check_stores(&folder, &store, &[]).await?;
+    said += &check_stores(&dir, &store, &[]).await?;
     check_hides(&said, &secrets)?;
 
     // Nobody vouches for this server.
     let store = format!("mongodb://{login}@{address}/?tls=true");
-    let consumer =
-        Consumer::spawn(&folder, "stranger", &["http://127.0.0.1:1"], &store, &[]).await?;
+    let consumer = Consumer::spawn(&dir, "stranger", &["http://127.0.0.1:1"], &store, &[]).await?;
     consumer.wait_not_ready("certificate").await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
     check_hides(&answer.body, &secrets)?;
@@ -205,8 +204,8 @@ async fn tls_with_users_certificates_and_compression() -> Result<()> {
 
 #[tokio::test]
 async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &["--auth"]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     let address = mongod.address();
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
     let consumer = programs().await?.consumer.display().to_string();
@@ -237,7 +236,7 @@ async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
             continue;
         }
         let admin_address = free_address()?.to_string();
-        let log = folder.path().join(format!("consumer-{number}.log"));
+        let log = dir.path().join(format!("consumer-{number}.log"));
         let args = [
             "RUST_LOG=trace",
             &consumer,
@@ -250,7 +249,7 @@ async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
         ];
         let args = args.map(str::to_owned);
         let process = Process::start("the consumer", Path::new("/usr/bin/env"), &args, &log)?;
-        wait_until(PATIENCE, said, async || {
+        wait_until(TIMEOUT, said, async || {
             // It may not listen yet.
             let readiness = admin::readiness(&admin_address).await.ok();
             let text = readiness.and_then(Result::err).unwrap_or_default();
@@ -300,11 +299,11 @@ async fn answer_as_3_6(mut stream: TcpStream) -> Result<()> {
 #[tokio::test]
 async fn mongod_that_is_too_old_is_named_with_what_it_has_and_needs_until_it_is_upgraded()
 -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     mongod.kill()?;
     let address = mongod.address();
-    wait_until(PATIENCE, "its port is free", async || {
+    wait_until(TIMEOUT, "its port is free", async || {
         Ok(TcpListener::bind(address).await.is_ok())
     })
     .await?;
@@ -316,9 +315,8 @@ async fn mongod_that_is_too_old_is_named_with_what_it_has_and_needs_until_it_is_
             connections.spawn(answer_as_3_6(stream));
         }
     });
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer =
-        Consumer::spawn(&folder, "node", &[&producer.grpc], &mongod.uri(), &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&producer.grpc], &mongod.uri(), &[]).await?;
     let why = "reports wire version 6";
     consumer.wait_not_ready(why).await?;
     wait_said(&consumer.process, why).await?;

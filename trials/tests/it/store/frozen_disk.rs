@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::harness::{Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, embedded, wait_said, wait_until};
 
 /// A file system in a file; gone with the test.
 struct Disk(PathBuf);
@@ -28,8 +28,8 @@ fn succeeds(program: &str, args: &[&str]) -> Result<bool> {
 
 impl Disk {
     /// `None` where this may not be mounted, which skips the test.
-    fn mount(folder: &TempDir) -> Result<Option<Self>> {
-        let (image, disk) = (folder.path().join("image"), folder.path().join("disk"));
+    fn mount(dir: &TempDir) -> Result<Option<Self>> {
+        let (image, disk) = (dir.path().join("image"), dir.path().join("disk"));
         std::fs::File::create(&image)?.set_len(256 << 20)?;
         std::fs::create_dir(&disk)?;
         let [image, place] = [&image, &disk].map(|path| path.display().to_string());
@@ -75,13 +75,13 @@ impl Drop for Frozen<'_> {
 
 #[tokio::test]
 async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(disk) = Disk::mount(&folder)? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
     };
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&disk.0.join("store"));
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(41, 1_000).await?;
     consumer.wait_settled(1_000).await?;
     // Thawed before the consumer is killed, also when the test fails: its end would wait for the disk.
@@ -89,7 +89,7 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
     producer.accept_load(42, 1_000).await?;
     consumer.wait_not_ready("store: no answer for 5s").await?;
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.status, 200);
-    wait_until(2 * PATIENCE, "only a restart helps", async || {
+    wait_until(2 * TIMEOUT, "only a restart helps", async || {
         Ok(admin::get(&consumer.admin, "/healthz").await?.status == 503)
     })
     .await?;
@@ -111,18 +111,18 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
 #[tokio::test]
 async fn limiter_rejects_changes_while_a_write_hangs_and_grants_nothing_twice() -> Result<()> {
     const QUOTA: u64 = 200;
-    let folder = TempDir::new()?;
-    let Some(disk) = Disk::mount(&folder)? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
     };
     let state = disk.0.join("state");
     std::fs::create_dir(&state)?;
-    symlink(state, folder.path().join("state"))?;
+    symlink(state, dir.path().join("state"))?;
     let [program] = spawn_blocking(|| programs::find(["limiter"])).await??;
     let limits = format!(
         "[limits.a]\nrules = [{{ id = 'r', rate = '{QUOTA}/30days', algorithm = 'fixed_window', aligned = 'first_call' }}]"
     );
-    let mut limiter = Limiter::start(&program, folder.path(), &limits, &[]).await?;
+    let mut limiter = Limiter::start(&program, dir.path(), &limits, &[]).await?;
     let address = limiter.address.clone();
     // How many of so many calls were granted; all others have this status.
     let granted_of = async |calls: u64, other: u16| -> Result<u64> {
@@ -152,13 +152,13 @@ async fn limiter_rejects_changes_while_a_write_hangs_and_grants_nothing_twice() 
 
     drop(frozen);
     wait_said(&limiter.process, "state written again").await?;
-    limiter.process.wait_ready(&limiter.admin, PATIENCE).await?;
+    limiter.process.wait_ready(&limiter.admin, TIMEOUT).await?;
     granted += granted_of(QUOTA, 429).await?;
     // Those that were given up before the write was known to hang may count.
     ensure!((QUOTA - 3..=QUOTA).contains(&granted), "{granted}");
     limiter.process.kill()?;
     limiter.process.start_again()?;
-    limiter.process.wait_ready(&limiter.admin, PATIENCE).await?;
+    limiter.process.wait_ready(&limiter.admin, TIMEOUT).await?;
     assert_eq!(granted_of(10, 429).await?, 0);
     Ok(())
 }

@@ -8,27 +8,27 @@ use anyhow::{Result, ensure};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, accept_all, embedded, expect_exit, newest},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expect_exit, newest},
     store::outages::SmallDisk,
 };
 
 #[tokio::test]
 async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when_started_again()
 -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), "64m")? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = SmallDisk::mount(dir.path().join("disk"), "64m")? else {
         return Ok(());
     };
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("disk/store"));
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("disk/store"));
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(31, 1_000).await?;
     consumer.wait_written(1_000).await?;
     let filler = disk.fill();
     let plan = producer.ordered_load(32, 10_000, 30_000)?;
     accept_all(&plan).await?;
 
-    let status = consumer.process.wait(PATIENCE).await?;
+    let status = consumer.process.wait(TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let words = consumer.process.last_lines(3);
     ensure!(words.contains("No space left on device"), "{words}");
@@ -36,7 +36,7 @@ async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when
     ensure!(words.contains(" ERROR fjall"), "{words}");
     // Without room it does not begin to read either, and tells why.
     consumer.process.start_again()?;
-    let status = consumer.process.wait(PATIENCE).await?;
+    let status = consumer.process.wait(TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let words = consumer.process.last_lines(3);
     ensure!(words.contains("No space left on device"), "{words}");

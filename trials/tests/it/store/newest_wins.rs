@@ -29,7 +29,7 @@ use tempfile::TempDir;
 use crate::{
     cut::CutConnection,
     documents::Documents,
-    harness::{Consumer, Known, PATIENCE, Producer, embedded, request, wait_until},
+    harness::{Consumer, Known, Producer, TIMEOUT, embedded, request, wait_until},
 };
 
 /// User, DSP, buyer uid, seconds.
@@ -176,8 +176,8 @@ async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
 
 /// Random batches, some of them twice, with right and wrong hints, while documents vanish.
 async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let store = store(&mongod, dsps).await?;
     let mut model = Model::default();
@@ -240,8 +240,8 @@ async fn newest_of_each_pair_stays() -> Result<()> {
 
 #[tokio::test]
 async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let database = client.database("test-7");
     database
@@ -296,19 +296,19 @@ async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
 /// A repeat that is left out counts as well: what is older than that does not win.
 #[tokio::test]
 async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let (one, other) = (
-        Producer::start(&folder, &[]).await?,
-        Producer::start(&folder, &[]).await?,
+        Producer::start(&dir, &[]).await?,
+        Producer::start(&dir, &[]).await?,
     );
     let mut between = CutConnection::to(other.grpc.trim_start_matches("http://")).await?;
     let urls = [&one.grpc, &between.url()].map(String::clone);
     let urls = urls.each_ref().map(String::as_str);
-    let mut consumer = Consumer::spawn(&folder, "node", &urls, &mongod.uri(), &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &urls, &mongod.uri(), &[]).await?;
     consumer.wait_ready().await?;
     let connected = async |streams| {
-        wait_until(PATIENCE, "streams are open", async || {
+        wait_until(TIMEOUT, "streams are open", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count("consumer_producers_connected", &[]) == streams)
         })
@@ -326,7 +326,7 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
     connected(1).await?;
     other.accept("alice", 17, "older").await?;
     other.accept("bob", 17, "older").await?;
-    wait_until(PATIENCE, "they are accepted for good", async || {
+    wait_until(TIMEOUT, "they are accepted for good", async || {
         Ok(other.appended().await? == 2)
     })
     .await?;
@@ -349,8 +349,8 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
 
 #[tokio::test]
 async fn document_of_another_form_is_replaced() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("test-7").collection::<Document>("cookies");
     let other = [
@@ -450,13 +450,13 @@ fn known(users: &[User], buyer_uid: &str) -> Known {
 #[tokio::test]
 async fn what_a_stopped_producer_finds_in_its_sockets_is_newer_than_what_came_meanwhile()
 -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let (mut stopped, other) = (
-        Producer::start(&folder, &[]).await?,
-        Producer::start(&folder, &[]).await?,
+        Producer::start(&dir, &[]).await?,
+        Producer::start(&dir, &[]).await?,
     );
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&stopped, &other], &store, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&stopped, &other], &store, &[]).await?;
     let (mut waiting, mut answered) = (connect_all(&stopped).await?, connect_all(&other).await?);
     let mut accepted = 2 * USERS;
     for round in 0..ROUNDS {

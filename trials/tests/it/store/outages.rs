@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, PATIENCE, Producer, accept_all, expect_exit, machine, newest, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, expect_exit, machine, newest, wait_until},
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
     night::in_both_modes,
 };
@@ -34,11 +34,11 @@ in_both_modes! {
 }
 
 async fn mongod_killed_again_and_again_misses_nothing(mode: ExpiryMode) -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(5, 4_000, 16_000)?;
     let crash = async {
         for round in 1..=2 {
@@ -69,12 +69,11 @@ async fn mongod_killed_again_and_again_misses_nothing(mode: ExpiryMode) -> Resul
 async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on(
     mode: ExpiryMode,
 ) -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", &mode.to_string(), "--expiry-window", "always"];
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let plan = producer.ordered_load(6, 3_000, 30_000)?;
     let pause = async {
         consumer.wait_written(3_000).await?;
@@ -99,17 +98,17 @@ async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on(
 #[tokio::test]
 #[ignore = "takes a minute and dist builds"]
 async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(12, 20_000, 800_000)?;
     let crash = async {
         consumer.wait_written(100_000).await?;
         mongod.kill()?;
         // The load is the clock.
         let at_kill = producer.appended().await?;
-        wait_until(PATIENCE, "20 s of load", async || {
+        wait_until(TIMEOUT, "20 s of load", async || {
             Ok(producer.appended().await? >= at_kill + 400_000)
         })
         .await?;
@@ -132,10 +131,10 @@ async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result
 #[tokio::test]
 #[ignore = "takes a minute"]
 async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(10, 3_000, 180_000)?;
     let pause = async {
         consumer.wait_written(3_000).await?;
@@ -161,7 +160,7 @@ async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -
                 println!("first batch {:.1?} after that", at.elapsed());
                 return Ok(());
             }
-            ensure!(began.elapsed() < PAUSE + PATIENCE, "it does not go on");
+            ensure!(began.elapsed() < PAUSE + TIMEOUT, "it does not go on");
             sleep(Duration::from_millis(20)).await;
         }
     };
@@ -181,10 +180,10 @@ async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -
 
 #[tokio::test]
 async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut set = ReplicaSet::start(folder.path(), 3).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &set.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mut set = ReplicaSet::start(dir.path(), 3).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &set.uri(), &[]).await?;
     let plan = producer.ordered_load(7, 1_500, 20_000)?;
     let changes = async {
         consumer.wait_written(1_500).await?;
@@ -215,10 +214,10 @@ async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     for (number, how, said) in [
         (1, doc! { "errorCode": 10_107 }, "NotWritablePrimary"),
         (2, doc! { "errorCode": 13 }, "Unauthorized"),
@@ -248,29 +247,29 @@ async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() 
 
 #[tokio::test]
 async fn server_that_lost_its_data_is_read_into_again() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept("alice", 17, "a").await?;
     consumer.wait_known("alice", json!({"17": "a"})).await?;
     consumer.wait_settled(1).await?;
     // One that only was started anew is written on.
     mongod.kill()?;
-    mongod.process().wait(PATIENCE).await?;
+    mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
     producer.accept("bob", 17, "b").await?;
     consumer.wait_known("bob", json!({"17": "b"})).await?;
     mongod.kill()?;
-    mongod.process().wait(PATIENCE).await?;
-    let data = folder.path().join("mongod/data");
+    mongod.process().wait(TIMEOUT).await?;
+    let data = dir.path().join("mongod/data");
     fs::remove_dir_all(&data)?;
     fs::create_dir(&data)?;
     mongod.restart().await?;
     check_begins_anew(&mut consumer, &producer, 1).await?;
     // Without a restart, as a restore into a running server has it; but not between a commit's look at what there is and
     // its writing, which would put the cursors back. What is there may have come twice.
-    wait_until(PATIENCE, "nothing is in hand", async || {
+    wait_until(TIMEOUT, "nothing is in hand", async || {
         let metrics = consumer.metrics().await?;
         let waiting = metrics.count(names::WAITING, &[]);
         Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 3)
@@ -291,7 +290,7 @@ async fn check_begins_anew(
 ) -> Result<()> {
     // What repeats is not written, for all that the consumer knows.
     producer.accept("alice", 17, "a").await?;
-    let status = consumer.process.wait(2 * PATIENCE).await?;
+    let status = consumer.process.wait(2 * TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let log = consumer.process.last_lines(usize::MAX);
     let said = log.matches("the store broke: the server lacks").count();
@@ -304,10 +303,10 @@ async fn check_begins_anew(
 
 #[tokio::test]
 async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     fail(&mongod, doc! { "errorCode": 10_107 }).await?;
     consumer.wait_not_ready("NotWritablePrimary").await?;
     heal(&mongod).await?;
@@ -323,10 +322,10 @@ async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> 
 
 #[tokio::test]
 async fn slow_mongod_is_waited_for_and_said_to_be_slow() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let millis = i32::try_from(SLOW.as_millis())?;
     fail(
         &mongod,
@@ -342,18 +341,18 @@ async fn slow_mongod_is_waited_for_and_said_to_be_slow() -> Result<()> {
 
 #[tokio::test]
 async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start_with(&folder.path().join("mongod"), &["--auth"]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
     let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
     create_user(&boss, "exchange", "another-secret", "readWriteAnyDatabase").await?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     // The password is `p@ss/w:rd secret`.
     let store = format!(
         "mongodb://exchange:p%40ss%2Fw%3Ard%20secret@{}/?authSource=admin",
         mongod.address()
     );
-    let mut consumer = Consumer::spawn(&folder, "node", &[&producer.grpc], &store, &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&producer.grpc], &store, &[]).await?;
     consumer.wait_not_ready("Authentication failed").await?;
     let right = doc! { "updateUser": "exchange", "pwd": "p@ss/w:rd secret" };
     command(&boss, right).await?;
@@ -392,16 +391,16 @@ pub(crate) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
     /// `None` where this may not be mounted, which skips the test.
-    pub(crate) fn mount(folder: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
-        std::fs::create_dir_all(&folder)?;
+    pub(crate) fn mount(dir: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
+        std::fs::create_dir_all(&dir)?;
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
-        let mounted = mount.arg(&folder).output().context("there is no mount")?;
+        let mounted = mount.arg(&dir).output().context("there is no mount")?;
         if !mounted.status.success() {
             skip(String::from_utf8_lossy(&mounted.stderr));
             return Ok(None);
         }
-        Ok(Some(Self(folder)))
+        Ok(Some(Self(dir)))
     }
 
     /// Takes all the room there is.
@@ -427,13 +426,13 @@ impl Drop for SmallDisk {
 #[tokio::test]
 async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let Some(disk) = SmallDisk::mount(folder.path().join("mongod/data"), "512m")? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = SmallDisk::mount(dir.path().join("mongod/data"), "512m")? else {
         return Ok(());
     };
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept_load(8, 1_000).await?;
     consumer.wait_written(1_000).await?;
     let filler = disk.fill();
@@ -442,14 +441,14 @@ async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
     // It ends itself when it cannot write.
     consumer.wait_not_ready("store: ").await?;
     check_down(&consumer).await?;
-    mongod.process().wait(PATIENCE).await?;
+    mongod.process().wait(TIMEOUT).await?;
     std::fs::remove_file(filler)?;
     mongod.restart().await?;
     consumer.wait_ready().await?;
     let mut known = newest(&plan.traffic, 300_000);
     known.extend(newest(&producer.load(8)?.traffic, 1_000));
     // Half a minute of work for a build that is not optimised.
-    wait_until(4 * PATIENCE, "all is written", async || {
+    wait_until(4 * TIMEOUT, "all is written", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::WRITTEN, &[]) >= known.len() as u64)
     })

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, PATIENCE, Producer, request, wait_said, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, request, wait_said, wait_until};
 
 async fn refused(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
@@ -22,7 +22,7 @@ async fn refused(consumer: &Consumer) -> Result<u64> {
 
 async fn wait_refused(consumer: &Consumer, cookies: u64) -> Result<()> {
     let what = format!("{cookies} are refused");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         Ok(refused(consumer).await? >= cookies)
     })
     .await
@@ -79,14 +79,13 @@ async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
 
 #[tokio::test]
 async fn what_a_validator_refuses_becomes_a_dead_letter_and_the_rest_is_stored() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let flags = ["--dead-letters", &file.display().to_string()];
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     for (user, buyer) in [("alice", "good"), ("bob", "bad-1"), ("carol", "fine")] {
         producer.accept(user, 17, buyer).await?;
     }
@@ -114,13 +113,13 @@ async fn what_a_validator_refuses_becomes_a_dead_letter_and_the_rest_is_stored()
 
 #[tokio::test]
 async fn what_is_a_duplicate_in_another_unique_index_becomes_a_dead_letter() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     unique_buyer_uids(&mongod, "17").await?;
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let flags = ["--dead-letters", &file.display().to_string()];
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     producer.accept("alice", 17, "shared").await?;
     consumer
         .wait_known("alice", json!({"17": "shared"}))
@@ -146,19 +145,18 @@ async fn what_is_a_duplicate_in_another_unique_index_becomes_a_dead_letter() -> 
 async fn no_line_of_the_log_names_a_user() -> Result<()> {
     const USER: &str = "uzed-7f3a91";
     const BUYER: &str = "bzed-91c4e7";
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     unique_buyer_uids(&mongod, "17").await?;
     create_with_validator(&mongod, "18").await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     let client = Client::with_uri_str(mongod.uri()).await?;
     client.database("19").run_command(view).await?;
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let filter = "--log-filter=info,producer=trace,consumer=trace,runtime=trace";
     let flags = [filter, "--dead-letters", &file.display().to_string()];
-    let mut producer = Producer::start(&folder, &[filter]).await?;
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let mut producer = Producer::start(&dir, &[filter]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let bad = format!("bad-{BUYER}");
     for (dsp_id, buyer_uid) in [(17, BUYER), (18, &bad), (19, BUYER), (20, BUYER)] {
         for number in 1..=2 {
@@ -178,7 +176,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
         ensure!(connection.answer().await?.status == 400);
     }
     wait_refused(&consumer, 3).await?;
-    wait_until(PATIENCE, "a view takes no cookies", async || {
+    wait_until(TIMEOUT, "a view takes no cookies", async || {
         let failing = [("dsp", "19")];
         Ok(consumer
             .metrics()
@@ -196,7 +194,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
     ensure!(bench::admin::get(&consumer.admin, &path).await?.status == 200);
     for process in [&mut consumer.process, &mut producer.process] {
         process.signal(Signal::TERM)?;
-        process.wait(PATIENCE).await?;
+        process.wait(TIMEOUT).await?;
         let log = process.last_lines(usize::MAX);
         for id in [USER, BUYER] {
             let line = log.lines().find(|line| line.contains(id));
@@ -210,18 +208,18 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
 async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
     // mongod takes time with the square of how many share one key.
     const COOKIES: u64 = 3_000;
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     unique_buyer_uids(&mongod, "17").await?;
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let flags = [
         "--dead-letters",
         &file.display().to_string(),
         "--flush-interval=2s",
         "--dead-letter-bytes=64MiB",
     ];
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
     for hundred in 0..COOKIES / 100 {
         let users = (0..100).map(|at| format!("user-{}", hundred * 100 + at));
@@ -232,7 +230,7 @@ async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
             ensure!(answer.status == 200, "{answer:?}");
         }
     }
-    wait_until(4 * PATIENCE, "all are refused", async || {
+    wait_until(4 * TIMEOUT, "all are refused", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::FAILED, &[]) == COOKIES - 1)
     })
@@ -255,25 +253,24 @@ async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
 #[tokio::test]
 async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cannot_be_written()
 -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;
-    let file = folder.path().join("letters.jsonl");
+    let file = dir.path().join("letters.jsonl");
     let flags = [
         "--dead-letters",
         &file.display().to_string(),
         "--dead-letter-bytes=64KiB",
     ];
-    let producer = Producer::start(&folder, &[]).await?;
-    let mut consumer =
-        Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     for number in 0..1_000 {
         producer
             .accept(&format!("user-{number}"), 17, "bad")
             .await?;
     }
     wait_refused(&consumer, 1_000).await?;
-    let older = folder.path().join("letters.jsonl.1");
+    let older = dir.path().join("letters.jsonl.1");
     let bytes = fs::metadata(&file)?.len() + fs::metadata(&older)?.len();
     ensure!(bytes <= 64 << 10, "{bytes} bytes");
     let newest = letters(&file)?;
@@ -281,7 +278,7 @@ async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cann
     ensure!(kept > 150, "{kept} letters");
     ensure!(newest.iter().any(|letter| letter["user_id"] == "user-999"));
 
-    // A folder in its place.
+    // A directory in its place.
     fs::remove_file(&file)?;
     fs::create_dir(&file)?;
     producer.accept("alice", 17, "bad").await?;

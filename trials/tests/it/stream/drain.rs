@@ -19,24 +19,24 @@ use tonic::Code;
 
 use crate::{
     harness::{
-        Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, newest, wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, newest, wait_until,
     },
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
 #[tokio::test]
 async fn drain_on_sigterm_exits_0() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
     // A flush interval that the test does not wait for: what is stored, the drain has stored.
     let flags = ["--flush-interval", "10s"];
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &flags).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &flags).await?;
 
     producer.accept("alice", 17, "a-1").await?;
-    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
 
     producer.process.start_again()?;
@@ -48,12 +48,12 @@ async fn drain_on_sigterm_exits_0() -> Result<()> {
 
 #[tokio::test]
 async fn producer_that_leaves_a_subscriber_behind_names_it_and_fails() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &["--drain-timeout", "1s"]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &["--drain-timeout", "1s"]).await?;
     let behind = CookieStream::open(&producer.grpc, "behind").await?;
     // More than the window of a client that does not read, and what is kept for it beside the log.
     producer.accept_load(1, 30_000).await?;
-    let status = producer.process.stop(DRAIN_PATIENCE).await?;
+    let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 1)?;
     let log = producer.process.last_lines(usize::MAX);
     let said = "not everything was sent within 1s; still behind: behind";
@@ -64,10 +64,10 @@ async fn producer_that_leaves_a_subscriber_behind_names_it_and_fails() -> Result
 
 #[tokio::test]
 async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
     let mut cookies = CookieStream::open(&producer.grpc, "reader").await?;
 
@@ -75,12 +75,12 @@ async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<(
     let stop = CancellationToken::new();
     let load = load::run(&plan, &stop);
     let drain = async {
-        wait_until(PATIENCE, "some are accepted", async || {
+        wait_until(TIMEOUT, "some are accepted", async || {
             Ok(producer.appended().await? > 2_000)
         })
         .await?;
         producer.process.signal(Signal::TERM)?;
-        let status = producer.process.wait(DRAIN_PATIENCE).await?;
+        let status = producer.process.wait(DRAIN_TIMEOUT).await?;
         stop.cancel();
         expect_exit(&producer.process, status, 0)
     };
@@ -115,14 +115,14 @@ async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<(
 
 /// Two producers under load, and a node that reads from both.
 async fn stop_and_restart(producers_first: bool) -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let mut producers = [
-        Producer::start(&folder, &["--id=one"]).await?,
-        Producer::start(&folder, &["--id=other"]).await?,
+        Producer::start(&dir, &["--id=one"]).await?,
+        Producer::start(&dir, &["--id=other"]).await?,
     ];
-    let store = embedded(&folder.path().join("store"));
+    let store = embedded(&dir.path().join("store"));
     let [one, other] = &producers;
-    let mut consumer = Consumer::start(&folder, "node", &[one, other], &store, &[]).await?;
+    let mut consumer = Consumer::start(&dir, "node", &[one, other], &store, &[]).await?;
 
     let plans = [
         one.ordered_load(1, 2_000, 1_000_000)?,
@@ -160,7 +160,7 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
     consumer.wait_ready().await?;
     let restarts =
         |metrics: &Samples, end| metrics.count("consumer_producer_restarts_total", &[("end", end)]);
-    wait_until(PATIENCE, "it knows how both runs ended", async || {
+    wait_until(TIMEOUT, "it knows how both runs ended", async || {
         let metrics = consumer.metrics().await?;
         Ok(restarts(&metrics, "proved") + restarts(&metrics, "lost") == 2)
     })
@@ -179,7 +179,7 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
 async fn wait_appended(producers: &[Producer], cookies: u64) -> Result<()> {
     for producer in producers {
         let enough = producer.appended().await? + cookies;
-        wait_until(PATIENCE, "some more are accepted", async || {
+        wait_until(TIMEOUT, "some more are accepted", async || {
             Ok(producer.appended().await? >= enough)
         })
         .await?;
@@ -188,7 +188,7 @@ async fn wait_appended(producers: &[Producer], cookies: u64) -> Result<()> {
 }
 
 async fn end(process: &mut Process) -> Result<()> {
-    let status = process.stop(DRAIN_PATIENCE).await?;
+    let status = process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(process, status, 0)
 }
 
@@ -206,8 +206,8 @@ async fn what_producers_accept_after_consumers_stopped_is_lost_with_them_and_cou
 
 #[tokio::test]
 async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
     let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
     producer.accept_numbers(1..=10).await?;
 
@@ -231,19 +231,19 @@ async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
     let (goodbye, status) = reader.read_to_end().await?;
     assert_eq!(goodbye, Some(10));
     assert_eq!(status.code(), Code::Unavailable, "{status}");
-    let status = producer.process.wait(DRAIN_PATIENCE).await?;
+    let status = producer.process.wait(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)
 }
 
 #[tokio::test]
 async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mut mongod, producer, mut consumer) = node(&folder, "1h").await?;
+    let dir = TempDir::new()?;
+    let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
     mongod.stop()?;
     receive_one(&producer, &consumer).await?;
 
     consumer.process.signal(Signal::TERM)?;
-    wait_until(PATIENCE, "it drains", async || {
+    wait_until(TIMEOUT, "it drains", async || {
         Ok(consumer.process.last_lines(20).contains("draining"))
     })
     .await?;
@@ -261,34 +261,34 @@ async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
 
 #[tokio::test]
 async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mut mongod, producer, mut consumer) = node(&folder, "500ms").await?;
+    let dir = TempDir::new()?;
+    let (mut mongod, producer, mut consumer) = node(&dir, "500ms").await?;
     mongod.stop()?;
     receive_one(&producer, &consumer).await?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     check_comes_again(&mut mongod, &mut consumer).await
 }
 
 #[tokio::test]
 async fn drain_does_not_wait_for_a_store_that_is_gone() -> Result<()> {
-    let folder = TempDir::new()?;
-    let (mut mongod, producer, mut consumer) = node(&folder, "1h").await?;
+    let dir = TempDir::new()?;
+    let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
     mongod.kill()?;
-    mongod.process().wait(PATIENCE).await?;
+    mongod.process().wait(TIMEOUT).await?;
     receive_one(&producer, &consumer).await?;
-    let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+    let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     mongod.process().start_again()?;
     check_comes_again(&mut mongod, &mut consumer).await
 }
 
 /// A producer, and a consumer that writes into a server of its own.
-async fn node(folder: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, Consumer)> {
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(folder, &[]).await?;
+async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, Consumer)> {
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(dir, &[]).await?;
     let flags = ["--drain-timeout", drain_timeout];
-    let consumer = Consumer::start(folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let consumer = Consumer::start(dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     Ok((mongod, producer, consumer))
 }
 
@@ -308,7 +308,7 @@ async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Resu
 /// Sends one cookie and waits until the consumer, whose store may stand still, has it.
 async fn receive_one(producer: &Producer, consumer: &Consumer) -> Result<()> {
     producer.accept("alice", 17, "a-1").await?;
-    wait_until(PATIENCE, "it is received", async || {
+    wait_until(TIMEOUT, "it is received", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::RECEIVED, &[]) == 1)
     })

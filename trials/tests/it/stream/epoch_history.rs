@@ -21,47 +21,47 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cut::CutConnection,
     harness::{
-        Addresses, Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, wait_said,
+        Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_said,
         wait_until,
     },
 };
 
 /// A disk of its own for `--state`, which can be made to hang: anyone who writes to it then waits, and cannot be killed.
 struct Disk {
-    folder: PathBuf,
+    dir: PathBuf,
 }
 
 impl Disk {
     /// `None` where this may not be mounted, which skips the test.
     fn mount(within: &TempDir) -> Result<Option<Self>> {
-        let [image, folder] = ["image", "disk"].map(|name| within.path().join(name));
+        let [image, dir] = ["image", "disk"].map(|name| within.path().join(name));
         File::create(&image)?.set_len(8 << 20)?;
-        fs::create_dir(&folder)?;
+        fs::create_dir(&dir)?;
         let [q, o, lo] = ["-qF", "-o", "loop"].map(OsStr::new);
         let is_mounted = does("mkfs.ext4", &[q, image.as_ref()])
-            && does("mount", &[o, lo, image.as_ref(), folder.as_ref()]);
+            && does("mount", &[o, lo, image.as_ref(), dir.as_ref()]);
         if !is_mounted {
             skip("mkfs.ext4 or mount fails");
             return Ok(None);
         }
-        Ok(Some(Self { folder }))
+        Ok(Some(Self { dir }))
     }
 
     /// Until what is returned is dropped.
     fn hang(&self) -> Result<Hanging<'_>> {
-        ensure!(does("fsfreeze", &["-f".as_ref(), self.folder.as_ref()]));
+        ensure!(does("fsfreeze", &["-f".as_ref(), self.dir.as_ref()]));
         Ok(Hanging(self))
     }
 
     fn flags(&self) -> Vec<&str> {
-        vec!["--state", self.folder.to_str().unwrap_or_default()]
+        vec!["--state", self.dir.to_str().unwrap_or_default()]
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        if !does("umount", &["-l".as_ref(), self.folder.as_ref()]) {
-            eprintln!("cannot unmount {}", self.folder.display());
+        if !does("umount", &["-l".as_ref(), self.dir.as_ref()]) {
+            eprintln!("cannot unmount {}", self.dir.display());
         }
     }
 }
@@ -70,8 +70,8 @@ struct Hanging<'a>(&'a Disk);
 
 impl Drop for Hanging<'_> {
     fn drop(&mut self) {
-        if !does("fsfreeze", &["-u".as_ref(), self.0.folder.as_ref()]) {
-            eprintln!("{} hangs", self.0.folder.display());
+        if !does("fsfreeze", &["-u".as_ref(), self.0.dir.as_ref()]) {
+            eprintln!("{} hangs", self.0.dir.display());
         }
     }
 }
@@ -83,39 +83,39 @@ fn does(program: &str, args: &[&OsStr]) -> bool {
 
 /// A producer and a consumer that has its first cookie.
 struct Pair {
-    _folder: TempDir,
+    _dir: TempDir,
     producer: Producer,
     consumer: Consumer,
 }
 
 impl Pair {
     async fn start(flags: &[&str]) -> Result<Self> {
-        let folder = TempDir::new()?;
-        let producer = Producer::start(&folder, flags).await?;
-        let store = embedded(&folder.path().join("store"));
-        let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+        let dir = TempDir::new()?;
+        let producer = Producer::start(&dir, flags).await?;
+        let store = embedded(&dir.path().join("store"));
+        let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
         producer.accept("alice", 1, "first").await?;
         consumer.wait_known("alice", json!({"1": "first"})).await?;
         Ok(Self {
-            _folder: folder,
+            _dir: dir,
             producer,
             consumer,
         })
     }
 
     async fn stop_consumer(&mut self) -> Result<()> {
-        let status = self.consumer.process.stop(DRAIN_PATIENCE).await?;
+        let status = self.consumer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&self.consumer.process, status, 0)
     }
 
     async fn stop_producer(&mut self) -> Result<()> {
-        let status = self.producer.process.stop(DRAIN_PATIENCE).await?;
+        let status = self.producer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&self.producer.process, status, 0)
     }
 
     /// Kills the producer when its record says where it stands: when all it has is sealed.
     async fn kill_idle_producer(&mut self, cookies: u64) -> Result<()> {
-        wait_until(PATIENCE, "all is sealed", async || {
+        wait_until(TIMEOUT, "all is sealed", async || {
             let metrics = self.producer.metrics().await?;
             Ok(metrics.count("producer_log_cookies", &[]) == cookies)
         })
@@ -136,7 +136,7 @@ impl Pair {
     /// Waits until the consumer has told the end of an epoch in this way, for the first time; returns its figures.
     async fn expect(&self, end: &str, said: &str) -> Result<Samples> {
         let restarts = "consumer_producer_restarts_total";
-        wait_until(PATIENCE, "the end of an epoch is told", async || {
+        wait_until(TIMEOUT, "the end of an epoch is told", async || {
             Ok(self.consumer.metrics().await?.count(restarts, &[]) == 1)
         })
         .await?;
@@ -154,9 +154,9 @@ impl Pair {
         self.consumer.wait_known("alice", known).await
     }
 
-    /// The one file in the folder of the record.
-    fn record(folder: &Path) -> Result<std::path::PathBuf> {
-        let mut files = fs::read_dir(folder)?;
+    /// The one file in the directory of the record.
+    fn record(dir: &Path) -> Result<std::path::PathBuf> {
+        let mut files = fs::read_dir(dir)?;
         let file = files.next().context("no record")??;
         ensure!(files.next().is_none(), "more than one file");
         Ok(file.path())
@@ -165,19 +165,19 @@ impl Pair {
 
 #[tokio::test]
 async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
     let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
-    let store = embedded(&folder.path().join("store"));
+    let store = embedded(&dir.path().join("store"));
     let url = between.url();
-    let mut consumer = Consumer::spawn(&folder, "node", &[&url], &store, &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;
     consumer.wait_ready().await?;
 
     let plan = producer.ordered_load(51, 3_000, 1_000_000)?;
     let stop = CancellationToken::new();
     let crash = async {
         let appended = async |cookies: u64| {
-            wait_until(PATIENCE, "some are accepted", async || {
+            wait_until(TIMEOUT, "some are accepted", async || {
                 Ok(producer.appended().await? >= cookies)
             })
             .await
@@ -198,7 +198,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
     producer.wait_ready().await?;
     between.heal().await?;
     consumer.wait_ready().await?;
-    wait_until(PATIENCE, "the end is told", async || {
+    wait_until(TIMEOUT, "the end is told", async || {
         Ok(consumer
             .metrics()
             .await?
@@ -263,7 +263,7 @@ async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exa
 async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<()> {
     let mut pair = Pair::start(&[]).await?;
     pair.stop_producer().await?;
-    wait_until(PATIENCE, "the goodbye is stored", async || {
+    wait_until(TIMEOUT, "the goodbye is stored", async || {
         let metrics = pair.consumer.metrics().await?;
         Ok(metrics.count("consumer_producer_drains_total", &[]) == 1)
     })
@@ -300,8 +300,8 @@ async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
 
 #[tokio::test]
 async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(disk) = Disk::mount(&folder)? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
     };
     let mut pair = Pair::start(&disk.flags()).await?;
@@ -319,8 +319,8 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Resu
 
 #[tokio::test]
 async fn disk_that_hangs_holds_up_no_drain_and_no_end_is_told() -> Result<()> {
-    let folder = TempDir::new()?;
-    let Some(disk) = Disk::mount(&folder)? else {
+    let dir = TempDir::new()?;
+    let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
     };
     let mut flags = disk.flags();
@@ -357,7 +357,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
     // The new epoch is recorded again.
     pair.stop_producer().await?;
     pair.start_producer().await?;
-    wait_until(PATIENCE, "the next end is proved", async || {
+    wait_until(TIMEOUT, "the next end is proved", async || {
         let metrics = pair.consumer.metrics().await?;
         Ok(metrics.count("consumer_producer_restarts_total", &[("end", "proved")]) == 1)
     })
@@ -367,7 +367,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
 
 #[tokio::test]
 async fn producer_without_a_record_works_and_says_so() -> Result<()> {
-    let nowhere = ["--state", "/nonexistent/folder"];
+    let nowhere = ["--state", "/nonexistent/directory"];
     let mut pair = Pair::start(&nowhere).await?;
     wait_said(&pair.producer.process, "epoch history unavailable").await?;
     let recorded = async |producer: &Producer| {
@@ -384,11 +384,11 @@ async fn producer_without_a_record_works_and_says_so() -> Result<()> {
 
 #[tokio::test]
 async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
-    let (folder, state) = (TempDir::new()?, TempDir::new_in("/dev/shm")?);
+    let (dir, state) = (TempDir::new()?, TempDir::new_in("/dev/shm")?);
     let state = state.path().display().to_string();
     let flags = ["--id", "p", "--state", &state];
-    let first = Producer::start(&folder, &flags).await?;
-    let second = Producer::start_at(&folder, &Addresses::free()?, &flags).await?;
+    let first = Producer::start(&dir, &flags).await?;
+    let second = Producer::start_at(&dir, &Addresses::free()?, &flags).await?;
     wait_said(&second.process, "another process of this name keeps it").await?;
     let recorded = "producer_epoch_history_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);

@@ -11,12 +11,12 @@ use proto::{
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    time::timeout,
+    time,
 };
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Producer, accept_all, in_time, numbered, wait_until},
+    harness::{Producer, TIMEOUT, accept_all, in_time, numbered, wait_until},
     stream::languages::{MISSING, environment, generate},
     stream_client::CookieStream,
 };
@@ -24,8 +24,8 @@ use crate::{
 #[tokio::test]
 async fn reader_that_comes_back_misses_nothing() -> Result<()> {
     const COOKIES: u64 = 6_000;
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     let plan = producer.ordered_load(1, 3_000, COOKIES)?;
     let reading = async {
@@ -57,8 +57,8 @@ async fn reader_that_comes_back_misses_nothing() -> Result<()> {
 #[tokio::test]
 async fn reader_that_pauses_lives_and_gets_all() -> Result<()> {
     const COOKIES: u64 = 20_000;
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     // Many small chunks, hence many frames, arrive meanwhile.
     let plan = producer.ordered_load(1, 8_000, COOKIES)?;
@@ -76,14 +76,14 @@ async fn reader_that_pauses_lives_and_gets_all() -> Result<()> {
 }
 
 /// Lets a client in another language stand still while `cookies` arrive, 20,000 a second; then it must get them all.
-async fn check_paused_client(cookies: u64, patience: Duration) -> Result<()> {
+async fn check_paused_client(cookies: u64, timeout: Duration) -> Result<()> {
     let python = tokio::task::spawn_blocking(environment)
         .await?
         .context(MISSING)?;
-    let folder = TempDir::new()?;
-    let generated = folder.path().join("generated");
+    let dir = TempDir::new()?;
+    let generated = dir.path().join("generated");
     generate(&python, &generated)?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let plan = producer.ordered_load(1, 20_000, cookies)?;
     let mut expected = String::new();
     for number in 0..cookies {
@@ -91,7 +91,7 @@ async fn check_paused_client(cookies: u64, patience: Duration) -> Result<()> {
         let (user, dsp, buyer) = (sent.user_id(), sent.dsp_id(), sent.buyer_uid());
         writeln!(expected, "{user}\t{dsp}\t{buyer}")?;
     }
-    let expected_path = folder.path().join("expected.txt");
+    let expected_path = dir.path().join("expected.txt");
     fs::write(&expected_path, expected)?;
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/pausing_client.py");
@@ -111,7 +111,7 @@ async fn check_paused_client(cookies: u64, patience: Duration) -> Result<()> {
         let mut words = client.stdin.take().context("it has no input")?;
         words.write_all(b"read\n").await?;
     }
-    let ended = timeout(patience, client.wait_with_output()).await;
+    let ended = time::timeout(timeout, client.wait_with_output()).await;
     let ended = ended.context("the client has not read all in time")??;
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "{}:\n{said}", ended.status);
@@ -124,7 +124,7 @@ async fn check_paused_client(cookies: u64, patience: Duration) -> Result<()> {
 
 #[tokio::test]
 async fn client_in_another_language_that_pauses_lives_and_gets_all() -> Result<()> {
-    check_paused_client(60_000, PATIENCE).await
+    check_paused_client(60_000, TIMEOUT).await
 }
 
 #[tokio::test]
@@ -135,8 +135,8 @@ async fn client_that_pauses_for_half_a_minute_lives_and_gets_all() -> Result<()>
 
 #[tokio::test]
 async fn lone_cookie_is_no_small_frame_and_comes_as_it_was_sent() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     for number in 1..=3 {
         producer.accept_numbers(number..=number).await?;
@@ -155,8 +155,8 @@ async fn lone_cookie_is_no_small_frame_and_comes_as_it_was_sent() -> Result<()> 
 
 #[tokio::test]
 async fn host_must_be_a_name() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     for host in [String::new(), "x".repeat(257)] {
         let channel = client::endpoint(producer.grpc.clone())?.connect().await?;
         let request = GetCookiesRequest {
@@ -175,12 +175,12 @@ async fn host_must_be_a_name() -> Result<()> {
 
 #[tokio::test]
 async fn newer_stream_of_the_same_host_ends_the_older() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut older = CookieStream::open(&producer.grpc, "bidder").await?;
     let _newer = CookieStream::open(&producer.grpc, "bidder").await?;
     assert_eq!(older.read_to_end().await?.code(), Code::Aborted);
-    wait_until(PATIENCE, "two streams are counted", async || {
+    wait_until(TIMEOUT, "two streams are counted", async || {
         let labels = [("subscriber", "bidder"), ("call", "get_cookies")];
         Ok(producer.metrics().await?.count(names::STREAMS, &labels) == 2)
     })

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Producer, accept_all, in_time, machine, wait_until},
+    harness::{Producer, TIMEOUT, accept_all, in_time, machine, wait_until},
     stream_client::{Subscription, from_newest},
 };
 
@@ -49,7 +49,7 @@ impl Good {
         producer.accept_numbers(11..=20).await?;
         self.0.read_to(20).await?;
         assert_eq!(self.0.lost(), 0);
-        wait_until(PATIENCE, "the ill one is gone", async || {
+        wait_until(TIMEOUT, "the ill one is gone", async || {
             Ok(producer.metrics().await?.count(CONNECTIONS, &[]) == 1)
         })
         .await
@@ -116,8 +116,8 @@ async fn call_without_end(
 
 #[tokio::test]
 async fn calls_beyond_the_rate_are_refused_and_a_client_that_goes_on_is_cut_off() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let (calls, mut connection) = bare(&producer).await?;
     let mut statuses = Statuses::default();
@@ -142,8 +142,8 @@ async fn calls_beyond_the_rate_are_refused_and_a_client_that_goes_on_is_cut_off(
 
 #[tokio::test]
 async fn opening_and_resetting_without_end_is_cut_off() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let (mut calls, mut connection) = bare(&producer).await?;
     let abuse = async {
@@ -170,8 +170,8 @@ async fn opening_and_resetting_without_end_is_cut_off() -> Result<()> {
 
 #[tokio::test]
 async fn headers_without_end_are_answered_431() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let (calls, connection) = bare(&producer).await?;
     let mut calls = calls.ready().await?;
@@ -185,8 +185,8 @@ async fn headers_without_end_are_answered_431() -> Result<()> {
 
 #[tokio::test]
 async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let (calls, connection) = bare(&producer).await?;
     let mut calls = calls.ready().await?;
@@ -196,7 +196,7 @@ async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
         calls = calls.ready().await?;
         open.push(calls.send_request(call(&producer).body(())?, false)?);
     }
-    wait_until(PATIENCE, "the client knows the bound", async || {
+    wait_until(TIMEOUT, "the client knows the bound", async || {
         Ok(calls.current_max_send_streams() == 64)
     })
     .await?;
@@ -209,8 +209,8 @@ const OF_X: Bytes = Bytes::from_static(b"\0\0\0\0\x03\x0a\x01x");
 
 #[tokio::test]
 async fn stream_with_a_closed_window_ends_as_soon_as_another_has_its_queue() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let address = producer.grpc.trim_start_matches("http://");
     let stream = TcpStream::connect(address).await?;
@@ -244,8 +244,8 @@ async fn stream_with_a_closed_window_ends_as_soon_as_another_has_its_queue() -> 
 
 #[tokio::test]
 async fn what_peers_send_does_not_fill_the_log() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
     let before = producer.process.last_lines(usize::MAX).lines().count();
     let address = producer.grpc.trim_start_matches("http://");
@@ -361,7 +361,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
         files > 512 + connections as u64,
         "{files} open files are too few"
     );
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let grpc = (connections + 8).to_string();
     let flags = [
         ["--grpc-connections", &grpc],
@@ -373,7 +373,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
     let flags = flags.concat();
     let arguments = ["producer"].iter().chain(&flags).map(OsString::from);
     let bound = memory::bytes_max(&Config::load(arguments)?);
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let mut good = Subscription::open(&producer.grpc, from_newest("good")).await?;
 
     let ended = Arc::<AtomicU64>::default();
@@ -381,7 +381,7 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
     for _ in 0..connections {
         hostile.spawn(hold_hostile(producer.grpc.clone(), Arc::clone(&ended)));
     }
-    wait_until(2 * PATIENCE, "all are connected", async || {
+    wait_until(2 * TIMEOUT, "all are connected", async || {
         let open = producer.metrics().await?.count(CONNECTIONS, &[]);
         Ok(open > connections as u64)
     })

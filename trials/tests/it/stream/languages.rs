@@ -30,13 +30,13 @@ pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later wi
 #[tokio::test]
 async fn python_reads_both_streams() -> Result<()> {
     let python = python().await?;
-    let folder = TempDir::new()?;
-    let generated = folder.path().join("generated");
+    let dir = TempDir::new()?;
+    let generated = dir.path().join("generated");
     generate(&python, &generated)?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
 
     let expected: Vec<_> = (1..=500).map(numbered).collect();
-    let expected_path = folder.path().join("expected.json");
+    let expected_path = dir.path().join("expected.json");
     fs::write(&expected_path, serde_json::to_vec(&expected)?)?;
     let mut client = tokio::process::Command::new(&python)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/client.py"))
@@ -68,14 +68,14 @@ pub(crate) async fn python() -> Result<PathBuf> {
         .context(MISSING)
 }
 
-/// The `python` of an environment with [`PACKAGES`], made once under cargo's target folder. Of several processes
+/// The `python` of an environment with [`PACKAGES`], made once under cargo's target directory. Of several processes
 /// at once, one makes it and the others wait.
 pub(crate) fn environment() -> Result<PathBuf> {
-    let folder = target_dir().join("python");
-    fs::create_dir_all(&folder)?;
-    let lock = File::create(folder.join("lock"))?;
+    let dir = target_dir().join("python");
+    fs::create_dir_all(&dir)?;
+    let lock = File::create(dir.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
-    let (venv, complete) = (folder.join("venv"), folder.join("complete"));
+    let (venv, complete) = (dir.join("venv"), dir.join("complete"));
     let python = venv.join("bin/python");
     let wanted = PACKAGES.join("\n");
     let is_complete = fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted);
@@ -93,7 +93,7 @@ pub(crate) fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Generates the client's code from the `.proto` into the folder `into`, which it makes.
+/// Generates the client's code from the `.proto` into the directory `into`, which it makes.
 pub(crate) fn generate(python: &Path, into: &Path) -> Result<()> {
     fs::create_dir(into)?;
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");

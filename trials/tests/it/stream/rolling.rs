@@ -20,7 +20,7 @@ use tokio::{net::TcpStream, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
-    Consumer, DRAIN_PATIENCE, PATIENCE, Producer, embedded, expect_exit, machine, wait_until,
+    Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, machine, wait_until,
 };
 
 /// As shipped.
@@ -75,21 +75,21 @@ fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
 }
 
 /// haproxy in front of the producers, and its address; `None` where there is none, which skips the test.
-async fn balance(folder: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Process, String)>> {
+async fn balance(dir: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Process, String)>> {
     let Some(program) = installed_or_skip(&["haproxy"]) else {
         return Ok(None);
     };
     let address = free_address()?.to_string();
-    let file = folder.path().join("haproxy.cfg");
+    let file = dir.path().join("haproxy.cfg");
     std::fs::write(&file, configuration(&address, producers)?)?;
     let args = [
         "-db".to_owned(),
         "-f".to_owned(),
         file.display().to_string(),
     ];
-    let log = folder.path().join("haproxy.log");
+    let log = dir.path().join("haproxy.log");
     let mut process = Process::start("haproxy", &program, &args, &log)?;
-    wait_until(PATIENCE, "haproxy listens", async || {
+    wait_until(TIMEOUT, "haproxy listens", async || {
         Ok(TcpStream::connect(&address).await.is_ok())
     })
     .await?;
@@ -99,7 +99,7 @@ async fn balance(folder: &TempDir, producers: [&Producer; 2]) -> Result<Option<(
 
 /// Stops the producer in an orderly way and starts it again.
 async fn restart(producer: &mut Producer) -> Result<()> {
-    let (delay, drain) = (Duration::from_secs(3), DRAIN_PATIENCE);
+    let (delay, drain) = (Duration::from_secs(3), DRAIN_TIMEOUT);
     let status = producer.process.stop(delay + drain).await?;
     expect_exit(&producer.process, status, 0)?;
     producer.process.start_again()?;
@@ -108,7 +108,7 @@ async fn restart(producer: &mut Producer) -> Result<()> {
 
 async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
     let what = format!("{} has {cookies} cookies", consumer.admin);
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         Ok(consumer.metrics().await?.count(names::RECEIVED, &[]) >= cookies)
     })
     .await
@@ -141,17 +141,17 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
 #[tokio::test]
 async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let mut one = Producer::start(&folder, &FLAGS).await?;
-    let mut other = Producer::start(&folder, &FLAGS).await?;
-    let Some((mut haproxy, address)) = balance(&folder, [&one, &other]).await? else {
+    let dir = TempDir::new()?;
+    let mut one = Producer::start(&dir, &FLAGS).await?;
+    let mut other = Producer::start(&dir, &FLAGS).await?;
+    let Some((mut haproxy, address)) = balance(&dir, [&one, &other]).await? else {
         return Ok(());
     };
-    let stores = ["a", "b"].map(|name| folder.path().join(name));
+    let stores = ["a", "b"].map(|name| dir.path().join(name));
     let mut consumers = Vec::new();
     for (name, store) in ["node-a", "node-b"].into_iter().zip(&stores) {
         let store = embedded(store);
-        consumers.push(Consumer::start(&folder, name, &[&one, &other], &store, &[]).await?);
+        consumers.push(Consumer::start(&dir, name, &[&one, &other], &store, &[]).await?);
     }
 
     let rate = std::env::var("ROLLING_RATE").map_or(Ok(RATE), |rate| rate.parse())?;
@@ -164,17 +164,17 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     };
     let stop = CancellationToken::new();
     let rolling = async {
-        wait_until(PATIENCE, "both producers take requests", async || {
+        wait_until(TIMEOUT, "both producers take requests", async || {
             Ok(one.appended().await? > 500 && other.appended().await? > 500)
         })
         .await?;
         restart(&mut one).await?;
-        wait_until(PATIENCE, "the first takes requests again", async || {
+        wait_until(TIMEOUT, "the first takes requests again", async || {
             Ok(one.appended().await? > 500)
         })
         .await?;
         restart(&mut other).await?;
-        wait_until(PATIENCE, "the second takes requests again", async || {
+        wait_until(TIMEOUT, "the second takes requests again", async || {
             Ok(other.appended().await? > 500)
         })
         .await?;
@@ -195,7 +195,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
     for consumer in &mut consumers {
         wait_received(consumer, outcome.counts.accepted).await?;
         expect_proof(consumer).await?;
-        let status = consumer.process.stop(DRAIN_PATIENCE).await?;
+        let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&consumer.process, status, 0)?;
     }
     let source = |history: History| Source {
@@ -220,11 +220,11 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
 
 #[tokio::test]
 async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     // Longer than this test waits for anything.
-    let mut producer = Producer::start(&folder, &["--drain-delay", "1h"]).await?;
+    let mut producer = Producer::start(&dir, &["--drain-delay", "1h"]).await?;
     producer.process.signal(rustix::process::Signal::TERM)?;
-    wait_until(PATIENCE, "it says that it is not ready", async || {
+    wait_until(TIMEOUT, "it says that it is not ready", async || {
         let readiness = bench::admin::readiness(&producer.admin).await?;
         Ok(readiness == Err("drain: draining".to_owned()))
     })
@@ -238,6 +238,6 @@ async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<
     connection.wait_ended().await?;
     // A second signal does not wait.
     producer.process.signal(rustix::process::Signal::TERM)?;
-    let status = producer.process.wait(DRAIN_PATIENCE).await?;
+    let status = producer.process.wait(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 130)
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, embedded, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
     stream_client::{Next, Subscription, from_cursor, from_newest},
 };
 
@@ -76,12 +76,12 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
     const COOKIES: u64 = 5_000;
     const STILL: usize = 50;
     const BOUND_BYTES: u64 = 450 << 10;
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     // Whose window is full holds one chunk. Chunks are sealed by size and not by age, however slowly the load arrives:
     // smaller ones might all be within the bound.
     let mut flags = vec!["--in-flight-bytes", "450KiB"];
     flags.extend(["--chunk-bytes", "16KiB", "--chunk-age", "1s"]);
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let mut still = Vec::new();
     for number in 0..STILL {
         let name = format!("still-{number}");
@@ -93,7 +93,7 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
     // For as long as nobody has stood still for a second, it may itself hold most.
     let (mut seen, read) = read_resuming(&producer, "reading", reading, COOKIES).await?;
 
-    wait_until(PATIENCE, "what is held is within the bound", async || {
+    wait_until(TIMEOUT, "what is held is within the bound", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(CUT, &[]) > 0 && metrics.count(ALL_IN_FLIGHT, &[]) <= BOUND_BYTES)
     })
@@ -111,7 +111,7 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
         (1..=counted).contains(&seen),
         "{seen} of {counted} ends were seen"
     );
-    wait_until(PATIENCE, "nothing is held", async || {
+    wait_until(TIMEOUT, "nothing is held", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(ALL_IN_FLIGHT, &[]) == 0 && metrics.count(IN_FLIGHT, &[]) == 0)
     })
@@ -122,13 +122,13 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
 async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
     const STEP: u64 = 20_000;
     let taken = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     // The consumer alone is within the bound, 256 KiB and three chunks at most; and so are the others without it, two chunks
     // each.
     let flags = ["--in-flight-bytes", "450KiB", "--chunk-age", "100ms"];
-    let producer = Producer::start(&folder, &flags).await?;
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let producer = Producer::start(&dir, &flags).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(0, 1_000).await?;
     consumer.wait_settled(1_000).await?;
 
@@ -156,7 +156,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
     producer.accept_load(accepted, STEP).await?;
     accepted += STEP;
     wait_until(
-        PATIENCE,
+        TIMEOUT,
         "the consumer is cut off and holds nothing",
         async || {
             let metrics = producer.metrics().await?;
@@ -167,7 +167,7 @@ async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
     // Nobody else was.
     assert_eq!(producer.metrics().await?.count(CUT, &[]), 1);
     drop(others);
-    wait_until(PATIENCE, "the others are gone", async || {
+    wait_until(TIMEOUT, "the others are gone", async || {
         Ok(producer.metrics().await?.count(ALL_IN_FLIGHT, &[]) == 0)
     })
     .await?;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    harness::{PATIENCE, Producer, in_time, numbered, wait_until},
+    harness::{Producer, TIMEOUT, in_time, numbered, wait_until},
     stream_client::{Next, Subscription, from_cursor, from_newest, from_oldest},
 };
 
@@ -36,8 +36,8 @@ async fn figures(producer: &Producer, name: &str) -> Result<[u64; 3]> {
 
 #[tokio::test]
 async fn a_cursor_is_met_exactly_also_inside_a_chunk() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--chunk-age", "100ms"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--chunk-age", "100ms"]).await?;
     producer.accept_numbers(1..=20).await?;
     producer.accept_numbers(21..=40).await?;
     let mut all = Subscription::open(&producer.grpc, from_oldest("all")).await?;
@@ -68,8 +68,8 @@ async fn a_cursor_is_met_exactly_also_inside_a_chunk() -> Result<()> {
 
 #[tokio::test]
 async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--heartbeat", "50ms"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--heartbeat", "50ms"]).await?;
     // Nothing is there: both are the same, and the first of an epoch is 1.
     for request in [from_oldest("a"), from_newest("b")] {
         let stream = Subscription::open(&producer.grpc, request).await?;
@@ -102,8 +102,8 @@ async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
 
 #[tokio::test]
 async fn what_cannot_be_met_is_refused() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     producer.accept_numbers(1..=5).await?;
     let mut known = Subscription::open(&producer.grpc, from_oldest("known")).await?;
     known.read_to(5).await?;
@@ -137,8 +137,8 @@ async fn what_cannot_be_met_is_refused() -> Result<()> {
 
 #[tokio::test]
 async fn there_is_a_bound_of_subscribers() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--subscribers", "2"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--subscribers", "2"]).await?;
     let _one = Subscription::open(&producer.grpc, from_newest("one")).await?;
     let _two = Subscription::open(&producer.grpc, from_newest("two")).await?;
     let status = Subscription::refusal(&producer.grpc, from_newest("three")).await?;
@@ -150,8 +150,8 @@ async fn there_is_a_bound_of_subscribers() -> Result<()> {
 
 #[tokio::test]
 async fn newer_stream_of_the_same_name_ends_the_older() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let mut older = Subscription::open(&producer.grpc, from_newest("same")).await?;
     producer.accept_numbers(1..=3).await?;
     older.read_to(3).await?;
@@ -168,8 +168,8 @@ async fn newer_stream_of_the_same_name_ends_the_older() -> Result<()> {
 
 #[tokio::test]
 async fn cursor_of_another_epoch_starts_at_the_first_of_this_one() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
     producer.accept_numbers(1..=9).await?;
     let mut before = Subscription::open(&producer.grpc, from_oldest("node")).await?;
     before.read_to(9).await?;
@@ -197,8 +197,8 @@ async fn cursor_of_another_epoch_starts_at_the_first_of_this_one() -> Result<()>
 
 #[tokio::test]
 async fn queue_is_remembered_by_name_for_its_retention() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--rewind-bytes", "0"]).await?;
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     producer.accept_numbers(1..=5).await?;
     stream.read_to(5).await?;
@@ -211,9 +211,9 @@ async fn queue_is_remembered_by_name_for_its_retention() -> Result<()> {
     stream.read_to(9).await?;
     check_numbers(&stream, 6)?;
 
-    let forgetful = Producer::start(&folder, &["--subscriber-retention", "1ms"]).await?;
+    let forgetful = Producer::start(&dir, &["--subscriber-retention", "1ms"]).await?;
     drop(Subscription::open(&forgetful.grpc, from_newest("node")).await?);
-    wait_until(PATIENCE, "the queue is forgotten", async || {
+    wait_until(TIMEOUT, "the queue is forgotten", async || {
         let stream = Subscription::open(&forgetful.grpc, from_newest("node")).await?;
         Ok(stream.hello.outcome() == ResumeOutcome::Fresh)
     })
@@ -225,8 +225,8 @@ const MORE_THAN_THE_LOG: u64 = 30_000;
 
 #[tokio::test]
 async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--log-bytes", "1MiB"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--log-bytes", "1MiB"]).await?;
     let hello = Subscription::open(&producer.grpc, from_newest("first")).await?;
     let hello = hello.hello.clone();
     let traffic = producer.accept_load(1, MORE_THAN_THE_LOG).await?;
@@ -258,8 +258,8 @@ async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
 #[tokio::test]
 async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothing() -> Result<()> {
     const COOKIES: u64 = 40_000;
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--queue-cookies", "12000"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--queue-cookies", "12000"]).await?;
     let mut still = Subscription::open_narrow(&producer.grpc, from_newest("still")).await?;
     let args = subscribe::SubscribeArgs {
         producer: producer.grpc.clone(),
@@ -285,7 +285,7 @@ async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothin
         // In steps that readers of a debug build can follow: their queues are as small as the other's.
         for step in 0..10 {
             producer.accept_load(step, COOKIES / 10).await?;
-            wait_until(PATIENCE, "the five keep up", async || {
+            wait_until(TIMEOUT, "the five keep up", async || {
                 let metrics = producer.metrics().await?;
                 let lag = |name: &str| metrics.count(names::LAG, &[("subscriber", name)]);
                 Ok(metrics.count(names::LAG, &[]) == lag("still"))

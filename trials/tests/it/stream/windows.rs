@@ -12,7 +12,7 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, PATIENCE, Producer, accept_all, machine, settled, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, accept_all, machine, settled, wait_until};
 
 /// What docs/operation.md says a consumer takes at most beside `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
@@ -24,8 +24,8 @@ pub(crate) fn settled_or_lost(metrics: &Samples) -> u64 {
     settled(metrics) + metrics.count(names::LOST, &[])
 }
 
-async fn wait_settled(consumer: &Consumer, cookies: u64, patience: Duration) -> Result<()> {
-    wait_until(patience, "the fate of every cookie is known", async || {
+async fn wait_settled(consumer: &Consumer, cookies: u64, timeout: Duration) -> Result<()> {
+    wait_until(timeout, "the fate of every cookie is known", async || {
         let settled = settled_or_lost(&consumer.metrics().await?);
         ensure!(settled <= cookies, "{settled} of {cookies}");
         Ok(settled == cookies)
@@ -36,21 +36,21 @@ async fn wait_settled(consumer: &Consumer, cookies: u64, patience: Duration) -> 
 #[tokio::test]
 async fn window_of_one_of_many_producers_is_small_and_holds_it_back() -> Result<()> {
     const COOKIES: u64 = 100_000;
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     // Chunks larger than a window pass as well.
-    let producer = Producer::start(&folder, &["--chunk-bytes", "1MiB"]).await?;
+    let producer = Producer::start(&dir, &["--chunk-bytes", "1MiB"]).await?;
     let flags = ["--producers-expected", "1000", "--buffer-bytes", "64KiB"];
     let more = ["--batch-cookies", "1000", "--refresh-interval", "0s"];
     let flags = [flags, more].concat();
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &flags).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     mongod.stop()?;
     producer.accept_load(1, COOKIES).await?;
     let sent = async || {
         let metrics = producer.metrics().await?;
         anyhow::Ok(metrics.count(names::SENT_BYTES, &[("subscriber", "node")]))
     };
-    wait_until(PATIENCE, "the window is full", async || {
+    wait_until(TIMEOUT, "the window is full", async || {
         Ok(sent().await? > 1 << 20)
     })
     .await?;
@@ -67,20 +67,20 @@ async fn window_of_one_of_many_producers_is_small_and_holds_it_back() -> Result<
 /// Eight producers at so many a second each for so long, while mongod is frozen; then all of it is stored or counted.
 async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Result<()> {
     let _machine = machine().await;
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let mut producers = Vec::new();
     for _ in 0..PRODUCERS {
-        producers.push(Producer::start(&folder, &[]).await?);
+        producers.push(Producer::start(&dir, &[]).await?);
     }
     let all: Vec<_> = producers.iter().collect();
     // The table of repeats is documented apart.
     let flags = ["--refresh-interval", "0s"];
-    let consumer = Consumer::start(&folder, "node", &all, &mongod.uri(), &flags).await?;
+    let consumer = Consumer::start(&dir, "node", &all, &mongod.uri(), &flags).await?;
     for (seed, producer) in (100..).zip(&producers) {
         producer.accept_load(seed, 100).await?;
     }
-    wait_settled(&consumer, 100 * PRODUCERS, PATIENCE).await?;
+    wait_settled(&consumer, 100 * PRODUCERS, TIMEOUT).await?;
     mongod.stop()?;
     let requests = rate * PRODUCERS * time.as_secs();
     let urls = producers
@@ -104,7 +104,7 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
     let frozen = peak()?;
     mongod.cont()?;
     let accepted = requests + 100 * PRODUCERS;
-    wait_settled(&consumer, accepted, PATIENCE + 20 * time).await?;
+    wait_settled(&consumer, accepted, TIMEOUT + 20 * time).await?;
     let (peak, lost) = (peak()?, consumer.lost().await?);
     println!(
         "{requests} cookies, {lost} lost, peak {} MiB frozen, {} MiB in all",

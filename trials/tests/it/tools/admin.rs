@@ -8,10 +8,10 @@ use crate::harness::{Consumer, Producer, embedded};
 
 #[tokio::test]
 async fn each_process_tells_health_and_the_documented_metrics() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_settled(1).await?;
     for (address, documented) in [

@@ -7,13 +7,13 @@ use bench::{admin, scrape::names};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, PATIENCE, Producer, embedded, wait_said, wait_until};
+use crate::harness::{Addresses, Consumer, Producer, TIMEOUT, embedded, wait_said, wait_until};
 
 /// Waits until the process has read its settings so often with this outcome.
 async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
     let name = format!("{process}_config_reloads_total");
     let what = format!("{address} has read its settings {times} times: {outcome}");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         let read = admin::metrics(address)
             .await?
             .count(&name, &[("outcome", outcome)]);
@@ -24,12 +24,12 @@ async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> R
 
 #[tokio::test]
 async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("producer.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("producer.toml");
     std::fs::write(&file, "http_connections = 100\n")?;
     let config = format!("--config={}", file.display());
     let addresses = Addresses::free()?;
-    let mut producer = Producer::start_at(&folder, &addresses, &[&config]).await?;
+    let mut producer = Producer::start_at(&dir, &addresses, &[&config]).await?;
     let _one = std::net::TcpStream::connect(&producer.http)?;
 
     std::fs::write(
@@ -48,7 +48,7 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
     };
     ensure!(refused(&producer.metrics().await?) == 0);
     let _two = std::net::TcpStream::connect(&producer.http)?;
-    wait_until(PATIENCE, "the second connection is refused", async || {
+    wait_until(TIMEOUT, "the second connection is refused", async || {
         Ok(refused(&producer.metrics().await?) == 1)
     })
     .await?;
@@ -63,11 +63,11 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
 
 #[tokio::test]
 async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("producer.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("producer.toml");
     std::fs::write(&file, "dsps = ['17']\n")?;
     let config = format!("--config={}", file.display());
-    let mut producer = Producer::start(&folder, &[&config]).await?;
+    let mut producer = Producer::start(&dir, &[&config]).await?;
     producer.accept("alice", 17, "a").await?;
     producer.accept("alice", 99, "a").await?;
 
@@ -123,10 +123,10 @@ async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Resul
 
 #[tokio::test]
 async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let mut consumer = Consumer::start(&folder, "node", &[&producer], &store, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     consumer.process.signal(Signal::HUP)?;
     wait_read(&consumer.admin, "consumer", "done", 1).await?;
     producer.accept("alice", 17, "a-1").await?;
@@ -135,16 +135,16 @@ async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
 
 #[tokio::test]
 async fn log_filter_follows_the_file_and_the_admin_port_until_a_hangup() -> Result<()> {
-    let folder = TempDir::new()?;
-    let file = folder.path().join("producer.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("producer.toml");
     std::fs::write(&file, "log_filter = 'info'\n")?;
     let config = format!("--config={}", file.display());
-    let mut producer = Producer::start(&folder, &[&config, "--debug-endpoints"]).await?;
+    let mut producer = Producer::start(&dir, &[&config, "--debug-endpoints"]).await?;
     let filter =
         async || Ok::<_, anyhow::Error>(admin::get(&producer.admin, "/log-filter").await?.body);
     assert_eq!(filter().await?, "info\n");
     std::fs::write(&file, "log_filter = 'info,producer=debug'\n")?;
-    wait_until(PATIENCE, "the filter follows the file", async || {
+    wait_until(TIMEOUT, "the filter follows the file", async || {
         Ok(filter().await? == "info,producer=debug\n")
     })
     .await?;

@@ -7,7 +7,7 @@ use bench::{admin, http::HttpClient, load};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Addresses, PATIENCE, Producer, expect_exit, in_time, wait_until};
+use crate::harness::{Addresses, Producer, TIMEOUT, expect_exit, in_time, wait_until};
 
 /// The status and the body of an answer, however long it takes.
 async fn get(address: &str, path: &str) -> Result<(u16, String)> {
@@ -32,8 +32,8 @@ async fn profile(address: &str, query: &str) -> Result<String> {
 
 #[tokio::test]
 async fn profiles_and_the_filter_are_off_unless_asked_for_and_say_how() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     for path in ["/log-filter", "/debug/profile", "/debug"] {
         let answer = admin::get(&producer.admin, path).await?;
         ensure!(
@@ -48,11 +48,11 @@ async fn profiles_and_the_filter_are_off_unless_asked_for_and_say_how() -> Resul
 
 #[tokio::test]
 async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--debug-endpoints"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--debug-endpoints"]).await?;
     let (plan, stop) = (producer.load(1)?, CancellationToken::new());
     let profiling = async {
-        wait_until(PATIENCE, "the load has begun", async || {
+        wait_until(TIMEOUT, "the load has begun", async || {
             Ok(producer.appended().await? > 0)
         })
         .await?;
@@ -67,7 +67,7 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
         ] {
             assert_eq!(get(&producer.admin, path).await?.0, status, "{path}");
         }
-        let refused = wait_until(PATIENCE, "a second one is refused", async || {
+        let refused = wait_until(TIMEOUT, "a second one is refused", async || {
             let (status, _) = get(&producer.admin, "/debug/profile?seconds=1").await?;
             Ok(status == 429)
         });
@@ -104,11 +104,11 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
 }
 
 #[tokio::test]
-async fn profile_without_a_folder_for_its_file_says_which_one_it_wants() -> Result<()> {
-    let folder = TempDir::new()?;
+async fn profile_without_a_dir_for_its_file_says_which_one_it_wants() -> Result<()> {
+    let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
     let producer = Producer::start_wrapped(
-        &folder,
+        &dir,
         &addresses,
         &["--debug-endpoints"],
         &|program, flags| {
@@ -134,9 +134,9 @@ async fn profile_without_a_folder_for_its_file_says_which_one_it_wants() -> Resu
 
 #[tokio::test]
 async fn profile_does_not_hold_up_the_drain() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let flags = ["--debug-endpoints", "--drain-timeout=1h"];
-    let mut producer = Producer::start(&folder, &flags).await?;
+    let mut producer = Producer::start(&dir, &flags).await?;
     let admin = producer.admin.clone();
     let profile = async {
         loop {
@@ -147,7 +147,7 @@ async fn profile_does_not_hold_up_the_drain() -> Result<()> {
         }
     };
     let draining = async {
-        wait_until(PATIENCE, "a profile is being taken", async || {
+        wait_until(TIMEOUT, "a profile is being taken", async || {
             Ok(get(&admin, "/debug/profile?seconds=1").await?.0 == 429)
         })
         .await?;

@@ -15,16 +15,16 @@ use tokio::{
     time::timeout,
 };
 
-use crate::harness::{PATIENCE, bin_dir, in_time};
+use crate::harness::{TIMEOUT, bin_dir, in_time};
 
 /// For a whole demonstration, on a busy machine.
-const RUN_PATIENCE: Duration = Duration::from_secs(10 * 60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 const SECONDS: &str = "8";
 
 /// A demonstration that runs.
 struct Demo {
-    _folder: TempDir,
+    _dir: TempDir,
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
     said: Vec<String>,
@@ -33,7 +33,7 @@ struct Demo {
 impl Demo {
     async fn start(args: &[&str]) -> Result<Self> {
         let [program] = tokio::task::spawn_blocking(|| find(["demo"])).await??;
-        let folder = TempDir::new()?;
+        let dir = TempDir::new()?;
         let Addresses { http, grpc, admin } = Addresses::free()?;
         let mut child = Command::new(program)
             .args(args)
@@ -41,7 +41,7 @@ impl Demo {
             .args(["--producer-admin", &admin])
             .args(["--consumer-admin", &free_address()?.to_string()])
             .arg("--dir")
-            .arg(folder.path())
+            .arg(dir.path())
             .env(BIN_DIR_VARIABLE, bin_dir().await?)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -49,7 +49,7 @@ impl Demo {
             .spawn()?;
         let stdout = child.stdout.take().context("it has no output")?;
         Ok(Self {
-            _folder: folder,
+            _dir: dir,
             child,
             lines: BufReader::new(stdout).lines(),
             said: Vec::new(),
@@ -83,7 +83,7 @@ impl Demo {
             }
             anyhow::Ok(self.child.wait().await?)
         };
-        let status = timeout(RUN_PATIENCE, reading).await;
+        let status = timeout(RUN_TIMEOUT, reading).await;
         let status = status.with_context(|| format!("it goes on and on: {:#?}", self.said))??;
         ensure!(status.success(), "{status}: {:#?}", self.said);
         Ok(self.said)
@@ -186,7 +186,7 @@ async fn words_that_no_demonstration_knows_are_refused_in_words() -> Result<()> 
             .args(args)
             .stdin(Stdio::null())
             .output();
-        let output = timeout(PATIENCE, output).await??;
+        let output = timeout(TIMEOUT, output).await??;
         let words = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.code() == Some(2) && words.contains(said),

@@ -168,8 +168,8 @@ fn configuration_page_is_what_the_code_says() -> Result<()> {
 }
 
 /// The sources of what runs: all that may write a line of the log.
-fn sources(folder: &Path, text: &mut String) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
+fn sources(dir: &Path, text: &mut String) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {
             sources(&path, text)?;
@@ -183,17 +183,15 @@ fn sources(folder: &Path, text: &mut String) -> Result<()> {
 #[test]
 fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
     let mut text = String::new();
-    for folder in [
+    for dir in [
         "runtime/src",
         "producer/src",
         "consumer/src",
         "limits/limiter/src",
         "limits/sharing/src",
     ] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("..")
-            .join(folder);
-        sources(&folder, &mut text)?;
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(dir);
+        sources(&dir, &mut text)?;
     }
     let page = fs::read_to_string(PAGE)?;
     let (_, lines) = page.split_once("### Log messages").context("no lines")?;

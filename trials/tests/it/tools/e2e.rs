@@ -25,11 +25,11 @@ use tokio::{
 use crate::harness::{TRIALS, bench, bin_dir, machine, wait_until};
 
 /// For a whole run, on a busy machine.
-const RUN_PATIENCE: Duration = Duration::from_secs(15 * 60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// A run of the program in a folder of its own: what it makes is in there, but for the databases.
+/// A run of the program in a directory of its own: what it makes is in there, but for the databases.
 pub(crate) struct Run {
-    folder: TempDir,
+    dir: TempDir,
     child: Child,
     _machine: SemaphorePermit<'static>,
 }
@@ -54,22 +54,22 @@ impl Run {
 
     async fn start(program: &Path, args: &[&str]) -> Result<Self> {
         let machine = machine().await;
-        let folder = tempfile::tempdir()?;
-        let temporary = folder.path().join("tmp");
+        let dir = tempfile::tempdir()?;
+        let temporary = dir.path().join("tmp");
         fs::create_dir(&temporary)?;
         let child = Command::new(program)
             .args(args)
             .args(["--json", "--report"])
-            .arg(folder.path().join("report"))
+            .arg(dir.path().join("report"))
             .env("TMPDIR", &temporary)
             .env(BIN_DIR_VARIABLE, bin_dir().await?)
             .stdin(Stdio::null())
-            .stdout(fs::File::create(folder.path().join("out"))?)
-            .stderr(fs::File::create(folder.path().join("words"))?)
+            .stdout(fs::File::create(dir.path().join("out"))?)
+            .stderr(fs::File::create(dir.path().join("words"))?)
             .kill_on_drop(true)
             .spawn()?;
         Ok(Self {
-            folder,
+            dir,
             child,
             _machine: machine,
         })
@@ -82,21 +82,21 @@ impl Run {
     }
 
     fn words(&self) -> String {
-        fs::read_to_string(self.folder.path().join("words")).unwrap_or_default()
+        fs::read_to_string(self.dir.path().join("words")).unwrap_or_default()
     }
 
     /// Waits for its end; nothing it started may be left.
     pub(crate) async fn end(mut self) -> Result<Ended> {
-        let status = timeout(RUN_PATIENCE, self.child.wait()).await;
+        let status = timeout(RUN_TIMEOUT, self.child.wait()).await;
         let words = self.words();
         let status = status.with_context(|| format!("it goes on and on: {words}"))??;
-        let out = fs::read_to_string(self.folder.path().join("out"))?;
+        let out = fs::read_to_string(self.dir.path().join("out"))?;
         let outcome = serde_json::from_str(&out).with_context(|| format!("{out:?} {words}"))?;
-        let temporary = self.folder.path().join("tmp");
+        let temporary = self.dir.path().join("tmp");
         ensure!(fs::read_dir(&temporary)?.next().is_none(), "files are left");
         let left = processes_with(&temporary)?;
         ensure!(left.is_empty(), "processes are left: {left:?}");
-        ensure!(self.folder.path().join("report/report.json").is_file());
+        ensure!(self.dir.path().join("report/report.json").is_file());
         Ok(Ended {
             code: status.code(),
             outcome,
@@ -128,9 +128,9 @@ impl Ended {
     }
 }
 
-/// Processes that were started with this folder in their environment.
-fn processes_with(folder: &Path) -> Result<Vec<PathBuf>> {
-    let wanted = folder.as_os_str().as_encoded_bytes();
+/// Processes that were started with this directory in their environment.
+fn processes_with(dir: &Path) -> Result<Vec<PathBuf>> {
+    let wanted = dir.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path());
     let has = |process: &PathBuf| {
         let environment = fs::read(process.join("environ")).unwrap_or_default();
@@ -197,8 +197,8 @@ async fn ladder_into_embedded_stores_is_climbed_and_every_store_verified() -> Re
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mongod = Mongod::start(folder.path()).await?;
+    let dir = tempfile::tempdir()?;
+    let mongod = Mongod::start(dir.path()).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let uri = mongod.uri();
     let args = [
@@ -234,7 +234,7 @@ async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> 
 /// Gives one document of a run another value, and adds one; returns the indexes of their collection.
 async fn tamper(client: &Client) -> Result<Vec<String>> {
     let mut victim = None;
-    wait_until(RUN_PATIENCE, "something is stored", async || {
+    wait_until(RUN_TIMEOUT, "something is stored", async || {
         for name in client.list_database_names().await? {
             let is_dsp = name
                 .rsplit('-')
@@ -273,14 +273,14 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
 }
 
 /// The ids of the processes of this run with these words in their arguments.
-fn ids_with(folder: &Path, words: &str) -> Result<Vec<Pid>> {
+fn ids_with(dir: &Path, words: &str) -> Result<Vec<Pid>> {
     let has = |process: &PathBuf| {
         let line = fs::read(process.join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
         line.contains(words)
     };
     let id = |process: PathBuf| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?);
-    let processes = processes_with(folder)?.into_iter();
+    let processes = processes_with(dir)?.into_iter();
     Ok(processes.filter(has).filter_map(id).collect())
 }
 
@@ -298,11 +298,11 @@ async fn process_that_ends_is_told_with_all_that_was_measured() -> Result<()> {
         "embedded",
     ];
     let run = Run::bench(&args).await?;
-    wait_until(RUN_PATIENCE, "the first step has begun", async || {
+    wait_until(RUN_TIMEOUT, "the first step has begun", async || {
         Ok(run.words().contains("step 1 of 2"))
     })
     .await?;
-    let temporary = run.folder.path().join("tmp");
+    let temporary = run.dir.path().join("tmp");
     let victims = ids_with(&temporary, "--name node-1")?;
     ensure!(victims.len() == 1, "{victims:?}");
     kill_process(victims[0], Signal::KILL)?;
@@ -335,7 +335,7 @@ async fn interrupt_ends_everything_verifies_and_reports() -> Result<()> {
         "2",
     ];
     let run = Run::bench(&args).await?;
-    wait_until(RUN_PATIENCE, "the first step has begun", async || {
+    wait_until(RUN_TIMEOUT, "the first step has begun", async || {
         Ok(run.words().contains("step 1 of 3"))
     })
     .await?;

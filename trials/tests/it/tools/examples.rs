@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     harness::{
-        Consumer, DRAIN_PATIENCE, PATIENCE, Producer, expect_exit, in_time, numbered, wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, in_time, numbered, wait_until,
     },
     stream::languages,
 };
@@ -30,7 +30,7 @@ fn example(file: &str) -> PathBuf {
 
 /// Waits until the reader called `example` has opened a stream of this producer.
 async fn wait_read(producer: &Producer) -> Result<()> {
-    wait_until(PATIENCE, "the example reads", async || {
+    wait_until(TIMEOUT, "the example reads", async || {
         let labels = [("subscriber", "example"), ("call", "get_cookies")];
         Ok(producer.metrics().await?.count(names::STREAMS, &labels) == 1)
     })
@@ -40,9 +40,9 @@ async fn wait_read(producer: &Producer) -> Result<()> {
 #[tokio::test]
 async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> Result<()> {
     let python = languages::python().await?;
-    let folders = [TempDir::new()?, TempDir::new()?];
-    let mut one = Producer::start(&folders[0], &[]).await?;
-    let two = Producer::start(&folders[1], &[]).await?;
+    let dirs = [TempDir::new()?, TempDir::new()?];
+    let mut one = Producer::start(&dirs[0], &[]).await?;
+    let two = Producer::start(&dirs[1], &[]).await?;
     let mut reader = Command::new(python)
         .arg(example("python/read_cookies.py"))
         .args(["--name", "example"])
@@ -56,7 +56,7 @@ async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> 
     wait_read(&two).await?;
     one.accept_numbers(1..=100).await?;
     two.accept_numbers(101..=200).await?;
-    let status = one.process.stop(DRAIN_PATIENCE).await?;
+    let status = one.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&one.process, status, 0)?;
     one.process.start_again()?;
     one.wait_ready().await?;
@@ -78,10 +78,10 @@ async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> 
 #[tokio::test]
 async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()> {
     let python = languages::python().await?;
-    let folder = TempDir::new()?;
-    let mongod = Mongod::start(&folder.path().join("mongod")).await?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], &mongod.uri(), &[]).await?;
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept("alice", 17, "a-17").await?;
     producer.accept("alice", 42, "a-42").await?;
     consumer
@@ -94,7 +94,7 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
         ] {
             let asked = Command::new(&python)
                 .arg(example("python/bidder.py"))
-                .args(["--patience", "10", user, &store, "17", "42", "99"])
+                .args(["--timeout", "10", user, &store, "17", "42", "99"])
                 .stdin(Stdio::null())
                 .output();
             let output = in_time("the bidder answers", asked).await??;

@@ -10,13 +10,13 @@ use bench::{
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{PATIENCE, bench, bin_dir, children, machine, run_to_end, wait_until};
+use crate::harness::{TIMEOUT, bench, bin_dir, children, machine, run_to_end, wait_until};
 
 async fn accounts_for_every_cookie(call: &str) -> Result<()> {
     let _machine = machine().await;
     let parent = TempDir::new()?;
-    let folder = parent.path().join("report");
-    let report = format!("--report={}", folder.display());
+    let dir = parent.path().join("report");
+    let report = format!("--report={}", dir.display());
     let call_flag = format!("--call={call}");
     let args = [
         "subscribe",
@@ -33,9 +33,9 @@ async fn accounts_for_every_cookie(call: &str) -> Result<()> {
     let ended = run_to_end(bench().await?, &args, &[(BIN_DIR_VARIABLE, &bin_dir)]).await?;
     ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.words);
     for name in ["report.json", "report.html"] {
-        ensure!(fs::metadata(folder.join(name))?.len() > 0, "{name}");
+        ensure!(fs::metadata(dir.join(name))?.len() > 0, "{name}");
     }
-    let report = Report::read(&folder)?;
+    let report = Report::read(&dir)?;
     assert_eq!(report.scenario, "fan-out");
     assert_eq!(report.faults, Vec::<String>::new());
     let printed = ended.words.lines().find(|line| line.starts_with('{'));
@@ -92,7 +92,7 @@ async fn fan_outs_that_make_no_sense_are_refused() -> Result<()> {
 #[tokio::test]
 async fn interrupted_fan_out_ends_its_processes_and_reports() -> Result<()> {
     let parent = TempDir::new()?;
-    let folder = parent.path().join("report");
+    let dir = parent.path().join("report");
     let bin_dir = bin_dir().await?.display().to_string();
     // The variable for the child only: through `env`, which becomes it.
     let args = [
@@ -102,18 +102,18 @@ async fn interrupted_fan_out_ends_its_processes_and_reports() -> Result<()> {
         "--fan-out=1".to_owned(),
         "--rate=100".to_owned(),
         "--duration=10m".to_owned(),
-        format!("--report={}", folder.display()),
+        format!("--report={}", dir.display()),
     ];
     let log = parent.path().join("log");
     let mut fan_out = Process::start("bench", Path::new("/usr/bin/env"), &args, &log)?;
     let id = fan_out.id();
-    let started = wait_until(PATIENCE, "the producer runs", async || {
+    let started = wait_until(TIMEOUT, "the producer runs", async || {
         Ok(children(id)?.len() == 1)
     });
     started.await?;
     let started = children(id)?;
     fan_out.signal(Signal::INT)?;
-    let status = fan_out.wait(PATIENCE).await?;
+    let status = fan_out.wait(TIMEOUT).await?;
     ensure!(
         status.code() == Some(0),
         "{status}: {}",
@@ -123,7 +123,7 @@ async fn interrupted_fan_out_ends_its_processes_and_reports() -> Result<()> {
         let is_there = Path::new(&format!("/proc/{child}")).exists();
         ensure!(!is_there, "{child} still runs");
     }
-    let report = Report::read(&folder)?;
+    let report = Report::read(&dir)?;
     assert_eq!(report.findings, ["The run was ended before its time."]);
     assert!(report.tables.is_empty());
     Ok(())

@@ -42,8 +42,8 @@ async fn short_help_is_short_and_long_help_has_groups_and_examples() -> Result<(
 #[tokio::test]
 async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()> {
     let programs = programs().await?;
-    let folder = TempDir::new()?;
-    let file = folder.path().join("producer.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("producer.toml");
     std::fs::write(&file, "log_bytes = '2GiB'\n")?;
     let config = format!("--config={}", file.display());
     let args = [&*config, "--chunk-age=20ms", "--print-config"];
@@ -64,7 +64,7 @@ async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()>
     let printed = run_to_end(&programs.consumer, &args, &[]).await?;
     check(&printed, 0, &["\nstore = \"mongodb://***@host/\""])?;
     ensure!(!printed.words.contains("secret@"), "{}", printed.words);
-    let file = folder.path().join("consumer.toml");
+    let file = dir.path().join("consumer.toml");
     std::fs::write(&file, &printed.words)?;
     let config = format!("--config={}", file.display());
     let args = [&*config, "--check-config"];
@@ -103,18 +103,18 @@ async fn checked_settings_are_good_or_all_that_is_wrong_is_said() -> Result<()> 
 #[tokio::test]
 async fn probe_says_whether_the_process_with_these_settings_is_ready() -> Result<()> {
     let programs = programs().await?;
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let admin = format!("--admin={}", producer.admin);
     let ready = run_to_end(&programs.producer, &["--probe", &admin], &[]).await?;
     check(&ready, 0, &["ready"])?;
 
-    let store = embedded(&folder.path().join("store"));
+    let store = embedded(&dir.path().join("store"));
     let nowhere = format!("http://{}", free_address()?);
-    let consumer = Consumer::spawn(&folder, "node", &[&nowhere], &store, &[]).await?;
+    let consumer = Consumer::spawn(&dir, "node", &[&nowhere], &store, &[]).await?;
     consumer.wait_not_ready("no producer").await?;
     let environment = [("CONSUMER_ADMIN", &*consumer.admin)];
-    // A mistake elsewhere must not make a container that works look broken.
+    // An error elsewhere must not make a container that works look broken.
     let args = ["--probe", "--token-file=/no/such/token"];
     let unready = run_to_end(&programs.consumer, &args, &environment).await?;
     check(&unready, 1, &["503", "no producer"])?;

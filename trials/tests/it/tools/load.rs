@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{PATIENCE, Producer, accept_all, in_time, wait_until};
+use crate::harness::{Producer, TIMEOUT, accept_all, in_time, wait_until};
 
 fn per_second(rate: u64) -> NonZeroU64 {
     NonZeroU64::new(rate).expect("no test asks for no rate")
@@ -32,8 +32,8 @@ fn per_second(rate: u64) -> NonZeroU64 {
 #[tokio::test]
 async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result<()> {
     const RATE: u64 = 2_000;
-    let folder = TempDir::new()?;
-    let mut producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let mut producer = Producer::start(&dir, &[]).await?;
     let plan = Plan {
         connections: 4.try_into()?,
         requests: Some(5 * RATE),
@@ -46,13 +46,13 @@ async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result
     };
     let stop = CancellationToken::new();
     let stall = async {
-        wait_until(PATIENCE, "a second is over", async || {
+        wait_until(TIMEOUT, "a second is over", async || {
             Ok(seconds.load(Ordering::Relaxed) > 0)
         })
         .await?;
         let began = Instant::now();
         producer.process.signal(Signal::STOP)?;
-        let goes_on = wait_until(PATIENCE, "requests leave without answers", async || {
+        let goes_on = wait_until(TIMEOUT, "requests leave without answers", async || {
             Ok(outstanding.load(Ordering::Relaxed) > RATE * 3 / 4)
         })
         .await;
@@ -165,7 +165,7 @@ async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
     );
     assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
     assert!(!outcome.is_faultless());
-    // To its end by the plan, not by the patience; and what got no answer took at least so long.
+    // To its end by the plan, not by the timeout; and what got no answer took at least so long.
     assert!((0.29..0.4).contains(&outcome.seconds));
     assert!(
         outcome
@@ -252,9 +252,9 @@ async fn answers_of_any_kind_take_time() -> Result<()> {
 
 #[tokio::test]
 async fn producers_take_turns() -> Result<()> {
-    let folder = TempDir::new()?;
-    let first = Producer::start(&folder, &[]).await?;
-    let second = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let first = Producer::start(&dir, &[]).await?;
+    let second = Producer::start(&dir, &[]).await?;
     let plan = Plan {
         urls: vec![
             format!("http://{}/", first.http).parse()?,
@@ -274,8 +274,8 @@ async fn producers_take_turns() -> Result<()> {
 
 #[tokio::test]
 async fn loads_of_one_seed_can_send_other_cookies_of_the_same_users() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let traffic = Traffic::new(5, NonZeroU64::new(10));
     let plan = |first_connection| -> Result<Plan> {
         Ok(Plan {

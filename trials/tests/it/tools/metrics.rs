@@ -8,7 +8,7 @@ use bench::{
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, request, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, request, wait_until},
     stream_client::{CookieStream, Subscription, from_cursor, from_newest},
 };
 
@@ -25,8 +25,8 @@ fn of_node(samples: &Samples, name: impl AsRef<str>) -> u64 {
 async fn lag_that_is_gone_is_seen_by_the_next_scrape() -> Result<()> {
     const COOKIES: u64 = 5_000;
     const MAX: &str = "producer_subscriber_lag_cookies_max";
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--rewind-bytes", "0"]).await?;
     drop(Subscription::open(&producer.grpc, from_newest("node")).await?);
     producer.accept_load(1, COOKIES).await?;
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
@@ -44,11 +44,11 @@ async fn lag_that_is_gone_is_seen_by_the_next_scrape() -> Result<()> {
 #[tokio::test]
 async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
     const SECONDS: &str = "producer_subscriber_lag_seconds";
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--rewind-bytes", "0"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--rewind-bytes", "0"]).await?;
     drop(Subscription::open(&producer.grpc, from_newest("node")).await?);
     producer.accept_load(1, 1).await?;
-    wait_until(PATIENCE, "the lag grows", async || {
+    wait_until(TIMEOUT, "the lag grows", async || {
         let lag = producer.metrics().await?.sum(SECONDS, &[]);
         Ok(lag.is_some_and(|lag| lag > 0.1))
     })
@@ -61,8 +61,8 @@ async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
 
 #[tokio::test]
 async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--dsp-series-max", "2"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--dsp-series-max", "2"]).await?;
     for dsp in [17, 42, 99, 100, 17] {
         producer.accept("alice", dsp, "a").await?;
     }
@@ -84,7 +84,7 @@ async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
     assert_eq!(connection.answer().await?.status, 200);
 
     // An answer is on its way before its time is taken.
-    wait_until(PATIENCE, "11 requests were timed", async || {
+    wait_until(TIMEOUT, "11 requests were timed", async || {
         let timed = producer.metrics().await?.histogram(REQUEST_SECONDS);
         Ok((timed.count() - 11.0).abs() < 0.5)
     })
@@ -117,9 +117,9 @@ async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
 
 #[tokio::test]
 async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let flags = ["--log-bytes", "1MiB", "--rewind-bytes", "0"];
-    let producer = Producer::start(&folder, &flags).await?;
+    let producer = Producer::start(&dir, &flags).await?;
     let stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     let hello = stream.hello.clone();
     drop(stream);
@@ -129,7 +129,7 @@ async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
     other.epoch -= 1;
     drop(Subscription::open(&producer.grpc, from_cursor("node", &other, 7)).await?);
     producer.accept_load(1, 30_000).await?;
-    wait_until(PATIENCE, "the log has moved on", async || {
+    wait_until(TIMEOUT, "the log has moved on", async || {
         let kept = producer.metrics().await?.count("producer_log_cookies", &[]);
         Ok((1..30_000).contains(&kept))
     })
@@ -160,13 +160,13 @@ async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
 
 #[tokio::test]
 async fn consumer_tells_of_each_producer_how_it_stands() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &["--id", "one"]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &["--id", "one"]).await?;
     producer.accept_load(1, 1_000).await?;
-    let consumer = Consumer::start(&folder, "node", &[&producer], "none", &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&producer], "none", &[]).await?;
     consumer.wait_settled(1_000).await?;
     let one = [("producer", "one")];
-    wait_until(PATIENCE, "all is durable", async || {
+    wait_until(TIMEOUT, "all is durable", async || {
         let lag = consumer.metrics().await?;
         Ok(lag.sum("consumer_producer_lag_cookies", &one) == Some(0.0))
     })
@@ -181,7 +181,7 @@ async fn consumer_tells_of_each_producer_how_it_stands() -> Result<()> {
         "one clock, and some delay: {skew:?}"
     );
     drop(producer);
-    wait_until(PATIENCE, "the producer is missed", async || {
+    wait_until(TIMEOUT, "the producer is missed", async || {
         let samples = consumer.metrics().await?;
         Ok(samples.sum("consumer_producer_connected", &one) == Some(0.0))
     })

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use self::words::{GROUPS, LABELS, NOTES};
 use crate::{
     edge::security::certificates::{Authority, write},
-    harness::{PATIENCE, wait_until},
+    harness::{TIMEOUT, wait_until},
     stream_client::CookieStream,
 };
 
@@ -61,9 +61,9 @@ fn root() -> PathBuf {
 
 /// All that the programs register, each once.
 async fn described() -> Result<Vec<Described>> {
-    let folder = TempDir::new()?;
-    let files = files(&folder)?;
-    let path = folder.path().display();
+    let dir = TempDir::new()?;
+    let files = files(&dir)?;
+    let path = dir.path().display();
     let producer = |more: &[String]| {
         let ports = ["--http", "--grpc", "--admin"].map(|port| format!("{port}=127.0.0.1:0"));
         let args = [
@@ -97,7 +97,7 @@ async fn described() -> Result<Vec<Described>> {
     let _stream = CookieStream::open(&format!("http://{plain}"), "host").await?;
     let limits = Registry::new();
     let limiter = limiter::serve::app::App::start(limiter(&path)?, limits.clone()).await?;
-    wait_until(PATIENCE, "the consumer reads from both", async || {
+    wait_until(TIMEOUT, "the consumer reads from both", async || {
         let all = registry.described()?;
         let read = all
             .iter()
@@ -123,17 +123,17 @@ async fn described() -> Result<Vec<Described>> {
     Ok(all)
 }
 
-/// The settings of a limiter in this folder, with all that registers something.
-fn limiter(folder: &impl std::fmt::Display) -> Result<limiter::serve::config::Config> {
+/// The settings of a limiter in this directory, with all that registers something.
+fn limiter(dir: &impl std::fmt::Display) -> Result<limiter::serve::config::Config> {
     let limits = root().join("examples/limits.toml");
-    let tokens = format!("{folder}/tokens");
+    let tokens = format!("{dir}/tokens");
     fs::write(&tokens, "name a-token-that-is-good *\n")?;
     let args = [
         "limiter".to_owned(),
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),
         format!("--limits={}", limits.display()),
-        format!("--state={folder}/limiter-state"),
+        format!("--state={dir}/limiter-state"),
         format!("--token-file={tokens}"),
     ];
     Ok(limiter::serve::config::Config::load(args.map(Into::into))?)
@@ -145,8 +145,8 @@ struct Files {
     of_consumer: Vec<String>,
 }
 
-fn files(folder: &TempDir) -> Result<Files> {
-    let path = folder.path();
+fn files(dir: &TempDir) -> Result<Files> {
+    let path = dir.path();
     let authority = Authority::new("the authority")?;
     let trusted = authority.write(path, "authority.pem")?;
     let token = write(path, "token", "a-token-that-is-good\n")?;
@@ -327,14 +327,14 @@ fn texts() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn files_under<const N: usize>(folders: [&str; N]) -> Result<Vec<PathBuf>> {
-    let mut folders = folders.map(|name| root().join(name)).to_vec();
+fn files_under<const N: usize>(dirs: [&str; N]) -> Result<Vec<PathBuf>> {
+    let mut dirs = dirs.map(|name| root().join(name)).to_vec();
     let mut found = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder)? {
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir)? {
             let path = entry?.path();
             if path.is_dir() {
-                folders.push(path);
+                dirs.push(path);
             } else {
                 found.push(path);
             }

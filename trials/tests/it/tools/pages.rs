@@ -24,17 +24,11 @@ async fn pages_show_what_is_and_ask_nobody_else() -> Result<()> {
     let Some(browser) = installed_or_skip(&BROWSERS) else {
         return Ok(());
     };
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
-    let store = embedded(&folder.path().join("store"));
-    let consumer = Consumer::start(
-        &folder,
-        "node-1.exchange.example",
-        &[&producer],
-        &store,
-        &[],
-    )
-    .await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer =
+        Consumer::start(&dir, "node-1.exchange.example", &[&producer], &store, &[]).await?;
     let hostile = Subscription::open(&producer.grpc, from_newest(HOSTILE)).await?;
     drop(Subscription::open(&producer.grpc, from_newest("node-2.exchange.example")).await?);
     producer.accept_numbers(1..=10).await?;

@@ -39,8 +39,8 @@ fn write(
     let line = Series::new("rate", [(0.0, rate), (1.0, rate)]);
     let plot = Plot::over_time("Rate", "cookies a second", vec![line]);
     report.plots = vec![plot];
-    let folder = args.prepare(scenario)?.context("no folder")?;
-    folder.write(&report)?;
+    let dir = args.prepare(scenario)?.context("no directory")?;
+    dir.write(&report)?;
     Ok(path)
 }
 
@@ -56,7 +56,7 @@ async fn two_reports_are_compared_beyond_noise() -> Result<()> {
         ("broken", 1_000.0, &["it broke"], "20", 1, "it broke"),
     ] {
         let b = write(&parent, name, "load", rate, faults)?;
-        // A folder and its JSON file are the same report.
+        // A directory and its JSON file are the same report.
         let [a, b] = [
             a.display().to_string(),
             b.join("report.json").display().to_string(),

@@ -7,7 +7,7 @@ use bench::programs::{Process, free_address};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Addresses, Ended, PATIENCE, Producer, embedded, programs, run_to_end},
+    harness::{Addresses, Ended, Producer, TIMEOUT, embedded, programs, run_to_end},
     stream_client::{Subscription, from_newest},
 };
 
@@ -30,7 +30,7 @@ fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_mistakes_are_reported_at_once() -> Result<()> {
+async fn all_errors_are_reported_at_once() -> Result<()> {
     let programs = programs().await?;
     let producer = [
         "--http=nowhere",
@@ -70,10 +70,10 @@ async fn all_mistakes_are_reported_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn unknown_keys_of_a_file_and_unknown_flags_are_mistakes() -> Result<()> {
+async fn unknown_keys_of_a_file_and_unknown_flags_are_errors() -> Result<()> {
     let programs = programs().await?;
-    let folder = TempDir::new()?;
-    let file = folder.path().join("settings.toml");
+    let dir = TempDir::new()?;
+    let file = dir.path().join("settings.toml");
     std::fs::write(&file, "log_byte = '1GiB'\nflush = '1s'\n")?;
     let config = format!("--config={}", file.display());
     for program in [&programs.producer, &programs.consumer] {
@@ -107,7 +107,7 @@ async fn help_explains_every_setting() -> Result<()> {
 #[tokio::test]
 async fn taken_port_is_named_with_the_flag_that_moves_it() -> Result<()> {
     let programs = programs().await?;
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
     for flag in ["--http", "--grpc", "--admin"] {
@@ -125,7 +125,7 @@ async fn taken_port_is_named_with_the_flag_that_moves_it() -> Result<()> {
         let ended = run_to_end(&programs.producer, &args, &[]).await?;
         check(&ended, 1, &[&address, flag])?;
     }
-    let store = embedded(&folder.path().join("store"));
+    let store = embedded(&dir.path().join("store"));
     let args = ["--admin", &address, "--store", &store];
     let ended = run_to_end(&programs.consumer, &args, &[]).await?;
     check(&ended, 1, &[&address, "--admin"])
@@ -133,25 +133,25 @@ async fn taken_port_is_named_with_the_flag_that_moves_it() -> Result<()> {
 
 #[tokio::test]
 async fn settings_come_from_a_file_and_flags_win() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
-    let file = folder.path().join("settings.toml");
+    let file = dir.path().join("settings.toml");
     let text =
         "id = 'from-the-file'\nhttp = 'nonsense that the flag replaces'\nqueue_cookies = 7\n";
     std::fs::write(&file, text)?;
     let config = format!("--config={}", file.display());
-    let producer = Producer::start_at(&folder, &addresses, &[&config]).await?;
+    let producer = Producer::start_at(&dir, &addresses, &[&config]).await?;
     let stream = Subscription::open(&producer.grpc, from_newest("reader")).await?;
     assert_eq!(stream.hello.producer_id, "from-the-file");
 
-    let store = format!("store = '{}'\n", embedded(&folder.path().join("store")));
-    let file = folder.path().join("consumer.toml");
+    let store = format!("store = '{}'\n", embedded(&dir.path().join("store")));
+    let file = dir.path().join("consumer.toml");
     std::fs::write(&file, format!("{store}producer = ['{}']\n", producer.grpc))?;
     let config = format!("--config={}", file.display());
     let admin = free_address()?.to_string();
     let args = [config, format!("--admin={admin}")];
-    let log = folder.path().join("consumer.log");
+    let log = dir.path().join("consumer.log");
     let program = &programs().await?.consumer;
     let mut consumer = Process::start("the consumer", program, &args, &log)?;
-    consumer.wait_ready(&admin, PATIENCE).await
+    consumer.wait_ready(&admin, TIMEOUT).await
 }

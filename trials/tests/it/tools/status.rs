@@ -25,8 +25,8 @@ async fn get(admin: &str, path: &str) -> Result<Answer> {
 
 #[tokio::test]
 async fn page_runs_its_own_script_alone_and_takes_no_text_for_html() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     for path in ["/metrics", "/readyz", "/nothing"] {
         let head = get(&producer.admin, path).await?.head;
         let no_frames = "\r\ncontent-security-policy: frame-ancestors 'none'";
@@ -72,9 +72,9 @@ async fn page_runs_its_own_script_alone_and_takes_no_text_for_html() -> Result<(
 
 #[tokio::test]
 async fn not_ready_is_explained_part_by_part() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let nobody = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(&folder, "node", &nobody, "none", &[]).await?;
+    let consumer = Consumer::spawn(&dir, "node", &nobody, "none", &[]).await?;
     consumer
         .wait_not_ready("producers: no producer is connected: 0 of 1")
         .await?;
@@ -101,8 +101,8 @@ async fn not_ready_is_explained_part_by_part() -> Result<()> {
 
 #[tokio::test]
 async fn port_answers_to_its_own_names_and_shows_other_sites_nothing() -> Result<()> {
-    let folder = TempDir::new()?;
-    let producer = Producer::start(&folder, &[]).await?;
+    let dir = TempDir::new()?;
+    let producer = Producer::start(&dir, &[]).await?;
     let own = &*producer.admin;
     let link = "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n";
     for (host, more, path, status) in [

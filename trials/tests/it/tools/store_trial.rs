@@ -53,8 +53,8 @@ fn check_consumer(outcome: &Value) {
 
 #[tokio::test]
 async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     for foreign in ["7", "trials-store"] {
         let cookies = client.database(foreign).collection("cookies");
@@ -80,8 +80,8 @@ async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
 
 #[tokio::test]
 async fn what_was_written_is_kept_on_request() -> Result<()> {
-    let folder = TempDir::new()?;
-    let mut mongod = Mongod::start(&folder.path().join("mongod")).await?;
+    let dir = TempDir::new()?;
+    let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let flags = [
         "--dsps=1",
         "--keep",
@@ -120,9 +120,9 @@ async fn what_was_written_is_kept_on_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_embedded_store_is_measured_in_a_folder_of_its_own() -> Result<()> {
-    let folder = TempDir::new()?;
-    let path = folder.path().join("store");
+async fn an_embedded_store_is_measured_in_a_dir_of_its_own() -> Result<()> {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("store");
     let flags = ["--repeat=0.8", "--repeat-changed=1"];
     check_consumer(&outcome(&store(&embedded(&path), &flags).await?)?);
     assert!(!path.exists(), "it is removed");

@@ -16,7 +16,8 @@ use super::super::{
 };
 
 /// What to do about records that cannot be read is for a person to decide.
-const UNUSABLE: &str = "what was used cannot be read; with another folder every quota begins anew";
+const UNUSABLE: &str =
+    "what was used cannot be read; with another directory every quota begins anew";
 
 /// What is kept, and what was found.
 pub(super) struct Kept {
@@ -41,7 +42,7 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     let kept = Engine::kept_in(&records);
     let kept = kept.context(UNUSABLE).with_context(named)?;
     let plan = at_start((*file).clone(), kept, has_collection);
-    let plan = plan.map_err(|mistakes| anyhow!("--limits: {}", mistakes.0.join("; ")))?;
+    let plan = plan.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
 
     let clock = Clock::start();
     let sharing = plan.rules.sharing.as_ref();
@@ -55,11 +56,11 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
     let engine = Arc::new(Engine::new(options, &plan.rules.limits));
     match path {
         None => tracing::warn!("no state is kept; a restart resets every quota (--state)"),
-        Some(folder) if store.as_ref().is_some_and(|store| store.is_new) => {
-            tracing::info!(folder = %folder.display(), "no state yet; all quotas are unused");
+        Some(dir) if store.as_ref().is_some_and(|store| store.is_new) => {
+            tracing::info!(dir = %dir.display(), "no state yet; all quotas are unused");
         }
-        Some(folder) if records.is_empty() => {
-            tracing::error!(folder = %folder.display(), "the state has no records, they were lost; all quotas are unused");
+        Some(dir) if records.is_empty() => {
+            tracing::error!(dir = %dir.display(), "the state has no records, they were lost; all quotas are unused");
         }
         Some(_) => restore(&engine, &clock, &records).with_context(named)?,
     }

@@ -52,22 +52,22 @@ pub(super) struct Catalog {
 }
 
 /// What limits can be served; sentences that say what is wrong.
-pub fn mistakes(rules: &Rules) -> Vec<String> {
-    let mut mistakes = Vec::new();
+pub fn errors(rules: &Rules) -> Vec<String> {
+    let mut errors = Vec::new();
     if rules.limits.len() > LIMITS_MAX {
         let number = rules.limits.len();
-        mistakes.push(format!("{number} limits are more than {LIMITS_MAX}"));
+        errors.push(format!("{number} limits are more than {LIMITS_MAX}"));
     }
     for limit in &rules.limits {
         if limit.name.contains('/') || limit.name.len() > LIMIT_BYTES_MAX {
-            mistakes.push(format!(
+            errors.push(format!(
                 "limits.{}: a name has up to {LIMIT_BYTES_MAX} bytes and no slash, as it is part of a path",
                 limit.name
             ));
         }
     }
-    mistakes.extend(unfit(rules));
-    mistakes
+    errors.extend(unfit(rules));
+    errors
 }
 
 impl Catalog {

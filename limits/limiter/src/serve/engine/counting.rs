@@ -62,20 +62,20 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
     let Some(sharing) = exact(rules.sharing.as_ref()) else {
         return Vec::new();
     };
-    let mut mistakes = Vec::new();
-    if let Err(mistake) = Address::of(sharing).and_then(|it| it.check()) {
-        mistakes.push(mistake);
+    let mut errors = Vec::new();
+    if let Err(error) = Address::of(sharing).and_then(|it| it.check()) {
+        errors.push(error);
     }
     for limit in &rules.limits {
         if limit.from_call {
-            mistakes.push(format!(
+            errors.push(format!(
                 "limits.{}: a limit with from_call cannot be exact",
                 limit.name
             ));
         }
         for rule in &limit.rules {
             let mut wrong = |what: String| {
-                mistakes.push(format!("limits.{}: {}: {what}", limit.name, rule.id));
+                errors.push(format!("limits.{}: {}: {what}", limit.name, rule.id));
             };
             if let Err(error) = Rule::of(&rule.limit) {
                 wrong(error.to_string());
@@ -93,5 +93,5 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
             }
         }
     }
-    mistakes
+    errors
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use limits::rules::{Document, Mistakes, Rules, Terms};
+use limits::rules::{ConfigErrors, Document, Rules, Terms};
 use serde::Serialize;
 
 use super::super::engine;
@@ -51,21 +51,21 @@ impl Plan {
     ///
     /// # Errors
     /// With everything that is wrong with it.
-    pub fn of(file: Document, collection: Named) -> Result<Self, Mistakes> {
+    pub fn of(file: Document, collection: Named) -> Result<Self, ConfigErrors> {
         let mut document = file.clone();
         for (name, terms) in &collection {
             document.set(name, terms.clone());
         }
         let rules = document.rules()?;
-        let mut mistakes = engine::mistakes(&rules);
+        let mut errors = engine::errors(&rules);
         let bytes = to_bytes(&collection).len();
         if bytes > BYTES_MAX {
-            mistakes.push(format!(
+            errors.push(format!(
                 "the collection has {bytes} bytes of limits: {BYTES_MAX} at most"
             ));
         }
-        if !mistakes.is_empty() {
-            return Err(Mistakes(mistakes));
+        if !errors.is_empty() {
+            return Err(ConfigErrors(errors));
         }
         Ok(Self {
             file,
@@ -137,10 +137,10 @@ mod tests {
     #[test]
     fn sources_that_contradict_each_other_or_are_too_large_are_refused() {
         #[track_caller]
-        fn check(name: &str, terms: serde_json::Value, mistake: &str) {
+        fn check(name: &str, terms: serde_json::Value, error: &str) {
             let terms = serde_json::from_value(terms).unwrap();
             let refused = Plan::of(file(), named([(name, terms)])).unwrap_err();
-            assert!(refused.to_string().contains(mistake), "{refused}");
+            assert!(refused.to_string().contains(error), "{refused}");
         }
         let rules = serde_json::json!([{ "id": "r", "rate": "1/s" }]);
         let with = |keys: &[String]| serde_json::json!({ "keys": keys, "rules": rules });

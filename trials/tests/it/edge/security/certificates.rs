@@ -22,29 +22,29 @@ impl Authority {
         Ok(Self { pem, issuer })
     }
 
-    /// Writes the authority's certificate to `name` in a folder; returns the path.
-    pub(crate) fn write(&self, folder: &Path, name: &str) -> Result<String> {
-        write(folder, name, &self.pem)
+    /// Writes the authority's certificate to `name` in a directory; returns the path.
+    pub(crate) fn write(&self, dir: &Path, name: &str) -> Result<String> {
+        write(dir, name, &self.pem)
     }
 
     /// Writes a new certificate and its key; returns the paths.
-    pub(crate) fn write_identity(&self, folder: &Path, name: &str) -> Result<(String, String)> {
+    pub(crate) fn write_identity(&self, dir: &Path, name: &str) -> Result<(String, String)> {
         let key = KeyPair::generate()?;
         let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer)?;
         Ok((
-            write(folder, &format!("{name}.pem"), &certificate.pem())?,
-            write(folder, &format!("{name}.key"), &key.serialize_pem())?,
+            write(dir, &format!("{name}.pem"), &certificate.pem())?,
+            write(dir, &format!("{name}.key"), &key.serialize_pem())?,
         ))
     }
 }
 
 /// Writes a file in one step, as anyone who replaces files under a running process should.
-pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
-    let path = folder.join(name);
-    let new = folder.join(format!("{name}.new"));
+pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<String> {
+    let path = dir.join(name);
+    let new = dir.join(format!("{name}.new"));
     fs::write(&new, text)?;
     fs::rename(&new, &path)?;
     let path = path.to_str().context("a path is not text")?;

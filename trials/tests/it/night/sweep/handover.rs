@@ -9,9 +9,9 @@ use mongodb::bson::{DateTime, doc};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{SWEEP_PATIENCE, fill, is_swept, refresh, user};
+use super::{SWEEP_TIMEOUT, fill, is_swept, refresh, user};
 use crate::{
-    harness::{Consumer, PATIENCE, Producer, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, wait_until},
     mongods::{ReplicaSet, command, direct, failing, heal},
     night::{Night, Server, at},
 };
@@ -31,7 +31,7 @@ fn fresh() -> BTreeSet<String> {
 async fn sync_again(server: &Server, users: &[usize], alive: &mut BTreeSet<String>) -> Result<()> {
     for some in users.chunks(AT_ONCE) {
         // Without a primary it fails, and changes nothing that it would not change again.
-        wait_until(PATIENCE, "the server takes refreshes", async || {
+        wait_until(TIMEOUT, "the server takes refreshes", async || {
             Ok(refresh(server, NAMESPACE, some).await.is_ok())
         })
         .await?;
@@ -51,7 +51,7 @@ async fn check_exactly(server: &Server, alive: &BTreeSet<String>) -> Result<()> 
 }
 
 async fn wait_complete(server: &Server) -> Result<()> {
-    wait_until(SWEEP_PATIENCE, "the pass is complete", async || {
+    wait_until(SWEEP_TIMEOUT, "the pass is complete", async || {
         is_swept(server, NAMESPACE).await
     })
     .await
@@ -88,16 +88,16 @@ fn named(uri: &str, application: &str) -> String {
 #[tokio::test]
 async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is_fresh()
 -> Result<()> {
-    let folder = TempDir::new()?;
-    let mongod = failing(&folder).await?;
+    let dir = TempDir::new()?;
+    let mongod = failing(&dir).await?;
     let uri = mongod.uri();
     let server = Server::connect(&uri, DateTime::now()).await?;
     fill(&server, NAMESPACE, USERS).await?;
     let mut alive = fresh();
-    let producer = Producer::start(&folder, &[]).await?;
+    let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", "sweep", "--expiry-window", "always"];
     let start = async |name: &str| {
-        Consumer::start(&folder, name, &[&producer], &named(&uri, name), &flags).await
+        Consumer::start(&dir, name, &[&producer], &named(&uri, name), &flags).await
     };
     hold_deletions(&uri, "first").await?;
     let mut first = start("first").await?;
@@ -129,16 +129,12 @@ async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is
     heal(&mongod).await?;
     check_exactly(&server, &alive).await?;
     first.process.signal(Signal::CONT)?;
-    wait_until(
-        PATIENCE,
-        "it is awake, and works or gives way",
-        async || {
-            let now = first.metrics().await?;
-            Ok(now.count(names::SWEPT, &[]) > looked
-                || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
-                || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
-        },
-    )
+    wait_until(TIMEOUT, "it is awake, and works or gives way", async || {
+        let now = first.metrics().await?;
+        Ok(now.count(names::SWEPT, &[]) > looked
+            || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
+            || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
+    })
     .await?;
     wait_complete(&server).await?;
     check_exactly(&server, &alive).await
@@ -146,9 +142,9 @@ async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is
 
 #[tokio::test]
 async fn election_amid_a_sweep_loses_nothing_and_another_pass_is_complete() -> Result<()> {
-    let folder = TempDir::new()?;
+    let dir = TempDir::new()?;
     let more = ["--setParameter", "enableTestCommands=1"];
-    let set = ReplicaSet::start_with(folder.path(), 3, &more).await?;
+    let set = ReplicaSet::start_with(dir.path(), 3, &more).await?;
     let now = DateTime::from_millis(at("10T01:00").as_millisecond());
     let server = Server::connect(&set.uri(), now).await?;
     fill(&server, NAMESPACE, USERS).await?;
@@ -167,7 +163,7 @@ async fn election_amid_a_sweep_loses_nothing_and_another_pass_is_complete() -> R
     refreshed?;
     set.wait_primary().await?;
     let retries = night.retries();
-    wait_until(SWEEP_PATIENCE, "the pass is complete", async || {
+    wait_until(SWEEP_TIMEOUT, "the pass is complete", async || {
         retries.pass();
         is_swept(&server, NAMESPACE).await
     })

@@ -1,6 +1,6 @@
 //! What the page of metrics says that no registry knows: its groups, labels that can be anything, and notes.
 
-/// What is registered by the source file or folder `file`, of names that begin with `prefix`; the first group that fits takes it.
+/// What is registered by the source file or directory `file`, of names that begin with `prefix`; the first group that fits takes it.
 pub(super) struct Group {
     pub(super) title: &'static str,
     pub(super) file: &'static str,

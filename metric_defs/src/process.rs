@@ -2,29 +2,29 @@
 
 #![expect(missing_docs, reason = "the help of a figure is what it means")]
 
-use crate::Figure;
+use crate::MetricDef;
 
-pub const CPU_SECONDS: Figure = Figure::counter(
+pub const CPU_SECONDS: MetricDef = MetricDef::counter(
     "process_cpu_seconds_total",
     "Total user and system CPU time spent in seconds.",
 );
-pub const OPEN_FILES: Figure =
-    Figure::gauge("process_open_fds", "Number of open file descriptors.");
-pub const OPEN_FILES_MAX: Figure = Figure::gauge(
+pub const OPEN_FILES: MetricDef =
+    MetricDef::gauge("process_open_fds", "Number of open file descriptors.");
+pub const OPEN_FILES_MAX: MetricDef = MetricDef::gauge(
     "process_max_fds",
     "Maximum number of open file descriptors.",
 );
-pub const VIRTUAL_BYTES: Figure = Figure::gauge(
+pub const VIRTUAL_BYTES: MetricDef = MetricDef::gauge(
     "process_virtual_memory_bytes",
     "Virtual memory size in bytes.",
 );
-pub const RESIDENT_BYTES: Figure = Figure::gauge(
+pub const RESIDENT_BYTES: MetricDef = MetricDef::gauge(
     "process_resident_memory_bytes",
     "Resident memory size in bytes.",
 );
-pub const STARTED: Figure = Figure::gauge(
+pub const STARTED: MetricDef = MetricDef::gauge(
     "process_start_time_seconds",
     "Start time of the process since unix epoch in seconds.",
 );
-pub const THREADS: Figure =
-    Figure::gauge("process_threads", "Number of OS threads in the process.");
+pub const THREADS: MetricDef =
+    MetricDef::gauge("process_threads", "Number of OS threads in the process.");

@@ -4,14 +4,14 @@ use std::fmt;
 
 /// All that is wrong with the settings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Mistakes {
+pub struct ConfigErrors {
     said: Vec<String>,
 }
 
-impl Mistakes {
-    /// Notes a mistake.
-    pub fn add(&mut self, mistake: impl Into<String>) {
-        self.said.push(mistake.into());
+impl ConfigErrors {
+    /// Notes an error.
+    pub fn add(&mut self, error: impl Into<String>) {
+        self.said.push(error.into());
     }
 
     /// Passes a good value on; notes a bad one under the name of its flag.
@@ -32,10 +32,10 @@ impl Mistakes {
         self.said.is_empty()
     }
 
-    /// `value` when there is no mistake.
+    /// `value` when there is no error.
     ///
     /// # Errors
-    /// All mistakes.
+    /// All errors.
     pub fn or<T>(self, value: T) -> Result<T, Self> {
         if self.is_empty() {
             Ok(value)
@@ -45,14 +45,14 @@ impl Mistakes {
     }
 }
 
-impl fmt::Display for Mistakes {
+impl fmt::Display for ConfigErrors {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, mistake) in self.said.iter().enumerate() {
+        for (index, error) in self.said.iter().enumerate() {
             let separator = if index == 0 { "" } else { "\n" };
-            write!(formatter, "{separator}  {}", mistake.trim_end())?;
+            write!(formatter, "{separator}  {}", error.trim_end())?;
         }
         Ok(())
     }
 }
 
-impl std::error::Error for Mistakes {}
+impl std::error::Error for ConfigErrors {}

@@ -2,24 +2,24 @@
 //!
 //! The code that counts a figure and the code that reads it name the same constant: the component that registers it, the programs that
 //! start the processes and scrape them, and their tests. `docs/metrics.md` is written from what is registered. What every
-//! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it ([`Figure::of`]).
+//! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it ([`MetricDef::of`]).
 //!
 //! Names are `<process>_<noun>_<unit>`, `_total` for what only grows, in seconds, bytes and cookies.
 
 pub mod buckets;
 pub mod consumer;
+pub mod equations;
 pub mod limiter;
 pub mod process;
 pub mod producer;
-pub mod sums;
 
 use std::fmt;
 
-pub use sums::Sum;
+pub use equations::Equation;
 
 /// All that is said of a metric, but for its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Figure {
+pub struct MetricDef {
     /// Its name, the unit included.
     pub name: &'static str,
     /// What it says.
@@ -41,7 +41,7 @@ pub enum Kind {
     Histogram(&'static [f64]),
 }
 
-impl Figure {
+impl MetricDef {
     /// A value that only grows.
     #[must_use]
     pub const fn counter(name: &'static str, help: &'static str) -> Self {
@@ -84,14 +84,14 @@ impl Figure {
 }
 
 /// Its name.
-impl fmt::Display for Figure {
+impl fmt::Display for MetricDef {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name)
     }
 }
 
 /// Its name, which is all that a reader needs of it.
-impl AsRef<str> for Figure {
+impl AsRef<str> for MetricDef {
     fn as_ref(&self) -> &str {
         self.name
     }

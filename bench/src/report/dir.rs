@@ -1,4 +1,4 @@
-//! The folder of one report: taken before the run, so that a mistake costs no run, and filled after it.
+//! The directory of one report: taken before the run, so that an error costs no run, and filled after it.
 
 use std::{
     fs,
@@ -15,18 +15,18 @@ const DEFAULT_PARENT: &str = "bench-reports";
 const JSON: &str = "report.json";
 const PAGE: &str = "report.html";
 
-/// A folder that holds nothing yet but what this run will write.
+/// A directory that holds nothing yet but what this run will write.
 #[derive(Debug)]
-pub struct ReportFolder {
+pub struct ReportDir {
     path: PathBuf,
 }
 
 impl ReportArgs {
-    /// Takes the folder for a report of `scenario`; `None` when none is wanted.
+    /// Takes the directory for a report of `scenario`; `None` when none is wanted.
     ///
     /// # Errors
-    /// When the folder cannot be created or holds something.
-    pub fn prepare(&self, scenario: &str) -> Result<Option<ReportFolder>> {
+    /// When the directory cannot be created or holds something.
+    pub fn prepare(&self, scenario: &str) -> Result<Option<ReportDir>> {
         if self.no_report {
             return Ok(None);
         }
@@ -35,19 +35,19 @@ impl ReportArgs {
             Path::new(DEFAULT_PARENT).join(format!("{scenario}-{now}-{}", std::process::id()))
         };
         let path = self.report.clone().unwrap_or_else(default);
-        let describe = || format!("cannot use the folder {} for the report", path.display());
+        let describe = || format!("cannot use the directory {} for the report", path.display());
         fs::create_dir_all(&path).with_context(describe)?;
         if fs::read_dir(&path).with_context(describe)?.next().is_some() {
             bail!(
-                "{} holds something already: name a new folder with --report",
+                "{} holds something already: name a new directory with --report",
                 path.display()
             );
         }
-        Ok(Some(ReportFolder { path }))
+        Ok(Some(ReportDir { path }))
     }
 }
 
-impl ReportFolder {
+impl ReportDir {
     /// Writes the report: as JSON, and as a page that needs nothing else, whose path it returns.
     ///
     /// # Errors
@@ -65,19 +65,19 @@ impl ReportFolder {
     }
 }
 
-/// Writes the report into the folder, when there is one, and says on standard error where it is.
+/// Writes the report into the directory, when there is one, and says on standard error where it is.
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn leave(folder: Option<ReportFolder>, report: impl FnOnce() -> Report) -> Result<()> {
-    if let Some(folder) = folder {
-        eprintln!("report    {}", folder.write(&report())?.display());
+pub fn leave(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> Result<()> {
+    if let Some(dir) = dir {
+        eprintln!("report    {}", dir.write(&report())?.display());
     }
     Ok(())
 }
 
 impl Report {
-    /// Reads a report that was written into a folder, given that or its JSON file.
+    /// Reads a report that was written into a directory, given that or its JSON file.
     ///
     /// # Errors
     /// When there is none, or it is not of this program.

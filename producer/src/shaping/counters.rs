@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use figures::buckets::SHAPING_DELAY_SECONDS;
+use metric_defs::buckets::SHAPING_DELAY_SECONDS;
 
 /// Why a cookie was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

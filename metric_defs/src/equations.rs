@@ -1,12 +1,12 @@
 //! The sums that hold at any moment, in every single scrape: what came is what became of it and what is still in hand.
 
-use crate::{Figure, consumer, producer};
+use crate::{MetricDef, consumer, producer};
 
 /// What came = what became of it + what is in hand.
 #[derive(Debug)]
-pub struct Sum {
+pub struct Equation {
     /// All that came.
-    pub came: &'static [Figure],
+    pub came: &'static [MetricDef],
     /// What became of it: each has one of these fates.
     pub settled: &'static [Term],
     /// What has no fate yet.
@@ -17,12 +17,12 @@ pub struct Sum {
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
     /// The count.
-    pub count: Figure,
+    pub count: MetricDef,
     /// What was taken back.
-    pub less: Option<Figure>,
+    pub less: Option<MetricDef>,
 }
 
-impl Sum {
+impl Equation {
     /// All that became of what came, or will.
     pub fn terms(&self) -> impl Iterator<Item = &'static Term> {
         self.settled.iter().chain(self.in_hand)
@@ -30,11 +30,11 @@ impl Sum {
 }
 
 impl Term {
-    const fn of(count: Figure) -> Self {
+    const fn of(count: MetricDef) -> Self {
         Self { count, less: None }
     }
 
-    const fn less(self, less: Figure) -> Self {
+    const fn less(self, less: MetricDef) -> Self {
         Self {
             less: Some(less),
             ..self
@@ -43,7 +43,7 @@ impl Term {
 }
 
 /// The cookies of a consumer.
-pub const LEDGER: Sum = Sum {
+pub const LEDGER: Equation = Equation {
     came: &[consumer::RECEIVED, consumer::RETRY_QUEUE_RECOVERED],
     settled: &[
         Term::of(consumer::WRITTEN),
@@ -57,7 +57,7 @@ pub const LEDGER: Sum = Sum {
 };
 
 /// The cookies of one subscriber of a producer; that is, with the same labels.
-pub const ACCOUNT: Sum = Sum {
+pub const ACCOUNT: Equation = Equation {
     came: &[producer::SUBSCRIBER_APPENDED],
     settled: &[DELIVERED, LOST],
     in_hand: &[Term::of(producer::QUEUED)],
@@ -70,7 +70,7 @@ pub const DELIVERED: Term = Term::of(producer::DELIVERED).less(producer::UNDELIV
 pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).less(producer::RECOVERED);
 
 /// The cookies of one limit of a producer; that is, with the same labels.
-pub const SHAPING: Sum = Sum {
+pub const SHAPING: Equation = Equation {
     came: &[producer::SHAPING_ACCEPTED],
     settled: &[
         Term::of(producer::SHAPING_RELEASED),
