@@ -36,37 +36,37 @@ fn check(target: &str, least_files: usize, changes: usize, property: fn(&[u8])) 
 }
 
 #[test]
-fn requests_are_read_the_same_in_any_pieces_and_words() {
+fn request_parsing_does_not_depend_on_splits_or_escapes() {
     check("request", 10, CHANGES, fuzz::request);
 }
 
 #[test]
-fn messages_of_a_stream_are_read_as_prost_reads_them_and_all_cookies_counted() {
+fn chunk_decoding_matches_prost_and_counts_every_cookie() {
     check("chunk", 10, CHANGES, fuzz::chunk);
 }
 
 #[test]
-fn settings_are_loaded_or_refused_in_words() {
+fn settings_are_loaded_or_rejected_with_a_reason() {
     check("settings", 5, 5, fuzz::settings);
 }
 
 #[test]
-fn lookup_answers_any_path_of_a_user_in_json() {
+fn lookup_returns_json_for_every_user_path() {
     check("lookup", 5, CHANGES, fuzz::lookup);
 }
 
 #[test]
-fn calls_of_a_limiter_are_within_bounds_or_refused_in_words() {
+fn limiter_calls_are_within_bounds_or_rejected_with_a_reason() {
     check("call", 5, CHANGES, fuzz::call);
 }
 
 #[test]
-fn files_of_limits_are_served_or_refused_in_words() {
+fn limits_files_are_served_or_rejected_with_a_reason() {
     check("limits_file", 2, CHANGES, fuzz::limits_file);
 }
 
 #[test]
-fn records_are_restored_or_refused() {
+fn records_are_restored_or_rejected() {
     check("record", 1, CHANGES, fuzz::record);
     // Those of today, however their form changes.
     for bytes in fuzz::used_records()

@@ -17,8 +17,8 @@ use tempfile::TempDir;
 
 use crate::{
     harness::{Addresses, Consumer, Producer, TIMEOUT, accept_all, embedded, newest, wait_until},
+    process_wrapper,
     stream_client::{Subscription, from_oldest},
-    wrapped,
 };
 
 /// Where distributions put the library for programs with threads.
@@ -113,12 +113,12 @@ impl FakeClock {
     ) -> Result<Consumer> {
         let store = embedded(&dir.path().join("store"));
         let wrap = |program: &Path, args: &[String]| self.wrap(program, args);
-        wrapped::consumer(dir, ("node", HERE), producer, &store, flags, &wrap).await
+        process_wrapper::consumer(dir, ("node", HERE), producer, &store, flags, &wrap).await
     }
 }
 
 #[tokio::test]
-async fn clock_leaves_nothing_behind_of_a_process_that_is_killed() -> Result<()> {
+async fn fake_clock_removes_the_files_of_a_killed_process() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
@@ -150,7 +150,7 @@ async fn check_calm(consumer: &Consumer, producer: &Producer) -> Result<()> {
 }
 
 #[tokio::test]
-async fn clock_of_a_producer_may_jump_and_its_times_never_decrease() -> Result<()> {
+async fn chunk_times_never_decrease_when_the_producer_clock_jumps() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
@@ -188,7 +188,7 @@ async fn clock_of_a_producer_may_jump_and_its_times_never_decrease() -> Result<(
 }
 
 #[tokio::test]
-async fn value_that_changes_after_a_nodes_clock_was_set_back_is_stored() -> Result<()> {
+async fn changed_value_is_stored_after_the_node_clock_is_set_back() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
@@ -207,8 +207,7 @@ async fn value_that_changes_after_a_nodes_clock_was_set_back_is_stored() -> Resu
 }
 
 #[tokio::test]
-async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_again() -> Result<()>
-{
+async fn cookie_hidden_by_a_wrong_clock_reappears_when_the_clock_is_corrected() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
@@ -237,7 +236,7 @@ async fn cookie_that_a_wrong_clock_hides_as_expired_is_there_when_it_is_right_ag
 
 /// A machine without a clock of its own begins each epoch at the same time.
 #[tokio::test]
-async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> {
+async fn epochs_differ_when_a_producer_starts_twice_at_the_same_time() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
@@ -267,7 +266,7 @@ async fn epochs_differ_when_a_producer_starts_twice_at_one_time() -> Result<()> 
 
 /// Its cookies are older than what the first epoch stored, by its own clock; other pairs are not touched by that.
 #[tokio::test]
-async fn producer_that_starts_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
+async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());

@@ -1,10 +1,10 @@
 //! HTTP in: what well-behaved clients are answered.
 
 mod abuse;
-mod invented;
+mod dsp_isolation;
+mod fake_dsps;
 pub(crate) mod security;
 mod syncs;
-mod tenants;
 
 use anyhow::{Result, ensure};
 use bench::{http::HttpClient, scrape::names};
@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log() -> Result<()> {
+async fn invalid_request_gets_400_naming_the_parameter_and_appends_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let long = |character: &str, count| character.repeat(count);
@@ -88,7 +88,7 @@ async fn each_bad_request_is_told_which_parameter_and_leaves_nothing_in_the_log(
 }
 
 #[tokio::test]
-async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
+async fn user_id_and_buyer_uid_are_delivered_byte_for_byte() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let long = "%C3%BC".repeat(128);
@@ -122,7 +122,7 @@ async fn buyer_uid_and_user_id_come_out_byte_for_byte() -> Result<()> {
 }
 
 #[tokio::test]
-async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
+async fn responses_to_complete_requests_do_not_wait_for_a_partial_one() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
@@ -145,7 +145,8 @@ async fn answers_to_whole_requests_do_not_wait_for_half_a_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> Result<()> {
+async fn pipelined_responses_keep_order_and_a_malformed_request_closes_the_connection() -> Result<()>
+{
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
@@ -176,7 +177,7 @@ async fn answers_come_in_order_and_what_is_no_request_ends_the_connection() -> R
 }
 
 #[tokio::test]
-async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> {
+async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
@@ -232,7 +233,7 @@ async fn only_get_and_head_are_served_and_a_body_is_passed_over() -> Result<()> 
 }
 
 #[tokio::test]
-async fn old_and_closing_clients_are_answered_and_closed() -> Result<()> {
+async fn http_1_0_and_connection_close_requests_get_a_response_and_a_close() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     for (line, more) in [("HTTP/1.0", ""), ("HTTP/1.1", "Connection: close\r\n")] {

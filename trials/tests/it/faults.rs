@@ -19,8 +19,8 @@ use crate::{
     harness::{
         Consumer, Producer, TIMEOUT, accept_all, embedded, machine, newest, numbered, wait_until,
     },
+    process_wrapper::{consumer_in, producer_at},
     tools::e2e::Run,
-    wrapped::{consumer_in, producer_at},
 };
 
 /// Requests a second while networks are cut.
@@ -89,18 +89,18 @@ async fn cut_under_load(seconds: u64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn node_that_is_cut_off_for_five_seconds_misses_nothing() -> Result<()> {
+async fn node_partitioned_for_five_seconds_loses_nothing() -> Result<()> {
     cut_under_load(5).await
 }
 
 #[tokio::test]
 #[ignore = "takes more than a minute"]
-async fn node_that_is_cut_off_for_a_minute_misses_nothing() -> Result<()> {
+async fn node_partitioned_for_a_minute_loses_nothing() -> Result<()> {
     cut_under_load(60).await
 }
 
 #[tokio::test]
-async fn half_open_connection_is_noticed_and_resumed_where_it_was() -> Result<()> {
+async fn half_open_connection_is_detected_and_resumes_at_its_cursor() -> Result<()> {
     let Some(network) = networks(2)? else {
         return Ok(());
     };
@@ -144,7 +144,7 @@ async fn half_open_connection_is_noticed_and_resumed_where_it_was() -> Result<()
 }
 
 #[tokio::test]
-async fn network_is_gone_with_its_owner() -> Result<()> {
+async fn dropped_network_removes_its_namespaces() -> Result<()> {
     let Some(network) = networks(2)? else {
         return Ok(());
     };
@@ -158,7 +158,7 @@ async fn network_is_gone_with_its_owner() -> Result<()> {
 
 /// Stops and continues every process there is, one after the other, under a load.
 #[tokio::test]
-async fn frozen_processes_of_all_kinds_lose_nothing() -> Result<()> {
+async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
@@ -198,8 +198,7 @@ const SEED_VARIABLE: &str = "FAULTS_SEED";
 
 /// A soak with every fault there is, all drawn from a seed; it verifies every store cookie by cookie.
 #[tokio::test(flavor = "multi_thread")]
-async fn faults_of_all_kinds_at_random_moments_lose_only_what_a_killed_producer_had() -> Result<()>
-{
+async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Result<()> {
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "5".to_owned());
     eprintln!("seed {seed}; ${SEED_VARIABLE} names another");
     let mut args = vec![

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cut::CutConnection,
     harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, wait_until},
     stream_client::{Subscription, from_cursor, from_newest},
+    tcp_proxy::TcpProxy,
 };
 
 /// More than one MiB of cookies, the least a log can be told to hold.
@@ -25,7 +25,7 @@ async fn count(producer: &Producer, name: impl AsRef<str>, subscriber: &str) -> 
 }
 
 #[tokio::test]
-async fn what_was_delivered_and_never_arrived_is_lost_when_the_log_has_moved_on() -> Result<()> {
+async fn undelivered_cookies_count_as_lost_after_the_log_evicts_them() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--log-bytes", "1MiB"]).await?;
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
@@ -54,7 +54,7 @@ async fn what_was_delivered_and_never_arrived_is_lost_when_the_log_has_moved_on(
 }
 
 #[tokio::test]
-async fn what_was_lost_behind_the_bound_is_recovered_by_an_older_cursor() -> Result<()> {
+async fn cookies_lost_to_the_lag_limit_are_recovered_by_an_older_cursor() -> Result<()> {
     const COOKIES: u64 = 20_000;
     let dir = TempDir::new()?;
     let flags = ["--queue-cookies", "1000", "--rewind-bytes", "0"];
@@ -95,11 +95,11 @@ async fn at_rest(producer: &Producer, consumer: &Consumer) -> Result<(Samples, S
 }
 
 #[tokio::test]
-async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut() -> Result<()> {
+async fn consumer_receives_each_delivered_cookie_once_despite_disconnects() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let grpc = producer.grpc.trim_start_matches("http://");
-    let mut way = CutConnection::to(grpc).await?;
+    let mut way = TcpProxy::to(grpc).await?;
     let store = embedded(&dir.path().join("store"));
     let mut consumer = Consumer::spawn(&dir, "node", &[&way.url()], &store, &[]).await?;
     consumer.wait_ready().await?;
@@ -132,7 +132,7 @@ async fn consumer_has_all_that_was_delivered_to_it_also_after_its_stream_was_cut
 }
 
 #[tokio::test]
-async fn ledger_balances_in_every_scrape_under_load_with_losses_and_returns() -> Result<()> {
+async fn ledger_balances_in_every_scrape_under_load_with_losses_and_resumes() -> Result<()> {
     let dir = TempDir::new()?;
     let flags = ["--log-bytes", "1MiB", "--queue-cookies", "3000"];
     let producer = Producer::start(&dir, &flags).await?;

@@ -4,12 +4,12 @@
 //!
 //! `LIMITS_SECONDS` says how long each load is sent instead of as long as it is meant to be, to see that it works.
 
-mod fates;
 mod flooder;
 mod memory;
+mod outcomes;
 mod rates;
 mod shaping;
-mod shared;
+mod sharing;
 
 use std::{env, fs, num::NonZeroU32, time::Duration};
 

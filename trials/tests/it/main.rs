@@ -2,18 +2,18 @@
 //! language, and sentences about what holds between them.
 
 mod clock_jumps;
-mod cut;
 mod documents;
 mod edge;
 mod faults;
 mod harness;
 mod ledger;
 mod limits;
+mod maintenance;
 mod mongods;
-mod night;
+mod process_wrapper;
 mod restarts;
 mod store;
 mod stream;
 mod stream_client;
+mod tcp_proxy;
 mod tools;
-mod wrapped;

@@ -7,12 +7,12 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cut::CutConnection,
     documents::Documents,
     harness::{
         Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, accept_all, embedded, expect_exit,
         newest, wait_until,
     },
+    tcp_proxy::TcpProxy,
 };
 
 async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
@@ -40,7 +40,7 @@ async fn crash_under_load(producer: &Producer, consumer: &mut Consumer) -> Resul
 }
 
 #[tokio::test]
-async fn killed_consumer_with_the_embedded_store_misses_nothing() -> Result<()> {
+async fn killed_consumer_with_embedded_store_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -52,7 +52,7 @@ async fn killed_consumer_with_the_embedded_store_misses_nothing() -> Result<()> 
 }
 
 #[tokio::test]
-async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
+async fn killed_consumer_with_mongodb_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -65,7 +65,7 @@ async fn killed_consumer_with_mongodb_misses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goes_on() -> Result<()>
+async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in_full() -> Result<()>
 {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
@@ -95,7 +95,7 @@ async fn killed_producer_loses_nothing_that_was_delivered_and_its_next_epoch_goe
 }
 
 #[tokio::test]
-async fn consumer_waits_for_its_store_and_its_producer() -> Result<()> {
+async fn consumer_waits_until_store_and_producer_are_available() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     mongod.kill()?;
@@ -113,7 +113,7 @@ async fn consumer_waits_for_its_store_and_its_producer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
+async fn drains_of_two_producers_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut one = Producer::start(&dir, &[]).await?;
     let mut other = Producer::start(&dir, &[]).await?;
@@ -140,7 +140,7 @@ async fn two_producers_are_read_and_their_drains_lose_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
+async fn two_addresses_of_one_producer_do_not_close_each_others_streams() -> Result<()> {
     let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
     let port = addresses
@@ -174,7 +174,7 @@ async fn two_addresses_of_one_producer_do_not_fight() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Result<()> {
+async fn cookies_of_many_busy_connections_are_all_stored() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -203,10 +203,10 @@ async fn what_was_sent_without_pause_by_many_connections_is_all_there() -> Resul
 }
 
 #[tokio::test]
-async fn cut_connections_lose_nothing() -> Result<()> {
+async fn closed_connections_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
-    let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
+    let mut between = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
     let store = embedded(&dir.path().join("store"));
     let url = between.url();
     let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;

@@ -1,10 +1,10 @@
 //! The stores beside a node, and what they hold.
 
-mod ages;
 mod collections;
 mod connections;
+mod cookie_age;
+mod dead_letters;
 mod frozen_disk;
 mod full_disk;
 mod newest_wins;
 pub(crate) mod outages;
-mod refusals;

@@ -2,10 +2,10 @@
 
 mod drain;
 mod epoch_history;
+pub(crate) mod flow_control;
 mod get_cookies;
 mod grpc_abuse;
-pub(crate) mod languages;
-mod rolling;
+pub(crate) mod python_client;
+mod rolling_restart;
 mod slow_readers;
 mod subscribe;
-pub(crate) mod windows;

@@ -8,7 +8,7 @@ mod documented;
 pub(crate) mod e2e;
 mod examples;
 mod fan_out;
-mod instead;
+mod info_commands;
 mod load;
 mod metrics;
 pub(crate) mod metrics_page;

@@ -132,7 +132,7 @@ fn check_users(read: &Read, accepted: &[(&str, u64)]) {
 }
 
 #[test]
-fn each_reader_gets_all_in_order_without_waiting_for_the_end() {
+fn each_reader_receives_all_cookies_in_order_before_the_close() {
     explore(|| {
         let log = Log::new(EACH_ALONE);
         let sealing = sealer(&log);
@@ -153,7 +153,7 @@ fn each_reader_gets_all_in_order_without_waiting_for_the_end() {
 }
 
 #[test]
-fn sealing_task_wakes_for_each_first_cookie_of_a_buffer() {
+fn sealing_task_wakes_for_the_first_cookie_of_each_chunk() {
     explore(|| {
         let log = Log::new(ALL_TOGETHER);
         let sealing = sealer(&log);
@@ -171,7 +171,7 @@ fn sealing_task_wakes_for_each_first_cookie_of_a_buffer() {
 }
 
 #[test]
-fn what_was_accepted_before_the_close_is_read_before_the_end_and_nothing_else() {
+fn exactly_the_cookies_accepted_before_the_close_are_read() {
     for config in [EACH_ALONE, ALL_TOGETHER] {
         let scenario = move || {
             let log = Log::new(config);
@@ -192,7 +192,7 @@ fn what_was_accepted_before_the_close_is_read_before_the_end_and_nothing_else() 
 }
 
 #[test]
-fn cookies_accepted_before_come_side_by_side_or_not_at_all() {
+fn cookies_released_together_are_adjacent_or_all_rejected() {
     for config in [EACH_ALONE, ALL_TOGETHER] {
         let scenario = move || {
             let log = Log::new(config);
@@ -220,7 +220,7 @@ fn cookies_accepted_before_come_side_by_side_or_not_at_all() {
 }
 
 #[test]
-fn slow_reader_gets_or_is_told_of_every_sequence_of_a_ring_that_moves_on() {
+fn slow_reader_receives_every_sequence_or_an_exact_gap() {
     for queue_cookies_max in [1, u64::MAX] {
         let scenario = move || {
             let log = Log::new(NEWEST_ONLY);
@@ -240,7 +240,7 @@ fn slow_reader_gets_or_is_told_of_every_sequence_of_a_ring_that_moves_on() {
 }
 
 #[test]
-fn span_is_one_moment_of_the_log() {
+fn span_is_a_consistent_snapshot_of_the_log() {
     explore(|| {
         let log = Log::new(NEWEST_ONLY);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
@@ -259,7 +259,7 @@ fn span_is_one_moment_of_the_log() {
 }
 
 #[test]
-fn reader_that_joins_late_gets_everything_from_its_first_sequence_on() {
+fn late_reader_receives_everything_from_its_first_sequence() {
     explore(|| {
         let log = Log::new(EACH_ALONE);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];

@@ -32,8 +32,8 @@ use crate::{
     UNPOISONED,
     hosts::{End, Seat},
     load::{History, Pair, SyncRequest},
+    loss_reports,
     plan::{Kind, Limits, millis},
-    said,
     store::Disk,
     world::World,
 };
@@ -105,7 +105,7 @@ fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyho
         let is_known = first.is_some_and(|epoch| incarnation_of(producer, *epoch) == 0);
         let lacking = pairs.len() as u64;
         // In gaps, and with the ends of incarnations: at most, or exactly, or nobody knows.
-        let said = said::losses(&consumer.name);
+        let said = loss_reports::losses(&consumer.name);
         let of_it = said.iter().filter(|loss| loss.producer == producer.name);
         let told = of_it.fold(0, |told: u64, loss| {
             told.saturating_add(loss.cookies().unwrap_or(u64::MAX))

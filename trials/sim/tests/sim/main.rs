@@ -17,9 +17,9 @@
 //! process: time and random bytes from the system, which decide epochs, hash orders and the order in which `select!`
 //! looks at its arms. mad-turmoil defines the two C functions behind them in this binary, so nothing has to be passed
 //! through the programs. Counters of a whole process, as in tokio's own seeds, remain: so every seed has a process of
-//! its own, and there is nothing left that could differ; `same_seed_takes_the_same_way` proves it.
+//! its own, and there is nothing left that could differ; `same_seed_produces_the_same_trace` proves it.
 //!
-//! Beside what browsers send, each producer appends cookies late, with their ages (`late.rs`).
+//! Beside what browsers send, each producer appends cookies late, with their ages (`delayed_cookies.rs`).
 //!
 //! A producer may stand still while the others go on (`stall.rs`).
 //!
@@ -27,12 +27,12 @@
 //! are left out are not part of it; nor are stores that refuse single cookies forever.
 
 mod check;
+mod delayed_cookies;
 mod hosts;
-mod late;
 mod load;
+mod loss_reports;
 mod network;
 mod plan;
-mod said;
 mod scenarios;
 mod stall;
 mod store;
@@ -75,10 +75,10 @@ const RUN_MAX: Duration = Duration::from_secs(120);
 const SEEDS: std::ops::Range<u64> = 0..100;
 
 /// The test that runs one seed when it is told so by its environment.
-const ENTRY: &str = "seeds_lose_nothing_that_is_not_counted";
+const ENTRY: &str = "seeds_lose_only_counted_cookies";
 
 #[test]
-fn seeds_lose_nothing_that_is_not_counted() {
+fn seeds_lose_only_counted_cookies() {
     if let Ok(seed) = env::var("SIM_SEED") {
         let seed = seed.parse().expect("SIM_SEED is a number");
         let scenario = env::var("SIM_SCENARIO").ok();
@@ -120,7 +120,7 @@ fn seeds_lose_nothing_that_is_not_counted() {
 }
 
 #[test]
-fn same_seed_takes_the_same_way() {
+fn same_seed_produces_the_same_trace() {
     if env::var_os("SIM_SEED").is_some() {
         return;
     }
@@ -145,7 +145,7 @@ fn way(output: &Output) -> String {
 }
 
 #[test]
-fn run_that_does_not_end_is_killed_and_named() {
+fn run_beyond_its_time_limit_is_killed_and_reported() {
     if env::var_os("SIM_SEED").is_some() {
         return;
     }
@@ -235,7 +235,7 @@ fn run_here(plan: Plan) {
         printed.with_filter(EnvFilter::from_default_env())
     });
     tracing_subscriber::registry()
-        .with(said::layer())
+        .with(loss_reports::layer())
         .with(printed)
         .init();
     // A panic in a task would end that task alone.

@@ -128,36 +128,36 @@ fn check(name: &str) {
 }
 
 #[test]
-fn half_open_connections_of_a_minute_cost_nothing() {
+fn half_open_connections_of_a_minute_lose_nothing() {
     check("half open");
 }
 
 #[test]
-fn what_a_store_had_written_and_not_committed_comes_again() {
+fn written_but_uncommitted_cookies_are_redelivered() {
     check("power");
 }
 
 #[test]
-fn consumer_that_never_stored_anything_gets_everything_again() {
+fn consumer_without_durable_cookies_receives_everything_again() {
     check("nothing stored");
 }
 
 #[test]
-fn messages_that_come_late_change_nothing() {
+fn delayed_messages_lose_nothing() {
     check("late");
 }
 
 #[test]
-fn killed_producer_costs_its_tail_and_consumers_know() {
+fn killed_producer_loses_only_its_tail_and_consumers_report_it() {
     check("killed producer");
 }
 
 #[test]
-fn orderly_restarts_lose_nothing() {
+fn clean_restarts_lose_nothing() {
     check("restarts");
 }
 
 #[test]
-fn what_waits_for_its_limits_outlives_a_restart_and_is_lost_with_a_crash_alone() {
+fn queued_cookies_survive_a_restart_and_are_lost_only_in_a_crash() {
     check("waiting");
 }

@@ -16,7 +16,7 @@ use consumer::{
 };
 use tokio::time::sleep;
 
-use crate::{load::Pair, said, trace};
+use crate::{load::Pair, loss_reports, trace};
 
 /// How the store is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -144,7 +144,7 @@ impl SimStore {
     /// Forgets what a process that is gone said and had not made durable: the next one says it again.
     pub(crate) fn forget_unsure(&self, consumer: &str) {
         let disk = self.disk();
-        said::retain(consumer, |loss| {
+        loss_reports::retain(consumer, |loss| {
             let cursor = disk.cursors.get(loss.producer.as_str());
             cursor.is_some_and(|cursor| (cursor.epoch, cursor.sequence) >= loss.is_passed_at())
         });

@@ -14,8 +14,8 @@ use turmoil::Sim;
 
 use crate::{
     UNPOISONED, check,
+    delayed_cookies::Source,
     hosts::{End, Seat, consume, metrics, produce},
-    late::Source,
     load::{self, History},
     network::GRPC,
     plan::{Host, Limits, Plan, START, What, millis},

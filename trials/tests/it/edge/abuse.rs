@@ -72,7 +72,7 @@ async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn random_bytes_are_refused() -> Result<()> {
+async fn random_bytes_are_rejected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
@@ -96,7 +96,7 @@ async fn random_bytes_are_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
+async fn million_byte_header_gets_431_and_a_close() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let abuse = async {
@@ -115,7 +115,7 @@ async fn a_million_byte_header_is_answered_431_and_closed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
+async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
@@ -138,7 +138,7 @@ async fn a_request_byte_by_byte_is_cut_off() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
+async fn client_that_never_reads_is_disconnected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--write-timeout", "500ms"]).await?;
     let abuse = async {
@@ -156,7 +156,7 @@ async fn a_client_that_never_reads_is_cut_off() -> Result<()> {
 }
 
 #[tokio::test]
-async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()> {
+async fn five_hundred_idle_connections_are_closed_at_their_timeout() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--idle-timeout", "2s"]).await?;
     let abuse = async {
@@ -179,7 +179,7 @@ async fn five_hundred_idle_connections_are_borne_and_then_closed() -> Result<()>
 }
 
 #[tokio::test]
-async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()> {
+async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--http-connections", "8"]).await?;
     let abuse = async {
@@ -222,7 +222,7 @@ async fn connections_are_bounded_and_the_one_too_many_is_counted() -> Result<()>
 }
 
 #[tokio::test]
-async fn log_that_nobody_reads_stops_nothing() -> Result<()> {
+async fn unread_stderr_does_not_block_the_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let pipe = dir.path().join("stderr");
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
@@ -256,7 +256,8 @@ fn with_files(files: u64) -> impl Fn(&Path, &[String]) -> (PathBuf, Vec<String>)
 }
 
 #[tokio::test]
-async fn few_open_files_are_shared_by_both_ports_and_too_few_are_refused() -> Result<()> {
+async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_rejected() -> Result<()>
+{
     let dir = TempDir::new()?;
     let (shell, args) = with_files(100)(&programs().await?.producer, &[]);
     let args: Vec<_> = args.iter().map(String::as_str).collect();

@@ -25,7 +25,7 @@ use tonic::Streaming;
 use self::certificates::{Authority, write};
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, in_time, wait_until},
-    stream::languages,
+    stream::python_client,
 };
 
 const TOKEN: &str = "a-token-that-is-good";
@@ -364,9 +364,9 @@ async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
 #[tokio::test]
 async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
     let dir = TempDir::new()?;
-    let python = languages::python().await?;
+    let python = python_client::python().await?;
     let generated = dir.path().join("generated");
-    languages::generate(&python, &generated)?;
+    python_client::generate(&python, &generated)?;
     let ours = Authority::new("ours")?;
     let ca = ours.write(dir.path(), "ca.pem")?;
     let tokens = write(dir.path(), "tokens", TOKEN)?;

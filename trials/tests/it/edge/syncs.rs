@@ -21,7 +21,7 @@ const USERS: u64 = 60;
 const COOKIES: u64 = 3_000;
 
 #[tokio::test]
-async fn a_sync_can_be_looked_up_on_every_consumer() -> Result<()> {
+async fn sync_can_be_looked_up_on_every_consumer() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -60,7 +60,7 @@ fn repeating(producer: &Producer, seed: u64) -> Result<load::Plan> {
 }
 
 #[tokio::test]
-async fn embedded_store_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
+async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -86,7 +86,7 @@ async fn embedded_store_has_the_newest_of_each_pair_and_nothing_that_was_not_sen
 }
 
 #[tokio::test]
-async fn mongodb_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> Result<()> {
+async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -106,7 +106,7 @@ async fn mongodb_has_the_newest_of_each_pair_and_nothing_that_was_not_sent() -> 
 }
 
 #[tokio::test]
-async fn a_late_cookie_does_not_replace_a_newer_one() -> Result<()> {
+async fn late_cookie_does_not_replace_a_newer_one() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let slow = Producer::start(&dir, &[]).await?;

@@ -56,7 +56,7 @@ fn is_synthetic(word: &str) -> bool {
 }
 
 #[test]
-fn ids_are_found_in_a_line_and_words_are_none() {
+fn ids_are_found_in_log_lines_and_ordinary_words_are_not() {
     let id = "0123456789abcdef".repeat(2);
     for line in [
         r#"key { _id: "alice" }"#,

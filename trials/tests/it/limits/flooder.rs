@@ -87,7 +87,7 @@ fn p99(samples: &Samples) -> Result<f64> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes two minutes"]
-async fn dsp_that_sends_a_hundred_times_as_much_takes_nothing_from_nineteen_others() -> Result<()> {
+async fn flooding_dsp_does_not_delay_nineteen_others() -> Result<()> {
     let _machine = machine().await;
     let calm = run(false).await?;
     let flooded = run(true).await?;

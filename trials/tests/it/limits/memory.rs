@@ -30,7 +30,7 @@ async fn growth(producer: &Producer) -> Result<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes two minutes and dist builds"]
-async fn waiting_room_takes_no_more_memory_than_it_is_allowed() -> Result<()> {
+async fn dsp_queue_stays_within_its_memory_limit() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let without = growth(&Producer::start(&dir, &LOG).await?).await?;

@@ -53,7 +53,7 @@ fn worst_excess(begun: &[Begun], rate: f64) -> f64 {
 }
 
 #[test]
-fn fullest_window_is_found() {
+fn worst_excess_is_that_of_the_fullest_window() {
     let begun = [
         (0, 0.0),
         (1, 1.0),

@@ -71,7 +71,7 @@ async fn accept_users(producer: &Producer, users: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_waits_when_a_producer_stops_is_kept_and_released_by_the_next() -> Result<()> {
+async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let spool = dir.path().join("waiting");
@@ -100,7 +100,7 @@ async fn what_waits_when_a_producer_stops_is_kept_and_released_by_the_next() -> 
 }
 
 #[tokio::test]
-async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
+async fn shutdown_without_a_spool_releases_queued_cookies_early() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
@@ -115,7 +115,7 @@ async fn without_a_file_it_is_released_before_its_time() -> Result<()> {
 }
 
 #[tokio::test]
-async fn kill_costs_no_more_than_what_waits() -> Result<()> {
+async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
@@ -140,7 +140,7 @@ async fn kill_costs_no_more_than_what_waits() -> Result<()> {
 }
 
 #[tokio::test]
-async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
+async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let producer = Producer::start(&dir, &[&limits.flag()]).await?;
@@ -169,7 +169,7 @@ async fn bad_version_is_refused_whole_and_the_one_before_stays() -> Result<()> {
 }
 
 #[tokio::test]
-async fn limits_hold_for_readers_that_do_not_understand_ages() -> Result<()> {
+async fn limits_apply_while_clients_without_age_support_are_connected() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let producer = Producer::start(&dir, &[&limits.flag()]).await?;
@@ -200,7 +200,7 @@ async fn limits_hold_for_readers_that_do_not_understand_ages() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one() -> Result<()> {
+async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
@@ -240,7 +240,7 @@ async fn every_store_has_the_one_accepted_last_of_a_shaped_and_an_unshaped_one()
 }
 
 #[tokio::test]
-async fn all_errors_are_told_before_anything_is_bound() -> Result<()> {
+async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
     let dir = TempDir::new()?;
     let text = r#"
         [limits.dsp]
@@ -281,7 +281,7 @@ async fn all_errors_are_told_before_anything_is_bound() -> Result<()> {
 }
 
 #[tokio::test]
-async fn exact_sharing_is_refused_by_name() -> Result<()> {
+async fn exact_sharing_mode_is_rejected() -> Result<()> {
     let dir = TempDir::new()?;
     let sharing = "[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\ngroup = \"g\"\n";
     let limits = Limits::new(&dir, &format!("{}{sharing}", shaped("1/h")))?;
@@ -306,7 +306,7 @@ fn files(dir: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
 }
 
 #[tokio::test]
-async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result<()> {
+async fn config_check_opens_no_connection_and_writes_no_file() -> Result<()> {
     let dir = TempDir::new()?;
     let server = std::net::TcpListener::bind("127.0.0.1:0")?;
     server.set_nonblocking(true)?;
@@ -332,7 +332,7 @@ async fn check_of_the_settings_connects_to_nobody_and_writes_nothing() -> Result
 }
 
 #[tokio::test]
-async fn second_producer_does_not_take_the_file_of_the_first() -> Result<()> {
+async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
     let dir = TempDir::new()?;
     let limits = Limits::new(&dir, &shaped("1/h"))?;
     let spool = format!("--limits-spool={}", dir.path().join("waiting").display());

@@ -11,11 +11,11 @@ use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
 
 use crate::{
+    maintenance::{Server, Who, in_both_modes},
     mongods::{command, fail, failing},
-    night::{Server, Who, in_both_modes},
 };
 
-in_both_modes!(collection_is_made_with_pages_that_suit_random_ids);
+in_both_modes!(collection_is_created_with_page_sizes_for_random_ids);
 
 /// Has a consumer make the database of DSP 17 on this server.
 async fn make(mode: ExpiryMode, uri: &str) -> Result<()> {
@@ -36,7 +36,7 @@ async fn told(server: &Server) -> Result<(String, String)> {
     ))
 }
 
-async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) -> Result<()> {
+async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(mode, dir.path()).await?;
     make(mode, &mongod.uri()).await?;
@@ -53,7 +53,7 @@ async fn collection_is_made_with_pages_that_suit_random_ids(mode: ExpiryMode) ->
 }
 
 #[tokio::test]
-async fn server_that_refuses_settings_of_pages_gets_the_collection_without() -> Result<()> {
+async fn collection_is_created_with_defaults_if_the_server_rejects_page_sizes() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let refused = doc! { "failCommands": ["create"], "errorCode": 72 };
@@ -68,7 +68,7 @@ async fn server_that_refuses_settings_of_pages_gets_the_collection_without() -> 
 }
 
 #[tokio::test]
-async fn database_that_may_not_be_made_is_told_by_the_reason_of_the_server() -> Result<()> {
+async fn unauthorized_database_creation_returns_the_server_error() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     // Not allowed, whatever the settings.

@@ -60,7 +60,7 @@ fn check_hides(text: &str, secrets: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn unix_socket() -> Result<()> {
+async fn consumer_connects_through_a_unix_socket() -> Result<()> {
     let dir = TempDir::new()?;
     let sockets = TempDir::new_in("/tmp")?;
     let prefix = sockets.path().display().to_string();
@@ -72,7 +72,7 @@ async fn unix_socket() -> Result<()> {
 }
 
 #[tokio::test]
-async fn replica_set_and_prefix() -> Result<()> {
+async fn consumer_connects_to_a_replica_set_with_a_database_prefix() -> Result<()> {
     let dir = TempDir::new()?;
     let set = ReplicaSet::start(dir.path(), 1).await?;
     let store = format!("{}&w=majority", set.uri());
@@ -135,7 +135,7 @@ impl Certificates {
 }
 
 #[tokio::test]
-async fn tls_with_users_certificates_and_compression() -> Result<()> {
+async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() -> Result<()> {
     let dir = TempDir::new()?;
     let certificates = Certificates::make(dir.path())?;
     let more = [
@@ -203,7 +203,7 @@ async fn tls_with_users_certificates_and_compression() -> Result<()> {
 }
 
 #[tokio::test]
-async fn credentials_are_in_no_text_however_much_is_logged() -> Result<()> {
+async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     let address = mongod.address();
@@ -297,8 +297,7 @@ async fn answer_as_3_6(mut stream: TcpStream) -> Result<()> {
 }
 
 #[tokio::test]
-async fn mongod_that_is_too_old_is_named_with_what_it_has_and_needs_until_it_is_upgraded()
--> Result<()> {
+async fn unsupported_mongod_version_is_reported_until_it_is_upgraded() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     mongod.kill()?;

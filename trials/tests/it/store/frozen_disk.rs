@@ -74,7 +74,8 @@ impl Drop for Frozen<'_> {
 }
 
 #[tokio::test]
-async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothing() -> Result<()> {
+async fn hanging_write_fails_both_health_checks_until_it_completes_and_loses_nothing() -> Result<()>
+{
     let dir = TempDir::new()?;
     let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
@@ -109,7 +110,7 @@ async fn write_that_hangs_fails_both_checks_until_it_comes_back_and_misses_nothi
 }
 
 #[tokio::test]
-async fn limiter_rejects_changes_while_a_write_hangs_and_grants_nothing_twice() -> Result<()> {
+async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Result<()> {
     const QUOTA: u64 = 200;
     let dir = TempDir::new()?;
     let Some(disk) = Disk::mount(&dir)? else {

@@ -13,7 +13,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn embedded_store_without_room_ends_the_consumer_which_misses_nothing_when_started_again()
+async fn full_embedded_store_disk_ends_the_consumer_and_loses_nothing_after_its_restart()
 -> Result<()> {
     let dir = TempDir::new()?;
     let Some(disk) = SmallDisk::mount(dir.path().join("disk"), "64m")? else {

@@ -27,9 +27,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
-    cut::CutConnection,
     documents::Documents,
     harness::{Consumer, Known, Producer, TIMEOUT, embedded, request, wait_until},
+    tcp_proxy::TcpProxy,
 };
 
 /// User, DSP, buyer uid, seconds.
@@ -234,12 +234,12 @@ async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn newest_of_each_pair_stays() -> Result<()> {
+async fn newest_value_of_each_pair_is_kept() -> Result<()> {
     check_against_model(3, 40, 1).await
 }
 
 #[tokio::test]
-async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
+async fn rejected_cookies_are_reported_and_block_no_other() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -295,14 +295,14 @@ async fn refused_cookies_are_named_and_hold_up_no_other() -> Result<()> {
 
 /// A repeat that is left out counts as well: what is older than that does not win.
 #[tokio::test]
-async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win() -> Result<()> {
+async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let (one, other) = (
         Producer::start(&dir, &[]).await?,
         Producer::start(&dir, &[]).await?,
     );
-    let mut between = CutConnection::to(other.grpc.trim_start_matches("http://")).await?;
+    let mut between = TcpProxy::to(other.grpc.trim_start_matches("http://")).await?;
     let urls = [&one.grpc, &between.url()].map(String::clone);
     let urls = urls.each_ref().map(String::as_str);
     let mut consumer = Consumer::spawn(&dir, "node", &urls, &mongod.uri(), &[]).await?;
@@ -348,7 +348,7 @@ async fn older_buyer_uid_that_comes_late_through_another_producer_does_not_win()
 }
 
 #[tokio::test]
-async fn document_of_another_form_is_replaced() -> Result<()> {
+async fn document_with_another_schema_is_replaced() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -448,8 +448,8 @@ fn known(users: &[User], buyer_uid: &str) -> Known {
 }
 
 #[tokio::test]
-async fn what_a_stopped_producer_finds_in_its_sockets_is_newer_than_what_came_meanwhile()
--> Result<()> {
+async fn cookies_accepted_after_a_pause_win_over_those_accepted_elsewhere_during_it() -> Result<()>
+{
     let dir = TempDir::new()?;
     let (mut stopped, other) = (
         Producer::start(&dir, &[]).await?,

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 use crate::{
     documents::Documents,
     harness::{Consumer, Producer, TIMEOUT, accept_all, expect_exit, machine, newest, wait_until},
+    maintenance::in_both_modes,
     mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
-    night::in_both_modes,
 };
 
 /// Longer than a command may take.
@@ -29,11 +29,11 @@ async fn check_down(consumer: &Consumer) -> Result<()> {
 }
 
 in_both_modes! {
-    mongod_killed_again_and_again_misses_nothing,
-    mongod_that_stops_answering_misses_nothing_when_it_goes_on,
+    repeatedly_killed_mongod_loses_nothing,
+    paused_mongod_loses_nothing,
 }
 
-async fn mongod_killed_again_and_again_misses_nothing(mode: ExpiryMode) -> Result<()> {
+async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -66,9 +66,7 @@ async fn mongod_killed_again_and_again_misses_nothing(mode: ExpiryMode) -> Resul
     Ok(())
 }
 
-async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on(
-    mode: ExpiryMode,
-) -> Result<()> {
+async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -97,7 +95,7 @@ async fn mongod_that_stops_answering_misses_nothing_when_it_goes_on(
 /// The same at the rate of a small exchange, away for twenty seconds. For release builds of the programs.
 #[tokio::test]
 #[ignore = "takes a minute and dist builds"]
-async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result<()> {
+async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -130,7 +128,7 @@ async fn mongod_killed_for_long_under_20_000_a_second_misses_nothing() -> Result
 /// what `/readyz` says meanwhile, and how soon it goes on.
 #[tokio::test]
 #[ignore = "takes a minute"]
-async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -> Result<()> {
+async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -179,7 +177,7 @@ async fn mongod_that_stops_answering_for_long_misses_nothing_when_it_goes_on() -
 }
 
 #[tokio::test]
-async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
+async fn election_and_missing_primary_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mut set = ReplicaSet::start(dir.path(), 3).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -213,7 +211,7 @@ async fn change_of_the_primary_and_its_absence_miss_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() -> Result<()> {
+async fn store_error_is_reported_until_a_write_succeeds() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -246,7 +244,7 @@ async fn each_refusal_is_said_in_words_and_only_a_write_that_succeeds_ends_it() 
 }
 
 #[tokio::test]
-async fn server_that_lost_its_data_is_read_into_again() -> Result<()> {
+async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -302,7 +300,7 @@ async fn check_begins_anew(
 }
 
 #[tokio::test]
-async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> {
+async fn unwritable_store_is_reported_without_traffic() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -321,7 +319,7 @@ async fn store_that_could_not_be_written_shows_without_a_cookie() -> Result<()> 
 }
 
 #[tokio::test]
-async fn slow_mongod_is_waited_for_and_said_to_be_slow() -> Result<()> {
+async fn slow_mongod_is_reported_and_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -340,7 +338,7 @@ async fn slow_mongod_is_waited_for_and_said_to_be_slow() -> Result<()> {
 }
 
 #[tokio::test]
-async fn credentials_and_rights_may_be_corrected_while_the_consumer_runs() -> Result<()> {
+async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
@@ -424,7 +422,7 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn full_disk_misses_nothing_once_there_is_room_again() -> Result<()> {
+async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let Some(disk) = SmallDisk::mount(dir.path().join("mongod/data"), "512m")? else {

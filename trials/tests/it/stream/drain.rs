@@ -25,7 +25,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn drain_on_sigterm_exits_0() -> Result<()> {
+async fn sigterm_drains_and_exits_0() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -47,7 +47,7 @@ async fn drain_on_sigterm_exits_0() -> Result<()> {
 }
 
 #[tokio::test]
-async fn producer_that_leaves_a_subscriber_behind_names_it_and_fails() -> Result<()> {
+async fn drain_that_leaves_a_subscriber_behind_names_it_and_exits_1() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &["--drain-timeout", "1s"]).await?;
     let behind = CookieStream::open(&producer.grpc, "behind").await?;
@@ -63,7 +63,7 @@ async fn producer_that_leaves_a_subscriber_behind_names_it_and_fails() -> Result
 }
 
 #[tokio::test]
-async fn producer_drained_under_load_has_delivered_all_it_accepted() -> Result<()> {
+async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -199,13 +199,12 @@ async fn nothing_is_lost_when_producers_stop_before_consumers() -> Result<()> {
 
 /// That is why they stop in the other order.
 #[tokio::test]
-async fn what_producers_accept_after_consumers_stopped_is_lost_with_them_and_counted() -> Result<()>
-{
+async fn cookies_accepted_after_consumers_stop_are_lost_and_counted() -> Result<()> {
     stop_and_restart(false).await
 }
 
 #[tokio::test]
-async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
+async fn stalled_clients_do_not_delay_the_drain() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
@@ -236,7 +235,7 @@ async fn clients_that_stand_still_do_not_hold_up_the_drain() -> Result<()> {
 }
 
 #[tokio::test]
-async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
+async fn second_signal_ends_a_hanging_drain() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
     mongod.stop()?;
@@ -260,7 +259,7 @@ async fn second_signal_ends_a_drain_that_hangs() -> Result<()> {
 }
 
 #[tokio::test]
-async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again() -> Result<()> {
+async fn unfinished_drain_ends_at_its_deadline_and_logs_the_redelivery() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "500ms").await?;
     mongod.stop()?;
@@ -271,7 +270,7 @@ async fn drain_that_cannot_finish_ends_at_its_deadline_and_says_what_comes_again
 }
 
 #[tokio::test]
-async fn drain_does_not_wait_for_a_store_that_is_gone() -> Result<()> {
+async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
     mongod.kill()?;

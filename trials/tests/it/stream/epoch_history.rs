@@ -19,11 +19,11 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cut::CutConnection,
     harness::{
         Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_said,
         wait_until,
     },
+    tcp_proxy::TcpProxy,
 };
 
 /// A disk of its own for `--state`, which can be made to hang: anyone who writes to it then waits, and cannot be killed.
@@ -164,10 +164,10 @@ impl Pair {
 }
 
 #[tokio::test]
-async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
+async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
-    let mut between = CutConnection::to(producer.grpc.trim_start_matches("http://")).await?;
+    let mut between = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
     let store = embedded(&dir.path().join("store"));
     let url = between.url();
     let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;
@@ -239,8 +239,7 @@ async fn bound_holds_for_what_a_killed_producer_took_with_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exactly() -> Result<()>
-{
+async fn undelivered_cookies_of_a_drained_producer_are_counted_exactly() -> Result<()> {
     let mut pair = Pair::start(&[]).await?;
     pair.stop_consumer().await?;
     pair.producer.accept_numbers(1..=50).await?;
@@ -260,7 +259,7 @@ async fn what_a_stopped_producer_had_for_a_consumer_that_was_away_is_counted_exa
 }
 
 #[tokio::test]
-async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<()> {
+async fn goodbye_confirms_no_loss_to_a_restarted_consumer() -> Result<()> {
     let mut pair = Pair::start(&[]).await?;
     pair.stop_producer().await?;
     wait_until(TIMEOUT, "the goodbye is stored", async || {
@@ -279,7 +278,7 @@ async fn goodbye_proves_also_to_a_consumer_that_was_restarted_since() -> Result<
 }
 
 #[tokio::test]
-async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
+async fn missed_epochs_are_counted() -> Result<()> {
     let mut pair = Pair::start(&[]).await?;
     pair.stop_consumer().await?;
     pair.producer.accept_numbers(1..=20).await?;
@@ -299,7 +298,7 @@ async fn epochs_that_were_missed_wholly_are_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Result<()> {
+async fn hanging_state_disk_blocks_no_request_and_yields_no_bound() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
@@ -318,7 +317,7 @@ async fn disk_that_hangs_keeps_no_request_waiting_and_no_bound_is_told() -> Resu
 }
 
 #[tokio::test]
-async fn disk_that_hangs_holds_up_no_drain_and_no_end_is_told() -> Result<()> {
+async fn hanging_state_disk_blocks_no_drain_and_yields_no_end() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(disk) = Disk::mount(&dir)? else {
         return Ok(());
@@ -339,7 +338,7 @@ async fn disk_that_hangs_holds_up_no_drain_and_no_end_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
+async fn corrupt_record_yields_no_bound_and_confirms_nothing() -> Result<()> {
     let state = TempDir::new_in("/dev/shm")?;
     let flag = state.path().display().to_string();
     let mut pair = Pair::start(&["--state", &flag]).await?;
@@ -366,7 +365,7 @@ async fn record_that_is_garbage_gives_no_bound_and_no_proof() -> Result<()> {
 }
 
 #[tokio::test]
-async fn producer_without_a_record_works_and_says_so() -> Result<()> {
+async fn producer_without_an_epoch_history_runs_and_reports_it() -> Result<()> {
     let nowhere = ["--state", "/nonexistent/directory"];
     let mut pair = Pair::start(&nowhere).await?;
     wait_said(&pair.producer.process, "epoch history unavailable").await?;
@@ -383,7 +382,7 @@ async fn producer_without_a_record_works_and_says_so() -> Result<()> {
 }
 
 #[tokio::test]
-async fn second_producer_of_a_name_goes_without_a_record() -> Result<()> {
+async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Result<()> {
     let (dir, state) = (TempDir::new()?, TempDir::new_in("/dev/shm")?);
     let state = state.path().display().to_string();
     let flags = ["--id", "p", "--state", &state];

@@ -17,12 +17,12 @@ use tonic::Code;
 
 use crate::{
     harness::{Producer, TIMEOUT, accept_all, in_time, numbered, wait_until},
-    stream::languages::{MISSING, environment, generate},
+    stream::python_client::{MISSING, environment, generate},
     stream_client::CookieStream,
 };
 
 #[tokio::test]
-async fn reader_that_comes_back_misses_nothing() -> Result<()> {
+async fn reconnecting_reader_loses_nothing() -> Result<()> {
     const COOKIES: u64 = 6_000;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -55,7 +55,7 @@ async fn reader_that_comes_back_misses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reader_that_pauses_lives_and_gets_all() -> Result<()> {
+async fn paused_reader_stays_connected_and_receives_everything() -> Result<()> {
     const COOKIES: u64 = 20_000;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -123,18 +123,18 @@ async fn check_paused_client(cookies: u64, timeout: Duration) -> Result<()> {
 }
 
 #[tokio::test]
-async fn client_in_another_language_that_pauses_lives_and_gets_all() -> Result<()> {
+async fn paused_python_client_receives_everything() -> Result<()> {
     check_paused_client(60_000, TIMEOUT).await
 }
 
 #[tokio::test]
 #[ignore = "takes a minute"]
-async fn client_that_pauses_for_half_a_minute_lives_and_gets_all() -> Result<()> {
+async fn python_client_paused_for_half_a_minute_receives_everything() -> Result<()> {
     check_paused_client(600_000, Duration::from_secs(180)).await
 }
 
 #[tokio::test]
-async fn lone_cookie_is_no_small_frame_and_comes_as_it_was_sent() -> Result<()> {
+async fn single_cookie_is_padded_and_delivered_unchanged() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
@@ -154,7 +154,7 @@ async fn lone_cookie_is_no_small_frame_and_comes_as_it_was_sent() -> Result<()> 
 }
 
 #[tokio::test]
-async fn host_must_be_a_name() -> Result<()> {
+async fn invalid_host_name_is_rejected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     for host in [String::new(), "x".repeat(257)] {
@@ -174,7 +174,7 @@ async fn host_must_be_a_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn newer_stream_of_the_same_host_ends_the_older() -> Result<()> {
+async fn newer_stream_of_a_host_closes_the_older() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut older = CookieStream::open(&producer.grpc, "bidder").await?;

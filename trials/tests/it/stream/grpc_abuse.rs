@@ -115,7 +115,7 @@ async fn call_without_end(
 }
 
 #[tokio::test]
-async fn calls_beyond_the_rate_are_refused_and_a_client_that_goes_on_is_cut_off() -> Result<()> {
+async fn calls_above_the_rate_are_rejected_and_a_persistent_client_is_disconnected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -141,7 +141,7 @@ async fn calls_beyond_the_rate_are_refused_and_a_client_that_goes_on_is_cut_off(
 }
 
 #[tokio::test]
-async fn opening_and_resetting_without_end_is_cut_off() -> Result<()> {
+async fn client_that_resets_streams_endlessly_is_disconnected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -169,7 +169,7 @@ async fn opening_and_resetting_without_end_is_cut_off() -> Result<()> {
 }
 
 #[tokio::test]
-async fn headers_without_end_are_answered_431() -> Result<()> {
+async fn oversized_headers_get_431() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -184,7 +184,7 @@ async fn headers_without_end_are_answered_431() -> Result<()> {
 }
 
 #[tokio::test]
-async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
+async fn concurrent_calls_on_one_connection_are_limited() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -208,7 +208,7 @@ async fn calls_at_once_on_one_connection_are_bounded() -> Result<()> {
 const OF_X: Bytes = Bytes::from_static(b"\0\0\0\0\x03\x0a\x01x");
 
 #[tokio::test]
-async fn stream_with_a_closed_window_ends_as_soon_as_another_has_its_queue() -> Result<()> {
+async fn superseded_stream_ends_although_its_window_is_closed() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -243,7 +243,7 @@ async fn stream_with_a_closed_window_ends_as_soon_as_another_has_its_queue() -> 
 }
 
 #[tokio::test]
-async fn what_peers_send_does_not_fill_the_log() -> Result<()> {
+async fn unexpected_frames_do_not_fill_the_log_output() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let good = Good::open(&producer).await?;
@@ -425,13 +425,13 @@ async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()
 }
 
 #[tokio::test]
-async fn unfinished_requests_together_hold_what_is_stated() -> Result<()> {
+async fn unfinished_requests_stay_within_the_documented_memory() -> Result<()> {
     bear_unfinished_requests(300, 5).await
 }
 
 /// `cargo test --release --test it -- --ignored --nocapture hold_what_is_stated_for_a_minute`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a minute and all of a machine"]
-async fn unfinished_requests_of_2048_connections_hold_what_is_stated_for_a_minute() -> Result<()> {
+async fn unfinished_requests_of_2048_connections_stay_within_the_documented_memory() -> Result<()> {
     bear_unfinished_requests(2_048, 60).await
 }

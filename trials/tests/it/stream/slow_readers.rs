@@ -72,7 +72,8 @@ fn is_cut(error: &anyhow::Error) -> bool {
 }
 
 #[tokio::test]
-async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<()> {
+async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_cookie() -> Result<()>
+{
     const COOKIES: u64 = 5_000;
     const STILL: usize = 50;
     const BOUND_BYTES: u64 = 450 << 10;
@@ -119,7 +120,7 @@ async fn worst_are_cut_off_at_the_bound_and_nobody_misses_a_cookie() -> Result<(
 }
 
 #[tokio::test]
-async fn stopped_consumer_is_cut_off_and_goes_on_by_its_cursor() -> Result<()> {
+async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<()> {
     const STEP: u64 = 20_000;
     let taken = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
     let dir = TempDir::new()?;

@@ -35,7 +35,7 @@ async fn figures(producer: &Producer, name: &str) -> Result<[u64; 3]> {
 }
 
 #[tokio::test]
-async fn a_cursor_is_met_exactly_also_inside_a_chunk() -> Result<()> {
+async fn stream_resumes_exactly_after_a_cursor_inside_a_chunk() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--chunk-age", "100ms"]).await?;
     producer.accept_numbers(1..=20).await?;
@@ -67,7 +67,7 @@ async fn a_cursor_is_met_exactly_also_inside_a_chunk() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
+async fn stream_starts_at_the_oldest_or_the_newest_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--heartbeat", "50ms"]).await?;
     // Nothing is there: both are the same, and the first of an epoch is 1.
@@ -101,7 +101,7 @@ async fn a_stream_starts_at_the_oldest_or_the_newest() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_met_is_refused() -> Result<()> {
+async fn invalid_subscribe_request_is_rejected() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     producer.accept_numbers(1..=5).await?;
@@ -136,7 +136,7 @@ async fn what_cannot_be_met_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn there_is_a_bound_of_subscribers() -> Result<()> {
+async fn number_of_subscribers_is_limited() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--subscribers", "2"]).await?;
     let _one = Subscription::open(&producer.grpc, from_newest("one")).await?;
@@ -149,7 +149,7 @@ async fn there_is_a_bound_of_subscribers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn newer_stream_of_the_same_name_ends_the_older() -> Result<()> {
+async fn newer_stream_of_a_subscriber_closes_the_older() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut older = Subscription::open(&producer.grpc, from_newest("same")).await?;
@@ -167,7 +167,7 @@ async fn newer_stream_of_the_same_name_ends_the_older() -> Result<()> {
 }
 
 #[tokio::test]
-async fn cursor_of_another_epoch_starts_at_the_first_of_this_one() -> Result<()> {
+async fn cursor_of_another_epoch_starts_at_the_first_sequence() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
     producer.accept_numbers(1..=9).await?;
@@ -196,7 +196,7 @@ async fn cursor_of_another_epoch_starts_at_the_first_of_this_one() -> Result<()>
 }
 
 #[tokio::test]
-async fn queue_is_remembered_by_name_for_its_retention() -> Result<()> {
+async fn position_of_a_subscriber_is_kept_for_its_retention() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--rewind-bytes", "0"]).await?;
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
@@ -224,7 +224,7 @@ async fn queue_is_remembered_by_name_for_its_retention() -> Result<()> {
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
 #[tokio::test]
-async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
+async fn cursor_older_than_the_log_receives_an_exact_gap() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--log-bytes", "1MiB"]).await?;
     let hello = Subscription::open(&producer.grpc, from_newest("first")).await?;
@@ -256,7 +256,7 @@ async fn cursor_older_than_the_log_gets_the_exact_gap() -> Result<()> {
 }
 
 #[tokio::test]
-async fn reader_that_stands_still_gets_the_exact_gap_and_costs_the_others_nothing() -> Result<()> {
+async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> Result<()> {
     const COOKIES: u64 = 40_000;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--queue-cookies", "12000"]).await?;

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use crate::harness::{Consumer, Producer, embedded};
 
 #[tokio::test]
-async fn each_process_tells_health_and_the_documented_metrics() -> Result<()> {
+async fn each_process_serves_health_checks_and_the_documented_metrics() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));

@@ -23,7 +23,7 @@ async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> R
 }
 
 #[tokio::test]
-async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Result<()> {
+async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("producer.toml");
     std::fs::write(&file, "http_connections = 100\n")?;
@@ -62,7 +62,7 @@ async fn producer_takes_what_can_change_and_says_what_needs_a_restart() -> Resul
 }
 
 #[tokio::test]
-async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Result<()> {
+async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("producer.toml");
     std::fs::write(&file, "dsps = ['17']\n")?;
@@ -122,7 +122,7 @@ async fn list_of_dsps_and_what_becomes_of_others_change_while_it_runs() -> Resul
 }
 
 #[tokio::test]
-async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
+async fn consumer_without_a_config_file_survives_sighup() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
@@ -134,7 +134,7 @@ async fn consumer_without_a_file_lives_on_after_a_hangup() -> Result<()> {
 }
 
 #[tokio::test]
-async fn log_filter_follows_the_file_and_the_admin_port_until_a_hangup() -> Result<()> {
+async fn log_filter_follows_the_file_and_the_admin_port_until_sighup() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("producer.toml");
     std::fs::write(&file, "log_filter = 'info'\n")?;

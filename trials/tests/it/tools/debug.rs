@@ -31,7 +31,7 @@ async fn profile(address: &str, query: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn profiles_and_the_filter_are_off_unless_asked_for_and_say_how() -> Result<()> {
+async fn debug_endpoints_are_disabled_by_default_and_name_their_flag() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     for path in ["/log-filter", "/debug/profile", "/debug"] {
@@ -47,7 +47,7 @@ async fn profiles_and_the_filter_are_off_unless_asked_for_and_say_how() -> Resul
 }
 
 #[tokio::test]
-async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<()> {
+async fn profile_under_load_names_our_functions_and_excludes_a_second_profile() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--debug-endpoints"]).await?;
     let (plan, stop) = (producer.load(1)?, CancellationToken::new());
@@ -104,7 +104,7 @@ async fn profile_under_load_names_our_functions_and_is_taken_alone() -> Result<(
 }
 
 #[tokio::test]
-async fn profile_without_a_dir_for_its_file_says_which_one_it_wants() -> Result<()> {
+async fn profile_error_names_the_missing_temporary_directory() -> Result<()> {
     let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
     let producer = Producer::start_wrapped(
@@ -133,7 +133,7 @@ async fn profile_without_a_dir_for_its_file_says_which_one_it_wants() -> Result<
 }
 
 #[tokio::test]
-async fn profile_does_not_hold_up_the_drain() -> Result<()> {
+async fn profile_does_not_delay_the_drain() -> Result<()> {
     let dir = TempDir::new()?;
     let flags = ["--debug-endpoints", "--drain-timeout=1h"];
     let mut producer = Producer::start(&dir, &flags).await?;

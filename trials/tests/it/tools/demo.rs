@@ -132,7 +132,7 @@ fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
 }
 
 #[tokio::test]
-async fn demonstration_of_limits_ends_with_a_ledger_that_adds_up() -> Result<()> {
+async fn limits_demo_ends_with_a_balanced_ledger() -> Result<()> {
     let demo = Demo::start(&["limits", "--seconds", SECONDS]).await?;
     let said = demo.end().await?;
     let (accepted, released) = check_ledger(&said)?;
@@ -158,7 +158,7 @@ async fn demonstration_of_limits_ends_with_a_ledger_that_adds_up() -> Result<()>
 }
 
 #[tokio::test]
-async fn interrupted_demonstration_of_limits_tells_its_ledger_too() -> Result<()> {
+async fn interrupted_limits_demo_prints_its_ledger() -> Result<()> {
     let mut demo = Demo::start(&["limits"]).await?;
     demo.wait_waiting().await?;
     demo.interrupt()?;
@@ -174,7 +174,7 @@ async fn interrupted_demonstration_of_limits_tells_its_ledger_too() -> Result<()
 }
 
 #[tokio::test]
-async fn words_that_no_demonstration_knows_are_refused_in_words() -> Result<()> {
+async fn invalid_demo_arguments_are_rejected_with_a_reason() -> Result<()> {
     let [program] = tokio::task::spawn_blocking(|| find(["demo"])).await??;
     for (args, said) in [
         (&["limit"][..], "unrecognized subcommand 'limit'"),

@@ -186,17 +186,17 @@ async fn climbs_and_verifies(store: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ladder_into_mongodb_is_climbed_and_every_store_verified() -> Result<()> {
+async fn rate_ladder_into_mongodb_completes_and_every_store_is_verified() -> Result<()> {
     climbs_and_verifies("mongodb").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ladder_into_embedded_stores_is_climbed_and_every_store_verified() -> Result<()> {
+async fn rate_ladder_into_embedded_stores_completes_and_every_store_is_verified() -> Result<()> {
     climbs_and_verifies("embedded").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_document_makes_the_run_fail_and_its_databases_are_dropped() -> Result<()> {
+async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let mongod = Mongod::start(dir.path()).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -285,7 +285,7 @@ fn ids_with(dir: &Path, words: &str) -> Result<Vec<Pid>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn process_that_ends_is_told_with_all_that_was_measured() -> Result<()> {
+async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Result<()> {
     let args = [
         "e2e",
         "--rates",
@@ -324,7 +324,7 @@ async fn process_that_ends_is_told_with_all_that_was_measured() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn interrupt_ends_everything_verifies_and_reports() -> Result<()> {
+async fn interrupted_run_stops_all_processes_verifies_and_reports() -> Result<()> {
     let args = [
         "e2e",
         "--rates",

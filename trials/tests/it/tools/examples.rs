@@ -19,7 +19,7 @@ use crate::{
     harness::{
         Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, in_time, numbered, wait_until,
     },
-    stream::languages,
+    stream::python_client,
 };
 
 fn example(file: &str) -> PathBuf {
@@ -38,8 +38,8 @@ async fn wait_read(producer: &Producer) -> Result<()> {
 }
 
 #[tokio::test]
-async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> Result<()> {
-    let python = languages::python().await?;
+async fn python_example_reads_two_producers_and_reconnects_after_a_restart() -> Result<()> {
+    let python = python_client::python().await?;
     let dirs = [TempDir::new()?, TempDir::new()?];
     let mut one = Producer::start(&dirs[0], &[]).await?;
     let two = Producer::start(&dirs[1], &[]).await?;
@@ -77,7 +77,7 @@ async fn python_example_reads_two_producers_and_comes_back_after_a_restart() -> 
 
 #[tokio::test]
 async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()> {
-    let python = languages::python().await?;
+    let python = python_client::python().await?;
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;

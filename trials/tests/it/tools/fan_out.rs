@@ -73,7 +73,7 @@ async fn fan_out_of_get_cookies_accounts_for_every_cookie() -> Result<()> {
 }
 
 #[tokio::test]
-async fn fan_outs_that_make_no_sense_are_refused() -> Result<()> {
+async fn invalid_fan_out_flags_are_rejected() -> Result<()> {
     for (flags, word) in [
         (vec!["--fan-out=1,2,1"], "1 twice"),
         (vec!["--fan-out=1,10001"], "10000"),
@@ -90,7 +90,7 @@ async fn fan_outs_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn interrupted_fan_out_ends_its_processes_and_reports() -> Result<()> {
+async fn interrupted_fan_out_stops_its_processes_and_reports() -> Result<()> {
     let parent = TempDir::new()?;
     let dir = parent.path().join("report");
     let bin_dir = bin_dir().await?.display().to_string();

@@ -30,7 +30,7 @@ fn per_second(rate: u64) -> NonZeroU64 {
 }
 
 #[tokio::test]
-async fn stall_is_in_the_latency_of_every_request_that_was_due_in_it() -> Result<()> {
+async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<()> {
     const RATE: u64 = 2_000;
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
@@ -136,7 +136,7 @@ impl FakeEdge {
 }
 
 #[tokio::test]
-async fn refused_requests_are_errors_and_their_fate_is_known() -> Result<()> {
+async fn rejected_requests_are_errors_with_a_known_outcome() -> Result<()> {
     let strict = FakeEdge::start("HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n").await?;
     let outcome = load::run(&strict.plan, &CancellationToken::new()).await?;
     assert_eq!(
@@ -150,7 +150,7 @@ async fn refused_requests_are_errors_and_their_fate_is_known() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
+async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> {
     let silent = FakeEdge::start("").await?;
     let plan = Plan {
         pipeline: Some(1.try_into()?),
@@ -178,7 +178,7 @@ async fn what_a_bound_keeps_back_counts_against_the_run() -> Result<()> {
 }
 
 #[tokio::test]
-async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
+async fn outage_counts_as_latency_and_not_as_generator_delay() -> Result<()> {
     // So long that a generator on a busy machine is not late by half of it.
     const OUTAGE: Duration = Duration::from_secs(2);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -224,7 +224,7 @@ async fn outage_is_in_the_latency_and_not_the_generators_fault() -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_answer_that_closes_closes_its_connection() -> Result<()> {
+async fn response_with_connection_close_closes_its_connection() -> Result<()> {
     let closing = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     let edge = FakeEdge::start(closing).await?;
     let plan = Plan {
@@ -237,7 +237,7 @@ async fn each_answer_that_closes_closes_its_connection() -> Result<()> {
 }
 
 #[tokio::test]
-async fn answers_of_any_kind_take_time() -> Result<()> {
+async fn error_responses_do_not_shorten_a_paced_load() -> Result<()> {
     let strict = FakeEdge::start("HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await?;
     let plan = Plan {
         requests: Some(50),
@@ -251,7 +251,7 @@ async fn answers_of_any_kind_take_time() -> Result<()> {
 }
 
 #[tokio::test]
-async fn producers_take_turns() -> Result<()> {
+async fn load_is_distributed_evenly_over_producers() -> Result<()> {
     let dir = TempDir::new()?;
     let first = Producer::start(&dir, &[]).await?;
     let second = Producer::start(&dir, &[]).await?;
@@ -273,7 +273,7 @@ async fn producers_take_turns() -> Result<()> {
 }
 
 #[tokio::test]
-async fn loads_of_one_seed_can_send_other_cookies_of_the_same_users() -> Result<()> {
+async fn loads_of_one_seed_can_send_different_cookies_of_the_same_users() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let traffic = Traffic::new(5, NonZeroU64::new(10));

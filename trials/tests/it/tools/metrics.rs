@@ -22,7 +22,7 @@ fn of_node(samples: &Samples, name: impl AsRef<str>) -> u64 {
 }
 
 #[tokio::test]
-async fn lag_that_is_gone_is_seen_by_the_next_scrape() -> Result<()> {
+async fn past_lag_appears_in_the_next_scrape() -> Result<()> {
     const COOKIES: u64 = 5_000;
     const MAX: &str = "producer_subscriber_lag_cookies_max";
     let dir = TempDir::new()?;
@@ -42,7 +42,7 @@ async fn lag_that_is_gone_is_seen_by_the_next_scrape() -> Result<()> {
 }
 
 #[tokio::test]
-async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
+async fn lag_in_seconds_is_the_age_of_the_oldest_unsent_cookie() -> Result<()> {
     const SECONDS: &str = "producer_subscriber_lag_seconds";
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--rewind-bytes", "0"]).await?;
@@ -60,7 +60,7 @@ async fn lag_in_seconds_is_the_age_of_what_was_not_sent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
+async fn dsps_above_the_series_limit_count_as_other() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--dsp-series-max", "2"]).await?;
     for dsp in [17, 42, 99, 100, 17] {
@@ -116,7 +116,7 @@ async fn dsps_beyond_those_shown_are_other_and_all_add_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
+async fn streams_are_counted_by_resume_outcome() -> Result<()> {
     let dir = TempDir::new()?;
     let flags = ["--log-bytes", "1MiB", "--rewind-bytes", "0"];
     let producer = Producer::start(&dir, &flags).await?;
@@ -159,7 +159,7 @@ async fn streams_are_counted_by_how_they_were_met() -> Result<()> {
 }
 
 #[tokio::test]
-async fn consumer_tells_of_each_producer_how_it_stands() -> Result<()> {
+async fn consumer_exports_the_state_of_each_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--id", "one"]).await?;
     producer.accept_load(1, 1_000).await?;

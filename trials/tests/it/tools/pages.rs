@@ -20,7 +20,7 @@ const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 /// Leaves pictures of both pages in `target/pages`.
 #[tokio::test]
 #[ignore = "takes a minute, and needs Chromium"]
-async fn pages_show_what_is_and_ask_nobody_else() -> Result<()> {
+async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result<()> {
     let Some(browser) = installed_or_skip(&BROWSERS) else {
         return Ok(());
     };

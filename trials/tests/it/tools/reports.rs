@@ -45,7 +45,7 @@ fn write(
 }
 
 #[tokio::test]
-async fn two_reports_are_compared_beyond_noise() -> Result<()> {
+async fn reports_are_compared_with_a_noise_threshold() -> Result<()> {
     let parent = TempDir::new()?;
     let a = write(&parent, "a", "load", 1_000.0, &[])?;
     for (name, rate, faults, noise, code, word) in [
@@ -86,7 +86,7 @@ async fn two_reports_are_compared_beyond_noise() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_cannot_be_compared_is_refused() -> Result<()> {
+async fn incomparable_reports_are_rejected() -> Result<()> {
     let parent = TempDir::new()?;
     let load = write(&parent, "load", "load", 1.0, &[])?
         .display()

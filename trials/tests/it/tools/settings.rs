@@ -30,7 +30,7 @@ fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn all_errors_are_reported_at_once() -> Result<()> {
+async fn all_config_errors_are_reported_together() -> Result<()> {
     let programs = programs().await?;
     let producer = [
         "--http=nowhere",
@@ -70,7 +70,7 @@ async fn all_errors_are_reported_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn unknown_keys_of_a_file_and_unknown_flags_are_errors() -> Result<()> {
+async fn unknown_config_keys_and_flags_are_errors() -> Result<()> {
     let programs = programs().await?;
     let dir = TempDir::new()?;
     let file = dir.path().join("settings.toml");
@@ -88,7 +88,7 @@ async fn unknown_keys_of_a_file_and_unknown_flags_are_errors() -> Result<()> {
 }
 
 #[tokio::test]
-async fn help_explains_every_setting() -> Result<()> {
+async fn help_names_flags_variables_and_defaults() -> Result<()> {
     let programs = programs().await?;
     let ended = run_to_end(&programs.producer, &["--help"], &[]).await?;
     check(
@@ -105,7 +105,7 @@ async fn help_explains_every_setting() -> Result<()> {
 }
 
 #[tokio::test]
-async fn taken_port_is_named_with_the_flag_that_moves_it() -> Result<()> {
+async fn port_in_use_is_reported_with_its_flag() -> Result<()> {
     let programs = programs().await?;
     let dir = TempDir::new()?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
@@ -132,7 +132,7 @@ async fn taken_port_is_named_with_the_flag_that_moves_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn settings_come_from_a_file_and_flags_win() -> Result<()> {
+async fn flags_override_the_config_file() -> Result<()> {
     let dir = TempDir::new()?;
     let addresses = Addresses::free()?;
     let file = dir.path().join("settings.toml");

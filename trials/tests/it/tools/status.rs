@@ -24,7 +24,7 @@ async fn get(admin: &str, path: &str) -> Result<Answer> {
 }
 
 #[tokio::test]
-async fn page_runs_its_own_script_alone_and_takes_no_text_for_html() -> Result<()> {
+async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     for path in ["/metrics", "/readyz", "/nothing"] {
@@ -71,7 +71,7 @@ async fn page_runs_its_own_script_alone_and_takes_no_text_for_html() -> Result<(
 }
 
 #[tokio::test]
-async fn not_ready_is_explained_part_by_part() -> Result<()> {
+async fn readyz_explains_each_component() -> Result<()> {
     let dir = TempDir::new()?;
     let nobody = ["http://127.0.0.1:1"];
     let consumer = Consumer::spawn(&dir, "node", &nobody, "none", &[]).await?;
@@ -100,7 +100,7 @@ async fn not_ready_is_explained_part_by_part() -> Result<()> {
 }
 
 #[tokio::test]
-async fn port_answers_to_its_own_names_and_shows_other_sites_nothing() -> Result<()> {
+async fn admin_port_rejects_foreign_hosts_and_cross_site_requests() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let own = &*producer.admin;

@@ -52,7 +52,7 @@ fn check_consumer(outcome: &Value) {
 }
 
 #[tokio::test]
-async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
+async fn mongodb_store_is_measured_with_its_baselines() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -79,7 +79,7 @@ async fn a_store_in_mongodb_is_measured_beside_its_baselines() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_written_is_kept_on_request() -> Result<()> {
+async fn written_cookies_are_kept_on_request() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let flags = [
@@ -120,7 +120,7 @@ async fn what_was_written_is_kept_on_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_embedded_store_is_measured_in_a_dir_of_its_own() -> Result<()> {
+async fn embedded_store_is_measured_in_its_own_directory() -> Result<()> {
     let dir = TempDir::new()?;
     let path = dir.path().join("store");
     let flags = ["--repeat=0.8", "--repeat-changed=1"];
@@ -136,7 +136,7 @@ async fn an_embedded_store_is_measured_in_a_dir_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn wrong_flags_are_refused_by_name() -> Result<()> {
+async fn invalid_flags_are_rejected_by_name() -> Result<()> {
     for (to, flag, word) in [
         ("none", "--repeat=2", "--repeat"),
         (

@@ -17,7 +17,7 @@ use crate::{
     UNPOISONED,
     hosts::{End, Seat},
     load::{History, SyncRequest},
-    said::{self, Loss},
+    loss_reports::{self, Loss},
     store::Disk,
     world::World,
 };
@@ -30,7 +30,7 @@ pub(super) fn check(
     disk: &Disk,
     missing: &Missing,
 ) -> anyhow::Result<()> {
-    let said = said::losses(&consumer.name);
+    let said = loss_reports::losses(&consumer.name);
     let ends: Vec<_> = said.iter().filter_map(Ending::of).collect();
     for (at, producer) in world.producers.iter().enumerate() {
         let lacking = missing.tails.iter().chain(&missing.holes).copied();

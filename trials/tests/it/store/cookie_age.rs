@@ -56,7 +56,7 @@ fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u6
 }
 
 #[tokio::test]
-async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Result<()> {
+async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = producer().await?;
@@ -128,7 +128,7 @@ async fn cookie_accepted_last_stays_in_every_store_whichever_came_last() -> Resu
 
 /// Nothing of it is in the store's way, whatever its age claims.
 #[tokio::test]
-async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()> {
+async fn cookie_expired_on_arrival_is_counted_and_not_stored() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = producer().await?;
     let urls = [grpc(&producer)];
@@ -150,7 +150,7 @@ async fn cookie_older_than_its_time_to_live_is_settled_and_unseen() -> Result<()
 }
 
 #[tokio::test]
-async fn readers_that_do_not_understand_ages_are_counted_while_they_are_connected() -> Result<()> {
+async fn connected_clients_without_age_support_are_counted() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = producer().await?;
     let grpc = grpc(&producer);

@@ -113,8 +113,7 @@ async fn stop(producer: &mut Producer) -> Result<()> {
 
 /// Under a load that goes through all states, the producer is stopped with cookies that wait, started again, and given a higher limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_cookie_under_a_limit_has_one_fate_and_stores_have_the_newest_released() -> Result<()>
-{
+async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_released() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{TIMEOUT, wait_until},
-    night::{DAY, NEVER_SECONDS, Night, Retries, Server, TTL, Who, at},
+    maintenance::{DAY, NEVER_SECONDS, Night, Retries, Server, TTL, Who, at},
 };
 
 /// A sweep takes its time on a machine that is busy.
@@ -89,7 +89,7 @@ async fn wait_left(
 }
 
 #[tokio::test]
-async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Result<()> {
+async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     const USERS: usize = 40_000;
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
@@ -131,7 +131,7 @@ async fn cookie_that_is_refreshed_while_a_sweep_deletes_is_never_lost() -> Resul
 }
 
 #[tokio::test]
-async fn sweep_that_is_killed_again_and_again_deletes_all_that_has_expired() -> Result<()> {
+async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 40_000).await?;
@@ -163,7 +163,7 @@ async fn sweep_that_is_killed_again_and_again_deletes_all_that_has_expired() -> 
 }
 
 #[tokio::test]
-async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> Result<()> {
+async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     const USERS: u64 = 40_000;
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
@@ -194,7 +194,7 @@ async fn sweep_that_did_not_end_in_its_window_begins_anew_in_the_next_one() -> R
 }
 
 #[tokio::test]
-async fn changed_time_to_live_begins_the_sweep_anew() -> Result<()> {
+async fn changed_ttl_restarts_the_sweep() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
@@ -215,8 +215,7 @@ async fn changed_time_to_live_begins_the_sweep_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn collection_changes_over_to_a_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()>
-{
+async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     // Old by any clock, and fresh by any.
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
@@ -299,7 +298,7 @@ fn steps(reports: &[Swept]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() -> Result<()> {
+async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let sweep = async |night: &str, count: usize| {
@@ -327,7 +326,7 @@ async fn collection_that_fills_every_window_keeps_no_other_from_being_swept() ->
 }
 
 #[tokio::test]
-async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
+async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 4_500).await?;
@@ -343,7 +342,7 @@ async fn sweep_that_is_told_to_stop_does_so_within_a_step() -> Result<()> {
 }
 
 #[tokio::test]
-async fn documents_beyond_what_an_answer_holds_are_swept_as_well() -> Result<()> {
+async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     // Foreign ones, 40 MiB of them; an answer has 16.
@@ -358,7 +357,7 @@ async fn documents_beyond_what_an_answer_holds_are_swept_as_well() -> Result<()>
 }
 
 #[tokio::test]
-async fn time_to_live_that_becomes_longer_amid_a_sweep_holds_at_once() -> Result<()> {
+async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 6_000).await?;
@@ -384,7 +383,7 @@ async fn make_slot(night: &Night, dsp_id: u32) -> Result<()> {
 }
 
 #[tokio::test]
-async fn owner_of_the_maintenance_decides_how_cookies_of_a_shared_server_expire() -> Result<()> {
+async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_until},
-    night::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, Who, at, in_both_modes},
+    maintenance::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, Who, at, in_both_modes},
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
@@ -28,8 +28,8 @@ async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
 
 in_both_modes! {
     mongodb_expires_cookies_only_while_the_window_is_open,
-    documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time,
-    restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off,
+    documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp,
+    restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry,
 }
 
 async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode) -> Result<()> {
@@ -86,7 +86,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
 }
 
 #[tokio::test]
-async fn embedded_store_shows_no_cookie_older_than_its_time_to_live() -> Result<()> {
+async fn embedded_store_hides_expired_cookies() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let [long, short] = ["long", "short"].map(|name| embedded(&dir.path().join(name)));
@@ -107,7 +107,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 const TTL_SECONDS: i64 = 14 * 86_400;
 
-async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
+async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     mode: ExpiryMode,
 ) -> Result<()> {
     let dir = TempDir::new()?;
@@ -175,7 +175,7 @@ async fn documents_expire_only_inside_the_window_and_each_dsp_by_its_own_time(
 }
 
 #[tokio::test]
-async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Result<()> {
+async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start(dir.path()).await?;
     let indexes = [
@@ -219,7 +219,7 @@ async fn index_with_other_options_is_repaired_and_expires_in_the_window() -> Res
 }
 
 #[tokio::test]
-async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -> Result<()> {
+async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start(dir.path()).await?;
     let foreign = [
@@ -265,7 +265,7 @@ async fn what_appears_meanwhile_is_adopted_and_what_is_foreign_is_left_alone() -
     night.end().await
 }
 
-async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_off(
+async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry(
     mode: ExpiryMode,
 ) -> Result<()> {
     let dir = TempDir::new()?;
@@ -315,7 +315,7 @@ async fn restart_inside_the_window_keeps_expiry_on_and_one_after_it_switches_it_
 }
 
 #[tokio::test]
-async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() -> Result<()> {
+async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start(dir.path()).await?;
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
@@ -372,7 +372,7 @@ async fn compaction_returns_what_expired_and_is_not_repeated_the_same_night() ->
 
 /// The windows and times to live of another consumer of the same server do not undo those of the first.
 #[tokio::test]
-async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()> {
+async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start(dir.path()).await?;
     // By the clock of the first it has been beyond its time for an hour.
@@ -431,7 +431,7 @@ async fn one_consumer_sees_to_expiry_and_another_when_it_is_gone() -> Result<()>
 }
 
 #[tokio::test]
-async fn cursors_of_consumers_that_are_gone_go_also_without_a_window() -> Result<()> {
+async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(&dir, &[]).await?;

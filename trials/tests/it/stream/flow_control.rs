@@ -34,7 +34,7 @@ async fn wait_settled(consumer: &Consumer, cookies: u64, timeout: Duration) -> R
 }
 
 #[tokio::test]
-async fn window_of_one_of_many_producers_is_small_and_holds_it_back() -> Result<()> {
+async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<()> {
     const COOKIES: u64 = 100_000;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
@@ -116,13 +116,13 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
 }
 
 #[tokio::test]
-async fn eight_producers_and_a_frozen_mongod_take_the_documented_memory() -> Result<()> {
+async fn eight_producers_and_a_paused_mongod_stay_within_the_documented_memory() -> Result<()> {
     eight_producers_and_a_frozen_mongod(2_500, Duration::from_secs(10)).await
 }
 
 #[tokio::test]
 #[ignore = "takes minutes and dist builds"]
-async fn eight_producers_at_30_000_a_second_and_a_frozen_mongod_take_the_documented_memory()
+async fn eight_producers_at_30_000_per_second_and_a_paused_mongod_stay_within_the_documented_memory()
 -> Result<()> {
     eight_producers_and_a_frozen_mongod(30_000, Duration::from_secs(20)).await
 }

@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use super::{SWEEP_TIMEOUT, fill, is_swept, refresh, user};
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, wait_until},
+    maintenance::{Night, Server, at},
     mongods::{ReplicaSet, command, direct, failing, heal},
-    night::{Night, Server, at},
 };
 
 const NAMESPACE: &str = "17.cookies";
@@ -86,8 +86,7 @@ fn named(uri: &str, application: &str) -> String {
 }
 
 #[tokio::test]
-async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is_fresh()
--> Result<()> {
+async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let uri = mongod.uri();
@@ -141,7 +140,7 @@ async fn consumer_that_slept_beyond_its_lease_in_a_sweep_deletes_nothing_that_is
 }
 
 #[tokio::test]
-async fn election_amid_a_sweep_loses_nothing_and_another_pass_is_complete() -> Result<()> {
+async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> Result<()> {
     let dir = TempDir::new()?;
     let more = ["--setParameter", "enableTestCommands=1"];
     let set = ReplicaSet::start_with(dir.path(), 3, &more).await?;

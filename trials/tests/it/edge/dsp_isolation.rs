@@ -52,7 +52,7 @@ async fn is_failing(consumer: &Consumer, dsp: &str) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Result<()> {
+async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
@@ -123,7 +123,7 @@ async fn dsp_without_rights_is_named_and_stored_once_they_are_granted() -> Resul
 }
 
 #[tokio::test]
-async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()> {
+async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -169,7 +169,7 @@ async fn what_is_set_aside_outlives_a_killed_mongod_and_consumer() -> Result<()>
 }
 
 #[tokio::test]
-async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result<()> {
+async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -229,7 +229,7 @@ async fn dsp_whose_database_hangs_or_is_in_the_way_holds_up_no_other() -> Result
 }
 
 #[tokio::test]
-async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()> {
+async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let hang = doc! {
@@ -274,7 +274,7 @@ async fn collection_that_takes_long_to_create_delays_no_other_dsp() -> Result<()
 }
 
 #[tokio::test]
-async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
+async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let flags = ["--dsps", "17", "--unlisted-dsps-max", "20"];
@@ -315,7 +315,7 @@ async fn invented_dsps_get_no_more_slots_than_there_are() -> Result<()> {
 }
 
 #[tokio::test]
-async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Result<()> {
+async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = failing(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -345,7 +345,7 @@ async fn index_of_a_collection_that_was_there_is_made_beside_the_writing() -> Re
 }
 
 #[tokio::test]
-async fn what_is_set_aside_of_a_dsp_that_is_refused_becomes_dead_letters() -> Result<()> {
+async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
@@ -389,7 +389,7 @@ fn store_in(mongod: &Mongod) -> MongodbStore {
 }
 
 #[tokio::test]
-async fn dsp_that_is_refused_leaves_its_slot_while_the_consumer_runs() -> Result<()> {
+async fn rejected_dsp_frees_its_slot_without_a_restart() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("consumer.toml");
     std::fs::write(&file, "unlisted_dsps_max = 1\n")?;

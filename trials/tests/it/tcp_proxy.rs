@@ -10,13 +10,13 @@ use tokio::{
 };
 
 /// Passes connections on, until it is cut.
-pub(crate) struct CutConnection {
+pub(crate) struct TcpProxy {
     address: SocketAddr,
     server: String,
     passing: JoinSet<()>,
 }
 
-impl CutConnection {
+impl TcpProxy {
     pub(crate) async fn to(server: &str) -> Result<Self> {
         let mut between = Self {
             address: free_address()?,

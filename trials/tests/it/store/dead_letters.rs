@@ -78,7 +78,8 @@ async fn unique_buyer_uids(mongod: &Mongod, dsp: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_validator_refuses_becomes_a_dead_letter_and_the_rest_is_stored() -> Result<()> {
+async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_stored() -> Result<()>
+{
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;
@@ -112,7 +113,7 @@ async fn what_a_validator_refuses_becomes_a_dead_letter_and_the_rest_is_stored()
 }
 
 #[tokio::test]
-async fn what_is_a_duplicate_in_another_unique_index_becomes_a_dead_letter() -> Result<()> {
+async fn duplicate_in_a_foreign_unique_index_becomes_a_dead_letter() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     unique_buyer_uids(&mongod, "17").await?;
@@ -142,7 +143,7 @@ async fn what_is_a_duplicate_in_another_unique_index_becomes_a_dead_letter() -> 
 }
 
 #[tokio::test]
-async fn no_line_of_the_log_names_a_user() -> Result<()> {
+async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
     const USER: &str = "uzed-7f3a91";
     const BUYER: &str = "bzed-91c4e7";
     let dir = TempDir::new()?;
@@ -205,7 +206,7 @@ async fn no_line_of_the_log_names_a_user() -> Result<()> {
 }
 
 #[tokio::test]
-async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
+async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
     // mongod takes time with the square of how many share one key.
     const COOKIES: u64 = 3_000;
     let dir = TempDir::new()?;
@@ -251,8 +252,7 @@ async fn very_many_refused_at_once_are_each_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dead_letters_stay_within_their_bound_and_hold_up_nothing_when_they_cannot_be_written()
--> Result<()> {
+async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_blocks_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;

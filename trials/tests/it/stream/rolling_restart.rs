@@ -139,7 +139,7 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
 }
 
 #[tokio::test]
-async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -> Result<()> {
+async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let mut one = Producer::start(&dir, &FLAGS).await?;
@@ -219,7 +219,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_prove_it() -
 }
 
 #[tokio::test]
-async fn producer_that_is_to_stop_first_sends_its_clients_elsewhere() -> Result<()> {
+async fn draining_producer_closes_client_connections_after_their_response() -> Result<()> {
     let dir = TempDir::new()?;
     // Longer than this test waits for anything.
     let mut producer = Producer::start(&dir, &["--drain-delay", "1h"]).await?;

@@ -20,7 +20,7 @@ fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn short_help_is_short_and_long_help_has_groups_and_examples() -> Result<()> {
+async fn short_help_omits_expert_flags_and_long_help_has_groups_and_examples() -> Result<()> {
     let programs = programs().await?;
     for (program, heading, expert) in [
         (&programs.producer, "What it keeps:", "--rewind-bytes"),
@@ -40,7 +40,7 @@ async fn short_help_is_short_and_long_help_has_groups_and_examples() -> Result<(
 }
 
 #[tokio::test]
-async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()> {
+async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
     let programs = programs().await?;
     let dir = TempDir::new()?;
     let file = dir.path().join("producer.toml");
@@ -77,7 +77,7 @@ async fn printed_settings_say_where_they_are_from_and_are_a_file() -> Result<()>
 }
 
 #[tokio::test]
-async fn checked_settings_are_good_or_all_that_is_wrong_is_said() -> Result<()> {
+async fn config_check_accepts_valid_settings_and_reports_all_errors() -> Result<()> {
     let programs = programs().await?;
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let admin = format!("--admin={}", taken.local_addr()?);
@@ -101,7 +101,7 @@ async fn checked_settings_are_good_or_all_that_is_wrong_is_said() -> Result<()> 
 }
 
 #[tokio::test]
-async fn probe_says_whether_the_process_with_these_settings_is_ready() -> Result<()> {
+async fn probe_reports_the_readiness_of_the_configured_process() -> Result<()> {
     let programs = programs().await?;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
@@ -125,7 +125,7 @@ async fn probe_says_whether_the_process_with_these_settings_is_ready() -> Result
 }
 
 #[tokio::test]
-async fn completions_and_manual_pages_come_from_the_program() -> Result<()> {
+async fn program_generates_completions_and_manual_pages() -> Result<()> {
     let programs = programs().await?;
     for program in [&programs.producer, &programs.consumer] {
         for (shell, part) in [

@@ -11,7 +11,7 @@ use tokio::time::{Instant, interval};
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, machine, request, wait_until},
-    stream::windows::settled_or_lost,
+    stream::flow_control::settled_or_lost,
 };
 
 /// What comes in beside each other.
@@ -123,7 +123,7 @@ async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes all of a machine"]
-async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Result<()> {
+async fn three_thousand_fake_dsps_get_only_the_free_slots_of_three_nodes() -> Result<()> {
     let _machine = machine().await;
     let dir = TempDir::new()?;
     let one = Mongod::start(&dir.path().join("mongod-1")).await?;
@@ -172,7 +172,7 @@ async fn three_thousand_invented_dsps_and_real_cookies_at_three_nodes() -> Resul
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes and all of a machine"]
-async fn two_hundred_invented_dsps_a_second_beside_forty_thousand_real_cookies() -> Result<()> {
+async fn store_latency_is_measured_with_two_hundred_fake_dsps_per_second() -> Result<()> {
     let _machine = machine().await;
     let calm = Mix {
         real_per_second: 40_000,

@@ -382,7 +382,7 @@ fn worst_excess(passed: &[Sent], rate: f64) -> f64 {
 }
 
 #[test]
-fn fullest_window_is_found_by_when_it_was_decided() {
+fn worst_excess_counts_only_decisions_within_the_window() {
     let sent = |asked: f64, answered: f64| Sent {
         user: String::new(),
         asked: Duration::from_secs_f64(asked),
@@ -397,7 +397,7 @@ fn fullest_window_is_found_by_when_it_was_decided() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn producers_share_a_contract_that_is_never_exceeded() -> Result<()> {
+async fn producers_that_share_a_limit_never_exceed_it() -> Result<()> {
     let Some(mut world) = World::start("200ms").await? else {
         return Ok(());
     };
@@ -419,7 +419,7 @@ async fn producers_share_a_contract_that_is_never_exceeded() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes three minutes"]
-async fn contract_that_producers_share_is_used_though_the_load_is_skewed() -> Result<()> {
+async fn producers_that_share_a_limit_use_it_under_skewed_load() -> Result<()> {
     let _machine = machine().await;
     let half_a_minute = sending(30);
     let Some(mut world) = World::start("1s").await? else {

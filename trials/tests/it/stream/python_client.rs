@@ -28,7 +28,7 @@ pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later wi
                        python3-venv python3-pip), and grpcio and pymongo from PyPI, once";
 
 #[tokio::test]
-async fn python_reads_both_streams() -> Result<()> {
+async fn python_client_reads_both_streams() -> Result<()> {
     let python = python().await?;
     let dir = TempDir::new()?;
     let generated = dir.path().join("generated");
