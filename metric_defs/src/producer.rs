@@ -197,9 +197,9 @@ pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log: on schedule (in_turn), or early because the producer stopped or the limit no longer shapes.",
+    "Cookies released into the log: at their release time (scheduled), or early because the producer stopped or the limit no longer shapes.",
 )
-.by(&["limit", "when"]);
+.by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
     "producer_limits_superseded_cookies_total",
     "Held cookies superseded by a newer one of the same user and DSP.",

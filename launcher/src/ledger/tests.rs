@@ -30,8 +30,8 @@ consumer_retry_queue_cookies 3
 
 const LIMIT: &str = r#"
 producer_limits_accepted_cookies_total{limit="dsp-1"} 100
-producer_limits_released_cookies_total{limit="dsp-1",when="in_turn"} 40
-producer_limits_released_cookies_total{limit="dsp-1",when="early"} 1
+producer_limits_released_cookies_total{limit="dsp-1",timing="scheduled"} 40
+producer_limits_released_cookies_total{limit="dsp-1",timing="early"} 1
 producer_limits_superseded_cookies_total{limit="dsp-1"} 2
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="bound"} 3
 producer_limits_dropped_cookies_total{limit="dsp-1",reason="police"} 4

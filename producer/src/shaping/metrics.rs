@@ -65,9 +65,9 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         family(*figure, samples)
     });
     let released = summaries.iter().flat_map(|(limit, it)| {
-        let of = |when, count| ([limit.as_str(), when], as_f64(count));
+        let of = |timing, count| ([limit.as_str(), timing], as_f64(count));
         [
-            of("in_turn", it.figures.released),
+            of("scheduled", it.figures.released),
             of("early", it.figures.released_early),
         ]
     });
