@@ -226,12 +226,12 @@ impl<S: Source> Reloaded<S> {
                 News::Nothing => {}
                 News::Replaced(()) => {
                     done.inc();
-                    tracing::info!(of = S::NAME, "reloaded changed files");
+                    tracing::info!(kind = S::NAME, "reloaded changed files");
                 }
                 News::Broken(why) => {
                     failed.inc();
                     tracing::warn!(
-                        of = S::NAME,
+                        kind = S::NAME,
                         why,
                         "failed to reload changed files; keeping the current ones"
                     );
@@ -342,15 +342,15 @@ impl Metrics {
     ) -> prometheus::Result<Self> {
         let reloads = MetricDef::counter(
             "credential_reloads_total",
-            "Times that replaced files were taken into use, or could not be, by what they are.",
+            "Reloads of changed files, by kind of file and outcome.",
         );
         let expiry = MetricDef::gauge(
             "tls_certificate_expiry_unix_seconds",
-            "When the first certificate of each kind in use expires.",
+            "Unix time in seconds at which the first certificate of each kind expires.",
         );
         let metrics = Self {
-            reloads: registry.add(reloads.by(&["of", "outcome"]).of(process))?,
-            expiry: Handle::of(expiry.by(&["of"]).of(process))?,
+            reloads: registry.add(reloads.by(&["kind", "outcome"]).of(process))?,
+            expiry: Handle::of(expiry.by(&["kind"]).of(process))?,
         };
         if has_certificates {
             registry.register(Box::new(metrics.expiry.clone()))?;
@@ -385,23 +385,23 @@ struct Said(Vec<(&'static str, Validity)>);
 impl Said {
     fn expiries<S: Source>(&mut self, value: &S::Value, metrics: &Metrics) {
         let now = i64::try_from(unix_micros() / 1_000_000).unwrap_or(i64::MAX);
-        let found = S::expiries(value).into_iter().map(|(of, expiry)| {
-            metrics.expiry.with_label_values(&[of]).set(expiry);
+        let found = S::expiries(value).into_iter().map(|(kind, expiry)| {
+            metrics.expiry.with_label_values(&[kind]).set(expiry);
             let validity = Validity::at(now, expiry);
-            if !self.0.contains(&(of, validity)) {
+            if !self.0.contains(&(kind, validity)) {
                 let days = (expiry - now) / (24 * 3600);
                 match validity {
                     Validity::Good => {}
-                    Validity::Soon => tracing::warn!(of, days, "certificate expires soon"),
+                    Validity::Soon => tracing::warn!(kind, days, "certificate expires soon"),
                     Validity::Expired => {
                         tracing::error!(
-                            of,
+                            kind,
                             "certificate has expired: others will refuse connections"
                         );
                     }
                 }
             }
-            (of, validity)
+            (kind, validity)
         });
         let found = found.collect();
         self.0 = found;

@@ -128,10 +128,10 @@ async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
     let metrics = consumer.metrics().await?;
     let expiry = "consumer_tls_certificate_expiry_unix_seconds";
-    ensure!(metrics.count(expiry, &[("of", "authority")]) > 1_700_000_000);
+    ensure!(metrics.count(expiry, &[("kind", "authority")]) > 1_700_000_000);
     let metrics = producer.metrics().await?;
     let expiry = "producer_tls_certificate_expiry_unix_seconds";
-    ensure!(metrics.count(expiry, &[("of", "certificate")]) > 1_700_000_000);
+    ensure!(metrics.count(expiry, &[("kind", "certificate")]) > 1_700_000_000);
 
     let other = Authority::new("others")?.write(dir.path(), "other.pem")?;
     let flags = ["--tls-ca", &other];
