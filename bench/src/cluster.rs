@@ -245,7 +245,7 @@ impl Cluster {
 
 /// What went wrong, if anything; nothing for one that has ended before.
 async fn stop(process: &mut Process) -> Option<String> {
-    if !matches!(process.exited(), Ok(None)) {
+    if !matches!(process.exit_status(), Ok(None)) {
         return None;
     }
     let problem = match process.stop(STOP_TIMEOUT).await {

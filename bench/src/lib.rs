@@ -36,7 +36,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use runtime::settings::instead::{self, AboutArgs};
+use runtime::settings::info_commands::{self, AboutArgs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -73,8 +73,8 @@ impl Cli {
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
         let command = Self::command();
         let matches = command.clone().get_matches_from(arguments);
-        if let Some(answer) = instead::about(&command, &matches) {
-            return Err(instead::print(answer));
+        if let Some(output) = info_commands::documentation(&command, &matches) {
+            return Err(info_commands::print(output));
         }
         Ok(Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
     }

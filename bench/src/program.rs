@@ -35,7 +35,7 @@ where
     let _open_files = raise_open_files();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let finished = runtime.block_on(async {
-        let mut signals = Signals::end_or_hangup().context("cannot handle signals")?;
+        let mut signals = Signals::terminate_or_hangup().context("cannot handle signals")?;
         let stop = CancellationToken::new();
         let mut scenario = std::pin::pin!(scenario(stop.clone()));
         tokio::select! {

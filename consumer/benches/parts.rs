@@ -13,7 +13,7 @@ use consumer::{
     ttl::Ttls,
 };
 use divan::{Bencher, counter::ItemsCount};
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
 
 /// Cookies that one call of a part goes through; `.ci/instructions` divides by it. A batch has as many after 200 ms at
 /// 50,000 a second.
@@ -49,13 +49,13 @@ mod counted {
         },
         suppression::{Suppression, outcomes},
     };
-    use proto::wire::{ChunkRef, Received};
+    use proto::wire::{ChunkRef, StreamMessage};
 
     /// Messages to borrowed cookies.
     #[inline(never)]
     pub(super) fn decode(messages: &[Bytes]) {
         for message in messages {
-            let Ok(Received::Chunk(chunk)) = Received::decode(message.clone()) else {
+            let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message.clone()) else {
                 unreachable!("it is a chunk");
             };
             for cookie in chunk.cookies() {
@@ -146,9 +146,9 @@ fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
 fn chunks(seed: u64, users: usize, dsps: u32) -> Vec<ChunkRef> {
     let received = messages(seed, users, dsps)
         .into_iter()
-        .map(Received::decode);
+        .map(StreamMessage::decode);
     let chunk = |received| match received {
-        Ok(Received::Chunk(chunk)) => chunk,
+        Ok(StreamMessage::Chunk(chunk)) => chunk,
         other => unreachable!("it is a chunk, not {other:?}"),
     };
     received.map(chunk).collect()

@@ -15,13 +15,13 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 use anyhow::Context as _;
 use runtime::{
     admin,
-    answer::Answer,
-    connect::{Network, Tcp, credentials::stays_here},
+    connect::{Network, Tcp, credentials::is_loopback_host},
     listen::{self, Listener},
     metrics::Registry,
-    ready::{self, Part},
+    ready::{self, Component},
     reload,
-    settings::reread,
+    reply::Reply,
+    settings::live_config,
 };
 use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -44,7 +44,7 @@ use crate::{
 pub struct App {
     admin_address: SocketAddr,
     runtime_config: RuntimeConfig,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
     /// The tasks that carry data, and the ones that do not.
     pipeline: TaskTracker,
     services: TaskTracker,
@@ -104,7 +104,8 @@ impl App {
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             runtime_config: RuntimeConfig::new(&config),
-            config_reloads: reread::Metrics::register(&registry, "consumer").context("metrics")?,
+            config_reloads: live_config::Metrics::register(&registry, "consumer")
+                .context("metrics")?,
             pipeline: TaskTracker::new(),
             services: TaskTracker::new(),
             stop_reading: CancellationToken::new(),
@@ -133,7 +134,7 @@ impl App {
             listen::Stage::new(app.services.clone(), app.stop_services.clone()),
         ));
         tracing::info!(address = %app.admin_address, "admin port is open");
-        admin::say_if_open(app.admin_address);
+        admin::warn_if_open(app.admin_address);
         say_plain_tokens(&config);
         let (services, stop) = (&app.services, &app.stop_services);
         config.security.watch(&credentials, services, stop);
@@ -151,7 +152,7 @@ impl App {
 
     /// Counts how often its settings are read again.
     #[must_use]
-    pub fn config_reloads(&self) -> reread::Metrics {
+    pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
@@ -252,7 +253,7 @@ impl App {
 
 /// Says once which producers get the token in plain text over a network.
 fn say_plain_tokens(config: &Config) {
-    let is_plain = |url: &&ProducerUrl| !url.https && !stays_here(&url.host);
+    let is_plain = |url: &&ProducerUrl| !url.https && !is_loopback_host(&url.host);
     if config.security.token.is_some()
         && let Some(producer) = config.reading.producer.iter().find(is_plain)
     {
@@ -268,16 +269,16 @@ struct Pages {
     store: Arc<dyn Store>,
     health: Arc<Health>,
     draining: CancellationToken,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
-    fn parts(&self) -> Vec<Part> {
-        let mut parts = vec![ready::drain(self.draining.is_cancelled())];
-        parts.extend(self.health.parts());
-        parts.push(self.config_reloads.part());
-        parts
+    fn components(&self) -> Vec<Component> {
+        let mut components = vec![ready::drain(self.draining.is_cancelled())];
+        components.extend(self.health.components());
+        components.push(self.config_reloads.component());
+        components
     }
 
     fn needs_restart(&self) -> Option<String> {
@@ -291,7 +292,7 @@ impl admin::Pages for Pages {
     fn page<'a>(
         &'a self,
         path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
         Box::pin(lookup::page(&*self.store, path))
     }
 }

@@ -22,7 +22,7 @@ use std::{
 use bytes::Bytes;
 use proto::{
     limits::AGE_MICROS_MAX,
-    wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, Received, put_cookie, seal},
+    wire::{ChunkHeader, CookieRef, HEADROOM_BYTES, StreamMessage, put_cookie, seal},
 };
 use runtime::unix_micros;
 use tokio::sync::Notify;
@@ -262,7 +262,7 @@ fn chunk(batch: &Batch, indices: &[u32]) -> Bytes {
 fn unpack(chunks: Vec<Bytes>) -> Batch {
     let mut batch = Batch::new(usize::MAX, usize::MAX);
     for chunk in chunks {
-        if let Ok(Received::Chunk(chunk)) = Received::decode(chunk) {
+        if let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(chunk) {
             batch.push_chunk(&chunk);
         }
     }

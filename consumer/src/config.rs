@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
 
 use runtime::{
     connect::credentials::Security,
-    settings::{self, Common, ConfigErrors, Settings, without_secret},
+    settings::{self, Common, ConfigErrors, Settings, redacted},
 };
 
 pub use self::args::{Args, Keeping, Mongodb, Night, Reading, Running, Storing};
@@ -126,7 +126,7 @@ impl fmt::Display for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embedded(dir) => write!(f, "embedded:{}", dir.display()),
-            Self::Mongodb(uri) => f.write_str(&without_secret(uri)),
+            Self::Mongodb(uri) => f.write_str(&redacted(uri)),
             Self::Discard => f.write_str("none"),
         }
     }

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use runtime::ready::Part;
+use runtime::ready::Component;
 
 use crate::producers::Producers;
 
@@ -150,7 +150,7 @@ impl Health {
 
     /// How each part is.
     #[must_use]
-    pub fn parts(&self) -> Vec<Part> {
+    pub fn components(&self) -> Vec<Component> {
         let store = self.store_down().map_or(Ok("works".to_owned()), Err);
         let cursors = if self.producers.is_loaded() {
             Ok("loaded".to_owned())
@@ -169,10 +169,10 @@ impl Health {
             )),
         };
         vec![
-            Part::new("store", store),
-            Part::new("cursors", cursors),
-            Part::new("dsps", Ok(self.dsps_state())),
-            Part::new("producers", producers),
+            Component::new("store", store),
+            Component::new("cursors", cursors),
+            Component::new("dsps", Ok(self.dsps_state())),
+            Component::new("producers", producers),
         ]
     }
 
@@ -192,9 +192,17 @@ mod tests {
 
     #[track_caller]
     fn check(health: &Health, not_ready: &[(&str, &str)]) {
-        let parts = health.parts().into_iter().filter(|part| !part.ready);
-        let found: Vec<_> = parts.map(|part| (part.part, part.state)).collect();
-        let found: Vec<_> = found.iter().map(|(part, why)| (*part, &**why)).collect();
+        let components = health
+            .components()
+            .into_iter()
+            .filter(|component| !component.ready);
+        let found: Vec<_> = components
+            .map(|component| (component.name, component.state))
+            .collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(component, why)| (*component, &**why))
+            .collect();
         assert_eq!(found, not_ready);
     }
 
@@ -227,7 +235,7 @@ mod tests {
         };
         let connected = one.opened(opening);
         check(&health, &[]);
-        assert_eq!(health.parts()[3].state, "1 of 2 connected");
+        assert_eq!(health.components()[3].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());
         check(&health, &[("store", "gone away")]);
         assert_eq!(health.needs_restart(), None);
@@ -242,11 +250,11 @@ mod tests {
         health.dsp_works(1);
         check(&health, &[]);
         assert_eq!(
-            health.parts()[2].state,
+            health.components()[2].state,
             "retry queue: 2 (no right), 3 (no right), 4 (no right), 5 (no right), 6 (no right) and 1 more"
         );
         drop(other);
-        assert_eq!(health.parts()[3].state, "1 of 1 connected");
+        assert_eq!(health.components()[3].state, "1 of 1 connected");
         drop(connected);
         check(
             &health,

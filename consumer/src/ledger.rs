@@ -99,7 +99,7 @@ const ROWS: &[Row] = &[
         ],
     ),
     (consumer::RETRY_QUEUE_RECOVERED, &[(&[], |it| it.found)]),
-    (consumer::ASIDE, &[(&[], |it| it.set_aside)]),
+    (consumer::RETRY_QUEUE_COOKIES, &[(&[], |it| it.set_aside)]),
     (consumer::DRAIN_SKIPPED, &[(&[], |it| it.drain_skipped)]),
     (consumer::WAITING, &[(&[], |it| it.waiting)]),
 ];
@@ -188,7 +188,7 @@ impl Figures {
     /// error in this program.
     #[must_use]
     pub fn unexplained(&self) -> i64 {
-        let came: u64 = LEDGER.came.iter().map(|figure| self.of(*figure)).sum();
+        let came: u64 = LEDGER.inputs.iter().map(|figure| self.of(*figure)).sum();
         let explained: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
         came.cast_signed().wrapping_sub(explained.cast_signed())
     }
@@ -327,7 +327,7 @@ mod tests {
         let families = registry.gather();
         let told: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
         assert_eq!(told, names);
-        let came = LEDGER.came.iter().map(|figure| figure.name);
+        let came = LEDGER.inputs.iter().map(|figure| figure.name);
         let terms = LEDGER.terms().map(|term| term.count.name);
         assert_eq!(came.chain(terms).collect::<BTreeSet<_>>(), names);
         assert!(ledger.register(&registry).is_err());

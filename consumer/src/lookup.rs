@@ -6,7 +6,7 @@
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
 use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX};
-use runtime::answer::{Answer, json};
+use runtime::reply::{Reply, json};
 use serde::Serialize;
 use serde_json::json as object;
 
@@ -24,7 +24,7 @@ struct User<'a> {
 }
 
 /// Answers a path of the admin port; `None` when it is none of a user.
-pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
+pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
@@ -33,7 +33,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
             let why = format!(
                 "a user id has 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
             );
-            return Some(answer(StatusCode::BAD_REQUEST, &object!({ "error": why })));
+            return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
         }
     };
     Some(match store.lookup(&user_id).await {
@@ -43,10 +43,10 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
                 buyer_uids: found.buyer_uids,
                 unavailable: found.unavailable,
             };
-            answer(StatusCode::OK, &user)
+            reply(StatusCode::OK, &user)
         }
         Ok(Found { why: Some(why), .. }) => unreadable(&why),
-        Ok(_) => answer(
+        Ok(_) => reply(
             StatusCode::NOT_FOUND,
             &object!({ "error": "unknown user", "user_id": user_id }),
         ),
@@ -54,15 +54,15 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Answer> {
     })
 }
 
-fn unreadable(why: &str) -> Answer {
+fn unreadable(why: &str) -> Reply {
     let error = format!("the store cannot be read: {why}");
-    answer(
+    reply(
         StatusCode::SERVICE_UNAVAILABLE,
         &object!({ "error": error }),
     )
 }
 
-fn answer(status: StatusCode, body: &impl Serialize) -> Answer {
+fn reply(status: StatusCode, body: &impl Serialize) -> Reply {
     let mut body = serde_json::to_vec(body).expect("maps of strings are JSON");
     body.push(b'\n');
     json(status, body)
@@ -108,9 +108,9 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"a user id has"#),
             (&long, 400, r#"{"error":"a user id has"#),
         ] {
-            let answer = page(&store, path).await.unwrap();
-            assert_eq!(answer.status(), status, "{path}");
-            let answered = answer.into_body().collect().await.unwrap().to_bytes();
+            let reply = page(&store, path).await.unwrap();
+            assert_eq!(reply.status(), status, "{path}");
+            let answered = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(
                 answered.starts_with(body.as_bytes()),
                 "{path}: {answered:?}"

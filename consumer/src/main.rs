@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use consumer::{Config, app::App, config::Args};
 use runtime::{
     metrics::Registry,
-    process::{self, Orders},
+    process::{self, ProcessSignals},
     raise_open_files,
 };
 
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     process::main::<Args>(std::env::args_os(), work)
 }
 
-async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
+async fn work(config: Config, orders: ProcessSignals<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
     tracing::info!(?config, files, "starting");
     let app = tokio::select! {

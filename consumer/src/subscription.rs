@@ -18,7 +18,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use proto::{
     limits::HEARTBEAT_MAX,
     v1::{self, ResumeOutcome, event::Event},
-    wire::{Received, WireError},
+    wire::{StreamMessage, WireError},
 };
 use runtime::{
     connect::{Network, credentials::Security},
@@ -272,10 +272,10 @@ impl Subscription {
         }
     }
 
-    async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<Received, Ended> {
+    async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<StreamMessage, Ended> {
         let message = stream.message().await?.ok_or(Ended::EndOfStream)?;
         self.context.metrics.bytes.inc_by(message.len() as u64);
-        Received::decode(message).map_err(|error| {
+        StreamMessage::decode(message).map_err(|error| {
             self.context.metrics.violations.inc();
             Ended::Wire(error)
         })
@@ -284,14 +284,14 @@ impl Subscription {
     /// Acts on one event after `Hello`.
     async fn take(
         &mut self,
-        received: Received,
+        received: StreamMessage,
         position: &mut Position,
         open: &mut Stream,
     ) -> Result<(), Ended> {
         let violation = |violation| self.violation(violation);
         let mut arrival = None;
         let item = match received {
-            Received::Chunk(chunk) => {
+            StreamMessage::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
                 let came = Arrival {
@@ -303,7 +303,7 @@ impl Subscription {
                 received.observe(came.age(), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
-            Received::Event(Event::Gap(gap)) => {
+            StreamMessage::Event(Event::Gap(gap)) => {
                 let lost = position.gap(&gap).map_err(violation)?;
                 self.context.metrics.lost(gap.reason(), lost);
                 open.lost(lost);
@@ -335,17 +335,17 @@ impl Subscription {
                 }
                 Item::Cursor(cursor)
             }
-            Received::Event(Event::Heartbeat(heartbeat)) => {
+            StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
                 return Ok(());
             }
-            Received::Event(Event::Goodbye(goodbye)) => {
+            StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 return self.part(&goodbye, position, open).await;
             }
-            Received::Event(Event::Hello(_)) => {
+            StreamMessage::Event(Event::Hello(_)) => {
                 return Err(violation(Violation::new("hello came twice")));
             }
-            Received::Event(Event::Chunk(_)) | Received::Unknown => {
+            StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();
                 return Ok(());
             }

@@ -231,7 +231,7 @@ impl Look {
 /// Prints what became of every cookie, from one scrape.
 async fn print_ledger(running: &Running) -> Result<()> {
     let address = &running.producer_admin;
-    let (accepted, fates) = ledger::of_limit(&admin::metrics(address).await?, LIMIT)?;
+    let (accepted, fates) = ledger::limit_outcomes(&admin::metrics(address).await?, LIMIT)?;
     println!("\nthe ledger of the limit, from one scrape of http://{address}/metrics\n");
     println!("    {:<10} {:>10}", "accepted", grouped(accepted));
     for (index, (fate, count)) in fates.iter().enumerate() {

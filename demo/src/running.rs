@@ -178,7 +178,7 @@ impl Running {
 
     /// How the load ended; `None` while it goes on, or when there was none.
     pub(crate) fn load_ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.load.as_mut().map_or(Ok(None), Process::exited)
+        self.load.as_mut().map_or(Ok(None), Process::exit_status)
     }
 
     /// # Errors

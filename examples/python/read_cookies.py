@@ -64,7 +64,7 @@ def read(address, host, settings, handle):
         with channel(address, host, settings) as connection:
             try:
                 for cookie in rpc.CookieStreamerStub(connection).GetCookies(
-                    pb.GetCookiesRequest(host=settings.name, understands_age=True), metadata=metadata
+                    pb.GetCookiesRequest(host=settings.name, supports_age=True), metadata=metadata
                 ):
                     handle(address, cookie)
                     delay = shortest

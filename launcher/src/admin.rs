@@ -1,57 +1,54 @@
-//! Small questions over HTTP: to a process's admin port, and one sync at a time.
+//! Single HTTP requests: to admin ports, and sync requests.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    http::{Answer, HttpClient},
+    http::{HttpClient, Response},
     ledger,
     scrape::Samples,
 };
 
-/// GETs one path over a connection of its own.
+/// GETs one path over a new connection.
 ///
 /// # Errors
-/// When no whole answer comes in time.
-pub async fn get(address: &str, path_and_query: &str) -> Result<Answer> {
-    HttpClient::connect(address)
-        .await?
-        .get(path_and_query, &[])
-        .await
+/// If no complete response arrives in time.
+pub async fn get(address: &str, path: &str) -> Result<Response> {
+    HttpClient::connect(address).await?.get(path, &[]).await
 }
 
-/// What the process with this admin port says at `/readyz`: `Ok` when it is ready, otherwise why not, as `part: why`, one
-/// line for each part.
+/// The readiness of the process with this admin port: `Ok`, or its reasons as `component: reason`, one per line.
 ///
 /// # Errors
-/// When it does not answer, or not as it should.
+/// If the response is missing or malformed.
 pub async fn readiness(address: &str) -> Result<Result<(), String>> {
-    let answer = get(address, "/readyz").await?;
-    let said: Value = serde_json::from_str(&answer.body)
-        .with_context(|| format!("http://{address}/readyz says {:?}", answer.body))?;
-    let reasons = said["reasons"].as_array().into_iter().flatten();
-    let reasons = reasons.map(|it| [&it["part"], &it["why"]].map(|it| it.as_str().unwrap_or("?")));
+    let response = get(address, "/readyz").await?;
+    let body: Value = serde_json::from_str(&response.body)
+        .with_context(|| format!("http://{address}/readyz returned {:?}", response.body))?;
+    let reasons = body["reasons"].as_array().into_iter().flatten();
+    let reasons =
+        reasons.map(|it| ["component", "reason"].map(|key| it[key].as_str().unwrap_or("?")));
     let reasons: Vec<_> = reasons.map(|reason| reason.join(": ")).collect();
-    match (answer.status, reasons.is_empty()) {
+    match (response.status, reasons.is_empty()) {
         (200, true) => Ok(Ok(())),
         (503, false) => Ok(Err(reasons.join("\n"))),
-        (status, _) => bail!("http://{address}/readyz says {status} with {said}"),
+        (status, _) => bail!("http://{address}/readyz returned {status} with {body}"),
     }
 }
 
-/// PUTs `body` to one path over a connection of its own.
+/// PUTs `body` to one path over a new connection.
 ///
 /// # Errors
-/// When no whole answer comes in time.
-pub async fn put(address: &str, path: &str, body: &str) -> Result<Answer> {
+/// If no complete response arrives in time.
+pub async fn put(address: &str, path: &str, body: &str) -> Result<Response> {
     HttpClient::connect(address).await?.put(path, body).await
 }
 
-/// Sends one sync request to the edge at `address`. The ids go into the request as they are.
+/// Sends one sync request to the edge at `address`. The ids are not escaped.
 ///
 /// # Errors
-/// When no whole answer comes in time.
-pub async fn sync(address: &str, user_id: &str, dsp_id: u32, buyer_uid: &str) -> Result<Answer> {
+/// If no complete response arrives in time.
+pub async fn sync(address: &str, user_id: &str, dsp_id: u32, buyer_uid: &str) -> Result<Response> {
     HttpClient::connect(address)
         .await?
         .get(
@@ -61,16 +58,16 @@ pub async fn sync(address: &str, user_id: &str, dsp_id: u32, buyer_uid: &str) ->
         .await
 }
 
-/// The metrics of the process with this admin port, whose ledger balances.
+/// The metrics of the process with this admin port, after checking its ledger.
 ///
 /// # Errors
-/// When it does not answer, or a [`ledger`] in it does not add up.
+/// If the request fails or a [`ledger`] does not balance.
 pub async fn metrics(address: &str) -> Result<Samples> {
-    let answer = get(address, "/metrics").await?;
-    if answer.status != 200 {
-        bail!("http://{address}/metrics answers {}", answer.status);
+    let response = get(address, "/metrics").await?;
+    if response.status != 200 {
+        bail!("http://{address}/metrics returned {}", response.status);
     }
-    let samples = Samples::parse(&answer.body);
+    let samples = Samples::parse(&response.body);
     ledger::check(&samples).with_context(|| format!("http://{address}/metrics"))?;
     Ok(samples)
 }

@@ -1,4 +1,4 @@
-//! A keep-alive HTTP/1.1 client: small questions to a process, and for tests any bytes, well-formed or not.
+//! A keep-alive HTTP/1.1 client for small requests, which can also send arbitrary bytes for tests.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use tokio::{
     time::timeout,
 };
 
-/// For a whole question and its answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// For a complete request and response.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For each step of a conversation that is led by hand, on a busy machine.
+/// For each read or write of a manual exchange, on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Largest body that is read.
+/// Maximum size of a response body.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct Response {
     /// The status code.
     pub status: u16,
     /// The status line and the headers, in lower case.
@@ -29,20 +29,20 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
-    /// Whether the server says that it closes the connection.
+impl Response {
+    /// Whether the server announces that it closes the connection.
     #[must_use]
     pub fn closes(&self) -> bool {
         self.head.contains("\r\nconnection: close\r\n")
     }
 }
 
-/// A connection to an HTTP/1.1 server. It is of no use any more once something failed.
+/// A connection to an HTTP/1.1 server. After an error it must not be used again.
 #[derive(Debug)]
 pub struct HttpClient {
     address: String,
     stream: TcpStream,
-    /// What has come and was not read yet.
+    /// Bytes received but not parsed yet.
     received: Vec<u8>,
 }
 
@@ -50,13 +50,13 @@ impl HttpClient {
     /// Connects to `address`, a host and a port.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// If the connection fails.
     pub async fn connect(address: &str) -> Result<Self> {
         let connecting = TcpStream::connect(address);
-        let stream = timeout(ANSWER_TIMEOUT, connecting)
+        let stream = timeout(REQUEST_TIMEOUT, connecting)
             .await
-            .with_context(|| format!("{address} does not answer"))?
-            .with_context(|| format!("cannot connect to {address}"))?;
+            .with_context(|| format!("{address} does not respond"))?
+            .with_context(|| format!("failed to connect to {address}"))?;
         stream.set_nodelay(true)?;
         Ok(Self {
             address: address.to_owned(),
@@ -65,46 +65,46 @@ impl HttpClient {
         })
     }
 
-    /// GETs `path_and_query`, with `headers` as name and value.
+    /// GETs `path`, with `headers` as name and value.
     ///
     /// # Errors
-    /// When no whole answer comes within ten seconds.
-    pub async fn get(&mut self, path_and_query: &str, headers: &[(&str, &str)]) -> Result<Answer> {
-        self.ask("GET", path_and_query, headers, "").await
+    /// If no complete response arrives within ten seconds.
+    pub async fn get(&mut self, path: &str, headers: &[(&str, &str)]) -> Result<Response> {
+        self.request("GET", path, headers, "").await
     }
 
     /// PUTs `body` to `path`.
     ///
     /// # Errors
-    /// When no whole answer comes within ten seconds.
-    pub async fn put(&mut self, path: &str, body: &str) -> Result<Answer> {
-        self.ask("PUT", path, &[], body).await
+    /// If no complete response arrives within ten seconds.
+    pub async fn put(&mut self, path: &str, body: &str) -> Result<Response> {
+        self.request("PUT", path, &[], body).await
     }
 
-    /// POSTs `body`, which is JSON or nothing, with `headers` as name and value.
+    /// POSTs `body` (JSON or empty), with `headers` as name and value.
     ///
     /// # Errors
-    /// When no whole answer comes within ten seconds.
+    /// If no complete response arrives within ten seconds.
     pub async fn post(
         &mut self,
-        path_and_query: &str,
+        path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Result<Answer> {
+    ) -> Result<Response> {
         let json = [("Content-Type", "application/json")];
         let headers = [&json, headers].concat();
-        self.ask("POST", path_and_query, &headers, body).await
+        self.request("POST", path, &headers, body).await
     }
 
-    async fn ask(
+    async fn request(
         &mut self,
         method: &str,
-        path_and_query: &str,
+        path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Result<Answer> {
+    ) -> Result<Response> {
         let address = &self.address;
-        let mut request = format!("{method} {path_and_query} HTTP/1.1\r\nHost: {address}\r\n");
+        let mut request = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\n");
         for (name, value) in headers {
             request.push_str(&format!("{name}: {value}\r\n"));
         }
@@ -113,54 +113,54 @@ impl HttpClient {
         }
         request.push_str("\r\n");
         request.push_str(body);
-        let asked = timeout(ANSWER_TIMEOUT, async {
+        let exchange = timeout(REQUEST_TIMEOUT, async {
             self.send(request.as_bytes()).await?;
-            self.answer().await
+            self.response().await
         });
-        asked
+        exchange
             .await
-            .unwrap_or_else(|_| bail!("no answer in time"))
-            .with_context(|| format!("{method} http://{}{path_and_query}", self.address))
+            .unwrap_or_else(|_| bail!("no response in time"))
+            .with_context(|| format!("{method} http://{}{path}", self.address))
     }
 
-    /// Sends `bytes` as they are.
+    /// Sends `bytes` unchanged.
     ///
     /// # Errors
-    /// When the server does not take them.
+    /// If the write fails or times out.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(in_time("sent", self.stream.write_all(bytes)).await??)
+        Ok(in_time("sending", self.stream.write_all(bytes)).await??)
     }
 
-    /// The next answer to a request that was not a HEAD.
+    /// Reads the next response, except to a HEAD request.
     ///
     /// # Errors
-    /// When none comes, or not a whole one, or one whose body is not text.
-    pub async fn answer(&mut self) -> Result<Answer> {
-        let answer = self.answer_to_head().await?;
-        // These never have a body.
-        if [204, 304].contains(&answer.status) {
-            return Ok(answer);
+    /// If no complete response arrives, or its body is not UTF-8.
+    pub async fn response(&mut self) -> Result<Response> {
+        let response = self.head_response().await?;
+        // These statuses have no body.
+        if [204, 304].contains(&response.status) {
+            return Ok(response);
         }
-        let length: usize = answer
+        let length: usize = response
             .head
             .split("\r\n")
             .find_map(|line| line.strip_prefix("content-length:"))
-            .with_context(|| format!("no length: {answer:?}"))?
+            .with_context(|| format!("missing content-length: {response:?}"))?
             .trim()
             .parse()?;
-        ensure!(length <= BODY_BYTES_MAX, "an answer of {length} bytes");
+        ensure!(length <= BODY_BYTES_MAX, "the response has {length} bytes");
         while self.received.len() < length {
-            ensure!(self.receive().await? > 0, "the connection ended in a body");
+            ensure!(self.receive().await? > 0, "connection closed in the body");
         }
         let body = String::from_utf8(self.received.drain(..length).collect())?;
-        Ok(Answer { body, ..answer })
+        Ok(Response { body, ..response })
     }
 
-    /// The next answer, which has no body.
+    /// Reads the next response without a body, such as one to a HEAD request.
     ///
     /// # Errors
-    /// When none comes.
-    pub async fn answer_to_head(&mut self) -> Result<Answer> {
+    /// If no response arrives.
+    pub async fn head_response(&mut self) -> Result<Response> {
         loop {
             let mut fours = self.received.windows(4);
             if let Some(end) = fours.position(|four| four == b"\r\n\r\n") {
@@ -169,8 +169,8 @@ impl HttpClient {
                 let status = head
                     .strip_prefix("http/1.1 ")
                     .and_then(|rest| rest.get(..3)?.parse().ok())
-                    .with_context(|| format!("not an HTTP answer: {head:?}"))?;
-                return Ok(Answer {
+                    .with_context(|| format!("not an HTTP response: {head:?}"))?;
+                return Ok(Response {
                     status,
                     head,
                     body: String::new(),
@@ -182,36 +182,36 @@ impl HttpClient {
         }
     }
 
-    /// Waits until the server has ended the connection, after nothing more than was read.
+    /// Waits until the server closes the connection without sending anything more.
     ///
     /// # Errors
-    /// When something comes first, or it does not end.
+    /// If data arrives, or the connection stays open.
     pub async fn wait_ended(&mut self) -> Result<()> {
-        // A reset is an end, too.
+        // A reset counts as closed.
         let read = self.stream.read_buf(&mut self.received);
-        let more = in_time("the connection ends", read).await?.unwrap_or(0);
-        ensure!(more == 0 && self.received.is_empty(), "there is more");
+        let more = in_time("connection close", read).await?.unwrap_or(0);
+        ensure!(more == 0 && self.received.is_empty(), "unexpected data");
         Ok(())
     }
 
-    /// Reads to the end of the connection, which may be a reset.
+    /// Reads until the connection closes or is reset.
     ///
     /// # Errors
-    /// When it does not end.
+    /// If the connection stays open.
     pub async fn rest(mut self) -> Result<String> {
         let reading =
             async { while self.stream.read_buf(&mut self.received).await.unwrap_or(0) > 0 {} };
-        in_time("the connection ends", reading).await?;
+        in_time("connection close", reading).await?;
         Ok(String::from_utf8_lossy(&self.received).into_owned())
     }
 
     async fn receive(&mut self) -> Result<usize> {
         let read = self.stream.read_buf(&mut self.received);
-        Ok(in_time("something comes back", read).await??)
+        Ok(in_time("receiving", read).await??)
     }
 }
 
 async fn in_time<T>(what: &str, step: impl Future<Output = T>) -> Result<T> {
     let stepped = timeout(STEP_TIMEOUT, step).await;
-    stepped.with_context(|| format!("{what}: not after {STEP_TIMEOUT:?}"))
+    stepped.with_context(|| format!("{what}: timed out after {STEP_TIMEOUT:?}"))
 }

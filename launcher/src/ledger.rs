@@ -1,7 +1,7 @@
-//! Whether the ledgers of producers and consumers balance: every cookie has exactly one fate, at any time.
+//! Checks that the ledgers in a scrape balance: every cookie has exactly one outcome or is pending.
 //!
-//! Each process makes its scrape under its own locks, so what is checked here holds exactly for every single scrape, under
-//! load as well as at rest. What does not balance is a bug of the process, whatever the stores say.
+//! Each process collects its metrics under its own locks, so the equations hold exactly in every scrape, also under load.
+//! An imbalance is a bug of the process.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use metric_defs::{
 
 use crate::scrape::{Samples, names};
 
-/// Checks whatever ledger there is in a scrape: a producer's, a consumer's, or none.
+/// Checks the ledger of a producer, of a consumer, or neither, by what the scrape contains.
 ///
 /// # Errors
-/// With all terms of the sum that is wrong.
+/// Lists all terms of the first equation that does not balance.
 pub fn check(samples: &Samples) -> Result<()> {
     if samples.sum(names::APPENDED, &[]).is_some() {
         check_producer(samples)?;
@@ -27,150 +27,151 @@ pub fn check(samples: &Samples) -> Result<()> {
     Ok(())
 }
 
-/// Checks the [account](ACCOUNT) of each subscriber of a producer, and what is counted of each of its [limits](SHAPING).
+/// Checks the [account](ACCOUNT) of each subscriber of a producer, and the ledger of each of its [limits](SHAPING).
 ///
 /// # Errors
-/// With all terms, when one is missing or the sum is wrong.
+/// Lists all terms if an equation does not balance or a term is missing.
 pub fn check_producer(samples: &Samples) -> Result<()> {
     for labels in samples.label_sets(names::SHAPING_ACCEPTED) {
-        of_limit(samples, labels.get("limit").map_or("", String::as_str))?;
+        limit_outcomes(samples, labels.get("limit").map_or("", String::as_str))?;
     }
     let appended = term(samples, names::APPENDED, &[])?;
     for labels in samples.label_sets(names::SUBSCRIBER_APPENDED) {
         let labels = labels.iter().map(|(k, v)| (k.as_str(), v.as_str()));
         let labels: Vec<_> = labels.collect();
-        let account = Reading::of(&ACCOUNT, samples, &labels)?;
+        let account = Balance::of(&ACCOUNT, samples, &labels)?;
         ensure!(
-            account.adds_up() && account.came <= appended,
-            "the account of {labels:?}, of {appended} cookies appended, does not add up: {account}"
+            account.is_balanced() && account.inputs <= appended,
+            "the account of {labels:?} does not balance; cookies appended: {appended}; {account}"
         );
     }
-    let series = |figure| samples.label_sets(figure).count();
-    let (accounts, others) = (series(names::SUBSCRIBER_APPENDED), series(names::DELIVERED));
+    let series = |metric| samples.label_sets(metric).count();
+    let (accounts, subscribers) = (series(names::SUBSCRIBER_APPENDED), series(names::DELIVERED));
     ensure!(
-        accounts == others,
-        "{accounts} accounts of {others} subscribers"
+        accounts == subscribers,
+        "{accounts} accounts for {subscribers} subscribers"
     );
     Ok(())
 }
 
-/// What became of the cookies that were accepted under a limit of a producer: how many were accepted, and how many had which fate or are
-/// held, each with the word of its figure: `released`, `waiting`.
+/// The cookies accepted under a limit of a producer, and their number by outcome or state. The names come from the metrics:
+/// `released`, `queued`.
 ///
 /// # Errors
-/// With all terms, when one is missing or the [sum](SHAPING) is wrong.
-pub fn of_limit(samples: &Samples, limit: &str) -> Result<(u64, Vec<(&'static str, u64)>)> {
+/// Lists all terms if the [equation](SHAPING) does not balance or a term is missing.
+pub fn limit_outcomes(samples: &Samples, limit: &str) -> Result<(u64, Vec<(&'static str, u64)>)> {
     let labels = [("limit", limit)];
-    let reading = Reading::of(&SHAPING, samples, &labels)?;
+    let balance = Balance::of(&SHAPING, samples, &labels)?;
     ensure!(
-        reading.adds_up(),
-        "the ledger of the limit {limit} does not add up: {reading}"
+        balance.is_balanced(),
+        "the ledger of limit {limit} does not balance: {balance}"
     );
-    let fates = SHAPING.terms().map(|term| {
+    let outcomes = SHAPING.terms().map(|term| {
         let name = term.count.name.strip_prefix("producer_limits_");
-        let word = name.and_then(|name| name.split('_').next());
+        let outcome = name.and_then(|name| name.split('_').next());
         let count = samples.count(term.count, &labels);
-        (word.unwrap_or(term.count.name), count)
+        (outcome.unwrap_or(term.count.name), count)
     });
     let accepted = samples.count(names::SHAPING_ACCEPTED, &labels);
-    Ok((accepted, fates.collect()))
+    Ok((accepted, outcomes.collect()))
 }
 
 /// Checks the [ledger](LEDGER) of a consumer.
 ///
 /// # Errors
-/// With all terms, when one is missing or the sum is wrong.
+/// Lists all terms if the equation does not balance or a term is missing.
 pub fn check_consumer(samples: &Samples) -> Result<()> {
-    let ledger = Reading::of(&LEDGER, samples, &[])?;
-    ensure!(ledger.adds_up(), "the ledger does not add up: {ledger}");
+    let ledger = Balance::of(&LEDGER, samples, &[])?;
+    ensure!(ledger.is_balanced(), "unbalanced ledger: {ledger}");
     Ok(())
 }
 
-/// Checks that a consumer received what a producer says it delivered, to the subscriber of that name.
+/// Checks that a consumer received the cookies that a producer delivered to `subscriber`.
 ///
-/// Sound only when nothing moves between the two scrapes, this producer is the consumer's only one, and both have been the
-/// same processes since the consumer opened its first stream. Then the consumer has received at least what is delivered and
-/// not undelivered, at most that and what was sent again, and exactly that when no stream broke off.
+/// Valid only if the counts of both processes stand still between the two scrapes, the producer is the consumer's only one,
+/// and neither restarted since the consumer opened its first stream. The consumer has then received at least the delivered
+/// cookies minus the undelivered ones, at most the delivered plus the redelivered ones.
 ///
 /// # Errors
-/// With all terms, when the subscriber is unknown or the counts contradict each other.
+/// Lists all terms if the subscriber is unknown or the counts contradict each other.
 pub fn check_between(producer: &Samples, consumer: &Samples, subscriber: &str) -> Result<()> {
     let labels = [("subscriber", subscriber), ("call", "subscribe")];
-    let sent = term(producer, names::DELIVERED, &labels)?;
+    let delivered = term(producer, names::DELIVERED, &labels)?;
     let undelivered = term(producer, names::UNDELIVERED, &labels)?;
     let redelivered = term(producer, names::REDELIVERED, &labels)?;
     let received = term(consumer, names::RECEIVED, &[])?;
     ensure!(
-        sent - undelivered <= received && received <= sent + redelivered,
-        "{subscriber} has received {received} cookies of {sent} delivered - {undelivered} undelivered, with {redelivered} sent again"
+        delivered - undelivered <= received && received <= delivered + redelivered,
+        "{subscriber} received {received} cookies; its producer: {delivered} delivered, {undelivered} undelivered, {redelivered} redelivered"
     );
     Ok(())
 }
 
-/// A sum as it was read.
-struct Reading {
-    came: f64,
-    all_came: Vec<String>,
+/// Both sides of an equation in one scrape.
+struct Balance {
+    inputs: f64,
+    input_terms: Vec<String>,
     explained: f64,
-    all: Vec<String>,
-    /// Whether no term is below zero.
+    explained_terms: Vec<String>,
+    /// Whether no term is negative.
     is_sound: bool,
 }
 
-impl Reading {
-    /// That of the figures with these labels.
+impl Balance {
+    /// Evaluates an equation for the series with these labels.
     fn of(equation: &Equation, samples: &Samples, labels: &[(&str, &str)]) -> Result<Self> {
-        let mut read = Self {
-            came: 0.0,
-            all_came: Vec::new(),
+        let mut balance = Self {
+            inputs: 0.0,
+            input_terms: Vec::new(),
             explained: 0.0,
-            all: Vec::new(),
+            explained_terms: Vec::new(),
             is_sound: true,
         };
-        for figure in equation.came {
-            let count = term(samples, *figure, labels)?;
-            read.came += count;
-            read.all_came.push(format!("{figure} {count}"));
+        for metric in equation.inputs {
+            let count = term(samples, *metric, labels)?;
+            balance.inputs += count;
+            balance.input_terms.push(format!("{metric} {count}"));
         }
-        for Term { count, less } in equation.terms() {
+        for Term { count, minus } in equation.terms() {
             let mut net = term(samples, *count, labels)?;
             let mut text = format!("{count} {net}");
-            if let Some(less) = less {
-                let taken_back = term(samples, *less, labels)?;
-                net -= taken_back;
-                text += &format!(" - {less} {taken_back}");
+            if let Some(minus) = minus {
+                let corrections = term(samples, *minus, labels)?;
+                net -= corrections;
+                text += &format!(" - {minus} {corrections}");
             }
-            read.explained += net;
-            read.all.push(text);
-            read.is_sound &= net >= 0.0;
+            balance.explained += net;
+            balance.explained_terms.push(text);
+            balance.is_sound &= net >= 0.0;
         }
-        Ok(read)
+        Ok(balance)
     }
 
-    fn adds_up(&self) -> bool {
-        self.is_sound && exact(self.came, self.explained)
+    fn is_balanced(&self) -> bool {
+        self.is_sound && exact(self.inputs, self.explained)
     }
 }
 
-impl fmt::Display for Reading {
+impl fmt::Display for Balance {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (all_came, all) = (self.all_came.join(" + "), self.all.join(" + "));
+        let inputs = self.input_terms.join(" + ");
+        let explained = self.explained_terms.join(" + ");
         write!(
             formatter,
-            "{all_came} = {}, and {all} = {}",
-            self.came, self.explained
+            "{inputs} = {}, but {explained} = {}",
+            self.inputs, self.explained
         )
     }
 }
 
-fn term(samples: &Samples, figure: MetricDef, labels: &[(&str, &str)]) -> Result<f64> {
-    match samples.sum(figure, labels) {
+fn term(samples: &Samples, metric: MetricDef, labels: &[(&str, &str)]) -> Result<f64> {
+    match samples.sum(metric, labels) {
         Some(value) => Ok(value),
-        None => bail!("{figure} is missing for {labels:?}"),
+        None => bail!("{metric} is missing for {labels:?}"),
     }
 }
 
-/// Counts are whole and far below 2^53, so that floats hold them and their sums exactly.
+/// Counts are whole numbers far below 2^53, so floats represent them and their sums exactly.
 fn exact(left: f64, right: f64) -> bool {
     (left - right).abs() < 0.5
 }

@@ -1,13 +1,13 @@
-//! Starts the real programs, and asks them how they are: for the demonstration, the scenarios of `bench`, and tests.
+//! Starts the real programs and queries them, for the demo, the scenarios of `bench`, and tests.
 //!
-//! - [`programs`] finds or builds them, runs them as processes, and ends them; [`producer`] and [`limiter`] start one of these,
-//!   [`mongod`] a MongoDB, [`redis`] a Redis;
-//! - [`http`] is the client with which [`admin`] asks: readiness, lookups, metrics, and one sync;
-//! - [`scrape`] reads metrics, and [`ledger`] says whether their counts of cookies add up;
-//! - [`numbers`] writes figures as a person reads them;
-//! - [`tools`] finds what a test needs, and skips the test without it.
+//! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these,
+//!   [`mongod`] a MongoDB, [`redis`] a Redis.
+//! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
+//! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
+//! - [`numbers`] formats numbers for people.
+//! - [`tools`] finds the tools a test needs, and skips the test without them.
 //!
-//! It knows the programs by their ports alone and links nothing of them, so that the demonstration is built quickly.
+//! It links none of the programs and uses only their ports, so that the demo builds quickly.
 
 pub mod admin;
 pub mod http;

@@ -1,4 +1,4 @@
-//! A limiter process: where it listens, and how it is started.
+//! A limiter process.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -8,25 +8,25 @@ use crate::programs::{Process, free_address};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running limiter and where it listens; it is killed when this is dropped.
+/// A running limiter with its addresses; killed on drop.
 #[derive(Debug)]
 pub struct Limiter {
     /// The process.
     pub process: Process,
-    /// Address for calls, over HTTP.
+    /// Address of the HTTP API.
     pub address: String,
     /// Address of the admin port.
     pub admin: String,
 }
 
 impl Limiter {
-    /// Starts `program` with these limits, in TOML, and waits until it is ready. Its log, its limits and its state are in `dir`.
+    /// Starts `program` with these limits (TOML) and waits until it is ready. Its log, limits file and state are in `dir`.
     ///
     /// # Errors
-    /// When it does not start, with its last words.
+    /// If it does not start; includes the end of its log.
     pub async fn start(program: &Path, dir: &Path, limits: &str, flags: &[String]) -> Result<Self> {
         let path = |name: &str| dir.join(name).display().to_string();
-        fs::write(path("limits.toml"), limits).context("cannot write the file of limits")?;
+        fs::write(path("limits.toml"), limits).context("failed to write the limits file")?;
         let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
         let own = [
             "serve".to_owned(),

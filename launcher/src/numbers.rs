@@ -1,6 +1,6 @@
-//! Numbers that a person can read.
+//! Formats numbers for people.
 
-/// Microseconds with the unit a person would choose.
+/// A duration in a suitable unit: `1.23 ms`.
 #[must_use]
 pub fn duration(micros: u64) -> String {
     let value = micros as f64;
@@ -12,7 +12,7 @@ pub fn duration(micros: u64) -> String {
     }
 }
 
-/// A number with its thousands apart: `1 234 567`.
+/// A number with grouped thousands: `1 234 567`.
 #[must_use]
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -26,7 +26,7 @@ pub fn grouped(number: u64) -> String {
     grouped
 }
 
-/// A rate, rounded: `12 345/s`.
+/// A rounded rate: `12 345/s`.
 #[must_use]
 pub fn rate(per_second: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
@@ -34,7 +34,7 @@ pub fn rate(per_second: f64) -> String {
     format!("{}/s", grouped(rounded))
 }
 
-/// `count` in each of `seconds`; 0 when no time passed.
+/// `count` per second; 0 if no time has passed.
 #[must_use]
 pub fn per_second(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn numbers_are_formatted_for_people() {
         assert_eq!(
             [0, 12, 123, 1_234, 1_234_567].map(grouped),
             ["0", "12", "123", "1 234", "1 234 567"]

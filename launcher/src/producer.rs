@@ -1,4 +1,4 @@
-//! A producer process: where it listens, and how it is started.
+//! A producer process.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,12 +9,12 @@ use anyhow::Result;
 
 use crate::programs::{Process, free_address};
 
-/// Where a producer listens: hosts and ports.
+/// Listening addresses of a producer.
 #[derive(Debug, Clone)]
 pub struct Addresses {
-    /// The edge.
+    /// HTTP port of the edge.
     pub http: String,
-    /// The streams.
+    /// gRPC port of the streams.
     pub grpc: String,
     /// The admin port.
     pub admin: String,
@@ -34,44 +34,44 @@ impl Addresses {
     }
 }
 
-/// What a producer is started with.
+/// Parameters for starting a producer.
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// The program.
     pub program: &'a Path,
-    /// What it is called in messages; its log is the file of this name, with `.log`, in `dir`.
+    /// Name in messages; the log file is `NAME.log` in `dir`.
     pub name: String,
-    /// Where it listens.
+    /// Addresses to listen on.
     pub addresses: Addresses,
-    /// Where its log goes.
+    /// Directory of its log.
     pub dir: &'a Path,
-    /// Further flags.
+    /// Additional flags.
     pub flags: Vec<String>,
 }
 
-/// A running producer and where it listens; it is killed when this is dropped.
+/// A running producer with its addresses; killed on drop.
 #[derive(Debug)]
 pub struct Producer {
     /// The process.
     pub process: Process,
-    /// Address of the edge.
+    /// HTTP address of the edge.
     pub http: String,
-    /// Address of the streams.
+    /// gRPC address of the streams.
     pub grpc: String,
     /// Address of the admin port.
     pub admin: String,
 }
 
 impl Launch<'_> {
-    /// Starts it.
+    /// Starts the producer.
     ///
     /// # Errors
-    /// When its log cannot be written or it cannot be started.
+    /// If the log cannot be written or the program does not start.
     pub fn start(self) -> Result<Producer> {
         self.start_wrapped(|program, flags| (program.to_owned(), flags.to_owned()))
     }
 
-    /// Starts what `wrap` makes of the program and its flags; the process id must stay the same.
+    /// Starts the command that `wrap` derives from the program and its flags. The process id must stay the same.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -97,7 +97,7 @@ impl Producer {
     /// Waits until it is ready.
     ///
     /// # Errors
-    /// When it ends, or is not ready after `timeout`.
+    /// If it exits, or is not ready after `timeout`.
     pub async fn wait_ready(&mut self, timeout: Duration) -> Result<()> {
         self.process.wait_ready(&self.admin, timeout).await
     }

@@ -1,4 +1,4 @@
-//! The real programs: found or built, started with their output in a file, and never left running.
+//! Finds or builds the programs, and runs them as processes with their output in a log file. Processes are killed on drop.
 
 use std::{
     collections::BTreeMap,
@@ -24,30 +24,30 @@ use tokio::{
 
 use crate::admin;
 
-/// Names the directory that holds the programs, instead of building them.
+/// Directory with the programs; if set, they are not built.
 pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 
-/// Beginnings of the variables in which cargo describes the package whose program it runs.
-const OWN_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
+/// Prefixes of the variables by which cargo describes the package of the running program.
+const PACKAGE_VARIABLES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
 
-/// Beginnings of the variables that the programs take for flags.
-const OWN_VARIABLES: [&str; 3] = ["PRODUCER_", "CONSUMER_", "LIMITER_"];
+/// Prefixes of the variables that the programs read as settings.
+const SETTING_VARIABLES: [&str; 3] = ["PRODUCER_", "CONSUMER_", "LIMITER_"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Where the programs are that are started together.
+/// Paths of the programs of a cluster.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The `producer` program.
     pub producer: PathBuf,
     /// The `consumer` program.
     pub consumer: PathBuf,
-    /// The `bench` program, where it was asked for.
+    /// The `bench` program, if requested.
     pub bench: Option<PathBuf>,
 }
 
 impl Programs {
-    /// [Finds](find) what takes cookies and what stores them.
+    /// [Finds](find) producer and consumer.
     ///
     /// # Errors
     /// As [`find`].
@@ -60,7 +60,7 @@ impl Programs {
         })
     }
 
-    /// Like [`find`](Self::find), with what sends a load; in one go, so that cargo builds them side by side.
+    /// Like [`find`](Self::find), with `bench`. A single cargo run builds all of them.
     ///
     /// # Errors
     /// As [`find`].
@@ -74,31 +74,32 @@ impl Programs {
     }
 }
 
-/// The programs that were found, by name, each with its version.
+/// Version of each program found, by name.
 static FOUND: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
-/// The programs that this process has found so far, by name, each with what it says of its version: `0.1.0 (dist)`.
+/// Programs found so far by this process, each with its version, such as `0.1.0 (dist)`.
 #[must_use]
-pub fn found() -> Vec<(String, String)> {
+pub fn found_programs() -> Vec<(String, String)> {
     let found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     found.clone().into_iter().collect()
 }
 
-/// What a program says of its version; nothing when it says none.
+/// The version that a program prints; empty if none.
 fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").output();
-    let said = output.map(|output| output.stdout).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    said.trim()
+    let stdout = output.map(|output| output.stdout).unwrap_or_default();
+    let stdout = String::from_utf8_lossy(&stdout);
+    stdout
+        .trim()
         .split_once(' ')
         .map_or_else(String::new, |(_name, version)| version.to_owned())
 }
 
-/// Finds programs of this workspace: in `$COOKIESYNC_BIN_DIR`; or, when this runs under cargo, by building them with it in the
-/// profile of this program; or beside this program. Blocks while cargo builds.
+/// Finds programs of this workspace: in `$COOKIESYNC_BIN_DIR`, or, under cargo, by building them in the profile of this
+/// program, or in the directory of this program. Blocks while cargo builds.
 ///
 /// # Errors
-/// When they cannot be built or are not there.
+/// If a program is missing or cannot be built.
 pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     let programs = find_or_build(names)?;
     for (name, program) in names.into_iter().zip(&programs) {
@@ -117,21 +118,22 @@ fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     {
         return build(names, &cargo, Path::new(&package));
     }
-    let own = env::current_exe().context("where is this program?")?;
-    let dir = own.parent().context("this program lies in no directory")?;
-    in_dir(names, dir).context("beside this program")
+    let own = env::current_exe().context("cannot determine the path of this program")?;
+    let dir = own
+        .parent()
+        .context("this program has no parent directory")?;
+    in_dir(names, dir).context("in the directory of this program")
 }
 
 fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> {
     let programs = names.map(|name| dir.join(name));
     match programs.iter().find(|program| !program.is_file()) {
         None => Ok(programs),
-        Some(program) => bail!("there is no program {}", program.display()),
+        Some(program) => bail!("program not found: {}", program.display()),
     }
 }
 
-/// Builds from the workspace's root and for all of it, so that what cargo has built there is not built again with other
-/// features.
+/// Builds from the workspace root without `-p`, so that cargo does not rebuild dependencies with other features.
 fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Result<[PathBuf; N]> {
     let root = package
         .parent()
@@ -147,17 +149,19 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
     for name in names {
         command.args(["--bin", name]);
     }
-    // What cargo tells this program of its own package would make build scripts that look at it run again,
-    // and everything after them (ring, then all of TLS) be compiled again.
+    // Build scripts that read these variables would run again, and their dependents (ring, TLS) be recompiled.
     for (variable, _) in env::vars_os() {
         let name = variable.to_string_lossy();
-        if OWN_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+        if PACKAGE_VARIABLES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             command.env_remove(&variable);
         }
     }
-    let output = command.output().context("cannot run cargo")?;
+    let output = command.output().context("failed to run cargo")?;
     if !output.status.success() {
-        bail!("cargo could not build the programs ({})", output.status);
+        bail!("cargo failed to build the programs ({})", output.status);
     }
     let built: BTreeMap<String, PathBuf> = output
         .stdout
@@ -167,16 +171,16 @@ fn build<const N: usize>(names: [&str; N], cargo: &OsStr, package: &Path) -> Res
         .collect();
     match names.iter().find(|name| !built.contains_key(**name)) {
         None => Ok(names.map(|name| built[name].clone())),
-        Some(name) => bail!("cargo built no program {name}"),
+        Some(name) => bail!("cargo did not build {name}"),
     }
 }
 
-/// The profile in which cargo built this program: the directory below its target directory says which.
+/// The cargo profile of this program, from its directory below the target directory.
 fn own_profile() -> String {
     let own = env::current_exe().unwrap_or_default();
     let dir = own.strip_prefix(target_dir()).ok();
     let mut dirs = dir.into_iter().flat_map(Path::components);
-    // A cross-compiled program lies one deeper, below the name of its system, and that has dashes.
+    // A cross-compiled program is one level deeper, in a directory named by target triple, which has dashes.
     let profile = dirs.find(|dir| !dir.as_os_str().to_string_lossy().contains('-'));
     match profile.map(|dir| dir.as_os_str().to_string_lossy()) {
         Some(profile) if profile != "debug" => profile.into_owned(),
@@ -195,18 +199,18 @@ struct Target {
     name: String,
 }
 
-/// Cargo's directory for what it makes, when this program was made by it; otherwise `target` here.
+/// Cargo's target directory if cargo built this program; otherwise `target` in the current directory.
 #[must_use]
 pub fn target_dir() -> PathBuf {
     let own = env::current_exe().unwrap_or_default();
-    // One for another system has a tag of its own, inside.
+    // The directory of a target triple has a tag file too, so take the outermost.
     own.ancestors()
         .filter(|dir| dir.join("CACHEDIR.TAG").is_file())
         .last()
         .map_or_else(|| PathBuf::from("target"), Path::to_path_buf)
 }
 
-/// The installed program of this name: on the PATH, or where servers lie that are not for every user.
+/// The installed program of this name, from the PATH and the `sbin` directories.
 #[must_use]
 pub fn installed(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -216,13 +220,12 @@ pub fn installed(name: &str) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// A loopback address that nobody listens on and that this process has not handed out before.
+/// A free loopback address that this process has not returned before.
 ///
-/// It lies below the range from which systems take the local ports of outgoing connections, so a busy load
-/// does not occupy it meanwhile.
+/// Its port is below the ephemeral range, so that outgoing connections of a load do not occupy it.
 ///
 /// # Errors
-/// When no port is free.
+/// If no port is free.
 pub fn free_address() -> Result<SocketAddr> {
     static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,9 +240,9 @@ pub fn free_address() -> Result<SocketAddr> {
     bail!("no free port on 127.0.0.1");
 }
 
-/// The value of `flag` among arguments, as `--flag value` or `--flag=value`; of several, the last.
+/// The last value of `flag` in the arguments, as `--flag value` or `--flag=value`.
 #[must_use]
-pub fn given<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
+pub fn flag_value<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
     let at = args.iter().rposition(|arg| {
         let rest = arg.as_ref().strip_prefix(flag);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
@@ -248,7 +251,7 @@ pub fn given<'a, A: AsRef<str>>(args: &'a [A], flag: &str) -> Option<&'a str> {
     value.or_else(|| Some(args.get(at + 1).map_or("", AsRef::as_ref)))
 }
 
-/// A running program; it is killed when this is dropped.
+/// A running program; killed on drop.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -259,13 +262,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program` with its output appended to the file `log`.
+    /// Starts `program` and appends its output to the file `log`.
     ///
-    /// It gets a process group of its own: a Ctrl-C in the terminal reaches only the parent, which then stops
-    /// its children in order.
+    /// It gets its own process group, so that Ctrl-C in a terminal reaches only the parent, which stops its children in
+    /// order.
     ///
     /// # Errors
-    /// When the file cannot be written or the program cannot be started.
+    /// If the file cannot be written or the program cannot be started.
     pub fn start(name: &str, program: &Path, args: &[String], log: &Path) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -276,19 +279,19 @@ impl Process {
         })
     }
 
-    /// Starts the same program again with the same arguments, after its end.
+    /// Starts the program again with the same arguments, after it has exited.
     ///
     /// # Errors
-    /// When it still runs, or cannot be started.
-    pub fn start_again(&mut self) -> Result<()> {
-        if self.exited()?.is_none() {
-            bail!("{} still runs", self.name);
+    /// If it is still running or cannot be started.
+    pub fn restart(&mut self) -> Result<()> {
+        if self.exit_status()?.is_none() {
+            bail!("{} is still running", self.name);
         }
         self.child = spawn(&self.program, &self.args, &self.log)?;
         Ok(())
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -300,60 +303,60 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If the process has exited.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        if let Some(status) = self.exited()? {
-            bail!("{} has ended ({status})", self.name);
+        if let Some(status) = self.exit_status()? {
+            bail!("{} has exited ({status})", self.name);
         }
-        // Not reaped yet, so the id is still this child's.
+        // Not reaped yet, so the id still belongs to this child.
         let id = Pid::from_child(&self.child);
-        kill_process(id, signal).with_context(|| format!("cannot signal {}", self.name))
+        kill_process(id, signal).with_context(|| format!("failed to signal {}", self.name))
     }
 
-    /// Ends it at once, as a crash would, and waits until it is gone.
+    /// Kills the process (SIGKILL) and waits for its exit.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system call fails.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// How it ended; `None` while it runs.
+    /// The exit status; `None` while the process runs.
     ///
     /// # Errors
-    /// When the system cannot tell.
-    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+    /// If the system call fails.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Waits for its end.
+    /// Waits for the process to exit.
     ///
     /// # Errors
-    /// When it has not ended after `timeout`.
+    /// If it is still running after `timeout`.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
-            if let Some(status) = self.exited()? {
+            if let Some(status) = self.exit_status()? {
                 return Ok(status);
             }
             if Instant::now() >= deadline {
-                bail!("{} still runs after {timeout:?}", self.name);
+                bail!("{} is still running after {timeout:?}", self.name);
             }
             sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits for that.
+    /// Sends SIGTERM and waits for the exit.
     ///
     /// # Errors
-    /// When it has not ended after `timeout`; it is then killed.
+    /// If it is still running after `timeout`; it is then killed.
     pub async fn stop(&mut self, timeout: Duration) -> Result<ExitStatus> {
-        if let Some(status) = self.exited()? {
+        if let Some(status) = self.exit_status()? {
             return Ok(status);
         }
         self.signal(Signal::TERM)?;
@@ -364,37 +367,37 @@ impl Process {
         stopped
     }
 
-    /// Waits until the process's admin port says that it is ready.
+    /// Waits until the process is ready according to its admin port.
     ///
     /// # Errors
-    /// When the process ends, with its last words; or when it is not ready after `timeout`, with its reason.
+    /// If the process exits, with the end of its log; or if it is not ready after `timeout`, with the reason.
     pub async fn wait_ready(&mut self, admin: &str, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         loop {
             self.check()?;
-            let why = match admin::readiness(admin).await {
+            let reason = match admin::readiness(admin).await {
                 Ok(Ok(())) => return Ok(()),
-                Ok(Err(why)) => why,
+                Ok(Err(reason)) => reason,
                 Err(error) => format!("{error:#}"),
             };
             if Instant::now() >= deadline {
-                bail!("{} is not ready after {timeout:?}: {why}", self.name);
+                bail!("{} is not ready after {timeout:?}: {reason}", self.name);
             }
             sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Waits until it accepts connections at `address`.
+    /// Waits until the process accepts connections at `address`.
     ///
     /// # Errors
-    /// When it ends before, or does not after `timeout`, with its last words.
+    /// If it exits first or does not accept any before `timeout`; includes the end of its log.
     pub async fn wait_accepting(&mut self, address: SocketAddr, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         while TcpStream::connect(address).await.is_err() {
             self.check()?;
             if Instant::now() >= deadline {
                 bail!(
-                    "{} accepts no connections after {timeout:?}; its last lines:\n{}",
+                    "{} accepts no connections after {timeout:?}; last log lines:\n{}",
                     self.name,
                     self.last_lines(20)
                 );
@@ -404,26 +407,28 @@ impl Process {
         Ok(())
     }
 
+    /// Checks that the process is running.
+    ///
     /// # Errors
-    /// When it has ended, with its last words.
+    /// If it has exited; includes the end of its log.
     pub fn check(&mut self) -> Result<()> {
-        match self.exited()? {
+        match self.exit_status()? {
             None => Ok(()),
             Some(status) => bail!(
-                "{} ended ({status}); its last lines:\n{}",
+                "{} exited ({status}); last log lines:\n{}",
                 self.name,
                 self.last_lines(20)
             ),
         }
     }
 
-    /// The file that it writes its log to.
+    /// The log file.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// The last `count` lines it wrote.
+    /// The last `count` lines of the log.
     #[must_use]
     pub fn last_lines(&self, count: usize) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
@@ -439,12 +444,15 @@ fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
         .create(true)
         .append(true)
         .open(log)
-        .with_context(|| format!("cannot write {}", log.display()))?;
+        .with_context(|| format!("failed to write {}", log.display()))?;
     let mut command = Command::new(program);
-    // What is set for a program of the user's own is not meant for these.
+    // Variables of the user's own programs must not configure these.
     for (variable, _) in env::vars_os() {
         let name = variable.to_string_lossy();
-        if OWN_VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
+        if SETTING_VARIABLES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             command.env_remove(&variable);
         }
     }
@@ -455,29 +463,29 @@ fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Child> {
         .stderr(log)
         .process_group(0)
         .spawn()
-        .with_context(|| format!("cannot start {}", program.display()))
+        .with_context(|| format!("failed to start {}", program.display()))
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let ended: io::Result<()> = self.child.kill().and_then(|()| self.child.wait().map(drop));
-        if let Err(error) = ended {
-            eprintln!("cannot end {}: {error}", self.name);
+        let killed: io::Result<()> = self.child.kill().and_then(|()| self.child.wait().map(drop));
+        if let Err(error) = killed {
+            eprintln!("failed to kill {}: {error}", self.name);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::given;
+    use super::flag_value;
 
     #[test]
-    fn value_of_a_flag_is_found_in_either_form() {
+    fn flag_value_is_found_in_both_forms() {
         let args = ["--a", "1", "--b=2", "--b-c=3", "--d", "--a=4"];
-        assert_eq!(given(&args, "--a"), Some("4"));
-        assert_eq!(given(&args, "--b"), Some("2"));
-        assert_eq!(given(&args[..2], "--a"), Some("1"));
-        assert_eq!(given(&args[4..5], "--d"), Some(""));
-        assert_eq!(given(&args, "--c"), None);
+        assert_eq!(flag_value(&args, "--a"), Some("4"));
+        assert_eq!(flag_value(&args, "--b"), Some("2"));
+        assert_eq!(flag_value(&args[..2], "--a"), Some("1"));
+        assert_eq!(flag_value(&args[4..5], "--d"), Some(""));
+        assert_eq!(flag_value(&args, "--c"), None);
     }
 }

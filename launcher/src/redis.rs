@@ -1,4 +1,4 @@
-//! A real Redis or Valkey server on a loopback port of its own, which keeps nothing on disk.
+//! A Redis or Valkey server on a free loopback port, without persistence.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::programs::{Process, free_address};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running server; it is killed when this is dropped.
+/// A running server; killed on drop.
 #[derive(Debug)]
 pub struct Redis {
     /// The process.
@@ -20,7 +20,7 @@ impl Redis {
     /// Starts `program` with its log in `dir`, and waits until it accepts connections.
     ///
     /// # Errors
-    /// When it does not start, with its last words.
+    /// If it does not start; includes the end of its log.
     pub async fn start(program: &Path, dir: &Path) -> Result<Self> {
         let address = free_address()?;
         let (ip, port) = (address.ip().to_string(), address.port().to_string());
@@ -44,7 +44,7 @@ impl Redis {
         Ok(Self { process, address })
     }
 
-    /// Where it listens.
+    /// Its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

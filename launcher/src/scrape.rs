@@ -1,15 +1,15 @@
-//! Reads Prometheus' text format, as far as this system's processes write it.
+//! Parses the Prometheus text format, as far as our processes use it.
 
 use std::collections::BTreeMap;
 
-/// The figures of both programs by their names, and what else is read here of both.
+/// The metrics of producer and consumer, and metrics whose names depend on a port.
 pub mod names {
     pub use metric_defs::{consumer::*, process::*, producer::*};
 
-    /// Producer: connections of the HTTP port that are open.
+    /// Producer: open connections of the HTTP port.
     pub const HTTP_CONNECTIONS: &str = "producer_http_connections";
-    /// Producer: connections of the HTTP port that it cut off, by reason.
-    pub const HTTP_CUT: &str = "producer_http_connections_closed_total";
+    /// Producer: connections of the HTTP port that it closed, by reason.
+    pub const HTTP_CONNECTIONS_CLOSED: &str = "producer_http_connections_closed_total";
 }
 
 /// The samples of one scrape.
@@ -25,12 +25,12 @@ struct Sample {
     value: f64,
 }
 
-/// A histogram's cumulative buckets: upper bound and count, in rising order.
+/// Cumulative buckets of a histogram: upper bound and count, in ascending order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Buckets(Vec<(f64, f64)>);
 
 impl Samples {
-    /// Reads a scrape; lines that are not samples are skipped.
+    /// Parses a scrape; skips lines that are not samples.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Samples {
         }
     }
 
-    /// The sum of all samples of `name` that bear all of `labels`; `None` when there is none.
+    /// The sum of all samples of `name` with all of `labels`; `None` if there is no such sample.
     #[must_use]
     pub fn sum(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Option<f64> {
         self.matching(name.as_ref(), labels)
@@ -46,14 +46,14 @@ impl Samples {
             .reduce(|sum, value| sum + value)
     }
 
-    /// Like [`sum`](Self::sum), as a whole number; 0 when there is none.
+    /// Like [`sum`](Self::sum), as a whole number; 0 if there is no such sample.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     pub fn count(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> u64 {
         self.sum(name, labels).unwrap_or(0.0) as u64
     }
 
-    /// The samples of `name` as whole numbers, each with the value of this label.
+    /// The samples of `name` as whole numbers, each with its value of `label`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
     pub fn by_label(&self, name: impl AsRef<str>, label: &str) -> Vec<(String, u64)> {
@@ -72,18 +72,18 @@ impl Samples {
         named.map(|sample| &sample.labels)
     }
 
-    /// The name of each sample; those of a histogram with their endings.
+    /// The name of each sample; histogram samples keep their suffix.
     pub fn sample_names(&self) -> impl Iterator<Item = &str> {
         self.samples.iter().map(|sample| sample.name.as_str())
     }
 
-    /// The histogram `name`, summed over all of its label sets.
+    /// The histogram `name`, summed over all label sets.
     #[must_use]
     pub fn histogram(&self, name: impl AsRef<str>) -> Buckets {
         self.histogram_of(name, &[])
     }
 
-    /// The histogram `name`, summed over the label sets that have all of `labels`.
+    /// The histogram `name`, summed over the label sets that contain `labels`.
     #[must_use]
     pub fn histogram_of(&self, name: impl AsRef<str>, labels: &[(&str, &str)]) -> Buckets {
         let name = name.as_ref();
@@ -94,7 +94,7 @@ impl Samples {
                 .get("le")
                 .and_then(|le| le.parse::<f64>().ok());
             if let Some(bound) = bound.filter(|bound| *bound >= 0.0) {
-                // Non-negative floats sort like their bits.
+                // The bits of non-negative floats sort like their values.
                 *buckets.entry(bound.to_bits()).or_insert(0.0) += sample.value;
             }
         }
@@ -144,7 +144,7 @@ impl Sample {
     }
 }
 
-/// Reads `a="b",c="d"}` and returns what follows it.
+/// Parses `a="b",c="d"}`; also returns the rest of the line.
 fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -171,7 +171,7 @@ fn parse_labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
 }
 
 impl Buckets {
-    /// What was observed since `earlier`.
+    /// The observations since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts = self.0.iter().map(|&(bound, count)| {
@@ -181,7 +181,7 @@ impl Buckets {
         Self(counts.collect())
     }
 
-    /// These observations and `other`'s.
+    /// The observations of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         if self.0.is_empty() {
@@ -194,14 +194,14 @@ impl Buckets {
         Self(counts.collect())
     }
 
-    /// How many observations there are.
+    /// Number of observations.
     #[must_use]
     pub fn count(&self) -> f64 {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// The upper bound of the bucket in which `quantile` (0 to 1) lies, interpolated within it as Prometheus
-    /// does; `None` when nothing was observed. Beyond the last finite bound, that bound.
+    /// The `quantile` (0 to 1), interpolated within its bucket like in Prometheus; the last finite bound if it is above.
+    /// `None` without observations.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<f64> {
         let total = self.0.last().map(|(_, count)| *count)?;

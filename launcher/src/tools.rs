@@ -1,4 +1,4 @@
-//! Programs and rights that a test needs and a machine may lack: such a test is skipped, or fails where CI requires all of them.
+//! Tools and permissions that a test needs. Without them the test is skipped, or fails if CI requires them.
 
 use std::{
     env,
@@ -10,29 +10,29 @@ use std::{
 
 use crate::programs::installed;
 
-/// With the value `1`, a test that would be skipped fails.
+/// If set to `1`, a test that would be skipped fails.
 pub const REQUIRE_TOOLS_VARIABLE: &str = "REQUIRE_TOOLS";
 
-/// Names the Redis or Valkey server of tests, instead of `redis-server`.
+/// Redis or Valkey server for tests, instead of `redis-server`.
 const REDIS_SERVER_VARIABLE: &str = "REDIS_SERVER";
 
 /// Reports on standard error that the calling test is skipped.
 ///
 /// # Panics
-/// With [`REQUIRE_TOOLS_VARIABLE`], so that the test fails.
+/// If [`REQUIRE_TOOLS_VARIABLE`] is `1`.
 #[track_caller]
 pub fn skip(reason: impl Display) {
     assert!(
         env::var(REQUIRE_TOOLS_VARIABLE).as_deref() != Ok("1"),
         "{REQUIRE_TOOLS_VARIABLE}=1 forbids skipping this test: {reason}"
     );
-    // Not by `eprintln!`, whose output the harness hides for a test that passes.
+    // Not `eprintln!`: the harness hides its output for tests that pass.
     let test = thread::current();
     let test = test.name().unwrap_or("?");
     drop(writeln!(io::stderr(), "skipped {test}: {reason}"));
 }
 
-/// The first of these programs that is installed; [skips](skip) the test if none is.
+/// The first installed program of `names`; [skips](skip) the test if there is none.
 ///
 /// # Panics
 /// As [`skip`].
@@ -45,7 +45,7 @@ pub fn installed_or_skip(names: &[&str]) -> Option<PathBuf> {
     program
 }
 
-/// The Redis or Valkey server of a test: the one that `REDIS_SERVER` names, or `redis-server`.
+/// The Redis or Valkey server for a test: `$REDIS_SERVER`, or `redis-server`.
 ///
 /// # Panics
 /// As [`skip`].

@@ -35,7 +35,7 @@ pub const RETRY_QUEUE_RECOVERED: MetricDef = MetricDef::counter(
     "consumer_retry_queue_recovered_total",
     "Cookies found in the retry queue at startup.",
 );
-pub const ASIDE: MetricDef = MetricDef::gauge(
+pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_cookies",
     "Cookies in the retry queue because the store is failing for their DSP.",
 );
@@ -223,7 +223,7 @@ pub const SWEPT: MetricDef = MetricDef::counter(
     "consumer_swept_total",
     "Cookies that sweeps looked at, with --expiry sweep.",
 );
-pub const SWEEP_LEFT: MetricDef = MetricDef::gauge(
+pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_left_cookies",
     "Cookies that the sweep of this window has yet to look at, or had when it closed; by estimate.",
 );

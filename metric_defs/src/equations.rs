@@ -1,42 +1,42 @@
-//! The sums that hold at any moment, in every single scrape: what came is what became of it and what is still in hand.
+//! Balance equations that hold in every single scrape: inputs = outcomes + pending.
 
 use crate::{MetricDef, consumer, producer};
 
-/// What came = what became of it + what is in hand.
+/// A balance: the sum of `inputs` equals the sum of `outcomes` and `pending`.
 #[derive(Debug)]
 pub struct Equation {
-    /// All that came.
-    pub came: &'static [MetricDef],
-    /// What became of it: each has one of these fates.
-    pub settled: &'static [Term],
-    /// What has no fate yet.
-    pub in_hand: &'static [Term],
+    /// All cookies that entered.
+    pub inputs: &'static [MetricDef],
+    /// Cookies with a final outcome; each has exactly one.
+    pub outcomes: &'static [Term],
+    /// Cookies without an outcome yet.
+    pub pending: &'static [Term],
 }
 
-/// A count, less what was taken back of it; never below zero.
+/// A count minus its corrections; never negative.
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
     /// The count.
     pub count: MetricDef,
-    /// What was taken back.
-    pub less: Option<MetricDef>,
+    /// The corrections to subtract.
+    pub minus: Option<MetricDef>,
 }
 
 impl Equation {
-    /// All that became of what came, or will.
+    /// The right side: outcomes, then pending.
     pub fn terms(&self) -> impl Iterator<Item = &'static Term> {
-        self.settled.iter().chain(self.in_hand)
+        self.outcomes.iter().chain(self.pending)
     }
 }
 
 impl Term {
     const fn of(count: MetricDef) -> Self {
-        Self { count, less: None }
+        Self { count, minus: None }
     }
 
-    const fn less(self, less: MetricDef) -> Self {
+    const fn minus(self, corrections: MetricDef) -> Self {
         Self {
-            less: Some(less),
+            minus: Some(corrections),
             ..self
         }
     }
@@ -44,8 +44,8 @@ impl Term {
 
 /// The cookies of a consumer.
 pub const LEDGER: Equation = Equation {
-    came: &[consumer::RECEIVED, consumer::RETRY_QUEUE_RECOVERED],
-    settled: &[
+    inputs: &[consumer::RECEIVED, consumer::RETRY_QUEUE_RECOVERED],
+    outcomes: &[
         Term::of(consumer::WRITTEN),
         Term::of(consumer::SUPERSEDED),
         Term::of(consumer::SUPPRESSED),
@@ -53,32 +53,35 @@ pub const LEDGER: Equation = Equation {
         Term::of(consumer::FAILED),
         Term::of(consumer::DRAIN_SKIPPED),
     ],
-    in_hand: &[Term::of(consumer::WAITING), Term::of(consumer::ASIDE)],
+    pending: &[
+        Term::of(consumer::WAITING),
+        Term::of(consumer::RETRY_QUEUE_COOKIES),
+    ],
 };
 
-/// The cookies of one subscriber of a producer; that is, with the same labels.
+/// The cookies of one subscriber of a producer: series with the same labels.
 pub const ACCOUNT: Equation = Equation {
-    came: &[producer::SUBSCRIBER_APPENDED],
-    settled: &[DELIVERED, LOST],
-    in_hand: &[Term::of(producer::QUEUED)],
+    inputs: &[producer::SUBSCRIBER_APPENDED],
+    outcomes: &[DELIVERED, LOST],
+    pending: &[Term::of(producer::QUEUED)],
 };
 
-/// Cookies that a subscriber has.
-pub const DELIVERED: Term = Term::of(producer::DELIVERED).less(producer::UNDELIVERED);
+/// Cookies that a subscriber has received.
+pub const DELIVERED: Term = Term::of(producer::DELIVERED).minus(producer::UNDELIVERED);
 
-/// Cookies that a subscriber will not get.
-pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).less(producer::RECOVERED);
+/// Cookies that a subscriber will not receive.
+pub const LOST: Term = Term::of(producer::SUBSCRIBER_LOST).minus(producer::RECOVERED);
 
-/// The cookies of one limit of a producer; that is, with the same labels.
+/// The cookies of one DSP limit of a producer: series with the same labels.
 pub const SHAPING: Equation = Equation {
-    came: &[producer::SHAPING_ACCEPTED],
-    settled: &[
+    inputs: &[producer::SHAPING_ACCEPTED],
+    outcomes: &[
         Term::of(producer::SHAPING_RELEASED),
         Term::of(producer::SHAPING_SUPERSEDED),
         Term::of(producer::SHAPING_DROPPED),
         Term::of(producer::SHAPING_SPOOLED),
     ],
-    in_hand: &[
+    pending: &[
         Term::of(producer::SHAPING_QUEUED),
         Term::of(producer::SHAPING_DEAD),
         Term::of(producer::SHAPING_PARKED),

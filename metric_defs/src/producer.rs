@@ -123,7 +123,7 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "Bytes in flight to the subscriber: handed to its streams and not yet released by their connections.",
 )
 .by(SUBSCRIBER);
-pub const SUBSCRIBER_CUT: MetricDef = MetricDef::counter(
+pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
     "producer_subscriber_disconnects_total",
     "Streams of the subscriber that were cut off because too many bytes were in flight on all streams.",
 )
@@ -138,12 +138,12 @@ pub const RESUMES: MetricDef = MetricDef::counter(
     "Streams opened by the subscriber, by resume outcome.",
 )
 .by(&["subscriber", "call", "outcome"]);
-pub const SUBSCRIBERS_NOT_SHOWN: MetricDef = MetricDef::gauge(
+pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
     "producer_subscribers_without_series",
     "Subscribers without their own metric series because there are too many names.",
 );
 
-pub const SUBSCRIBERS_WITHOUT_AGE: MetricDef = MetricDef::gauge(
+pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
     "producer_streams_without_age_support",
     "Open streams whose readers do not say that they act on the age of cookies.",
 );
@@ -180,7 +180,7 @@ pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
 
 // Its epoch history.
 
-pub const PROGRESS_RECORDED: MetricDef = MetricDef::gauge(
+pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
     "producer_epoch_history_recorded",
     "1 while the epoch history records this producer's progress, so that losses from a crash can be bounded.",
 );
@@ -245,7 +245,7 @@ pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the maximum. Policed: always refused. Observed: refused if police would drop it.",
 )
 .by(&["limit", "rule", "outcome"]);
-pub const SHAPING_DIED: MetricDef = MetricDef::counter(
+pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
     "Cookies that became dead letters: already older than max_age at their release time (age), or would be by then (wait).",
 )

@@ -17,7 +17,7 @@ use producer::{
     shaping::{Shaping, contract},
 };
 use proto::wire::{ChunkRef, CookieRef};
-use runtime::reload::{NamedFile, Reloaded};
+use runtime::reload::{NamedFile, Reloader};
 
 /// What one call of a part goes through; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
@@ -263,8 +263,8 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
     let mut file = tempfile::NamedTempFile::new().expect("there is room for a file");
     file.write_all(LIMITS.as_bytes()).expect("it is written");
     let path = file.path().display().to_string();
-    let named = NamedFile::given("--limits", &path).expect("it has a name");
-    let limits = Reloaded::load(contract::File(named)).expect("it is in order");
+    let named = NamedFile::from_flag("--limits", &path).expect("it has a name");
+    let limits = Reloader::load(contract::File(named)).expect("it is in order");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();

@@ -12,9 +12,9 @@ use runtime::{
     admin::{self, Pages},
     listen::{self, Listener, Stage},
     metrics::Registry,
-    ready::Part,
+    ready::Component,
     reload,
-    settings::reread,
+    settings::live_config,
 };
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -53,7 +53,7 @@ pub struct App {
     admin: Stage,
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
     files: reload::Metrics,
     health: HealthReporter,
     registry: Registry,
@@ -147,7 +147,7 @@ impl App {
             "producer started"
         );
         config.security.warn_if_exposed(addresses.grpc);
-        admin::say_if_open(addresses.admin);
+        admin::warn_if_open(addresses.admin);
         let shaping = Shaping::open(&producer_id, &config.shaping, &log)?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
@@ -170,7 +170,7 @@ impl App {
             addresses,
             log,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
-            config_reloads: reread::Metrics::register(&registry, "producer")?,
+            config_reloads: live_config::Metrics::register(&registry, "producer")?,
             files: reload::Metrics::register(&registry, "producer", true)?,
             subscribers,
             shaping,
@@ -288,7 +288,7 @@ impl App {
 
     /// Counts how often its settings are reloaded.
     #[must_use]
-    pub fn config_reloads(&self) -> reread::Metrics {
+    pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
@@ -337,15 +337,15 @@ fn default_id(grpc: SocketAddr) -> String {
 
 struct AdminPages {
     readiness: Readiness,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
     debug_endpoints: bool,
 }
 
 impl Pages for AdminPages {
-    fn parts(&self) -> Vec<Part> {
-        let mut parts = self.readiness.parts();
-        parts.push(self.config_reloads.part());
-        parts
+    fn components(&self) -> Vec<Component> {
+        let mut components = self.readiness.components();
+        components.push(self.config_reloads.component());
+        components
     }
 
     fn debug_endpoints(&self) -> bool {

@@ -105,7 +105,7 @@ pub fn begin(
     candidate: u64,
     registry: &Registry,
 ) -> prometheus::Result<(EpochHistory, CurrentEpoch)> {
-    let recorded: IntGauge = registry.add(metric_defs::producer::PROGRESS_RECORDED)?;
+    let recorded: IntGauge = registry.add(metric_defs::producer::EPOCH_HISTORY_RECORDED)?;
     let Some(dir) = dir(state) else {
         remove(&Path::new(DEFAULT_DIR).join(record_name(id)));
         tracing::info!("no epoch history is kept");

@@ -27,8 +27,8 @@ pub fn register(
 ) -> prometheus::Result<()> {
     let limit: IntGauge = registry.add(producer::SUBSCRIBER_LIMIT)?;
     limit.set(i64::try_from(queue_cookies_max).unwrap_or(i64::MAX));
-    let (queues, at_scrapes) = (subscribers.clone(), log.clone());
-    registry.at_scrapes(move || queues.end_interval(at_scrapes.span().next));
+    let (queues, on_scrape) = (subscribers.clone(), log.clone());
+    registry.on_scrape(move || queues.end_interval(on_scrape.span().next));
     let (log, subscribers) = (log.clone(), subscribers.clone());
     registry.read(log::figures().chain(subscribers::figures()), move || {
         let queues = subscribers.snapshot();

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use runtime::ready::{self, Part};
+use runtime::ready::{self, Component};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -39,10 +39,10 @@ impl Readiness {
 
     /// The state of each part.
     #[must_use]
-    pub fn parts(&self) -> Vec<Part> {
+    pub fn components(&self) -> Vec<Component> {
         let limits = self.shaping.iter();
-        let limits = limits.map(|shaping| Part::new("limits", Ok(shaping.state_in_words())));
-        let ports = [self.http.part("http"), self.grpc.part("grpc")];
+        let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.state_in_words())));
+        let ports = [self.http.component("http"), self.grpc.component("grpc")];
         [ready::drain(self.is_draining())]
             .into_iter()
             .chain(ports)
@@ -52,13 +52,13 @@ impl Readiness {
 }
 
 impl Accepting {
-    fn part(&self, name: &'static str) -> Part {
+    fn component(&self, name: &'static str) -> Component {
         let state = if self.task.is_finished() {
             Err(format!("{} is closed", self.address))
         } else {
             Ok(format!("{} is open", self.address))
         };
-        Part::new(name, state)
+        Component::new(name, state)
     }
 }
 
@@ -82,9 +82,12 @@ mod tests {
             shaping: None,
         };
         let failing = || {
-            let parts = readiness.parts().into_iter().filter(|part| !part.ready);
-            parts
-                .map(|part| (part.part, part.state))
+            let components = readiness
+                .components()
+                .into_iter()
+                .filter(|component| !component.ready);
+            components
+                .map(|component| (component.name, component.state))
                 .collect::<Vec<_>>()
         };
         assert!(failing().is_empty());
@@ -97,7 +100,7 @@ mod tests {
             ("http", "127.0.0.1:1 is closed"),
             ("grpc", "127.0.0.1:2 is closed"),
         ];
-        let closed = closed.map(|(part, state)| (part, state.to_owned()));
+        let closed = closed.map(|(component, state)| (component, state.to_owned()));
         assert_eq!(failing()[1..], closed);
     }
 }

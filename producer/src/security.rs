@@ -8,7 +8,7 @@ use runtime::{
     connect::credentials::{loaded, pair},
     listen::Stage,
     metrics::Registry,
-    reload::{self, NamedFile, Reloaded},
+    reload::{self, NamedFile, Reloader},
     settings::{CONTENTS, ConfigErrors},
     tls::server::{Files, Handshakes},
     token,
@@ -44,10 +44,10 @@ pub struct SecurityArgs {
 /// The checked settings and the content of their files, which is never printed.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
-    tls: Option<Arc<Reloaded<Files>>>,
+    tls: Option<Arc<Reloader<Files>>>,
     /// Clients must have a certificate.
     wants_certificates: bool,
-    token: Option<Arc<Reloaded<token::File>>>,
+    token: Option<Arc<Reloader<token::File>>>,
 }
 
 /// What every connection and every call must pass.
@@ -63,9 +63,9 @@ impl SecurityArgs {
     /// Reads the files; adds all errors to `errors`.
     #[must_use]
     pub fn check(&self, errors: &mut ConfigErrors) -> Security {
-        let certificate = NamedFile::given("--tls-cert", &self.tls_cert);
-        let key = NamedFile::given("--tls-key", &self.tls_key);
-        let client_authorities = NamedFile::given("--tls-client-ca", &self.tls_client_ca);
+        let certificate = NamedFile::from_flag("--tls-cert", &self.tls_cert);
+        let key = NamedFile::from_flag("--tls-key", &self.tls_key);
+        let client_authorities = NamedFile::from_flag("--tls-client-ca", &self.tls_client_ca);
         if client_authorities.is_some() && certificate.is_none() {
             errors.add("--tls-client-ca: needs --tls-cert and --tls-key too");
         }
@@ -77,7 +77,7 @@ impl SecurityArgs {
         Security {
             wants_certificates: !self.tls_client_ca.is_empty(),
             tls: files.and_then(|files| loaded(errors, files)),
-            token: NamedFile::given("--token-file", &self.token_file)
+            token: NamedFile::from_flag("--token-file", &self.token_file)
                 .and_then(|file| loaded(errors, token::File(file))),
         }
     }

@@ -42,7 +42,7 @@ pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Err
         .keep_alive_while_idle(true))
 }
 
-/// Opens a `Subscribe` stream whose messages stay bytes, for [`Received::decode`](crate::wire::Received::decode).
+/// Opens a `Subscribe` stream whose messages stay bytes, for [`StreamMessage::decode`](crate::wire::StreamMessage::decode).
 ///
 /// # Errors
 /// What the producer, or the way to it, answers.

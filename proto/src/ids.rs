@@ -15,7 +15,7 @@ use crate::limits::{BUYER_UID_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX, USER_ID_BYTE
 
 /// Why something is not an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Illegal {
+pub enum InvalidId {
     /// It has no bytes.
     Empty,
     /// It has more bytes than its kind may have.
@@ -37,12 +37,12 @@ pub fn is_user_id(id: &[u8]) -> bool {
 /// # Errors
 /// What is wrong first: its length, then its bytes.
 #[inline]
-pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, Illegal> {
+pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, InvalidId> {
     check_length(value, bytes_max)?;
     if !all(value, |byte| is_of_user_id(byte) && byte != b',') {
-        return Err(Illegal::Character);
+        return Err(InvalidId::Character);
     }
-    std::str::from_utf8(value).map_err(|_| Illegal::Character)
+    std::str::from_utf8(value).map_err(|_| InvalidId::Character)
 }
 
 /// Whether this number is a DSP id.
@@ -57,7 +57,7 @@ pub const fn is_dsp_id(id: u32) -> bool {
 /// # Errors
 /// What is wrong first: its length, then its characters.
 #[inline]
-pub fn check_buyer_uid(uid: &str, bytes_max: usize) -> Result<(), Illegal> {
+pub fn check_buyer_uid(uid: &str, bytes_max: usize) -> Result<(), InvalidId> {
     check_text(uid, bytes_max)
 }
 
@@ -73,26 +73,26 @@ pub fn is_buyer_uid_of_stream(uid: &str) -> bool {
 ///
 /// # Errors
 /// What is wrong first: its length, then its characters.
-pub fn check_name(name: &str) -> Result<(), Illegal> {
+pub fn check_name(name: &str) -> Result<(), InvalidId> {
     check_text(name, SUBSCRIBER_NAME_BYTES_MAX)
 }
 
 #[inline]
-fn check_text(text: &str, bytes_max: usize) -> Result<(), Illegal> {
+fn check_text(text: &str, bytes_max: usize) -> Result<(), InvalidId> {
     check_length(text.as_bytes(), bytes_max)?;
     // Every control character has a byte that no other ASCII character has, or begins with 0xC2.
     let is_harmless = |byte: u8| byte >= b' ' && byte != 0x7f && byte != 0xc2;
     if !all(text.as_bytes(), is_harmless) && text.chars().any(char::is_control) {
-        return Err(Illegal::Character);
+        return Err(InvalidId::Character);
     }
     Ok(())
 }
 
 #[inline]
-fn check_length(bytes: &[u8], bytes_max: usize) -> Result<(), Illegal> {
+fn check_length(bytes: &[u8], bytes_max: usize) -> Result<(), InvalidId> {
     match bytes.len() {
-        0 => Err(Illegal::Empty),
-        length if length > bytes_max => Err(Illegal::TooLong),
+        0 => Err(InvalidId::Empty),
+        length if length > bytes_max => Err(InvalidId::TooLong),
         _ => Ok(()),
     }
 }
@@ -113,10 +113,10 @@ fn all(bytes: &[u8], is_good: impl Fn(u8) -> bool) -> bool {
 mod tests {
     use super::*;
 
-    const OK: Result<(), Illegal> = Ok(());
-    const EMPTY: Result<(), Illegal> = Err(Illegal::Empty);
-    const TOO_LONG: Result<(), Illegal> = Err(Illegal::TooLong);
-    const CHARACTER: Result<(), Illegal> = Err(Illegal::Character);
+    const OK: Result<(), InvalidId> = Ok(());
+    const EMPTY: Result<(), InvalidId> = Err(InvalidId::Empty);
+    const TOO_LONG: Result<(), InvalidId> = Err(InvalidId::TooLong);
+    const CHARACTER: Result<(), InvalidId> = Err(InvalidId::Character);
 
     fn long(bytes: usize) -> String {
         "x".repeat(bytes)
@@ -147,7 +147,7 @@ mod tests {
             let is_printable = (0x21..=0x7e).contains(&byte);
             assert_eq!(is_user_id(&[b'u', byte, b'u']), is_printable, "{byte:#x}");
         }
-        assert_eq!(check_user_cookie(b"uuu", 2), Err(Illegal::TooLong));
+        assert_eq!(check_user_cookie(b"uuu", 2), Err(InvalidId::TooLong));
         assert_eq!(check_user_cookie(b"uu", 2), Ok("uu"));
     }
 

@@ -1,21 +1,21 @@
 //! The contract between a producer and anyone who reads its stream: messages, limits, and the bytes that are many.
 //!
 //! A reader needs this crate and nothing else of cookiesync: open a stream with [`client::subscribe`], keep the bytes of each
-//! message, walk them with [`wire::Received::decode`], and remember the last sequence as the cursor of the next call.
+//! message, walk them with [`wire::StreamMessage::decode`], and remember the last sequence as the cursor of the next call.
 //!
 //! ```no_run
-//! use cookiesync_proto::{client, v1::SubscribeRequest, wire::Received};
+//! use cookiesync_proto::{client, v1::SubscribeRequest, wire::StreamMessage};
 //!
 //! # async fn read() -> Result<(), Box<dyn std::error::Error>> {
 //! let channel = client::endpoint("http://127.0.0.1:7676")?.connect().await?;
 //! let request = SubscribeRequest {
 //!     subscriber: "my-node".to_owned(),
-//!     understands_age: true,
+//!     supports_age: true,
 //!     ..SubscribeRequest::default()
 //! };
 //! let mut messages = client::subscribe(channel, request).await?.into_inner();
 //! while let Some(message) = messages.message().await? {
-//!     if let Received::Chunk(chunk) = Received::decode(message)? {
+//!     if let StreamMessage::Chunk(chunk) = StreamMessage::decode(message)? {
 //!         for cookie in chunk.cookies() {
 //!             let cookie = cookie?;
 //!             let at = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
@@ -35,7 +35,7 @@
 //! - [`v1::Hello`] is always first; [`v1::Goodbye`] is last when the producer drains.
 //! - A cursor names the newest sequence a reader *has*. Cursors compare only within one epoch ([`cursor`]).
 //! - Of two cookies of one user and DSP the [`newest`] counts, which need not be the one that came last: each may have an
-//!   age, and a reader that acts on it says so in its request (`understands_age`).
+//!   age, and a reader that acts on it says so in its request (`supports_age`).
 //! - Every id is legal, as [`ids`] says.
 //! - What a stream sends at once is never smaller than [`limits::SMALL_FRAME_BYTES`], and no message larger than
 //!   [`limits::MESSAGE_BYTES_MAX`].

@@ -244,7 +244,7 @@ pub struct ChunkRef {
 
 /// One message of a `Subscribe` stream, chunks kept as bytes.
 #[derive(Debug, Clone)]
-pub enum Received {
+pub enum StreamMessage {
     /// A chunk, not yet walked.
     Chunk(ChunkRef),
     /// Any other event.
@@ -253,7 +253,7 @@ pub enum Received {
     Unknown,
 }
 
-impl Received {
+impl StreamMessage {
     /// Reads one `Event` message, without its length prefix.
     ///
     /// # Errors

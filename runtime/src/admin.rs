@@ -13,11 +13,11 @@ use std::{
 };
 
 use super::{
-    answer::{Answer, content, text},
     caller, debug,
     listen::{self, Limits, Listener, Stage},
     metrics::Registry,
-    ready::{self, Part},
+    ready::{self, Component},
+    reply::{Reply, content, text},
 };
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -52,7 +52,7 @@ const KEEP_PEAKS: &str = "keep-peaks";
 /// What a process puts behind its admin port.
 pub trait Pages: Send + Sync + 'static {
     /// The parts that must work for the process to do its work.
-    fn parts(&self) -> Vec<Part>;
+    fn components(&self) -> Vec<Component>;
 
     /// Why only a restart can help, if so: `/healthz` then fails.
     fn needs_restart(&self) -> Option<String> {
@@ -68,7 +68,7 @@ pub trait Pages: Send + Sync + 'static {
     fn page<'a>(
         &'a self,
         _path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
         Box::pin(std::future::ready(None))
     }
 }
@@ -99,9 +99,9 @@ pub async fn serve(
                 let service = service_fn(|request: Request<Incoming>| {
                     let (port, in_progress) = (Arc::clone(&port), activity.long_request());
                     async move {
-                        let answer = port.answer(request).await;
+                        let reply = port.reply(request).await;
                         drop(in_progress);
-                        Ok::<_, Infallible>(answer)
+                        Ok::<_, Infallible>(reply)
                     }
                 });
                 let connection = http1::Builder::new()
@@ -125,7 +125,7 @@ pub async fn serve(
 }
 
 /// Says once when others than this machine reach an admin port, which has no authentication.
-pub fn say_if_open(address: SocketAddr) {
+pub fn warn_if_open(address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
     }
@@ -139,23 +139,22 @@ struct Port {
 }
 
 impl Port {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn reply(&self, request: Request<Incoming>) -> Reply {
         let (headers, uri) = (request.headers(), request.uri());
-        if self.answers_loopback_names_alone && !caller::is_called_by_a_loopback_name(headers, uri)
-        {
+        if self.answers_loopback_names_alone && !caller::has_loopback_host(headers, uri) {
             return text(
                 StatusCode::MISDIRECTED_REQUEST,
                 "this port answers to localhost and loopback addresses alone\n",
             );
         }
-        let is_link = caller::is_followed_link(request.headers());
-        if caller::is_of_another_site(request.headers()) && !is_link {
+        let is_link = caller::is_navigation(request.headers());
+        if caller::is_cross_site(request.headers()) && !is_link {
             let why = "this port answers no requests that pages of other sites make\n";
             return text(StatusCode::FORBIDDEN, why);
         }
         if debug::is_page(request.uri().path()) {
             let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
-            return debug::answer(enabled, request, stop).await;
+            return debug::reply(enabled, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return debug::method_not_allowed("GET, HEAD");
@@ -168,16 +167,16 @@ impl Port {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
             },
-            "/readyz" => ready::answer(&self.pages.parts()),
+            "/readyz" => ready::reply(&self.pages.components()),
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             path => match self.pages.page(path).await {
-                Some(answer) => answer,
+                Some(reply) => reply,
                 None => text(StatusCode::NOT_FOUND, "not found\n"),
             },
         }
     }
 
-    fn metrics(&self, ends_interval: bool) -> Answer {
+    fn metrics(&self, ends_interval: bool) -> Reply {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
         let families = if ends_interval {
@@ -193,9 +192,9 @@ impl Port {
 }
 
 /// A file of the status page.
-fn static_file(content_type: &str, file: &'static str) -> Answer {
+fn static_file(content_type: &str, file: &'static str) -> Reply {
     let content_type = format!("{content_type}; charset=utf-8");
-    let mut answer = content(StatusCode::OK, &content_type, file);
+    let mut reply = content(StatusCode::OK, &content_type, file);
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::REFERRER_POLICY, "no-referrer"),
@@ -205,7 +204,7 @@ fn static_file(content_type: &str, file: &'static str) -> Answer {
         ),
     ] {
         let value = HeaderValue::from_static(value);
-        answer.headers_mut().insert(name, value);
+        reply.headers_mut().insert(name, value);
     }
-    answer
+    reply
 }

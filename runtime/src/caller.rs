@@ -5,13 +5,13 @@ use http::{HeaderMap, Uri, header};
 /// Whether a browser says that it asks for a page of another site, which could not read the answer but would make the process
 /// work for it.
 #[must_use]
-pub fn is_of_another_site(headers: &HeaderMap) -> bool {
+pub fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
 /// Whether a browser says that it will show the answer as a page of its own.
-pub(crate) fn is_followed_link(headers: &HeaderMap) -> bool {
+pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
     let says = |name, value| headers.get(name).is_some_and(|it| it == value);
     says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
 }
@@ -19,7 +19,7 @@ pub(crate) fn is_followed_link(headers: &HeaderMap) -> bool {
 /// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no
 /// browser.
 #[must_use]
-pub fn is_called_by_a_loopback_name(headers: &HeaderMap, uri: &Uri) -> bool {
+pub fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
     // A proxy's client has it in the URI.
     let authority = match (headers.get(header::HOST), uri.authority()) {
         (None, None) => return true,
@@ -46,7 +46,7 @@ mod tests {
     fn check(host: &str, is_ours: bool) {
         let headers = [(header::HOST, host.parse().unwrap())];
         let headers = headers.into_iter().collect();
-        let is_called = is_called_by_a_loopback_name(&headers, &Uri::from_static("/"));
+        let is_called = has_loopback_host(&headers, &Uri::from_static("/"));
         assert_eq!(is_called, is_ours, "{host}");
     }
 
@@ -76,6 +76,6 @@ mod tests {
             check(others, false);
         }
         let (none, path) = (HeaderMap::new(), Uri::from_static("/"));
-        assert!(is_called_by_a_loopback_name(&none, &path));
+        assert!(has_loopback_host(&none, &path));
     }
 }

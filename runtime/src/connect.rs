@@ -12,15 +12,15 @@ use crate::listen::ByteStream;
 pub use connector::Connector;
 
 /// What a [`Network`] answers, in time.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
+pub type NetworkFuture<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
 
 /// The way to producers: TCP and the system's name service, or a simulated network.
 pub trait Network: fmt::Debug + Send + Sync + 'static {
     /// All addresses of a host name, or the address that `host` is.
-    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>>;
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> NetworkFuture<'a, Vec<SocketAddr>>;
 
     /// Opens a connection.
-    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>>;
+    fn connect(&self, address: SocketAddr) -> NetworkFuture<'static, Box<dyn ByteStream>>;
 }
 
 /// This machine's network.
@@ -28,11 +28,11 @@ pub trait Network: fmt::Debug + Send + Sync + 'static {
 pub struct Tcp;
 
 impl Network for Tcp {
-    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>> {
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> NetworkFuture<'a, Vec<SocketAddr>> {
         Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
     }
 
-    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>> {
+    fn connect(&self, address: SocketAddr) -> NetworkFuture<'static, Box<dyn ByteStream>> {
         Box::pin(async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    answer::{Answer, text},
     caller,
     logging::{self, FILTER_BYTES_MAX, Filter},
+    reply::{Reply, text},
 };
 
 /// Where the log's filter is read and changed.
@@ -28,30 +28,30 @@ const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a profile is taken.
 const PROFILE: &str = "/debug/profile";
 
-/// Whether the answer to this path is one of [`answer`]'s.
+/// Whether the answer to this path is one of [`reply`]'s.
 pub(super) fn is_page(path: &str) -> bool {
     path == LOG_FILTER || path.starts_with("/debug")
 }
 
 /// Answers a request for one of these pages; what takes time ends at once when `stop` is cancelled.
-pub(super) async fn answer(
+pub(super) async fn reply(
     enabled: bool,
     request: Request<Incoming>,
     stop: CancellationToken,
-) -> Answer {
+) -> Reply {
     if !enabled {
         return text(
             StatusCode::NOT_FOUND,
             "this is off: start the process with --debug-endpoints\n",
         );
     }
-    if caller::is_of_another_site(request.headers()) {
+    if caller::is_cross_site(request.headers()) {
         let word = "pages of other sites see nothing here\n";
         return text(StatusCode::FORBIDDEN, word);
     }
     match (request.uri().path(), request.method()) {
         (LOG_FILTER, _) => log_filter(request).await,
-        (PROFILE, &Method::GET) => profile::answer(request.uri().clone(), stop).await,
+        (PROFILE, &Method::GET) => profile::reply(request.uri().clone(), stop).await,
         (PROFILE, _) => method_not_allowed("GET"),
         _ => text(
             StatusCode::NOT_FOUND,
@@ -60,7 +60,7 @@ pub(super) async fn answer(
     }
 }
 
-async fn log_filter<B>(request: Request<B>) -> Answer
+async fn log_filter<B>(request: Request<B>) -> Reply
 where
     B: Body,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
@@ -89,7 +89,7 @@ where
     }
 }
 
-fn put_filter(body: &Bytes) -> Answer {
+fn put_filter(body: &Bytes) -> Reply {
     let filter = std::str::from_utf8(body)
         .map_err(|_| "is not text".to_owned())
         .and_then(|body| body.parse::<Filter>());
@@ -103,11 +103,11 @@ fn put_filter(body: &Bytes) -> Answer {
     }
 }
 
-pub(super) fn method_not_allowed(allowed: &'static str) -> Answer {
-    let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}\n"));
+pub(super) fn method_not_allowed(allowed: &'static str) -> Reply {
+    let mut reply = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}\n"));
     let allowed = header::HeaderValue::from_static(allowed);
-    answer.headers_mut().insert(header::ALLOW, allowed);
-    answer
+    reply.headers_mut().insert(header::ALLOW, allowed);
+    reply
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn filter_that_does_not_come_is_not_waited_for() {
         let request = Request::put(LOG_FILTER).body(Silent).unwrap();
-        let answer = log_filter(request).await;
-        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+        let reply = log_filter(request).await;
+        assert_eq!(reply.status(), StatusCode::REQUEST_TIMEOUT);
     }
 }

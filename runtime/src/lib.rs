@@ -2,7 +2,6 @@
 //! its status page, metrics, the clock.
 
 pub mod admin;
-pub mod answer;
 pub mod caller;
 pub mod connect;
 pub mod debug;
@@ -14,6 +13,7 @@ pub mod process;
 pub mod rate_limit;
 pub mod ready;
 pub mod reload;
+pub mod reply;
 pub mod settings;
 pub mod signals;
 pub mod tls;

@@ -40,12 +40,12 @@ pub use self::{
 #[derive(Clone, Default)]
 pub struct Registry {
     registry: prometheus::Registry,
-    at_scrapes: Arc<Mutex<Vec<AtScrape>>>,
+    on_scrape: Arc<Mutex<Vec<ScrapeHook>>>,
     registered: Arc<Mutex<Vec<Registered>>>,
 }
 
 /// What is done after each scrape.
-type AtScrape = Box<dyn Fn() + Send + Sync>;
+type ScrapeHook = Box<dyn Fn() + Send + Sync>;
 
 /// A collector, and the source file that registered it.
 struct Registered {
@@ -55,7 +55,7 @@ struct Registered {
 
 /// What is known of a metric without a scrape.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
+pub struct MetricDescription {
     /// Its name.
     pub name: String,
     /// What it says.
@@ -115,8 +115,8 @@ impl Registry {
     }
 
     /// Lets `act` be called after each scrape, for what tells of the time between two of them.
-    pub fn at_scrapes(&self, act: impl Fn() + Send + Sync + 'static) {
-        locked(&self.at_scrapes).push(Box::new(act));
+    pub fn on_scrape(&self, act: impl Fn() + Send + Sync + 'static) {
+        locked(&self.on_scrape).push(Box::new(act));
     }
 
     /// What a scrape returns, without ending the intervals of peaks: all that has a value.
@@ -129,7 +129,7 @@ impl Registry {
     #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
         let families = self.gather();
-        for act in &*locked(&self.at_scrapes) {
+        for act in &*locked(&self.on_scrape) {
             act();
         }
         families
@@ -139,7 +139,7 @@ impl Registry {
     ///
     /// # Errors
     /// When a collector breaks the promise of [`register`](Self::register).
-    pub fn described(&self) -> anyhow::Result<Vec<Described>> {
+    pub fn described(&self) -> anyhow::Result<Vec<MetricDescription>> {
         let mut all = Vec::new();
         for it in &*locked(&self.registered) {
             it.describe(&mut all)?;
@@ -159,7 +159,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Registered {
-    fn describe(&self, all: &mut Vec<Described>) -> anyhow::Result<()> {
+    fn describe(&self, all: &mut Vec<MetricDescription>) -> anyhow::Result<()> {
         let families = self.collector.collect().into_iter();
         let mut families: BTreeMap<_, _> = families
             .map(|family| (family.name().to_owned(), family))
@@ -180,7 +180,7 @@ impl Registered {
     }
 }
 
-fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> Described {
+fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> MetricDescription {
     let fixed = desc.const_label_pairs.iter().map(|pair| pair.name());
     let names = fixed.chain(desc.variable_labels.iter().map(String::as_str));
     let mut labels: BTreeMap<_, _> = names
@@ -190,7 +190,7 @@ fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> Describe
         let values = labels.entry(pair.name().to_owned()).or_default();
         values.insert(pair.value().to_owned());
     }
-    Described {
+    MetricDescription {
         name: desc.fq_name.clone(),
         help: desc.help.clone(),
         kind: match family.get_field_type() {

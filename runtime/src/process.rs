@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     logging,
     settings::{
-        Loaded, Settings, instead,
-        reread::{ConfigReload, Metrics},
+        Loaded, Settings, info_commands,
+        live_config::{LiveConfig, Metrics},
     },
     signals::{Signals, drain_on_signals},
 };
@@ -19,9 +19,9 @@ use crate::{
 /// drains. Returns what the process exits with.
 pub fn main<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
-    work: impl AsyncFnOnce(A::Config, Orders<A>) -> anyhow::Result<()>,
+    work: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
 ) -> ExitCode {
-    let settings = match instead::begin::<A>(arguments) {
+    let settings = match info_commands::load_or_exit::<A>(arguments) {
         Ok(settings) => settings,
         Err(code) => return code,
     };
@@ -54,15 +54,15 @@ pub fn main<A: Settings>(
 
 async fn run<A: Settings>(
     settings: Loaded<A>,
-    work: impl AsyncFnOnce(A::Config, Orders<A>) -> anyhow::Result<()>,
+    work: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let hangups = Signals::hangup()?;
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
     let signals = drain_on_signals(drain.clone(), stopped.clone())?;
-    let orders = Orders {
+    let orders = ProcessSignals {
         drain,
         hangups,
-        reload: ConfigReload::of(&settings),
+        reload: LiveConfig::of(&settings),
         settings: PhantomData,
     };
     let work = async {
@@ -76,15 +76,15 @@ async fn run<A: Settings>(
 
 /// What a server is told while it runs: to read its settings again, and to end.
 #[derive(Debug)]
-pub struct Orders<A> {
+pub struct ProcessSignals<A> {
     /// Cancelled when it is to end.
     pub drain: CancellationToken,
     hangups: Signals,
-    reload: ConfigReload,
+    reload: LiveConfig,
     settings: PhantomData<fn() -> A>,
 }
 
-impl<A: Settings> Orders<A> {
+impl<A: Settings> ProcessSignals<A> {
     /// Reads the settings again and again, and has `apply` take them into use, until the server is to drain.
     pub async fn follow(self, metrics: Metrics, apply: impl Fn(&A::Config) + Send + 'static) {
         let stop = self.drain.clone();

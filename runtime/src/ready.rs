@@ -1,92 +1,93 @@
-//! `/readyz`: whether a process can do its work, and if not, which part of it cannot and why.
+//! `/readyz`: the readiness of a process and of each of its components.
 
 use http::StatusCode;
 use serde::Serialize;
 
-use crate::answer::{Answer, json};
+use crate::reply::{Reply, json};
 
-/// A part of a process that must work for the whole to be ready.
+/// A component that must work for the process to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Part {
-    /// Its name, which stays.
-    pub part: &'static str,
+pub struct Component {
+    /// Its stable name.
+    #[serde(rename = "component")]
+    pub name: &'static str,
     /// Whether it works.
     pub ready: bool,
-    /// How it is, in one line; when it does not work, why.
+    /// Its state in one line; the reason if it is not ready.
     pub state: String,
 }
 
 /// Why a process is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reason {
-    /// The name of the part that does not work.
-    pub part: &'static str,
-    /// Why, in one line.
-    pub why: String,
+    /// The name of the failing component.
+    pub component: &'static str,
+    /// The cause, in one line.
+    pub reason: String,
 }
 
-/// What `/readyz` says.
+/// The body of `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Readiness {
-    /// Whether every part works. Decides the status: 200, or 503.
+    /// Whether every component is ready. Decides the status: 200 or 503.
     pub ready: bool,
-    /// The parts that do not.
+    /// The components that are not ready.
     pub reasons: Vec<Reason>,
-    /// All of them.
-    pub parts: Vec<Part>,
+    /// All components.
+    pub components: Vec<Component>,
 }
 
-impl Part {
-    /// A part that works (`Ok`) or does not, and how it is; line ends become spaces.
+impl Component {
+    /// A component that works (`Ok`) or fails, with its state. Line breaks become spaces.
     #[must_use]
-    pub fn new(part: &'static str, state: Result<String, String>) -> Self {
+    pub fn new(name: &'static str, state: Result<String, String>) -> Self {
         let ready = state.is_ok();
         let (Ok(state) | Err(state)) = state;
         Self {
-            part,
+            name,
             ready,
             state: state.replace(['\n', '\r'], " "),
         }
     }
 }
 
-/// Whether a process was told to stop, as the part `drain`.
+/// The component `drain`, which fails while the process drains.
 #[must_use]
-pub fn drain(is_draining: bool) -> Part {
+pub fn drain(is_draining: bool) -> Component {
     let drain = if is_draining {
         Err("draining".to_owned())
     } else {
         Ok("not draining".to_owned())
     };
-    Part::new("drain", drain)
+    Component::new("drain", drain)
 }
 
 impl Readiness {
-    /// What these parts come to.
+    /// The readiness of a process with these components.
     #[must_use]
-    pub fn of(parts: &[Part]) -> Self {
-        let failing = parts.iter().filter(|part| !part.ready);
-        let reasons = failing.map(|part| Reason {
-            part: part.part,
-            why: part.state.clone(),
+    pub fn of(components: &[Component]) -> Self {
+        let failing = components.iter().filter(|component| !component.ready);
+        let reasons = failing.map(|component| Reason {
+            component: component.name,
+            reason: component.state.clone(),
         });
         Self {
-            ready: parts.iter().all(|part| part.ready),
+            ready: components.iter().all(|component| component.ready),
             reasons: reasons.collect(),
-            parts: parts.to_vec(),
+            components: components.to_vec(),
         }
     }
 }
 
-/// Says whether a process with these parts is ready.
-pub(crate) fn answer(parts: &[Part]) -> Answer {
-    let readiness = Readiness::of(parts);
+/// The response of `/readyz` for a process with these components.
+pub(crate) fn reply(components: &[Component]) -> Reply {
+    let readiness = Readiness::of(components);
     let status = if readiness.ready {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let mut body = serde_json::to_vec(&readiness).expect("texts and truth values are JSON");
+    let mut body = serde_json::to_vec(&readiness).expect("strings and booleans are valid JSON");
     body.push(b'\n');
     json(status, body)
 }
@@ -98,26 +99,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn not_ready_says_which_part_and_why_and_ready_says_how_each_is() {
-        let works = Part::new("producers", Ok("2 of 3 connected".to_owned()));
-        let fails = Part::new("store", Err("gone\naway".to_owned()));
-        for (parts, status, said) in [
+    async fn readiness_lists_all_components_and_the_reasons_of_failing_ones() {
+        let working = Component::new("producers", Ok("2 of 3 connected".to_owned()));
+        let failing = Component::new("store", Err("gone\naway".to_owned()));
+        for (components, status, expected) in [
             (
-                vec![works.clone(), fails],
+                vec![working.clone(), failing],
                 503,
-                r#"{"ready":false,"reasons":[{"part":"store","why":"gone away"}],"parts":[{"part":"producers","ready":true,"state":"2 of 3 connected"},{"part":"store","ready":false,"state":"gone away"}]}"#,
+                r#"{"ready":false,"reasons":[{"component":"store","reason":"gone away"}],"components":[{"component":"producers","ready":true,"state":"2 of 3 connected"},{"component":"store","ready":false,"state":"gone away"}]}"#,
             ),
             (
-                vec![works],
+                vec![working],
                 200,
-                r#"{"ready":true,"reasons":[],"parts":[{"part":"producers","ready":true,"state":"2 of 3 connected"}]}"#,
+                r#"{"ready":true,"reasons":[],"components":[{"component":"producers","ready":true,"state":"2 of 3 connected"}]}"#,
             ),
         ] {
-            let answer = answer(&parts);
-            assert_eq!(answer.status(), status);
-            assert_eq!(answer.headers()["content-type"], "application/json");
-            let body = answer.into_body().collect().await.unwrap().to_bytes();
-            assert_eq!(body, format!("{said}\n"));
+            let reply = reply(&components);
+            assert_eq!(reply.status(), status);
+            assert_eq!(reply.headers()["content-type"], "application/json");
+            let body = reply.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body, format!("{expected}\n"));
         }
     }
 }

@@ -52,7 +52,7 @@ pub struct NamedFile {
 impl NamedFile {
     /// The file that a flag names; none when the flag is empty.
     #[must_use]
-    pub fn given(flag: &'static str, path: &str) -> Option<Self> {
+    pub fn from_flag(flag: &'static str, path: &str) -> Option<Self> {
         let path = (!path.is_empty()).then(|| PathBuf::from(path));
         path.map(|path| Self { flag, path })
     }
@@ -109,13 +109,13 @@ pub trait Source: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The newest good value of a [`Source`].
-pub struct Reloaded<S: Source> {
+pub struct Reloader<S: Source> {
     source: S,
     current: RwLock<Arc<S::Value>>,
     looks: Mutex<Looks>,
 }
 
-impl<S: Source> fmt::Debug for Reloaded<S> {
+impl<S: Source> fmt::Debug for Reloader<S> {
     /// The files' names; never what is in them.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(formatter)
@@ -182,7 +182,7 @@ impl Looks {
     }
 }
 
-impl<S: Source> Reloaded<S> {
+impl<S: Source> Reloader<S> {
     /// Reads the files for the first time.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl<S: Source> Reloaded<S> {
     }
 
     /// Looks at the files once, and says nothing: for who does not [watch](Self::watch) them.
-    pub fn look_once(&self) {
+    pub fn reload_once(&self) {
         self.look();
     }
 

@@ -8,16 +8,16 @@
 //! says what becomes of a change. clap would name the first error alone, so each value is tried by itself, and all
 //! errors are named at once, those of the file among them.
 //!
-//! What every process can do with its settings instead of running is in [`instead`]; [`Change`] says which of them may
-//! change while it runs, and [`reread`] changes them.
+//! What every process can do with its settings instead of running is in [`instead`]; [`ReloadMode`] says which of them may
+//! change while it runs, and [`live_config`] changes them.
 
 mod common;
 mod config_errors;
 mod effective;
 mod file;
-pub mod instead;
+pub mod info_commands;
+pub mod live_config;
 pub mod probe;
-pub mod reread;
 mod values;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -31,7 +31,7 @@ use clap::{
 pub use self::{
     common::{Common, CommonArgs},
     config_errors::ConfigErrors,
-    effective::{Effective, Setting, Source, lacks_secret, without_secret},
+    effective::{Effective, Setting, Source, is_redacted, redacted},
     values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
 use crate::{VERSION, reload::NamedFile};
@@ -59,17 +59,17 @@ pub const CONTENTS: &str = "contents";
 
 /// What becomes of a change of a setting while the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ReloadMode {
     /// It is in use at once. Such a flag is in the group [`RELOADED`].
-    Reloaded,
+    Live,
     /// The setting names a file, which is looked at again and again; the name of another needs a restart. Such a flag is in
     /// the group [`CONTENTS`].
-    Contents,
+    FileContents,
     /// It needs a restart. Such a flag is in neither group.
     Restart,
 }
 
-impl Change {
+impl ReloadMode {
     /// That of one of the settings of a command that was built.
     fn of(command: &Command, setting: &Arg) -> Self {
         let is_in = |name| {
@@ -77,9 +77,9 @@ impl Change {
             groups.any(|group| group.get_args().any(|id| id == setting.get_id()))
         };
         if is_in(RELOADED) {
-            Self::Reloaded
+            Self::Live
         } else if is_in(CONTENTS) {
-            Self::Contents
+            Self::FileContents
         } else {
             Self::Restart
         }
@@ -88,12 +88,12 @@ impl Change {
 
 /// The names of the settings of `A` of whose change this becomes. Meant for tests.
 #[must_use]
-pub fn settings_with<A: Settings>(change: Change) -> Vec<String> {
+pub fn settings_with<A: Settings>(change: ReloadMode) -> Vec<String> {
     let mut command = command::<A>();
     command.build();
     let settings = command
         .get_arguments()
-        .filter(|argument| is_setting(argument) && Change::of(&command, argument) == change);
+        .filter(|argument| is_setting(argument) && ReloadMode::of(&command, argument) == change);
     settings
         .map(|setting| setting.get_id().to_string())
         .collect()
@@ -160,7 +160,7 @@ pub fn command<A: Settings>() -> Command {
 /// Whether this is a setting: something that flag, environment and file can say.
 fn is_setting(argument: &Arg) -> bool {
     let id = argument.get_id().as_str();
-    id != FILE && !instead::FLAGS.contains(&id) && argument.get_action().takes_values()
+    id != FILE && !info_commands::FLAGS.contains(&id) && argument.get_action().takes_values()
 }
 
 fn is_list(argument: &Arg) -> bool {

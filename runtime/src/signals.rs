@@ -40,7 +40,7 @@ impl Signals {
     ///
     /// # Errors
     /// As above.
-    pub fn end_or_hangup() -> io::Result<Self> {
+    pub fn terminate_or_hangup() -> io::Result<Self> {
         let (mut all, hangup) = (Self::end()?, Self::hangup()?);
         all.0.extend(hangup.0);
         Ok(all)

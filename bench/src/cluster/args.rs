@@ -5,7 +5,7 @@ use std::{convert::Infallible, num::NonZeroUsize, str::FromStr, time::Duration};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::programs::given;
+use crate::programs::flag_value;
 
 /// The consumer's own default.
 const FLUSH_INTERVAL: &str = "200ms";
@@ -57,7 +57,7 @@ impl ClusterArgs {
     /// # Errors
     /// See above.
     pub fn check(&self) -> Result<()> {
-        if given(&self.consumer_arg, "--mongodb-prefix").is_some() {
+        if flag_value(&self.consumer_arg, "--mongodb-prefix").is_some() {
             bail!(
                 "--consumer-arg=--mongodb-prefix is the bench's own: with --store mongodb://… there is --mongodb-prefix"
             );
@@ -65,7 +65,7 @@ impl ClusterArgs {
         if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
             bail!("--own-network: a MongoDB that runs already cannot be reached from there");
         }
-        if let Some(text) = given(&self.producer_arg, "--chunk-age")
+        if let Some(text) = flag_value(&self.producer_arg, "--chunk-age")
             && self.producers.get() > 1
             && humantime::parse_duration(text).is_ok_and(|age| age > CHUNK_AGE_MAX)
         {
@@ -90,11 +90,11 @@ impl ClusterArgs {
     /// How consumers expire cookies, if they are told.
     #[must_use]
     pub fn expiry(&self) -> Option<&str> {
-        given(&self.consumer_arg, "--expiry")
+        flag_value(&self.consumer_arg, "--expiry")
     }
 
     pub(super) fn flush_interval_text(&self) -> &str {
-        given(&self.consumer_arg, "--flush-interval").unwrap_or(FLUSH_INTERVAL)
+        flag_value(&self.consumer_arg, "--flush-interval").unwrap_or(FLUSH_INTERVAL)
     }
 }
 

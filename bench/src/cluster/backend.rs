@@ -13,7 +13,7 @@ use super::{ClusterArgs, StoreChoice};
 use crate::{
     memory,
     mongod::Mongod,
-    programs::{Process, given},
+    programs::{Process, flag_value},
 };
 
 /// As docs/mongodb.md recommends.
@@ -131,7 +131,7 @@ async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
 fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
     let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
     let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);
-    ours.filter(|(flag, _)| given(args, flag).is_none())
+    ours.filter(|(flag, _)| flag_value(args, flag).is_none())
         .flat_map(<[&str; 2]>::from)
         .chain(args.iter().map(String::as_str))
         .collect()

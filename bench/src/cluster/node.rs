@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{ClusterArgs, DRAIN_TIMEOUT, StoreBackend, flags, netns::Namespace};
 use crate::{
     producer::Producer,
-    programs::{Process, Programs, free_address, given},
+    programs::{Process, Programs, flag_value, free_address},
 };
 
 /// A consumer and its store.
@@ -51,11 +51,11 @@ impl Node {
             ("--drain-timeout", DRAIN_TIMEOUT),
         ]);
         for window in ["--expiry-window", "--compaction-window"] {
-            if given(&start.args.consumer_arg, window).is_none() {
+            if flag_value(&start.args.consumer_arg, window).is_none() {
                 flags.extend([window, "never"].map(str::to_owned));
             }
         }
-        if given(&start.args.consumer_arg, "--flush-interval").is_none() {
+        if flag_value(&start.args.consumer_arg, "--flush-interval").is_none() {
             let interval = start.args.flush_interval_text();
             flags.extend(["--flush-interval", interval].map(str::to_owned));
         }

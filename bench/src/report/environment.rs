@@ -3,7 +3,7 @@
 use std::{env, fs, thread};
 
 use jiff::Timestamp;
-use launcher::programs::found;
+use launcher::programs::found_programs;
 use procfs::{CpuInfo, Current as _};
 use runtime::PROFILE;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ impl Environment {
             cores: thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory::of_machine(),
             system: system(),
-            programs: found(),
+            programs: found_programs(),
         }
     }
 

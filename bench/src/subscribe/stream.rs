@@ -9,7 +9,7 @@ use proto::{
         Cursor, GetCookiesRequest, Hello, ResumeOutcome, StartPosition, SubscribeRequest,
         event::Event,
     },
-    wire::{ChunkRef, Received, decode_cookie},
+    wire::{ChunkRef, StreamMessage, decode_cookie},
 };
 use runtime::{
     connect::{Connector, credentials::Security},
@@ -200,7 +200,7 @@ impl Stream {
                 let host = self.name.clone();
                 let request = connector.request(GetCookiesRequest {
                     host,
-                    understands_age: true,
+                    supports_age: true,
                 });
                 let opened = client::get_cookies(channel, request).await;
                 opened.map(Response::into_inner)
@@ -227,15 +227,15 @@ impl Stream {
             cursors: cursors.collect(),
             start: StartPosition::Newest.into(),
             window_bytes: 0,
-            understands_age: true,
+            supports_age: true,
         });
         let mut messages = client::subscribe(channel, request).await?.into_inner();
         let message = messages
             .message()
             .await?
             .ok_or_else(|| Status::unavailable("the stream ended before its hello"))?;
-        match Received::decode(message) {
-            Ok(Received::Event(Event::Hello(hello))) => {
+        match StreamMessage::decode(message) {
+            Ok(StreamMessage::Event(Event::Hello(hello))) => {
                 self.greet(hello);
                 Ok(messages)
             }
@@ -304,10 +304,10 @@ impl Stream {
     }
 
     fn event(&mut self, message: Bytes) {
-        match Received::decode(message) {
-            Ok(Received::Chunk(chunk)) => self.chunk(&chunk),
-            Ok(Received::Event(event)) => self.rare_event(event),
-            Ok(Received::Unknown) => {}
+        match StreamMessage::decode(message) {
+            Ok(StreamMessage::Chunk(chunk)) => self.chunk(&chunk),
+            Ok(StreamMessage::Event(event)) => self.rare_event(event),
+            Ok(StreamMessage::Unknown) => {}
             Err(error) => self.violation(|| format!("an event cannot be read: {error}")),
         }
     }

@@ -56,7 +56,7 @@ fn schedule(config: &Config) -> Schedule {
 
 #[cfg(test)]
 mod tests {
-    use runtime::settings::{Change, settings_with};
+    use runtime::settings::{ReloadMode, settings_with};
 
     use super::*;
     use crate::config::Args;
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn each_setting_marked_as_reloaded_changes_what_holds() {
-        for id in settings_with::<Args>(Change::Reloaded) {
+        for id in settings_with::<Args>(ReloadMode::Live) {
             if id == "log_filter" {
                 // Applied by what reads the settings again.
                 continue;

@@ -39,8 +39,8 @@ pub(crate) fn aged_chunk(
         accepted_unix_micros,
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
-    match wire::Received::decode(Bytes::from(buffer).slice(at..)).unwrap() {
-        wire::Received::Chunk(chunk) => chunk,
+    match wire::StreamMessage::decode(Bytes::from(buffer).slice(at..)).unwrap() {
+        wire::StreamMessage::Chunk(chunk) => chunk,
         other => panic!("{other:?}"),
     }
 }

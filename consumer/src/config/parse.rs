@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use http::Uri;
 use jiff::tz::TimeZone;
 use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
-use runtime::settings::{Refused, TIME_MAX, lacks_secret, time};
+use runtime::settings::{Refused, TIME_MAX, is_redacted, time};
 
 use super::{ProducerUrl, StoreConfig};
 use crate::store;
@@ -53,7 +53,7 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
         };
     }
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
-        if lacks_secret(text) {
+        if is_redacted(text) {
             return Err(
                 "its secret was left out when it was printed: write it here, or give it as CONSUMER_STORE"
                     .to_owned(),

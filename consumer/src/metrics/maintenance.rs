@@ -58,7 +58,7 @@ impl Maintenance {
             compaction_open: registry.add(consumer::COMPACTION_WINDOW_OPEN)?,
             expired: registry.add(consumer::EXPIRED)?,
             swept: registry.add(consumer::SWEPT)?,
-            sweep_left: registry.add(consumer::SWEEP_LEFT)?,
+            sweep_left: registry.add(consumer::SWEEP_REMAINING)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
             compactions: registry.add(consumer::COMPACTIONS)?,

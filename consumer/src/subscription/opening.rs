@@ -4,7 +4,7 @@ use proto::{
     client,
     limits::RECEIVE_WINDOW_BYTES,
     v1::{self, StartPosition, SubscribeRequest, event::Event},
-    wire::Received,
+    wire::StreamMessage,
 };
 use runtime::connect::Connector;
 use tonic::Streaming;
@@ -33,7 +33,7 @@ impl Subscription {
     ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), Ended> {
         let mut stream = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
-            Received::Event(Event::Hello(hello)) => Ok((hello, stream)),
+            StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream)),
             _ => Err(self.violation(Violation::new("the stream does not begin with hello"))),
         }
     }
@@ -60,7 +60,7 @@ impl Subscription {
             cursors: cursors.iter().map(wire_cursor).collect(),
             start: StartPosition::Oldest.into(),
             window_bytes,
-            understands_age: true,
+            supports_age: true,
         };
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;

@@ -1,4 +1,4 @@
-//! Scrapes that balance, and ones that do not.
+//! Tests of the ledger checks on balanced and unbalanced scrapes.
 
 use super::*;
 
@@ -41,7 +41,7 @@ producer_limits_dead_cookies{limit="dsp-1"} 15
 producer_limits_parked_cookies{limit="dsp-1"} 5
 "#;
 
-/// The scrape, with one sample's value replaced.
+/// The scrape with the value of one sample replaced.
 fn changed(text: &str, sample: &str, value: &str) -> Samples {
     let mut found = false;
     let lines = text.lines().map(|line| match line.rsplit_once(' ') {
@@ -66,7 +66,7 @@ fn without(text: &str, sample: &str) -> Samples {
 }
 
 #[test]
-fn ledger_that_balances_passes() {
+fn balanced_ledger_passes() {
     check_producer(&Samples::parse(PRODUCER)).unwrap();
     check_consumer(&Samples::parse(CONSUMER)).unwrap();
     check(&Samples::parse(&format!("{PRODUCER}{CONSUMER}"))).unwrap();
@@ -75,7 +75,7 @@ fn ledger_that_balances_passes() {
 }
 
 #[test]
-fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
+fn imbalance_of_one_cookie_is_reported_with_all_terms() {
     for (sample, value) in [
         ("producer_subscriber_appended_cookies_total", "101"),
         ("producer_subscriber_delivered_cookies_total", "79"),
@@ -92,7 +92,7 @@ fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("does not add up") && error.contains("undelivered"),
+            error.contains("does not balance") && error.contains("undelivered"),
             "{error}"
         );
     }
@@ -105,9 +105,9 @@ fn one_cookie_too_many_or_too_few_in_any_account_fails_with_all_terms() {
 }
 
 #[test]
-fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
+fn limit_ledger_is_listed_by_outcome_and_checked_with_its_producer() {
     let text = format!("{PRODUCER}{LIMIT}");
-    let (accepted, fates) = of_limit(&Samples::parse(&text), "dsp-1").unwrap();
+    let (accepted, outcomes) = limit_outcomes(&Samples::parse(&text), "dsp-1").unwrap();
     assert_eq!(accepted, 100);
     let expected = [
         ("released", 41),
@@ -118,18 +118,18 @@ fn ledger_of_a_limit_is_told_in_words_and_checked_with_the_producer() {
         ("dead", 15),
         ("parked", 5),
     ];
-    assert_eq!(fates, expected);
+    assert_eq!(outcomes, expected);
     check(&Samples::parse(&text)).unwrap();
     for sample in LIMIT.lines().filter_map(|line| line.split_once(' ')) {
         let error = check(&changed(&text, sample.0, "7777")).unwrap_err();
         let error = error.to_string();
         assert!(error.contains("producer_limits_queued_cookies"), "{error}");
     }
-    assert!(of_limit(&Samples::parse(&text), "dsp-2").is_err());
+    assert!(limit_outcomes(&Samples::parse(&text), "dsp-2").is_err());
 }
 
 #[test]
-fn balance_that_needs_a_negative_count_is_none() {
+fn balance_with_a_negative_term_fails() {
     let negative = CONSUMER
         .replace("waiting_cookies 20", "waiting_cookies -20")
         .replace("written_total 30", "written_total 70");
@@ -153,7 +153,7 @@ fn balance_that_needs_a_negative_count_is_none() {
 }
 
 #[test]
-fn term_that_is_missing_is_not_taken_for_none() {
+fn missing_term_is_an_error() {
     for sample in [
         "producer_cookies_appended_total",
         "producer_subscriber_appended_cookies_total",
@@ -177,7 +177,7 @@ fn term_that_is_missing_is_not_taken_for_none() {
 }
 
 #[test]
-fn consumer_has_what_the_producer_delivered() {
+fn consumer_received_the_cookies_that_its_producer_delivered() {
     let producer = Samples::parse(PRODUCER);
     for (received, is_sound) in [("69", false), ("70", true), ("85", true), ("86", false)] {
         let consumer = changed(CONSUMER, "consumer_received_total", received);

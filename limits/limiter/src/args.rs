@@ -9,7 +9,7 @@ use limits::{
 };
 use runtime::settings::{
     self,
-    instead::{self, AboutArgs},
+    info_commands::{self, AboutArgs},
 };
 
 use crate::serve;
@@ -33,8 +33,8 @@ impl Command {
         let serve = |_| settings::command::<serve::config::Args>().name("serve");
         let mut command = Self::command().mut_subcommand("serve", serve);
         let matches = command.clone().get_matches_from(arguments);
-        if let Some(answer) = instead::about(&command, &matches) {
-            return Err(instead::print(answer));
+        if let Some(output) = info_commands::documentation(&command, &matches) {
+            return Err(info_commands::print(output));
         }
         let read = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         let missing = "name what to do: limiter --help lists it";

@@ -29,7 +29,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use runtime::{
     metrics::Registry,
-    process::{self, Orders},
+    process::{self, ProcessSignals},
     raise_open_files,
 };
 
@@ -43,7 +43,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::main::<Args>(arguments, work)
 }
 
-async fn work(config: Config, orders: Orders<Args>) -> anyhow::Result<()> {
+async fn work(config: Config, orders: ProcessSignals<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
     tracing::info!(files, "starting");
     let app = App::start(config, Registry::new()).await?;

@@ -67,7 +67,7 @@ mod tests {
 
     use runtime::{
         metrics::Registry,
-        settings::{Change, settings_with},
+        settings::{ReloadMode, settings_with},
     };
 
     use super::*;
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn each_setting_marked_as_reloaded_takes_effect() {
-        for id in settings_with::<Args>(Change::Reloaded) {
+        for id in settings_with::<Args>(ReloadMode::Live) {
             if id == "log_filter" {
                 // Applied by what reads the settings again.
                 continue;

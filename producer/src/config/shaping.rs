@@ -53,7 +53,7 @@ impl LimitsArgs {
                 ));
             }
         }
-        let file = NamedFile::given("--limits", &self.limits);
+        let file = NamedFile::from_flag("--limits", &self.limits);
         LimitsConfig {
             file: file.and_then(|file| loaded(errors, File(file))),
             spool,
@@ -65,7 +65,7 @@ impl LimitsConfig {
     /// Looks at the file once, where nothing else does.
     pub fn look(&self) {
         if let Some(file) = &self.file {
-            file.look_once();
+            file.reload_once();
         }
     }
 

@@ -3,7 +3,7 @@
 //! Pure and free of allocation: what needs decoding is decoded into a [`Scratch`] of the caller.
 
 use proto::{
-    ids::{self, Illegal},
+    ids::{self, InvalidId},
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     wire::CookieRef,
 };
@@ -180,9 +180,9 @@ fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a st
     };
     match ids::check_buyer_uid(buyer_uid, BUYER_UID_BYTES_MAX) {
         Ok(()) => Ok(buyer_uid),
-        Err(Illegal::Empty) => Err(Rejection::BuyerEmpty),
-        Err(Illegal::TooLong) => Err(Rejection::BuyerTooLong),
-        Err(Illegal::Character) => Err(Rejection::BuyerControl),
+        Err(InvalidId::Empty) => Err(Rejection::BuyerEmpty),
+        Err(InvalidId::TooLong) => Err(Rejection::BuyerTooLong),
+        Err(InvalidId::Character) => Err(Rejection::BuyerControl),
     }
 }
 
@@ -195,9 +195,9 @@ fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str,
         })
         .ok_or(Rejection::UserMissing)?;
     ids::check_user_cookie(user_id, USER_ID_BYTES_MAX).map_err(|illegal| match illegal {
-        Illegal::Empty => Rejection::UserEmpty,
-        Illegal::TooLong => Rejection::UserTooLong,
-        Illegal::Character => Rejection::UserInvalid,
+        InvalidId::Empty => Rejection::UserEmpty,
+        InvalidId::TooLong => Rejection::UserTooLong,
+        InvalidId::Character => Rejection::UserInvalid,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use proto::wire::{self, ChunkHeader, ChunkRef, Received};
+use proto::wire::{self, ChunkHeader, ChunkRef, StreamMessage};
 
 use super::Sequence;
 
@@ -69,8 +69,8 @@ impl Chunk {
     #[must_use]
     pub fn cookies_from(&self, first: Sequence) -> ChunkRef {
         let wire = self.wire_from(first);
-        match Received::decode(wire.slice(wire::FRAME_PREFIX_BYTES..)) {
-            Ok(Received::Chunk(chunk)) => chunk,
+        match StreamMessage::decode(wire.slice(wire::FRAME_PREFIX_BYTES..)) {
+            Ok(StreamMessage::Chunk(chunk)) => chunk,
             other => unreachable!("a sealed chunk is a chunk, not {other:?}"),
         }
     }

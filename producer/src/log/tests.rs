@@ -13,7 +13,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proto::{
     limits,
-    wire::{self, CookieRef, Received},
+    wire::{self, CookieRef, StreamMessage},
 };
 
 use super::{Burst, Closed, Config, Delivery, GapReason, Log, Reader};
@@ -66,7 +66,7 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
 /// The sequences in a message, read from its users.
 fn sequences(message: Bytes) -> Vec<u64> {
     let message = message.slice(wire::FRAME_PREFIX_BYTES..);
-    let Ok(Received::Chunk(chunk)) = Received::decode(message) else {
+    let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message) else {
         panic!("not a chunk");
     };
     assert_eq!(chunk.header().epoch, CONFIG.epoch);

@@ -41,7 +41,7 @@ const ROWS: &[Row] = &[
     (producer::SUBSCRIBER_IN_FLIGHT_BYTES, |it| {
         it.queue.in_flight_bytes
     }),
-    (producer::SUBSCRIBER_CUT, |it| it.queue.cuts),
+    (producer::SUBSCRIBER_DISCONNECTS, |it| it.queue.cuts),
 ];
 
 impl Read<'_> {
@@ -57,8 +57,8 @@ pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
         producer::LAG_SECONDS,
         producer::SUBSCRIBER_LOST,
         producer::RESUMES,
-        producer::SUBSCRIBERS_NOT_SHOWN,
-        producer::SUBSCRIBERS_WITHOUT_AGE,
+        producer::SUBSCRIBERS_WITHOUT_SERIES,
+        producer::STREAMS_WITHOUT_AGE_SUPPORT,
     ])
 }
 
@@ -90,15 +90,15 @@ pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec
     let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
     let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
     let not_shown = as_f64((queues.len() - shown().count()) as u64);
-    let is_without_age = |queue: &&Snapshot| queue.connected && !queue.understands_age;
+    let is_without_age = |queue: &&Snapshot| queue.connected && !queue.supports_age;
     let without_age = as_f64(queues.iter().filter(is_without_age).count() as u64);
     figures
         .chain([
             family(producer::LAG_SECONDS, ages),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
-            family(producer::SUBSCRIBERS_NOT_SHOWN, [([], not_shown)]),
-            family(producer::SUBSCRIBERS_WITHOUT_AGE, [([], without_age)]),
+            family(producer::SUBSCRIBERS_WITHOUT_SERIES, [([], not_shown)]),
+            family(producer::STREAMS_WITHOUT_AGE_SUPPORT, [([], without_age)]),
         ])
         .collect()
 }

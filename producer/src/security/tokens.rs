@@ -13,7 +13,7 @@ use std::{
 use http::{HeaderMap, Request};
 use metric_defs::producer;
 use prometheus::IntCounterVec;
-use runtime::{metrics::Registry, reload::Reloaded, token};
+use runtime::{metrics::Registry, reload::Reloader, token};
 use tonic::Status;
 
 use crate::log_gate::LogGate;
@@ -27,7 +27,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Checks the token of each call.
 #[derive(Debug)]
 pub struct TokenCheck {
-    tokens: Arc<Reloaded<token::File>>,
+    tokens: Arc<Reloader<token::File>>,
     refusals: IntCounterVec,
     log_gate: LogGate,
 }
@@ -56,7 +56,7 @@ impl TokenCheck {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn new(
-        tokens: Arc<Reloaded<token::File>>,
+        tokens: Arc<Reloader<token::File>>,
         registry: &Registry,
     ) -> prometheus::Result<Self> {
         let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
@@ -119,8 +119,8 @@ pub(crate) mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(tokens.as_bytes()).unwrap();
         let path = file.path().display().to_string();
-        let file = NamedFile::given("--token-file", &path).unwrap();
-        let tokens = Reloaded::load(token::File(file)).unwrap();
+        let file = NamedFile::from_flag("--token-file", &path).unwrap();
+        let tokens = Reloader::load(token::File(file)).unwrap();
         TokenCheck::new(Arc::new(tokens), &Registry::new()).unwrap()
     }
 

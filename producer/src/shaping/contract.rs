@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use limits::rules::{Mode, Rules, Unknown};
 use limits_sharing::contracts;
-use runtime::reload::{NamedFile, Reloaded, Source};
+use runtime::reload::{NamedFile, Reloader, Source};
 
 /// The newest good version of the file.
-pub type LimitsFile = Arc<Reloaded<File>>;
+pub type LimitsFile = Arc<Reloader<File>>;
 
 /// A file of limits, in the form that [`limits::rules`] reads and [`contracts::check`] accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use metric_defs::{
     MetricDef,
     producer::{
-        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_DELAY, SHAPING_DIED,
+        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_DEAD_LETTERS, SHAPING_DELAY,
         SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_OLDEST, SHAPING_PARKED, SHAPING_QUEUED,
         SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REQUEUED, SHAPING_SPOOLED,
         SHAPING_SUPERSEDED, SHAPING_VERSION, SHARING_MISSED, SHARING_SHARE, SHARING_STATE,
@@ -45,7 +45,7 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHAPING_RELEASED,
         SHAPING_DROPPED,
         SHAPING_EXCEEDED,
-        SHAPING_DIED,
+        SHAPING_DEAD_LETTERS,
         SHAPING_DELAY,
         SHAPING_VERSION,
         SHAPING_REFUSED_VERSION,
@@ -115,7 +115,7 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         family(SHAPING_RELEASED, released),
         family(SHAPING_DROPPED, dropped),
         family(SHAPING_EXCEEDED, over),
-        family(SHAPING_DIED, died),
+        family(SHAPING_DEAD_LETTERS, died),
         histograms(SHAPING_DELAY, delays),
         of_all(SHAPING_VERSION, |it| as_f64(it.version())),
         of_all(SHAPING_REFUSED_VERSION, |it| {

@@ -16,7 +16,7 @@ use bytes::{Buf as _, Bytes};
 use proto::{
     ids,
     limits::CHUNK_BYTES_MAX,
-    wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received},
+    wire::{self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage},
 };
 use runtime::file_lock::FileLock;
 use rustix::fs::OFlags;
@@ -179,7 +179,7 @@ fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Re
         if length > rest.len() {
             return Err(damaged());
         }
-        let Ok(Received::Chunk(chunk)) = Received::decode(rest.split_to(length)) else {
+        let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(rest.split_to(length)) else {
             return Err(damaged());
         };
         for cookie in chunk.cookies() {

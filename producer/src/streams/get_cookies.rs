@@ -30,7 +30,7 @@ pub(super) fn open(
                 span = streams.log.span();
                 let start = by_name(streams, StartPosition::Newest, span, remembered);
                 (first, until) = (start.first, start.catching_up_until);
-                Ok::<_, Status>(start.of_reader(0, request.understands_age))
+                Ok::<_, Status>(start.of_reader(0, request.supports_age))
             })?;
     if lease.may_log() {
         tracing::info!(

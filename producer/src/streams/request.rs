@@ -9,7 +9,7 @@ use prost::{
     encoding::{DecodeContext, decode_key, skip_field},
 };
 use proto::{
-    ids::{self, Illegal},
+    ids::{self, InvalidId},
     limits::{CURSORS_MAX, REQUEST_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX},
 };
 use tokio::time::timeout;
@@ -101,9 +101,11 @@ fn message_end(bytes: &[u8]) -> Result<usize, Status> {
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
     ids::check_name(name).map_err(|illegal| {
         Status::invalid_argument(match illegal {
-            Illegal::Empty => format!("{field} is empty"),
-            Illegal::TooLong => format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes"),
-            Illegal::Character => format!("{field} holds a control character"),
+            InvalidId::Empty => format!("{field} is empty"),
+            InvalidId::TooLong => {
+                format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes")
+            }
+            InvalidId::Character => format!("{field} holds a control character"),
         })
     })
 }

@@ -30,12 +30,12 @@ pub(super) struct Start {
 
 impl Start {
     /// The start of a stream whose client stated this receive window, 0 for none, and whether it acts on ages.
-    pub(super) fn of_reader(self, window_bytes: u32, understands_age: bool) -> subscribers::Start {
+    pub(super) fn of_reader(self, window_bytes: u32, supports_age: bool) -> subscribers::Start {
         subscribers::Start {
             first: self.first,
             outcome: self.outcome,
             window_bytes,
-            understands_age,
+            supports_age,
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn open(
             let span = streams.log.span();
             let chosen = choose(streams, request, span, remembered)?;
             start = Some((chosen, span));
-            Ok::<_, Status>(chosen.of_reader(request.window_bytes, request.understands_age))
+            Ok::<_, Status>(chosen.of_reader(request.window_bytes, request.supports_age))
         })?;
     let (start, span) = start.expect("join asks where to start before it grants a lease");
     let hello = Hello {

@@ -116,7 +116,7 @@ struct State {
     /// Of the current or latest stream: see [`Start::window_bytes`].
     window_bytes: u32,
     /// The same.
-    understands_age: bool,
+    supports_age: bool,
     /// Streams by how they began.
     resumes: [u64; RESUMES.len()],
     /// How far behind it was, in cookies.
@@ -140,7 +140,7 @@ pub struct Start {
     /// The receive window that its client stated, in bytes; 0 for none.
     pub window_bytes: u32,
     /// Whether its client says that it acts on the age of cookies.
-    pub understands_age: bool,
+    pub supports_age: bool,
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ impl Start {
             first,
             outcome: ResumeOutcome::Fresh,
             window_bytes: 0,
-            understands_age: true,
+            supports_age: true,
         })
     }
 }
@@ -293,7 +293,7 @@ impl Queue {
             connection,
             account: Account::new(began.first),
             window_bytes: began.window_bytes,
-            understands_age: began.understands_age,
+            supports_age: began.supports_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
@@ -339,7 +339,7 @@ impl Queue {
             call,
             is_shown: self.is_shown,
             connected: matches!(state.connection, Connection::Streaming { .. }),
-            understands_age: state.understands_age,
+            supports_age: state.supports_age,
             position: state.account.position(),
             joined: state.account.joined(),
             high_water: state.account.high_water(),
@@ -357,7 +357,7 @@ impl State {
     fn begin(&mut self, began: Start) {
         self.account.begin(began.first);
         self.window_bytes = began.window_bytes;
-        self.understands_age = began.understands_age;
+        self.supports_age = began.supports_age;
         let outcome = RESUMES.iter().position(|it| *it == began.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;

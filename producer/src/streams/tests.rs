@@ -293,25 +293,22 @@ fn reader_of_either_call_that_does_not_understand_ages_counts_while_its_stream_i
     let runtime = runtime();
     let _entered = runtime.enter();
     let producer = small_producer();
-    let subscribe = |name: &str, understands_age| {
+    let subscribe = |name: &str, supports_age| {
         let request = v1::SubscribeRequest {
             subscriber: name.to_owned(),
-            understands_age,
+            supports_age,
             ..v1::SubscribeRequest::default()
         };
         producer.call("Subscribe", &request)
     };
-    let get_cookies = |name: &str, understands_age| {
+    let get_cookies = |name: &str, supports_age| {
         let host = name.to_owned();
-        let request = v1::GetCookiesRequest {
-            host,
-            understands_age,
-        };
+        let request = v1::GetCookiesRequest { host, supports_age };
         producer.call("GetCookies", &request)
     };
     let without_age = || {
         let all = producer.subscribers.snapshot().into_iter();
-        let without = all.filter(|it| it.connected && !it.understands_age);
+        let without = all.filter(|it| it.connected && !it.supports_age);
         without.map(|it| it.name).collect::<Vec<_>>()
     };
     let new = [subscribe("new", true), get_cookies("new", true)];

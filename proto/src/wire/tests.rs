@@ -66,7 +66,7 @@ fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
             (header.epoch, header.first_sequence, header.count)
         );
 
-        let Received::Chunk(chunk) = Received::decode(message).unwrap() else {
+        let StreamMessage::Chunk(chunk) = StreamMessage::decode(message).unwrap() else {
             panic!("not a chunk");
         };
         assert_eq!(*chunk.header(), header);
@@ -145,7 +145,8 @@ fn cookie_messages_are_what_prost_reads_and_never_a_small_frame() {
     for count in [1, 2, 50] {
         let cookies = cookies(count);
         let (_, wire) = sealed(&cookies);
-        let Received::Chunk(chunk) = Received::decode(strip_prefix(&wire)).unwrap() else {
+        let StreamMessage::Chunk(chunk) = StreamMessage::decode(strip_prefix(&wire)).unwrap()
+        else {
             panic!("not a chunk");
         };
         let mut messages = cookie_messages(&chunk).unwrap();
@@ -171,8 +172,8 @@ fn every_padding_length_makes_a_readable_message_of_the_small_frame_size() {
         let message = encode_event(v1::event::Event::Hello(hello.clone()));
         assert!(message.len() >= SMALL_FRAME_BYTES, "{}", message.len());
         assert!(message.len() <= SMALL_FRAME_BYTES.max(name_bytes + 20) + 1);
-        match Received::decode(strip_prefix(&message)).unwrap() {
-            Received::Event(v1::event::Event::Hello(read)) => assert_eq!(read, hello),
+        match StreamMessage::decode(strip_prefix(&message)).unwrap() {
+            StreamMessage::Event(v1::event::Event::Hello(read)) => assert_eq!(read, hello),
             other => panic!("{other:?}"),
         }
     }
@@ -183,7 +184,7 @@ fn cut_or_damaged_bytes_are_errors_and_never_panics() {
     let (_, wire) = sealed(&cookies(3));
     let message = strip_prefix(&wire);
     let read = |bytes: Bytes| {
-        if let Ok(Received::Chunk(chunk)) = Received::decode(bytes) {
+        if let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(bytes) {
             chunk.cookies().take_while(Result::is_ok).count()
         } else {
             0

@@ -400,14 +400,14 @@ const table = (parent, { title, by, of, some, columns, items, none }) => {
 const build = (process) => {
   const { cards, tables } = PROGRAMS[process];
   const columns = el("tables");
-  table(columns, { title: "Parts", items: [] });
-  columns.firstChild.id = "parts";
-  const fillParts = rowsOf(columns.querySelector("tbody"));
+  table(columns, { title: "Components", items: [] });
+  columns.firstChild.id = "components";
+  const fillComponents = rowsOf(columns.querySelector("tbody"));
   const shows = cards.map((it) => card(el("cards"), it)).concat(tables.map((it) => table(columns, it)));
   el("lookup").hidden = process !== "consumer";
   return (view) => {
-    fillParts(view.now.ready.parts.map(({ part, state, ready }) => ({
-      key: part, name: part, cells: [{ heading: "", text: state, mark: ready ? "" : "bad" }],
+    fillComponents(view.now.ready.components.map(({ component, state, ready }) => ({
+      key: component, name: component, cells: [{ heading: "", text: state, mark: ready ? "" : "bad" }],
     })));
     for (const show of shows) show(view);
   };
@@ -422,11 +422,11 @@ const head = (process, { series, ready, date }) => {
   const [started] = series.get("process_start_time_seconds") || [];
   say(el("uptime"), started ? "up " + time(Math.max(1, Math.floor(date / 1000 - started.value))) : "");
   el("uptime").title = "as of " + new Date(date).toLocaleTimeString();
-  const isDraining = reasons.some(({ part }) => part === "drain");
+  const isDraining = reasons.some(({ component }) => component === "drain");
   const [word, mark] = isDraining ? ["draining", "mind"] : isReady ? ["ready", "good"] : ["not ready", "bad"];
   say(el("ready"), word);
   style(el("ready"), "mark " + mark);
-  say(el("why"), reasons.map(({ part, why }) => part + ": " + why).join(" · "));
+  say(el("why"), reasons.map(({ component, reason }) => component + ": " + reason).join(" · "));
 };
 
 const SAMPLES = 11;

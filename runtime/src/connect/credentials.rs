@@ -6,7 +6,7 @@ use rustls::pki_types::ServerName;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    reload::{Metrics, NamedFile, Reloaded, Source},
+    reload::{Metrics, NamedFile, Reloader, Source},
     settings::ConfigErrors,
     tls::client::Files,
     token,
@@ -31,20 +31,20 @@ pub struct Flags<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct Security {
     /// For `https` producers.
-    pub tls: Option<Arc<Reloaded<Files>>>,
+    pub tls: Option<Arc<Reloader<Files>>>,
     /// Whose name a producer's certificate must bear instead of its URL's host.
     pub server_name: Option<ServerName<'static>>,
     /// Sent with each call.
-    pub token: Option<Arc<Reloaded<token::File>>>,
+    pub token: Option<Arc<Reloader<token::File>>>,
 }
 
 impl Security {
     /// Reads the files that `flags` name for producers of which `some_https` says whether any is reached by TLS;
     /// notes all that is wrong.
     pub fn check(errors: &mut ConfigErrors, flags: Flags<'_>, some_https: bool) -> Self {
-        let authorities = NamedFile::given("--tls-ca", flags.authorities);
-        let certificate = NamedFile::given("--tls-cert", flags.certificate);
-        let key = NamedFile::given("--tls-key", flags.key);
+        let authorities = NamedFile::from_flag("--tls-ca", flags.authorities);
+        let certificate = NamedFile::from_flag("--tls-cert", flags.certificate);
+        let key = NamedFile::from_flag("--tls-key", flags.key);
         let any = authorities.is_some() || certificate.is_some() || key.is_some();
         if !some_https && (any || !flags.server_name.is_empty()) {
             errors.add("--tls-…: no producer is an https:// one, so they would do nothing");
@@ -60,8 +60,8 @@ impl Security {
         let name = (!flags.server_name.is_empty()).then(|| server_name(flags.server_name));
         Self {
             tls: files.and_then(|files| loaded(errors, files)),
-            server_name: name.and_then(|name| errors.good("--tls-server-name", name)),
-            token: NamedFile::given("--token-file", flags.token_file)
+            server_name: name.and_then(|name| errors.ok("--tls-server-name", name)),
+            token: NamedFile::from_flag("--token-file", flags.token_file)
                 .and_then(|file| loaded(errors, token::File(file))),
         }
     }
@@ -98,8 +98,8 @@ pub fn pair(
 }
 
 /// The files of `source`, read; what is wrong with them is noted.
-pub fn loaded<S: Source>(errors: &mut ConfigErrors, source: S) -> Option<Arc<Reloaded<S>>> {
-    match Reloaded::load(source) {
+pub fn loaded<S: Source>(errors: &mut ConfigErrors, source: S) -> Option<Arc<Reloader<S>>> {
+    match Reloader::load(source) {
         Ok(reloaded) => Some(Arc::new(reloaded)),
         Err(wrong) => {
             wrong.into_iter().for_each(|error| errors.add(error));
@@ -116,7 +116,7 @@ pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, String> {
 
 /// Whether what goes to `host` stays on this machine.
 #[must_use]
-pub fn stays_here(host: &str) -> bool {
+pub fn is_loopback_host(host: &str) -> bool {
     host == "localhost"
         || host
             .parse()

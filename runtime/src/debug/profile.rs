@@ -26,7 +26,7 @@ use tempfile::NamedTempFile;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use crate::answer::{Answer, text};
+use crate::reply::{Reply, text};
 
 /// Samples for each second of processor time; not 100, so that they keep no step with timers.
 const FREQUENCY: i32 = 99;
@@ -64,7 +64,7 @@ fn seconds_of(query: &str) -> Result<Duration, String> {
 }
 
 /// Takes a profile as the query asks, and answers when it is done, or at once when `stop` is cancelled.
-pub(super) async fn answer(uri: Uri, stop: CancellationToken) -> Answer {
+pub(super) async fn reply(uri: Uri, stop: CancellationToken) -> Reply {
     let duration = match seconds_of(uri.query().unwrap_or_default()) {
         Ok(duration) => duration,
         Err(wrong) => return text(StatusCode::BAD_REQUEST, format!("{wrong}\n")),

@@ -67,8 +67,8 @@ impl PeakGauge {
             peak: Arc::default(),
         };
         registry.register(Box::new(peak.clone()))?;
-        let at_scrapes = peak.clone();
-        registry.at_scrapes(move || at_scrapes.peak().end(at_scrapes.now()));
+        let on_scrape = peak.clone();
+        registry.on_scrape(move || on_scrape.peak().end(on_scrape.now()));
         Ok(peak)
     }
 

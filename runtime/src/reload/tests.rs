@@ -37,7 +37,7 @@ fn number(path: &Path) -> Number {
 fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
     let path = path("replaced");
     fs::write(&path, "1").unwrap();
-    let reloaded = Reloaded::load(number(&path)).unwrap();
+    let reloaded = Reloader::load(number(&path)).unwrap();
     assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 1));
     fs::write(&path, "2").unwrap();
     assert_eq!(
@@ -73,7 +73,7 @@ fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
 fn file_that_is_half_written_at_one_look_only_is_never_said() {
     let path = path("half");
     fs::write(&path, "1").unwrap();
-    let reloaded = Reloaded::load(number(&path)).unwrap();
+    let reloaded = Reloader::load(number(&path)).unwrap();
     fs::write(&path, "").unwrap();
     assert_eq!(reloaded.look(), News::Nothing);
     fs::write(&path, "3").unwrap();
@@ -92,7 +92,7 @@ fn large_missing_and_other_than_regular_files_are_errors() {
         (Path::new("/dev/zero"), "is not a regular file"),
         (Path::new("/no/such/file"), "No such"),
     ] {
-        let errors = Reloaded::load(number(path)).unwrap_err();
+        let errors = Reloader::load(number(path)).unwrap_err();
         let said = errors.join("; ");
         assert!(said.contains("--number") && said.contains(what), "{said}");
     }
@@ -113,7 +113,7 @@ fn pipe_is_refused_instead_of_waited_for() {
     let path = path("pipe");
     let made = std::process::Command::new("mkfifo").arg(&path).status();
     assert!(made.unwrap().success());
-    let errors = Reloaded::load(number(&path)).map(drop).unwrap_err();
+    let errors = Reloader::load(number(&path)).map(drop).unwrap_err();
     assert!(errors[0].contains("is not a regular file"), "{errors:?}");
     fs::remove_file(&path).unwrap();
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ArgAction;
 
-use super::{ConfigErrors, RELOADED, boolean, instead::InsteadArgs, optional};
+use super::{ConfigErrors, RELOADED, boolean, info_commands::InfoArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// As they are written. Their environment variables are named by [`command`](super::command), after the program.
@@ -52,7 +52,7 @@ pub struct CommonArgs {
     debug_endpoints: bool,
 
     #[command(flatten)]
-    instead: InsteadArgs,
+    info: InfoArgs,
 }
 
 /// The same, checked.

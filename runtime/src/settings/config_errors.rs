@@ -15,7 +15,7 @@ impl ConfigErrors {
     }
 
     /// Passes a good value on; notes a bad one under the name of its flag.
-    pub fn good<T, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> Option<T> {
+    pub fn ok<T, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> Option<T> {
         parsed
             .map_err(|error| self.add(format!("{flag}: {error}")))
             .ok()
@@ -23,7 +23,7 @@ impl ConfigErrors {
 
     /// Passes a good value on; notes a bad one under the name of its flag, and returns the default.
     pub fn check<T: Default, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> T {
-        self.good(flag, parsed).unwrap_or_default()
+        self.ok(flag, parsed).unwrap_or_default()
     }
 
     /// Whether there is none.

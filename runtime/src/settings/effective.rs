@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fmt};
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 
-use super::{Change, is_list, is_setting};
+use super::{ReloadMode, is_list, is_setting};
 use crate::reload::NamedFile;
 
 /// Where the value of a setting comes from.
@@ -28,7 +28,7 @@ pub struct Setting {
     /// Where its value is from.
     pub source: Source,
     /// What becomes of a change while the process runs.
-    pub change: Change,
+    pub change: ReloadMode,
     heading: String,
     values: Vec<OsString>,
     is_list: bool,
@@ -117,7 +117,7 @@ impl Setting {
         Self {
             id: id.to_owned(),
             source,
-            change: Change::of(command, argument),
+            change: ReloadMode::of(command, argument),
             heading: argument.get_help_heading().unwrap_or_default().to_owned(),
             values,
             is_list: is_list(argument),
@@ -147,7 +147,7 @@ impl fmt::Display for Source {
 }
 
 /// As a file that gives the same settings, but for secrets: what holds one is shown without it, in a form that
-/// [`lacks_secret`] knows and that is refused, so that nothing else is used in its place.
+/// [`is_redacted`] knows and that is refused, so that nothing else is used in its place.
 impl fmt::Display for Effective {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(formatter, "# The settings of {}", self.program)?;
@@ -169,7 +169,7 @@ impl fmt::Display for Effective {
 impl fmt::Display for Setting {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values = self.values.iter().map(|value| value.to_string_lossy());
-        let shown: Vec<_> = values.map(|value| without_secret(&value)).collect();
+        let shown: Vec<_> = values.map(|value| redacted(&value)).collect();
         let is_whole = shown
             .iter()
             .zip(&self.values)
@@ -198,7 +198,7 @@ impl fmt::Display for Setting {
 
 /// A URL or connection string without user, password and options, any of which may be secret; any other text as it is.
 #[must_use]
-pub fn without_secret(text: &str) -> String {
+pub fn redacted(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();
     };
@@ -212,8 +212,8 @@ pub fn without_secret(text: &str) -> String {
     }
 }
 
-/// Whether this is a URL or connection string some of which [`without_secret`] has left out.
+/// Whether this is a URL or connection string some of which [`redacted`] has left out.
 #[must_use]
-pub fn lacks_secret(text: &str) -> bool {
+pub fn is_redacted(text: &str) -> bool {
     text.contains("://***@") || text.ends_with("?***")
 }

@@ -30,7 +30,7 @@ pub(super) fn values(
             None => Err(unknown(&key, &value, command)),
             Some(setting) => values_of(setting, &value),
         };
-        if let Some(values) = errors.good(&place.to_string(), values) {
+        if let Some(values) = errors.ok(&place.to_string(), values) {
             found.insert(key, values);
         }
     }

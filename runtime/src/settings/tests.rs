@@ -229,23 +229,23 @@ fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
         assert!(printed.contains(&line), "{printed}");
         let again = TestFile::new(&printed).load(&[]).unwrap().config.one;
         assert_eq!(again, shown, "nothing else takes its place");
-        assert!(lacks_secret(&again) && !lacks_secret(url), "{again}");
+        assert!(is_redacted(&again) && !is_redacted(url), "{again}");
     }
-    assert!(!lacks_secret("mongodb://host/db"));
+    assert!(!is_redacted("mongodb://host/db"));
 }
 
 #[test]
 fn change_needs_a_restart_unless_the_flag_says_otherwise() {
     assert_eq!(
-        settings_with::<Args>(Change::Reloaded),
+        settings_with::<Args>(ReloadMode::Live),
         ["three", "log_filter"]
     );
     assert_eq!(
-        settings_with::<Args>(Change::Contents),
+        settings_with::<Args>(ReloadMode::FileContents),
         Vec::<String>::new()
     );
     let others = ["one", "two", "log_format", "debug_endpoints"];
-    assert_eq!(settings_with::<Args>(Change::Restart), others);
+    assert_eq!(settings_with::<Args>(ReloadMode::Restart), others);
 }
 
 #[test]

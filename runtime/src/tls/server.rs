@@ -22,7 +22,7 @@ use super::{HTTP2, pem, provider};
 use crate::{
     listen::{ByteStream, addresses::Addresses},
     metrics::Registry,
-    reload::{NamedFile, Reloaded, Source},
+    reload::{NamedFile, Reloader, Source},
 };
 
 /// Longest time a client may take for its handshake. Over any network it needs less than one second.
@@ -114,7 +114,7 @@ impl Source for Files {
 /// Makes TLS connections of accepted ones.
 #[derive(Debug)]
 pub struct Handshakes {
-    files: Arc<Reloaded<Files>>,
+    files: Arc<Reloader<Files>>,
     under_way: UnderWay,
     addresses: Addresses,
     outcomes: IntCounterVec,
@@ -126,7 +126,7 @@ impl Handshakes {
     /// # Errors
     /// When a metric of that name is registered already.
     pub fn new(
-        files: Arc<Reloaded<Files>>,
+        files: Arc<Reloader<Files>>,
         registry: &Registry,
         process: &str,
     ) -> prometheus::Result<Self> {

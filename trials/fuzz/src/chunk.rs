@@ -12,7 +12,7 @@ use prost::Message;
 use proto::{
     limits::{AGE_MICROS_MAX, BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
     v1,
-    wire::{ChunkRef, FRAME_PREFIX_BYTES, Received, encode_event},
+    wire::{ChunkRef, FRAME_PREFIX_BYTES, StreamMessage, encode_event},
 };
 
 /// One message without its prefix: an event comes out the same when it is sent on; of a chunk every cookie is either
@@ -21,16 +21,17 @@ use proto::{
 /// # Panics
 /// When that does not hold.
 pub fn chunk(bytes: &[u8]) {
-    match Received::decode(Bytes::copy_from_slice(bytes)) {
-        Ok(Received::Chunk(chunk)) => check_chunk(&chunk),
-        Ok(Received::Event(event)) => {
-            let again = Received::decode(encode_event(event.clone()).slice(FRAME_PREFIX_BYTES..));
+    match StreamMessage::decode(Bytes::copy_from_slice(bytes)) {
+        Ok(StreamMessage::Chunk(chunk)) => check_chunk(&chunk),
+        Ok(StreamMessage::Event(event)) => {
+            let again =
+                StreamMessage::decode(encode_event(event.clone()).slice(FRAME_PREFIX_BYTES..));
             match again {
-                Ok(Received::Event(again)) => assert_eq!(again, event),
+                Ok(StreamMessage::Event(again)) => assert_eq!(again, event),
                 other => panic!("{other:?} of {event:?}"),
             }
         }
-        Ok(Received::Unknown) | Err(_) => {}
+        Ok(StreamMessage::Unknown) | Err(_) => {}
     }
 }
 

@@ -7,7 +7,7 @@ use producer::edge::{
 };
 use proto::{
     limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX},
-    wire::{self, ChunkHeader, CookieRef, Received},
+    wire::{self, ChunkHeader, CookieRef, StreamMessage},
 };
 
 /// The first heads in `bytes`: each is the same however the bytes come in pieces, and the cookie of each comes out the
@@ -80,7 +80,8 @@ fn check_cookie(cookie: &CookieRef<'_>) {
         accepted_unix_micros: 1,
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
-    let Ok(Received::Chunk(chunk)) = Received::decode(Bytes::from(buffer).slice(at..)) else {
+    let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(Bytes::from(buffer).slice(at..))
+    else {
         panic!("what was sealed is a chunk");
     };
     let cookies: Vec<_> = chunk.cookies().collect();

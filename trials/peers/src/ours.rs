@@ -11,7 +11,7 @@ use launcher::{
 use proto::{
     client,
     v1::{Cursor, GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
-    wire::{Received, decode_cookie},
+    wire::{StreamMessage, decode_cookie},
 };
 use serde::Deserialize;
 use tokio_stream::StreamExt;
@@ -140,12 +140,12 @@ impl Reader {
     }
 
     fn event(&mut self, message: Bytes, count: &Count) {
-        let sequence = match Received::decode(message) {
-            Ok(Received::Chunk(chunk)) => {
+        let sequence = match StreamMessage::decode(message) {
+            Ok(StreamMessage::Chunk(chunk)) => {
                 count.chunk(&chunk);
                 chunk.header().last_sequence()
             }
-            Ok(Received::Event(Event::Gap(gap))) => {
+            Ok(StreamMessage::Event(Event::Gap(gap))) => {
                 count.told_lost(gap.last_sequence.saturating_sub(gap.first_sequence) + 1);
                 gap.last_sequence
             }
@@ -165,7 +165,7 @@ impl Subscribe for Reader {
             let host = self.name.clone();
             let request = GetCookiesRequest {
                 host,
-                understands_age: true,
+                supports_age: true,
             };
             let stream = client::get_cookies(channel, request).await?;
             self.messages = Some(Messages::Cookies(stream.into_inner()));
@@ -176,11 +176,11 @@ impl Subscribe for Reader {
             cursors: self.cursor.iter().cloned().collect(),
             start: StartPosition::Newest.into(),
             window_bytes: 0,
-            understands_age: true,
+            supports_age: true,
         };
         let mut stream = client::subscribe(channel, request).await?.into_inner();
         let first = stream.message().await?.context("no hello")?;
-        let Ok(Received::Event(Event::Hello(hello))) = Received::decode(first) else {
+        let Ok(StreamMessage::Event(Event::Hello(hello))) = StreamMessage::decode(first) else {
             bail!("the first event is not a hello");
         };
         if let Some(cursor) = &self.cursor {

@@ -142,13 +142,13 @@ impl Injector {
                     return Ok(Some(what));
                 }
                 Stage::Away(until) if elapsed >= until => {
-                    process.start_again()?;
+                    process.restart()?;
                     let what = format!("{name} started again");
                     self.active.remove(index);
                     return Ok(Some(what));
                 }
                 Stage::Ending(began) => {
-                    let Some(status) = process.exited()? else {
+                    let Some(status) = process.exit_status()? else {
                         if elapsed > began + END_TIMEOUT {
                             process.kill()?;
                             self.faults.push(format!("{name} did not end in order"));

@@ -11,7 +11,7 @@ use bench::traffic::{SyntheticCookie, Traffic, nth_word};
 use proto::{
     limits::CHUNK_BYTES_DEFAULT,
     wire::{
-        ChunkHeader, ChunkRef, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, Received,
+        ChunkHeader, ChunkRef, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage,
         TAILROOM_BYTES, put_cookie, seal,
     },
 };
@@ -116,9 +116,11 @@ impl Workload {
             };
             let message_at = seal(&mut buffer, &header);
             let message = bytes::Bytes::from(buffer).slice(message_at + FRAME_PREFIX_BYTES..);
-            match Received::decode(message)? {
-                Received::Chunk(chunk) => chunks.push(chunk),
-                Received::Event(_) | Received::Unknown => unreachable!("a chunk was sealed"),
+            match StreamMessage::decode(message)? {
+                StreamMessage::Chunk(chunk) => chunks.push(chunk),
+                StreamMessage::Event(_) | StreamMessage::Unknown => {
+                    unreachable!("a chunk was sealed")
+                }
             }
         }
         Ok(Slice { chunks, is_new })

@@ -252,7 +252,7 @@ async fn epochs_differ_when_a_producer_starts_twice_at_the_same_time() -> Result
 
     producer.process.kill()?;
     consumer.wait_not_ready("no producer is connected").await?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     producer.accept("alice", 17, "second-epoch").await?;
     consumer
@@ -280,7 +280,7 @@ async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie(
         .await?;
     producer.process.kill()?;
     clock.set("-3600")?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     producer.accept("alice", 17, "older").await?;
     producer.accept("bob", 17, "second-epoch").await?;

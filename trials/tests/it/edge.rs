@@ -59,7 +59,7 @@ async fn invalid_request_gets_400_naming_the_parameter_and_appends_nothing() -> 
     for (target, cookie, status, why) in cases.iter().chain(&too_long) {
         let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");
         connection.send(request.as_bytes()).await?;
-        let answer = connection.answer().await?;
+        let answer = connection.response().await?;
         assert_eq!(answer.status, *status, "{target} {cookie}: {answer:?}");
         ensure!(
             answer.body.starts_with(why) && answer.body.lines().count() == 1,
@@ -107,7 +107,7 @@ async fn user_id_and_buyer_uid_are_delivered_byte_for_byte() -> Result<()> {
     for (query, cookie, _) in &cases {
         let request = format!("GET /sync?{query} HTTP/1.1\r\nCookie: {cookie}\r\n\r\n");
         connection.send(request.as_bytes()).await?;
-        let answer = connection.answer().await?;
+        let answer = connection.response().await?;
         assert_eq!((answer.status, &*answer.body), (200, ""), "{query}");
     }
     let mut stream = Subscription::open(&producer.grpc, from_oldest("reader")).await?;
@@ -135,11 +135,11 @@ async fn responses_to_complete_requests_do_not_wait_for_a_partial_one() -> Resul
     let (first, rest) = three.split_at(three.len() - 10);
     connection.send(first.as_bytes()).await?;
     for _ in 0..2 {
-        assert_eq!(connection.answer().await?.status, 200);
+        assert_eq!(connection.response().await?.status, 200);
     }
     assert_eq!(producer.appended().await?, 2);
     connection.send(rest.as_bytes()).await?;
-    assert_eq!(connection.answer().await?.status, 200);
+    assert_eq!(connection.response().await?.status, 200);
     assert_eq!(producer.appended().await?, 3);
     Ok(())
 }
@@ -164,7 +164,7 @@ async fn pipelined_responses_keep_order_and_a_malformed_request_closes_the_conne
         (200, false),
         (400, true),
     ] {
-        let answer = connection.answer().await?;
+        let answer = connection.response().await?;
         assert_eq!(
             (answer.status, answer.closes()),
             (status, closes),
@@ -187,19 +187,19 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     let head =
         format!("POST /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nContent-Length: {length}\r\n\r\n");
     connection.send(format!("{head}{body}").as_bytes()).await?;
-    let answer = connection.answer().await?;
+    let answer = connection.response().await?;
     assert_eq!((answer.status, answer.closes()), (405, false), "{answer:?}");
     assert!(
         answer.head.contains("\r\nallow: get, head\r\n"),
         "{answer:?}"
     );
     connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-    assert_eq!(connection.answer().await?.status, 404);
+    assert_eq!(connection.response().await?.status, 404);
 
     // What follows a head without its body may be somebody else's request.
     let mut late = HttpClient::connect(&producer.http).await?;
     late.send(head.as_bytes()).await?;
-    let answer = late.answer().await?;
+    let answer = late.response().await?;
     assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
     late.send(body.as_bytes()).await?;
     late.wait_ended().await?;
@@ -208,7 +208,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     // Of which nobody knows for certain where it ends.
     let post = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     connection.send(post.as_bytes()).await?;
-    let answer = connection.answer().await?;
+    let answer = connection.response().await?;
     assert_eq!((answer.status, answer.closes()), (405, true), "{answer:?}");
     connection.wait_ended().await?;
 
@@ -216,18 +216,18 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     connection
         .send(b"PUT /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\n\r\n")
         .await?;
-    assert_eq!(connection.answer().await?.status, 405);
+    assert_eq!(connection.response().await?.status, 405);
     assert_eq!(producer.appended().await?, 0);
 
     // HEAD is GET without the body.
     connection.send(b"HEAD /?b=x HTTP/1.1\r\n\r\n").await?;
-    let answer = connection.answer_to_head().await?;
+    let answer = connection.head_response().await?;
     assert_eq!(answer.status, 400);
     assert!(!answer.head.contains("content-length: 0\r\n"), "{answer:?}");
     connection
         .send(request("u", 1, "x").replacen("GET", "HEAD", 1).as_bytes())
         .await?;
-    assert_eq!(connection.answer_to_head().await?.status, 200);
+    assert_eq!(connection.head_response().await?.status, 200);
     assert_eq!(producer.appended().await?, 1);
     Ok(())
 }
@@ -240,7 +240,7 @@ async fn http_1_0_and_connection_close_requests_get_a_response_and_a_close() -> 
         let mut connection = HttpClient::connect(&producer.http).await?;
         let request = format!("GET /?d=1&b=x {line}\r\n{more}Cookie: uid=u\r\n\r\n");
         connection.send(request.as_bytes()).await?;
-        let answer = connection.answer().await?;
+        let answer = connection.response().await?;
         assert_eq!((answer.status, answer.closes()), (200, true), "{answer:?}");
         connection.wait_ended().await?;
     }

@@ -172,9 +172,9 @@ async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
         wait_appended(&producer, at(2)).await?;
         consumer.process.signal(Signal::CONT)?;
         wait_appended(&producer, at(3)).await?;
-        mongod.stop()?;
+        mongod.pause()?;
         wait_appended(&producer, at(4)).await?;
-        mongod.cont()?;
+        mongod.resume()?;
         wait_appended(&producer, at(5)).await?;
         producer.process.signal(Signal::STOP)?;
         // How long it stands still; nothing is waited for.

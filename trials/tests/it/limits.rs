@@ -96,7 +96,7 @@ fn refused(samples: &Samples, limit: &str) -> u64 {
 
 /// What became of the cookies of a limit, for those who look on.
 fn told(samples: &Samples, limit: &str) -> Result<String> {
-    let (accepted, fates) = ledger::of_limit(samples, limit)?;
+    let (accepted, fates) = ledger::limit_outcomes(samples, limit)?;
     let fates = fates.iter().map(|(fate, count)| format!("{count} {fate}"));
     let fates: Vec<_> = fates.collect();
     Ok(format!(
@@ -112,7 +112,7 @@ impl Reading {
     /// Opens a stream.
     async fn begin(producer: &Producer) -> Result<Self> {
         let request = SubscribeRequest {
-            understands_age: true,
+            supports_age: true,
             ..from_oldest("probe")
         };
         let mut stream = Subscription::open(&producer.grpc, request).await?;

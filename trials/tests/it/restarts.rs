@@ -30,7 +30,7 @@ async fn crash_under_load(producer: &Producer, consumer: &mut Consumer) -> Resul
         consumer.process.kill()?;
         let missed = producer.appended().await? + 2_000;
         wait_appended(producer, missed.min(9_000)).await?;
-        consumer.process.start_again()?;
+        consumer.process.restart()?;
         consumer.wait_ready().await
     };
     let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
@@ -78,7 +78,7 @@ async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in
 
     producer.process.kill()?;
     consumer.wait_not_ready("no producer is connected").await?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     // Before the consumer is back: its new epoch is read from the first cookie on.
     producer.accept("alice", 2, "second-epoch").await?;

@@ -9,7 +9,7 @@ use proto::{
         Cookie, Cursor, Gap, GetCookiesRequest, Hello, StartPosition, SubscribeRequest,
         event::Event,
     },
-    wire::{CookieRef, Received, decode_cookie},
+    wire::{CookieRef, StreamMessage, decode_cookie},
 };
 use tonic::{Status, Streaming, transport::Endpoint};
 
@@ -109,7 +109,7 @@ impl Subscription {
             Err(status) => return Ok(Err(status)),
         };
         check_size(&message)?;
-        let Received::Event(Event::Hello(hello)) = Received::decode(message)? else {
+        let StreamMessage::Event(Event::Hello(hello)) = StreamMessage::decode(message)? else {
             bail!("the first event is not a hello");
         };
         Ok(Ok(Self {
@@ -132,8 +132,8 @@ impl Subscription {
             Err(status) => return Ok(Next::End(status)),
         };
         check_size(&message)?;
-        match Received::decode(message)? {
-            Received::Chunk(chunk) => {
+        match StreamMessage::decode(message)? {
+            StreamMessage::Chunk(chunk) => {
                 let header = *chunk.header();
                 ensure!(
                     header.epoch == self.hello.epoch,
@@ -152,15 +152,15 @@ impl Subscription {
                 self.chunks.push((header.first_sequence, count));
                 self.times.push(header.accepted_unix_micros);
             }
-            Received::Event(Event::Gap(gap)) => {
+            StreamMessage::Event(Event::Gap(gap)) => {
                 self.follow(gap.first_sequence, gap.last_sequence)?;
                 self.gaps.push(gap);
             }
-            Received::Event(Event::Heartbeat(heartbeat)) => {
+            StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 ensure!(heartbeat.next_sequence == self.next, "{heartbeat:?}");
                 self.heartbeats += 1;
             }
-            Received::Event(Event::Goodbye(goodbye)) => {
+            StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 let final_sequence = goodbye.final_sequence;
                 ensure!(final_sequence + 1 == self.next, "{goodbye:?}");
                 return Ok(Next::Goodbye { final_sequence });

@@ -11,13 +11,12 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use runtime::{
-    admin,
-    answer::Answer,
-    listen,
+    admin, listen,
     metrics::{Registry, register_process},
-    ready::{self, Part},
+    ready::{self, Component},
     reload,
-    settings::reread,
+    reply::Reply,
+    settings::live_config,
 };
 use tokio::{
     net::TcpListener,
@@ -57,7 +56,7 @@ pub struct App {
     services: listen::Stage,
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
 }
 
 /// The settings in effect that a reload may change; clones share them.
@@ -97,7 +96,8 @@ impl App {
             runtime_config: RuntimeConfig {
                 drain_timeout: watch::Sender::new(config.running.drain_timeout),
             },
-            config_reloads: reread::Metrics::register(&registry, "limiter").context("metrics")?,
+            config_reloads: live_config::Metrics::register(&registry, "limiter")
+                .context("metrics")?,
         };
         let stop = app.services.stop.clone();
         app.services.tasks.spawn(kept.decider.clone().run(stop));
@@ -195,7 +195,7 @@ impl App {
             self.services.clone(),
         ));
         tracing::info!(address = %self.admin_address, "admin port is open");
-        admin::say_if_open(self.admin_address);
+        admin::warn_if_open(self.admin_address);
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl App {
 
     /// Counts how often its settings are read again.
     #[must_use]
-    pub fn config_reloads(&self) -> reread::Metrics {
+    pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
@@ -302,26 +302,26 @@ impl App {
 struct Pages {
     overview: Arc<metrics::Overview>,
     draining: CancellationToken,
-    config_reloads: reread::Metrics,
+    config_reloads: live_config::Metrics,
     debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
-    fn parts(&self) -> Vec<Part> {
+    fn components(&self) -> Vec<Component> {
         let kept = || Ok("nothing is kept over a restart".to_owned());
         let of = &self.overview;
         let state = of.saver.as_ref().map_or_else(kept, Saver::state);
         let limits = limits_in_words(&of.survey.borrow(), (of.refused)());
-        let mut parts = vec![
+        let mut components = vec![
             ready::drain(self.draining.is_cancelled()),
-            Part::new("state", state),
-            Part::new("clock", Ok(of.clock.state())),
-            Part::new("limits", Ok(limits)),
+            Component::new("state", state),
+            Component::new("clock", Ok(of.clock.state())),
+            Component::new("limits", Ok(limits)),
         ];
         let sharing = of.decider.state();
-        parts.extend(sharing.map(|state| Part::new("sharing", state)));
-        parts.push(self.config_reloads.part());
-        parts
+        components.extend(sharing.map(|state| Component::new("sharing", state)));
+        components.push(self.config_reloads.component());
+        components
     }
 
     fn debug_endpoints(&self) -> bool {
@@ -331,7 +331,7 @@ impl admin::Pages for Pages {
     fn page<'a>(
         &'a self,
         _path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<Answer>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
         Box::pin(async { None })
     }
 }

@@ -9,7 +9,7 @@ use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::D
 use runtime::{
     connect::credentials::loaded,
     rate_limit::Fields,
-    reload::{NamedFile, Reloaded},
+    reload::{NamedFile, Reloader},
     settings::{self, Common, ConfigErrors, Settings},
 };
 
@@ -22,13 +22,13 @@ pub struct Config {
     /// Where it listens for calls.
     pub listen: SocketAddr,
     /// Who may ask; `None`: anybody on this machine.
-    pub tokens: Option<Arc<Reloaded<tokens::File>>>,
+    pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// How answers over HTTP tell what is left.
     pub fields: Fields,
     /// Most connections, and most of them from one address.
     pub connections: (usize, usize),
     /// The limits; `None` only where there was an error.
-    pub limits: Option<Arc<Reloaded<limits_file::File>>>,
+    pub limits: Option<Arc<Reloader<limits_file::File>>>,
     /// The collection with limits.
     pub collection: Option<Collection>,
     /// The directory that keeps what was used.
@@ -86,8 +86,8 @@ impl Settings for Args {
         if limiting.limits.is_empty() {
             errors.add("--limits: names the file with the limits, and is needed");
         }
-        let limits = NamedFile::given("--limits", &limiting.limits);
-        let tokens = NamedFile::given("--token-file", &serving.token_file);
+        let limits = NamedFile::from_flag("--limits", &limiting.limits);
+        let tokens = NamedFile::from_flag("--token-file", &serving.token_file);
         let collection = collection(&limiting, errors);
         let is_kept = limiting.state.as_os_str() != "none";
         Config {

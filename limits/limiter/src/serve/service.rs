@@ -10,9 +10,9 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body as _, Incoming};
 use prometheus::IntGauge;
 use runtime::{
-    caller::{is_called_by_a_loopback_name, is_of_another_site},
+    caller::{has_loopback_host, is_cross_site},
     rate_limit::Fields,
-    reload::Reloaded,
+    reload::Reloader,
     token,
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -48,7 +48,7 @@ pub struct Service {
     /// Its clock.
     pub clock: Clock,
     /// Who may ask; `None`: anybody who reaches the port.
-    pub tokens: Option<Arc<Reloaded<tokens::File>>>,
+    pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// How answers over HTTP tell what is left.
     pub fields: Fields,
     /// Where the limits come from.
@@ -75,9 +75,7 @@ impl Service {
     /// Why the request is not admitted.
     pub(super) fn admit(&self, head: &Parts) -> Result<Arc<Holder>, Problem> {
         let Some(tokens) = &self.tokens else {
-            if !is_called_by_a_loopback_name(&head.headers, &head.uri)
-                || is_of_another_site(&head.headers)
-            {
+            if !has_loopback_host(&head.headers, &head.uri) || is_cross_site(&head.headers) {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
             return Ok(Arc::new(Holder::anybody()));

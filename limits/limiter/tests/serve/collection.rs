@@ -87,7 +87,7 @@ async fn follows(mongod: &mut Mongod) -> Result<()> {
         sleep(Duration::from_millis(20)).await;
     }
     limiter.stop().await?;
-    limiter.start_again().await?;
+    limiter.restart().await?;
     until(&mut limiter, "c", is("collection", "4/s")).await?;
     mongod.restart().await?;
     loop {

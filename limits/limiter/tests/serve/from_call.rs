@@ -27,7 +27,7 @@ async fn increment(client: &mut HttpClient, id: &str, rule: &str) -> Result<()> 
     let path = format!("/v1/limits/partner/{id}/increment?{rule}");
     let request = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     client.send(request.as_bytes()).await?;
-    let answer = body(&client.answer().await?, 200);
+    let answer = body(&client.response().await?, 200);
     ensure!(answer["counted"] == true, "{answer}");
     Ok(())
 }
@@ -78,7 +78,7 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
     }
     limiter.process.signal(Signal::KILL)?;
     limiter.process.wait(TIMEOUT).await?;
-    limiter.start_again().await?;
+    limiter.restart().await?;
     let mut client = limiter.client().await?;
     ensure!(delay(&mut client, "one", day).await? > 80_000);
     refused(&mut client, &other, 422).await?;

@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use launcher::{
-    http::{Answer, HttpClient},
+    http::{HttpClient, Response},
     programs::{Process, free_address},
 };
 use rustix::process::Signal;
@@ -65,8 +65,8 @@ impl Limiter {
     }
 
     /// Starts it again after its end.
-    pub(crate) async fn start_again(&mut self) -> Result<()> {
-        self.process.start_again()?;
+    pub(crate) async fn restart(&mut self) -> Result<()> {
+        self.process.restart()?;
         self.wait_ready().await
     }
 
@@ -129,7 +129,7 @@ impl Limiter {
 
 /// The JSON of an answer with this status.
 #[track_caller]
-pub(crate) fn body(answer: &Answer, status: u16) -> Value {
+pub(crate) fn body(answer: &Response, status: u16) -> Value {
     assert_eq!(answer.status, status, "{}", answer.body);
     serde_json::from_str(&answer.body).expect("JSON")
 }

@@ -93,7 +93,7 @@ async fn killed(times: u64, seed: u64) -> Result<()> {
                 gone.entry(of).or_default().extend(more);
             }
         }
-        limiter.start_again().await?;
+        limiter.restart().await?;
         for counter in 0..3 {
             let used = QUOTA - limiter.remaining("quota", &counter.to_string()).await?;
             let least = used_before[counter] + granted[counter];

@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use launcher::http::Answer;
+use launcher::http::Response;
 use tempfile::TempDir;
 
 use crate::harness::{Limiter, body, nanos};
@@ -69,7 +69,7 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         ("Origin: http://other.example\r\n", 415),
     ] {
         client.send(format!("{bare}{more}\r\n").as_bytes()).await?;
-        body(&client.answer().await?, status);
+        body(&client.response().await?, status);
     }
     for (path, sent, status, kind) in [
         ("/v1/limits/c/k/reserve", "{}", 404, "unknown-limit"),
@@ -106,7 +106,7 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
 }
 
 /// The value of a field.
-fn field<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+fn field<'a>(answer: &'a Response, name: &str) -> Option<&'a str> {
     let mut lines = answer.head.split("\r\n");
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
@@ -121,7 +121,7 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
 ";
     let mut limiter = Limiter::start(limits, &[]).await?;
     let mut client = limiter.client().await?;
-    let told = |answer: &Answer| {
+    let told = |answer: &Response| {
         let names = ["limit", "remaining", "reset"];
         names.map(|name| {
             let told = field(answer, &format!("x-ratelimit-{name}"));
@@ -249,10 +249,10 @@ async fn outsiders_meet_bounds() -> Result<()> {
     plain
         .send(format!("GET /v1/limits/a/k/delay HTTP/1.1\r\n{host}").as_bytes())
         .await?;
-    body(&plain.answer().await?, 421);
+    body(&plain.response().await?, 421);
     let text = "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}";
     plain.send(text.as_bytes()).await?;
-    body(&plain.answer().await?, 415);
+    body(&plain.response().await?, 415);
     for _ in 0..2 {
         body(
             &client.post("/v1/limits/b/k/reserve", &[], "{}").await?,

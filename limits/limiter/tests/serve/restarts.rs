@@ -24,7 +24,7 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
     assert_eq!(body(&learned, 200)["learned"], true);
     for _ in 0..2 {
         limiter.stop().await?;
-        limiter.start_again().await?;
+        limiter.restart().await?;
         ensure!(limiter.remaining("a", "k").await? == 1_000 - 25);
         let mut client = limiter.client().await?;
         let next = client.get("/v1/limits/a/other/delay", &[]).await?;
@@ -54,7 +54,7 @@ async fn dir_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
     let mut bytes = fs::read(&journal)?;
     bytes[40] ^= 1;
     fs::write(&journal, bytes)?;
-    limiter.process.start_again()?;
+    limiter.process.restart()?;
     ensure!(!limiter.process.wait(TIMEOUT).await?.success());
     let why = limiter.process.last_lines(3);
     ensure!(why.contains("the store is damaged"), "{why}");
@@ -80,7 +80,7 @@ async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Re
     let answered = held.join_next().await.context("nobody waits")?;
     let answer = body(&answered??, 200);
     ensure!(nanos(&answer["at"]) > nanos(&answer["now"]), "{answer}");
-    limiter.start_again().await?;
+    limiter.restart().await?;
     let next = limiter
         .client()
         .await?

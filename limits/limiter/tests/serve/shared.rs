@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use anyhow::{Result, ensure};
-use launcher::http::{Answer, HttpClient};
+use launcher::http::{HttpClient, Response};
 use serde_json::json;
 use tokio::{task::JoinSet, time::sleep};
 
@@ -59,7 +59,7 @@ async fn decided(limiter: &Limiter, by: &str) -> Result<u64> {
     Ok(samples.count("limiter_shared_decisions_total", &[("by", by)]))
 }
 
-async fn reserve(client: &mut HttpClient, path: &str, n: u64, max_wait: u64) -> Result<Answer> {
+async fn reserve(client: &mut HttpClient, path: &str, n: u64, max_wait: u64) -> Result<Response> {
     let asked = json!({ "n": n, "max_wait": max_wait }).to_string();
     let path = format!("/v1/limits/{path}/reserve");
     client.post(&path, &[], &asked).await
@@ -77,7 +77,7 @@ async fn take(limiter: &Limiter, times: u64, n: u64) -> Result<u64> {
     Ok(taken)
 }
 
-fn left(answer: &Answer) -> u64 {
+fn left(answer: &Response) -> u64 {
     let field = answer.head.split("x-ratelimit-remaining: ").nth(1);
     let field = field.and_then(|it| it.split('\r').next());
     field.and_then(|it| it.parse().ok()).expect("a field")
@@ -116,7 +116,7 @@ async fn two_limiters_share_one_quota_over_a_restart_and_a_kill() -> Result<()> 
         let path = "/v1/limits/quota/k/delay";
         assert_eq!(left(&client.get(path, &[]).await?), 80);
         limiter.process.kill()?;
-        limiter.start_again().await?;
+        limiter.restart().await?;
         until_server(limiter, 1).await?;
         let mut client = limiter.client().await?;
         assert_eq!(left(&client.get(path, &[]).await?), 80);

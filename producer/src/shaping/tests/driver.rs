@@ -8,7 +8,7 @@ use std::{
 };
 
 use proto::wire::CookieRef;
-use runtime::reload::{NamedFile, Reloaded};
+use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -33,8 +33,8 @@ impl Producer {
     fn start(dir: TempDir) -> Self {
         fs::write(dir.path().join("limits.toml"), LIMITS).unwrap();
         let path = dir.path().join("limits.toml").display().to_string();
-        let named = NamedFile::given("--limits", &path).unwrap();
-        let file = Arc::new(Reloaded::load(File(named)).unwrap());
+        let named = NamedFile::from_flag("--limits", &path).unwrap();
+        let file = Arc::new(Reloader::load(File(named)).unwrap());
         let log = Log::new(Config {
             epoch: 1,
             bytes_max: 1 << 20,

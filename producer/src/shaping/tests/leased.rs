@@ -10,7 +10,7 @@ use std::{
 
 use launcher::tools::redis_server_or_skip;
 use proto::wire::CookieRef;
-use runtime::reload::{NamedFile, Reloaded};
+use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -40,8 +40,8 @@ fn server(port: u16) -> Option<Server> {
 
 fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
     let path = dir.path().join("limits.toml").display().to_string();
-    let named = NamedFile::given("--limits", &path).expect("a path");
-    let file = Arc::new(Reloaded::load(File(named)).expect("it is in order"));
+    let named = NamedFile::from_flag("--limits", &path).expect("a path");
+    let file = Arc::new(Reloader::load(File(named)).expect("it is in order"));
     let log = Log::new(Config {
         epoch: 1,
         bytes_max: 1 << 20,

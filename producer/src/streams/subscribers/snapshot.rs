@@ -15,7 +15,7 @@ pub struct Snapshot {
     /// Whether a stream is open.
     pub connected: bool,
     /// Whether the reader of its current or latest stream says that it acts on the age of cookies.
-    pub understands_age: bool,
+    pub supports_age: bool,
     /// The sequence after the last one taken out of the log.
     pub position: Sequence,
     /// The first sequence that is accounted for.

@@ -5,7 +5,7 @@ use http_body_util::BodyExt;
 use prost::Message;
 use proto::{
     v1::{self, ResumeOutcome, event::Event},
-    wire::Received,
+    wire::StreamMessage,
 };
 use tonic::{Code, Status, body::Body};
 
@@ -281,8 +281,8 @@ impl Stream {
 
     fn take_event(&mut self, producer: &Producer, message: Bytes, expected: &Expected) {
         let last = producer.appended.len() as u64;
-        match Received::decode(message).expect("an event") {
-            Received::Chunk(chunk) => {
+        match StreamMessage::decode(message).expect("an event") {
+            StreamMessage::Chunk(chunk) => {
                 assert_eq!(*expected, Expected::Chunk);
                 let header = *chunk.header();
                 assert_eq!(
@@ -302,7 +302,7 @@ impl Stream {
                 }
                 assert_eq!(header.count, count);
             }
-            Received::Event(Event::Gap(gap)) => {
+            StreamMessage::Event(Event::Gap(gap)) => {
                 assert_eq!(gap.first_sequence, self.next);
                 let next = gap.last_sequence + 1;
                 match *expected {
@@ -318,7 +318,7 @@ impl Stream {
                 }
                 self.next = next;
             }
-            Received::Event(Event::Hello(hello)) => {
+            StreamMessage::Event(Event::Hello(hello)) => {
                 assert!(self.greets, "once, and first");
                 self.greets = false;
                 assert_eq!(hello.epoch, producer.epoch);
@@ -328,7 +328,7 @@ impl Stream {
                 let with_gap = self.next < hello.oldest_sequence;
                 assert!(!with_gap || outcome != ResumeOutcome::Resumed);
             }
-            Received::Event(Event::Goodbye(goodbye)) => {
+            StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 assert_eq!(*expected, Expected::Nothing);
                 assert_eq!((goodbye.final_sequence, self.next), (last, last + 1));
             }

@@ -130,8 +130,8 @@ pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
     for producer in &world.producers {
         let samples = samples(producer)?;
         let appended = samples.count(names::APPENDED, &[]);
-        let in_hand = equations::SHAPING.in_hand.iter();
-        let waiting: u64 = in_hand.map(|term| samples.count(term.count, &[])).sum();
+        let pending = equations::SHAPING.pending.iter();
+        let waiting: u64 = pending.map(|term| samples.count(term.count, &[])).sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);

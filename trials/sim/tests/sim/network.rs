@@ -10,7 +10,7 @@ use std::{
 };
 
 use runtime::{
-    connect::{Answer, Network},
+    connect::{Network, NetworkFuture},
     listen::{ByteStream, Listener},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -119,12 +119,12 @@ impl AsyncWrite for SimStream {
 pub(crate) struct SimNetwork;
 
 impl Network for SimNetwork {
-    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> Answer<'a, Vec<SocketAddr>> {
+    fn lookup<'a>(&'a self, host: &'a str, port: u16) -> NetworkFuture<'a, Vec<SocketAddr>> {
         let address = SocketAddr::new(turmoil::lookup(host), port);
         Box::pin(std::future::ready(Ok(vec![address])))
     }
 
-    fn connect(&self, address: SocketAddr) -> Answer<'static, Box<dyn ByteStream>> {
+    fn connect(&self, address: SocketAddr) -> NetworkFuture<'static, Box<dyn ByteStream>> {
         Box::pin(async move {
             let stream = SimStream::connect(address).await?;
             Ok(Box::new(stream) as Box<dyn ByteStream>)

@@ -66,7 +66,7 @@ async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
     let what = format!("{count} connections are cut off as {reason}");
     wait_until(TIMEOUT, &what, async || {
         let metrics = producer.metrics().await?;
-        Ok(metrics.count(names::HTTP_CUT, &[("reason", reason)]) == count)
+        Ok(metrics.count(names::HTTP_CONNECTIONS_CLOSED, &[("reason", reason)]) == count)
     })
     .await
 }
@@ -105,7 +105,7 @@ async fn million_byte_header_gets_431_and_a_close() -> Result<()> {
             let header = "x".repeat(1_000_000);
             let request = format!("GET /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nX: {header}\r\n\r\n");
             connection.send(request.as_bytes()).await?;
-            let answer = connection.answer().await?;
+            let answer = connection.response().await?;
             assert_eq!((answer.status, answer.closes()), (431, true), "{answer:?}");
             connection.wait_ended().await?;
         }
@@ -122,7 +122,7 @@ async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
         let mut connection = HttpClient::connect(&producer.http).await?;
         // A whole request first: a connection once good gets no more time for the next one.
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-        assert_eq!(connection.answer().await?.status, 404);
+        assert_eq!(connection.response().await?.status, 404);
         let bytes = request("u", 1, "x").into_bytes();
         for byte in bytes {
             if connection.send(&[byte]).await.is_err() {
@@ -196,7 +196,7 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
         for _ in 0..7 {
             let mut connection = HttpClient::connect(&producer.http).await?;
             connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-            assert_eq!(connection.answer().await?.status, 404);
+            assert_eq!(connection.response().await?.status, 404);
             seven.push(connection);
         }
         let mut ninth = HttpClient::connect(&producer.http).await?;
@@ -215,7 +215,7 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
         .await?;
         let mut again = HttpClient::connect(&producer.http).await?;
         again.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-        assert_eq!(again.answer().await?.status, 404);
+        assert_eq!(again.response().await?.status, 404);
         Ok(())
     };
     beside_a_good_client(&producer, abuse).await

@@ -37,7 +37,12 @@ async fn wait_aside_within(consumer: &Consumer, cookies: RangeInclusive<u64>) ->
     let what = format!("{cookies:?} cookies are set aside");
     let last = Cell::new(0);
     let waited = wait_until(TIMEOUT, &what, async || {
-        last.set(consumer.metrics().await?.count(names::ASIDE, &[]));
+        last.set(
+            consumer
+                .metrics()
+                .await?
+                .count(names::RETRY_QUEUE_COOKIES, &[]),
+        );
         Ok(cookies.contains(&last.get()))
     });
     waited
@@ -94,7 +99,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     ensure!(is_failing(&consumer, "999").await?);
 
     consumer.process.kill()?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     // Those that were tried with success may be found again, with others beside them.
     let found = consumer
@@ -147,7 +152,7 @@ async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
     others
         .insert_one(doc! { "_id": { "c": "other", "n": now }, "dsp": 55_i64 })
         .await?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     // What no cursor covered when the server was killed comes from the producer again, and is set aside beside its first copy.
     wait_aside_within(&consumer, 2_501..=2 * 2_501).await?;
@@ -296,7 +301,7 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
         wait_aside(&consumer, 0).await?;
         // Those that have a slot keep it, also after a restart, and no other gets one.
         consumer.process.kill()?;
-        consumer.process.start_again()?;
+        consumer.process.restart()?;
         consumer.wait_ready().await?;
         producer.accept("bob", 1_001, "has-a-slot").await?;
         producer.accept("bob", 1_100, "has-none").await?;

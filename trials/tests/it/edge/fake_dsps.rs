@@ -27,7 +27,7 @@ async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
     let accepted = producer.appended().await?;
     wait_until(TIMEOUT, "the node is through", async || {
         let metrics = node.metrics().await?;
-        Ok(settled_or_lost(&metrics) + metrics.count(names::ASIDE, &[]) == accepted)
+        Ok(settled_or_lost(&metrics) + metrics.count(names::RETRY_QUEUE_COOKIES, &[]) == accepted)
     })
     .await
 }
@@ -35,7 +35,7 @@ async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
 /// Waits until every DSP has its slot, or is refused.
 async fn wait_none_aside(node: &Consumer, timeout: Duration) -> Result<()> {
     wait_until(timeout, "nothing is set aside", async || {
-        Ok(node.metrics().await?.count(names::ASIDE, &[]) == 0)
+        Ok(node.metrics().await?.count(names::RETRY_QUEUE_COOKIES, &[]) == 0)
     })
     .await
 }
@@ -57,7 +57,7 @@ async fn invent(producer: &Producer, mix: &Mix, first: u32) -> Result<Duration> 
             .send(requests.collect::<String>().as_bytes())
             .await?;
         for _ in some.clone() {
-            ensure!(connection.answer().await?.status == 200);
+            ensure!(connection.response().await?.status == 200);
         }
         sent = some.end;
     }

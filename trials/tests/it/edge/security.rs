@@ -336,7 +336,7 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
     for _ in 0..2 {
         let mut connection = HttpClient::connect(&producer.http).await?;
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-        assert_eq!(connection.answer().await?.status, 404);
+        assert_eq!(connection.response().await?.status, 404);
         let_in.push(connection);
     }
     let mut third = HttpClient::connect(&producer.http).await?;
@@ -412,7 +412,7 @@ async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
     consumer.wait_known("alice", json!({"17": "a-1"})).await?;
     // Stopped and started again, the store has made all kinds of its files.
     consumer.process.stop(TIMEOUT).await?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     check_private(&store)?;
     producer.process.stop(TIMEOUT).await?;

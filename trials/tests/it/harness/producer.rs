@@ -11,7 +11,7 @@ use bench::{
     http::HttpClient,
     load,
     producer::{self, Addresses, Launch},
-    programs::{Process, given},
+    programs::{Process, flag_value},
     scrape::{Samples, names},
     traffic::Traffic,
 };
@@ -109,7 +109,7 @@ impl Producer {
         let mut connection = HttpClient::connect(&self.http).await?;
         connection.send(requests.as_bytes()).await?;
         for _ in numbers {
-            let answer = connection.answer().await?;
+            let answer = connection.response().await?;
             ensure!(answer.status == 200, "{answer:?}");
         }
         Ok(())
@@ -160,7 +160,7 @@ fn launch<'a>(
     state: &TempDir,
 ) -> Launch<'a> {
     let mut args = owned(flags);
-    if given(flags, "--state").is_none() {
+    if flag_value(flags, "--state").is_none() {
         args.extend(owned(&["--state", &state.path().display().to_string()]));
     }
     Launch {

@@ -86,7 +86,7 @@ fn released(stream: &Subscription, dsp: u32) -> u64 {
 
 /// Fates of a limit's cookies by their words.
 fn fates(samples: &Samples, limit: &str) -> Result<BTreeMap<&'static str, u64>> {
-    let (accepted, fates) = ledger::of_limit(samples, limit)?;
+    let (accepted, fates) = ledger::limit_outcomes(samples, limit)?;
     let all = fates.into_iter().chain([("accepted", accepted)]);
     Ok(all.collect())
 }
@@ -142,7 +142,7 @@ async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_release
 
     // Nothing is offered any more, so nothing else changes until it ends than what is released, and when; the next epoch takes the rest.
     write(&dir, &limits(100_000))?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     let reading = Reading::begin(&producer).await?;
     wait_gone(&producer).await?;

@@ -99,7 +99,7 @@ async fn keeps_its_rate(sending: Duration) -> Result<()> {
     println!("{}", told(&loaded, "dsp-1")?);
     ensure!(of_limit(&loaded, names::SHAPING_ACCEPTED, "dsp-1") == accepted);
     ensure!(refused(&loaded, "dsp-1") > 0, "max_wait refused nothing");
-    let died = of_limit(&loaded, names::SHAPING_DIED, "dsp-1");
+    let died = of_limit(&loaded, names::SHAPING_DEAD_LETTERS, "dsp-1");
     ensure!(died > 0, "nothing got too old");
     let requeued = of_limit(&loaded, names::SHAPING_REQUEUED, "dsp-1");
     let dead = of_limit(&loaded, names::SHAPING_DEAD, "dsp-1");

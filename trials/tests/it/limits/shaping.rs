@@ -87,7 +87,7 @@ async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart()
     expect_exit(&producer.process, status, 0)?;
     ensure!(spool.exists());
     limits.set(&shaped("100/s"))?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     for user in ["alice", "bob", "carol"] {
         let known = json!({"17": format!("of-{user}")});
@@ -127,7 +127,7 @@ async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
         .wait_known("alice", json!({"17": "of-alice"}))
         .await?;
     producer.process.kill()?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     assert_eq!(waiting(&producer).await?, 0);
     accept_users(&producer, &["dave"]).await?;
@@ -177,7 +177,7 @@ async fn limits_apply_while_clients_without_age_support_are_connected() -> Resul
     let mut single = CookieStream::open(&producer.grpc, "older-node").await?;
     wait_until(TIMEOUT, "both readers are counted", async || {
         let metrics = producer.metrics().await?;
-        Ok(metrics.count(names::SUBSCRIBERS_WITHOUT_AGE, &[]) == 2)
+        Ok(metrics.count(names::STREAMS_WITHOUT_AGE_SUPPORT, &[]) == 2)
     })
     .await?;
     accept_users(&producer, &["alice", "bob"]).await?;

@@ -88,7 +88,7 @@ impl Redis {
     }
 
     async fn restart(&mut self) -> Result<()> {
-        self.process.start_again()?;
+        self.process.restart()?;
         self.wait().await
     }
 }
@@ -326,7 +326,7 @@ async fn send(
         let user = format!("user-{number}-{}", all.len());
         let asked = began.elapsed();
         client.send(request(&user, DSP, "buyer").as_bytes()).await?;
-        let answer = client.answer().await?;
+        let answer = client.response().await?;
         ensure!(answer.status == 200, "{answer:?}");
         let answered = began.elapsed();
         all.push(Sent {

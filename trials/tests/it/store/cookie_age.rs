@@ -160,7 +160,7 @@ async fn connected_clients_without_age_support_are_counted() -> Result<()> {
             &format!("{expected} readers lack it"),
             async || {
                 let metrics = metrics(&producer).await?;
-                Ok(metrics.count(names::SUBSCRIBERS_WITHOUT_AGE, &[]) == expected)
+                Ok(metrics.count(names::STREAMS_WITHOUT_AGE_SUPPORT, &[]) == expected)
             },
         )
         .await
@@ -169,7 +169,7 @@ async fn connected_clients_without_age_support_are_counted() -> Result<()> {
     let mut consumer = Consumer::spawn(&dir, "node", &[grpc.as_str()], &store, &[]).await?;
     consumer.wait_ready().await?;
     let understanding = SubscribeRequest {
-        understands_age: true,
+        supports_age: true,
         ..from_newest("new")
     };
     let new = Subscription::open(&grpc, understanding).await?;

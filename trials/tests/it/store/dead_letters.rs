@@ -174,7 +174,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
         connection
             .send(request(&user_id, 17, &buyer_uid).as_bytes())
             .await?;
-        ensure!(connection.answer().await?.status == 400);
+        ensure!(connection.response().await?.status == 400);
     }
     wait_refused(&consumer, 3).await?;
     wait_until(TIMEOUT, "a view takes no cookies", async || {
@@ -227,7 +227,7 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
         let requests: String = users.map(|user| request(&user, 17, "shared")).collect();
         connection.send(requests.as_bytes()).await?;
         for _ in 0..100 {
-            let answer = connection.answer().await?;
+            let answer = connection.response().await?;
             ensure!(answer.status == 200, "{answer:?}");
         }
     }

@@ -158,7 +158,7 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     // Those that were given up before the write was known to hang may count.
     ensure!((QUOTA - 3..=QUOTA).contains(&granted), "{granted}");
     limiter.process.kill()?;
-    limiter.process.start_again()?;
+    limiter.process.restart()?;
     limiter.process.wait_ready(&limiter.admin, TIMEOUT).await?;
     assert_eq!(granted_of(10, 429).await?, 0);
     Ok(())

@@ -35,14 +35,14 @@ async fn full_embedded_store_disk_ends_the_consumer_and_loses_nothing_after_its_
     let words = consumer.process.last_lines(20);
     ensure!(words.contains(" ERROR fjall"), "{words}");
     // Without room it does not begin to read either, and tells why.
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     let status = consumer.process.wait(TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let words = consumer.process.last_lines(3);
     ensure!(words.contains("No space left on device"), "{words}");
 
     std::fs::remove_file(filler)?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     let mut known = newest(&plan.traffic, 30_000);
     known.extend(newest(&producer.load(31)?.traffic, 1_000));

@@ -22,7 +22,7 @@ use mongodb::{
     Client,
     bson::{DateTime, Document, doc},
 };
-use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, Received};
+use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -65,8 +65,8 @@ fn chunk(sync: &Sync) -> Result<ChunkRef> {
         accepted_unix_micros: (BEGAN_SECONDS + seconds) * 1_000_000,
     };
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
-    match Received::decode(Bytes::from(buffer).slice(at..))? {
-        Received::Chunk(chunk) => Ok(chunk),
+    match StreamMessage::decode(Bytes::from(buffer).slice(at..))? {
+        StreamMessage::Chunk(chunk) => Ok(chunk),
         other => anyhow::bail!("{other:?}"),
     }
 }
@@ -420,7 +420,7 @@ impl User {
 
     async fn accepted(&mut self, requests: u32) -> Result<()> {
         for _ in 0..requests {
-            let answer = self.connection.answer().await?;
+            let answer = self.connection.response().await?;
             ensure!(answer.status == 200, "{answer:?}");
         }
         Ok(())

@@ -75,10 +75,10 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let plan = producer.ordered_load(6, 3_000, 30_000)?;
     let pause = async {
         consumer.wait_written(3_000).await?;
-        mongod.stop()?;
+        mongod.pause()?;
         consumer.wait_not_ready("store: no answer for 5s").await?;
         check_down(&consumer).await?;
-        mongod.cont()?;
+        mongod.resume()?;
         consumer.wait_ready().await
     };
     let (accepted, paused) = tokio::join!(accept_all(&plan), pause);
@@ -136,7 +136,7 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
     let plan = producer.ordered_load(10, 3_000, 180_000)?;
     let pause = async {
         consumer.wait_written(3_000).await?;
-        mongod.stop()?;
+        mongod.pause()?;
         let began = Instant::now();
         let mut said = String::new();
         let written = consumer.metrics().await?.count(names::WRITTEN, &[]);
@@ -149,7 +149,7 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
                 println!("after {at:.1?}: {status} {}", said.trim());
             }
             if gone_on.is_none() && began.elapsed() >= PAUSE {
-                mongod.cont()?;
+                mongod.resume()?;
                 gone_on = Some(Instant::now());
                 println!("after {:.1?}: it goes on", began.elapsed());
             }
@@ -293,7 +293,7 @@ async fn check_begins_anew(
     let log = consumer.process.last_lines(usize::MAX);
     let said = log.matches("the store broke: the server lacks").count();
     ensure!(said == time, "{said} times\n{log}");
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     consumer.wait_known("alice", json!({"17": "a"})).await?;
     consumer.wait_known("bob", json!({"17": "b"})).await
@@ -312,7 +312,7 @@ async fn unwritable_store_is_reported_without_traffic() -> Result<()> {
     // Nor does a consumer that starts now begin to read.
     fail(&mongod, doc! { "errorCode": 14_031 }).await?;
     consumer.process.kill()?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_not_ready("OutOfDiskSpace").await?;
     heal(&mongod).await?;
     consumer.wait_ready().await

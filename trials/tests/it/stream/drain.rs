@@ -39,9 +39,9 @@ async fn sigterm_drains_and_exits_0() -> Result<()> {
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
 
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await
 }
@@ -153,10 +153,10 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
     stopped?;
 
     for producer in &mut producers {
-        producer.process.start_again()?;
+        producer.process.restart()?;
         producer.wait_ready().await?;
     }
-    consumer.process.start_again()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     let restarts =
         |metrics: &Samples, end| metrics.count("consumer_producer_restarts_total", &[("end", end)]);
@@ -217,7 +217,7 @@ async fn stalled_clients_do_not_delay_the_drain() -> Result<()> {
     later
         .send(b"GET /none HTTP/1.1\r\n\r\nGET /?d=1&b=x HTTP/1.1\r\n")
         .await?;
-    assert_eq!(later.answer().await?.status, 404);
+    assert_eq!(later.response().await?.status, 404);
     let _silent_http = HttpClient::connect(&producer.http).await?;
     let _silent_admin = HttpClient::connect(&producer.admin).await?;
     let grpc = producer.grpc.trim_start_matches("http://").to_owned();
@@ -238,7 +238,7 @@ async fn stalled_clients_do_not_delay_the_drain() -> Result<()> {
 async fn second_signal_ends_a_hanging_drain() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "1h").await?;
-    mongod.stop()?;
+    mongod.pause()?;
     receive_one(&producer, &consumer).await?;
 
     consumer.process.signal(Signal::TERM)?;
@@ -246,14 +246,14 @@ async fn second_signal_ends_a_hanging_drain() -> Result<()> {
         Ok(consumer.process.last_lines(20).contains("draining"))
     })
     .await?;
-    assert_eq!(consumer.process.exited()?, None);
+    assert_eq!(consumer.process.exit_status()?, None);
     consumer.process.signal(Signal::INT)?;
     let status = consumer.process.wait(Duration::from_secs(5)).await?;
     expect_exit(&consumer.process, status, 130)?;
 
     // It never became durable, so it comes again.
-    mongod.cont()?;
-    consumer.process.start_again()?;
+    mongod.resume()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await
 }
@@ -262,7 +262,7 @@ async fn second_signal_ends_a_hanging_drain() -> Result<()> {
 async fn unfinished_drain_ends_at_its_deadline_and_logs_the_redelivery() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut mongod, producer, mut consumer) = node(&dir, "500ms").await?;
-    mongod.stop()?;
+    mongod.pause()?;
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
@@ -278,7 +278,7 @@ async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
-    mongod.process().start_again()?;
+    mongod.process().restart()?;
     check_comes_again(&mut mongod, &mut consumer).await
 }
 
@@ -298,8 +298,8 @@ async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Resu
         log.contains("last batch not stored; it will be redelivered"),
         "{log}"
     );
-    mongod.cont()?;
-    consumer.process.start_again()?;
+    mongod.resume()?;
+    consumer.process.restart()?;
     consumer.wait_ready().await?;
     consumer.wait_known("alice", json!({"17": "a-1"})).await
 }

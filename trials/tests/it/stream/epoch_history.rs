@@ -124,12 +124,12 @@ impl Pair {
     }
 
     async fn start_producer(&mut self) -> Result<()> {
-        self.producer.process.start_again()?;
+        self.producer.process.restart()?;
         self.producer.wait_ready().await
     }
 
     async fn start_consumer(&mut self) -> Result<()> {
-        self.consumer.process.start_again()?;
+        self.consumer.process.restart()?;
         self.consumer.wait_ready().await
     }
 
@@ -194,7 +194,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let (outcome, crashed) = tokio::join!(load::run(&plan, &stop), crash);
     crashed?;
     let outcome = outcome?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     between.heal().await?;
     consumer.wait_ready().await?;

@@ -44,7 +44,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     let more = ["--batch-cookies", "1000", "--refresh-interval", "0s"];
     let flags = [flags, more].concat();
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
-    mongod.stop()?;
+    mongod.pause()?;
     producer.accept_load(1, COOKIES).await?;
     let sent = async || {
         let metrics = producer.metrics().await?;
@@ -58,7 +58,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     // One window, three batches and the buffer of one chunk or less each, and what waits to be sent.
     let sent = sent().await?;
     ensure!(sent < 5 << 20, "{sent} bytes were sent");
-    mongod.cont()?;
+    mongod.resume()?;
     consumer.wait_settled(COOKIES).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -81,7 +81,7 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
         producer.accept_load(seed, 100).await?;
     }
     wait_settled(&consumer, 100 * PRODUCERS, TIMEOUT).await?;
-    mongod.stop()?;
+    mongod.pause()?;
     let requests = rate * PRODUCERS * time.as_secs();
     let urls = producers
         .iter()
@@ -102,7 +102,7 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
             .map(|memory| memory.peak_bytes)
     };
     let frozen = peak()?;
-    mongod.cont()?;
+    mongod.resume()?;
     let accepted = requests + 100 * PRODUCERS;
     wait_settled(&consumer, accepted, TIMEOUT + 20 * time).await?;
     let (peak, lost) = (peak()?, consumer.lost().await?);

@@ -102,7 +102,7 @@ async fn restart(producer: &mut Producer) -> Result<()> {
     let (delay, drain) = (Duration::from_secs(3), DRAIN_TIMEOUT);
     let status = producer.process.stop(delay + drain).await?;
     expect_exit(&producer.process, status, 0)?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await
 }
 
@@ -232,7 +232,7 @@ async fn draining_producer_closes_client_connections_after_their_response() -> R
     let mut connection = HttpClient::connect(&producer.http).await?;
     let request = crate::harness::request("alice", 17, "a-1");
     connection.send(request.as_bytes()).await?;
-    let answer = connection.answer().await?;
+    let answer = connection.response().await?;
     assert_eq!(answer.status, 200, "it still takes requests");
     assert!(answer.closes(), "{answer:?}");
     connection.wait_ended().await?;

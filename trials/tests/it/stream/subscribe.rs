@@ -174,7 +174,7 @@ async fn cursor_of_another_epoch_starts_at_the_first_sequence() -> Result<()> {
     let mut before = Subscription::open(&producer.grpc, from_oldest("node")).await?;
     before.read_to(9).await?;
     producer.process.kill()?;
-    producer.process.start_again()?;
+    producer.process.restart()?;
     producer.wait_ready().await?;
     producer.accept_numbers(1..=3).await?;
 

@@ -14,7 +14,7 @@ async fn get(address: &str, path: &str) -> Result<(u16, String)> {
     let mut client = HttpClient::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
     client.send(request.as_bytes()).await?;
-    let answer = client.answer().await?;
+    let answer = client.response().await?;
     Ok((answer.status, answer.body))
 }
 

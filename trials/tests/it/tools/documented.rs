@@ -5,7 +5,7 @@ use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgAction, Command};
 use producer::{config::Config, memory};
-use runtime::settings::{Change, Refused, Settings, command, settings_with};
+use runtime::settings::{Refused, ReloadMode, Settings, command, settings_with};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
@@ -23,12 +23,12 @@ fn tables<A: Settings>() -> String {
     let mut text = String::new();
     let mut heading = None;
     let changes = [
-        (Change::Reloaded, "at once"),
+        (ReloadMode::Live, "at once"),
         (
-            Change::Contents,
+            ReloadMode::FileContents,
             "of the file's contents: at once; of its name: restart",
         ),
-        (Change::Restart, "restart"),
+        (ReloadMode::Restart, "restart"),
     ];
     let changes = changes.map(|(change, words)| (settings_with::<A>(change), words));
     for argument in command::<A>().get_arguments() {

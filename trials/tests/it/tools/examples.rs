@@ -58,7 +58,7 @@ async fn python_example_reads_two_producers_and_reconnects_after_a_restart() -> 
     two.accept_numbers(101..=200).await?;
     let status = one.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&one.process, status, 0)?;
-    one.process.start_again()?;
+    one.process.restart()?;
     one.wait_ready().await?;
     wait_read(&one).await?;
     one.accept_numbers(201..=300).await?;

@@ -79,9 +79,9 @@ async fn dsps_above_the_series_limit_count_as_other() -> Result<()> {
         .send(format!("{burst}{}", request("bob", 42, "b")).as_bytes())
         .await?;
     for _ in bad {
-        assert_eq!(connection.answer().await?.status, 400);
+        assert_eq!(connection.response().await?.status, 400);
     }
-    assert_eq!(connection.answer().await?.status, 200);
+    assert_eq!(connection.response().await?.status, 200);
 
     // An answer is on its way before its time is taken.
     wait_until(TIMEOUT, "11 requests were timed", async || {

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::scrape::Samples;
-use runtime::metrics::{Described, Registry};
+use runtime::metrics::{MetricDescription, Registry};
 use tempfile::TempDir;
 
 use self::words::{GROUPS, LABELS, NOTES};
@@ -60,7 +60,7 @@ fn root() -> PathBuf {
 }
 
 /// All that the programs register, each once.
-async fn described() -> Result<Vec<Described>> {
+async fn described() -> Result<Vec<MetricDescription>> {
     let dir = TempDir::new()?;
     let files = files(&dir)?;
     let path = dir.path().display();
@@ -105,7 +105,7 @@ async fn described() -> Result<Vec<Described>> {
         Ok(read.is_some_and(|it| it.labels["producer"].len() == 2))
     })
     .await?;
-    let mut all: Vec<Described> = Vec::new();
+    let mut all: Vec<MetricDescription> = Vec::new();
     for registry in [secure.registry(), open.registry(), &registry, &limits] {
         for it in registry.described()? {
             match all.iter_mut().find(|known| known.name == it.name) {
@@ -169,7 +169,7 @@ fn files(dir: &TempDir) -> Result<Files> {
 }
 
 /// The whole page.
-fn page(all: &[Described]) -> Result<String> {
+fn page(all: &[MetricDescription]) -> Result<String> {
     for (name, _) in NOTES {
         ensure!(
             all.iter().any(|it| it.name == *name),
@@ -181,8 +181,9 @@ fn page(all: &[Described]) -> Result<String> {
     for (prefix, section) in SECTIONS {
         writeln!(page, "\n## {section}")?;
         for (index, group) in GROUPS.iter().enumerate() {
-            let is_in =
-                |it: &&Described| it.name.starts_with(prefix) && group_of(it) == Some(index);
+            let is_in = |it: &&MetricDescription| {
+                it.name.starts_with(prefix) && group_of(it) == Some(index)
+            };
             let group_metrics: Vec<_> = all.iter().filter(is_in).collect();
             if group_metrics.is_empty() {
                 continue;
@@ -199,21 +200,21 @@ fn page(all: &[Described]) -> Result<String> {
         }
     }
     if written < all.len() {
-        let is_left = |it: &&Described| group_of(it).is_none();
+        let is_left = |it: &&MetricDescription| group_of(it).is_none();
         bail!("no group for {:?}", all.iter().find(is_left));
     }
     Ok(page)
 }
 
 /// The first group that takes it.
-fn group_of(it: &Described) -> Option<usize> {
+fn group_of(it: &MetricDescription) -> Option<usize> {
     GROUPS
         .iter()
         .position(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
 }
 
-fn row(it: &Described) -> Result<String> {
-    let Described {
+fn row(it: &MetricDescription) -> Result<String> {
+    let MetricDescription {
         name, help, kind, ..
     } = it;
     let labels = it.labels.iter().map(|(label, values)| {

@@ -3,24 +3,24 @@
 use anyhow::{Result, ensure};
 use bench::{
     admin,
-    http::{Answer, HttpClient},
+    http::{HttpClient, Response},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::{Consumer, Producer};
 
-async fn ask(admin: &str, request: &str) -> Result<Answer> {
+async fn ask(admin: &str, request: &str) -> Result<Response> {
     let mut connection = HttpClient::connect(admin).await?;
     connection.send(request.as_bytes()).await?;
-    connection.answer_to_head().await
+    connection.head_response().await
 }
 
-async fn get(admin: &str, path: &str) -> Result<Answer> {
+async fn get(admin: &str, path: &str) -> Result<Response> {
     let mut connection = HttpClient::connect(admin).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\n\r\n");
     connection.send(request.as_bytes()).await?;
-    connection.answer().await
+    connection.response().await
 }
 
 #[tokio::test]
@@ -81,16 +81,16 @@ async fn readyz_explains_each_component() -> Result<()> {
     let answer = admin::get(&consumer.admin, "/readyz").await?;
     let said: Value = serde_json::from_str(&answer.body)?;
     assert_eq!((answer.status, &said["ready"]), (503, &json!(false)));
-    assert_eq!(said["reasons"][0]["part"], "producers");
-    let works = json!({"part": "store", "ready": true, "state": "works"});
+    assert_eq!(said["reasons"][0]["component"], "producers");
+    let works = json!({"component": "store", "ready": true, "state": "works"});
     ensure!(
-        said["parts"]
+        said["components"]
             .as_array()
-            .is_some_and(|parts| parts.contains(&works)),
+            .is_some_and(|components| components.contains(&works)),
         "{said}"
     );
-    let producers = &said["parts"][4];
-    assert_eq!(producers["part"], "producers", "{said}");
+    let producers = &said["components"][4];
+    assert_eq!(producers["component"], "producers", "{said}");
     let state = producers["state"].as_str().unwrap_or_default();
     ensure!(
         state.contains("0 of 1; 127.0.0.1:1 of http://127.0.0.1:1"),

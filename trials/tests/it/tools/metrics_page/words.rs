@@ -49,7 +49,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Connections", "runtime/src/listen.rs", ""),
     group("TLS handshakes", "runtime/src/tls/server.rs", ""),
     group("Certificates and tokens", "runtime/src/reload.rs", ""),
-    group("Settings", "runtime/src/settings/reread.rs", ""),
+    group("Settings", "runtime/src/settings/live_config.rs", ""),
     group("Process", "runtime/src/metrics", ""),
 ];
 

@@ -11,11 +11,11 @@ use metric_defs::MetricDef;
 use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
-use super::{Change, Effective, Loaded, Setting, Settings, load};
+use super::{Effective, Loaded, ReloadMode, Setting, Settings, load};
 use crate::{
     logging,
     metrics::Registry,
-    ready::Part,
+    ready::Component,
     reload::{self, Looks, NamedFile, News},
     signals::Signals,
 };
@@ -25,7 +25,7 @@ const FAILED: &str = "failed";
 
 /// Keeps the settings of one process up to date.
 #[derive(Debug)]
-pub struct ConfigReload {
+pub struct LiveConfig {
     arguments: Vec<OsString>,
     file: Option<NamedFile>,
     /// What the process runs with.
@@ -72,12 +72,12 @@ impl Metrics {
 
     /// Whether the newest settings are in use, as a part that is always ready.
     #[must_use]
-    pub fn part(&self) -> Part {
+    pub fn component(&self) -> Component {
         let state = match self.rejected.get() {
             0 => "in use",
             _ => "rejected: the previous settings stay in use, and the log says why",
         };
-        Part::new("settings", Ok(state.to_owned()))
+        Component::new("settings", Ok(state.to_owned()))
     }
 
     fn count(&self, outcome: &str) {
@@ -86,7 +86,7 @@ impl Metrics {
     }
 }
 
-impl ConfigReload {
+impl LiveConfig {
     /// For a process that runs with these settings.
     #[must_use]
     pub fn of<A: Settings>(loaded: &Loaded<A>) -> Self {
@@ -100,7 +100,7 @@ impl ConfigReload {
     }
 
     /// Reads the settings of `A` again and again until `stop`; `apply` takes those of them that are marked
-    /// [`Change::Reloaded`] into use. The log filter is applied here: it follows its setting when that changes, and on
+    /// [`ReloadMode::Live`] into use. The log filter is applied here: it follows its setting when that changes, and on
     /// a signal goes back to it from whatever the admin port was told.
     pub async fn run<A: Settings>(
         self,
@@ -143,7 +143,7 @@ impl ConfigReload {
     }
 
     fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> Renewed {
-        let is_reloaded = |setting: &&Setting| setting.change == Change::Reloaded;
+        let is_reloaded = |setting: &&Setting| setting.change == ReloadMode::Live;
         let differ = loaded.effective.differences(&self.running);
         let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_reloaded);
         for setting in &changed {

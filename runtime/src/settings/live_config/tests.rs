@@ -13,14 +13,14 @@ use super::{
 /// A process that runs with a file, and how often and with what it was told to change.
 struct Running {
     file: TestFile,
-    reload: ConfigReload,
+    reload: LiveConfig,
     applied: AtomicUsize,
 }
 
 impl Running {
     fn with(text: &str, arguments: &[&str]) -> Self {
         let file = TestFile::new(text);
-        let reload = ConfigReload::of(&file.load(arguments).unwrap());
+        let reload = LiveConfig::of(&file.load(arguments).unwrap());
         Self {
             file,
             reload,
@@ -141,11 +141,11 @@ fn rejected_settings_are_shown_until_good_ones_come() {
         let news = running.look(asked);
         say(&news, &metrics);
         say(&running.look(false), &metrics);
-        let part = metrics.part();
+        let component = metrics.component();
         (
             metrics.rejected.get(),
-            part.ready,
-            part.state.contains("previous settings stay in use"),
+            component.ready,
+            component.state.contains("previous settings stay in use"),
         )
     };
     assert_eq!(shown("three = 5", true), (0, true, false));

@@ -23,8 +23,8 @@ const MAN: &str = "man";
 
 /// What every program that has settings can be asked for.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Instead of running")]
-pub struct InsteadArgs {
+#[command(next_help_heading = "Commands")]
+pub struct InfoArgs {
     /// Print the settings as a file for --config, with where each is from
     #[arg(long)]
     print_config: bool,
@@ -48,7 +48,7 @@ pub struct InsteadArgs {
 
 /// What every program can be asked for.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Instead of running")]
+#[command(next_help_heading = "Commands")]
 pub struct AboutArgs {
     /// Print completions for a shell: bash, elvish, fish, powershell or zsh
     #[arg(long, value_name = "SHELL")]
@@ -64,13 +64,13 @@ pub struct AboutArgs {
 /// # Errors
 /// With the code to exit with, after everything was printed, when it is not to run: because its settings are wrong, or it
 /// was asked for something else.
-pub fn begin<A: Settings>(
+pub fn load_or_exit<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, ExitCode> {
     let command = command::<A>();
     let written = Written::read(&command, arguments).map_err(|error| said(&error))?;
     let asks = |flag: &str| written.matches.get_flag(flag);
-    if let Some(answer) = about(&command, &written.matches) {
+    if let Some(answer) = documentation(&command, &written.matches) {
         return Err(print(answer));
     }
     if asks(PROBE) {
@@ -98,7 +98,10 @@ pub fn begin<A: Settings>(
 
 /// What was asked about a program that [`AboutArgs`] are part of; `None` when nothing was. An error is in words.
 #[must_use]
-pub fn about(command: &Command, matches: &clap::ArgMatches) -> Option<Result<Vec<u8>, String>> {
+pub fn documentation(
+    command: &Command,
+    matches: &clap::ArgMatches,
+) -> Option<Result<Vec<u8>, String>> {
     if let Some(shell) = matches.get_one::<String>(COMPLETIONS) {
         return Some(completions(command, shell));
     }

@@ -5,26 +5,26 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
 /// An answer of the admin port.
-pub type Answer = Response<Full<Bytes>>;
+pub type Reply = Response<Full<Bytes>>;
 
 /// An answer in plain text.
 #[must_use]
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "text/plain; charset=utf-8", body)
 }
 
 /// An answer in JSON, which `body` must already be.
 #[must_use]
-pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "application/json", body)
 }
 
 /// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
 #[must_use]
-pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
+pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Full::new(body.into()));
+    *reply.status_mut() = status;
+    let headers = reply.headers_mut();
     if let Ok(content_type) = HeaderValue::from_str(content_type) {
         headers.insert(header::CONTENT_TYPE, content_type);
     }
@@ -33,5 +33,5 @@ pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);
     let no_frames = HeaderValue::from_static("frame-ancestors 'none'");
     headers.insert(header::CONTENT_SECURITY_POLICY, no_frames);
-    answer
+    reply
 }
