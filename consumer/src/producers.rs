@@ -26,7 +26,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use self::table::{Key, Table};
 pub use self::{
-    producer::{Advanced, ProducerFigures, Watched},
+    producer::{Advanced, ObservedRange, ProducerFigures},
     skew::Arrival,
     table::{Address, Opening, PRODUCERS_SHOWN, Snapshot},
 };
@@ -158,7 +158,7 @@ impl Listed {
     /// Notes a stream that a producer opened here. If it is of another epoch than before, also returns what this process saw of
     /// that one; so that its end is reported once, only to one of the streams that come upon the new epoch.
     #[must_use]
-    pub fn opened(&self, opening: Opening<'_>) -> (Stream, Option<Watched>) {
+    pub fn opened(&self, opening: Opening<'_>) -> (Stream, Option<ObservedRange>) {
         let Cursor {
             producer, epoch, ..
         } = opening.at;

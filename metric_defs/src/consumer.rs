@@ -92,9 +92,9 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by what this consumer lost: proved (nothing), lost (exact count), bounded (known maximum), unknown. Includes restarts it did not observe.",
+    "Producer restarts by what this consumer lost: none, exact (number known), bounded (maximum known), unknown. Includes restarts it did not observe.",
 )
-.by(&["end"]);
+.by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes",
     "Bytes received but not yet part of a batch.",

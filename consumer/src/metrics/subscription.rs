@@ -46,8 +46,8 @@ impl Subscription {
         for reason in ["producer_ended", "lag_limit", "evicted", "unspecified"] {
             lost.with_label_values(&[reason]);
         }
-        for end in ["proved", "lost", "bounded", "unknown"] {
-            restarts.with_label_values(&[end]);
+        for loss in ["none", "exact", "bounded", "unknown"] {
+            restarts.with_label_values(&[loss]);
         }
         let buffer_bytes: IntGauge = registry.add(consumer::BUFFER_BYTES)?;
         let (peak, of) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());

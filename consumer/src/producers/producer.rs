@@ -20,7 +20,7 @@ pub(super) struct Producer {
     /// Streams that are open.
     streams: usize,
     /// What this process saw of the epoch that it watches.
-    watched: Option<Watched>,
+    observed: Option<ObservedRange>,
     has_told_duplicate: bool,
 }
 
@@ -51,7 +51,7 @@ pub struct ProducerFigures {
 
 /// What a process saw of one epoch of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Watched {
+pub struct ObservedRange {
     /// The epoch.
     pub epoch: u64,
     /// The first sequence that it watched.
@@ -73,7 +73,7 @@ pub enum Advanced {
     },
 }
 
-impl Watched {
+impl ObservedRange {
     /// Nothing yet, of what follows this cursor in its epoch.
     #[must_use]
     pub fn after(cursor: &Cursor) -> Self {
@@ -126,16 +126,16 @@ impl Producer {
         at: &Cursor,
         newest: u64,
         before: Option<&Cursor>,
-    ) -> Option<Watched> {
+    ) -> Option<ObservedRange> {
         self.streams += 1;
         self.has(at, newest);
-        if self.watched.is_some_and(|it| it.epoch == at.epoch) {
+        if self.observed.is_some_and(|it| it.epoch == at.epoch) {
             return None;
         }
-        let seen = self.watched.replace(Watched::after(at));
+        let seen = self.observed.replace(ObservedRange::after(at));
         let before = before?;
         let seen = seen.filter(|seen| seen.epoch == before.epoch);
-        Some(seen.unwrap_or_else(|| Watched::after(before)))
+        Some(seen.unwrap_or_else(|| ObservedRange::after(before)))
     }
 
     /// A stream ended.
@@ -171,11 +171,11 @@ impl Producer {
 
     /// Cookies of an epoch will not come; returns how many of it by now.
     pub(super) fn lost(&mut self, epoch: u64, cookies: u64) -> u64 {
-        let Some(watched) = self.watched.as_mut().filter(|it| it.epoch == epoch) else {
+        let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {
             return cookies;
         };
-        watched.lost_in_gaps = watched.lost_in_gaps.saturating_add(cookies);
-        watched.lost_in_gaps
+        observed.lost_in_gaps = observed.lost_in_gaps.saturating_add(cookies);
+        observed.lost_in_gaps
     }
 
     /// The store keeps no cursor of it any more, and neither is one kept here unless a stream is open.

@@ -10,7 +10,7 @@ use proto::limits::CURSORS_MAX;
 use tokio::time::Instant;
 
 use super::{
-    producer::{Advanced, Producer, ProducerFigures, Watched},
+    producer::{Advanced, ObservedRange, Producer, ProducerFigures},
     skew::Arrival,
 };
 use crate::batch::Cursor;
@@ -120,7 +120,7 @@ impl Table {
     }
 
     /// A stream begins. Returns what this process saw of the epoch before, if that is to be reported by who opened it.
-    pub(super) fn opened(&mut self, key: Key, opening: Opening<'_>) -> Option<Watched> {
+    pub(super) fn opened(&mut self, key: Key, opening: Opening<'_>) -> Option<ObservedRange> {
         let id = &opening.at.producer;
         if let Some(address) = self.address(key) {
             address.producer = Some(Arc::clone(id));

@@ -1,68 +1,69 @@
-//! What is known of how a producer's epoch ended for this consumer, once its next one answers, or when its cursor is deleted.
+//! Losses at the end of a producer's epoch, reported when its next epoch begins or when its cursor is deleted.
 //!
-//! # What proves what
+//! - A `Goodbye` received after everything before it confirms that nothing of that epoch follows the cursor.
+//! - `Hello.tail` of the next epoch covers the rest of that epoch *and* the epochs in between that this consumer missed.
+//!   A tail of 0 confirms that nothing is missing, also after a crash.
+//! - Cookies before the cursor were received or declared in a gap. "Nothing lost" therefore requires that there was no gap.
+//!   It covers only the sequences that this process observed: an earlier process reported its own gaps.
 //!
-//! A goodbye, received after everything before it, proves that nothing of that epoch follows the cursor. The next epoch's
-//! `Hello.tail` speaks of the rest of that epoch *and* of epochs in between that this consumer never saw; 0 proves that
-//! there is nothing, also after a crash. Both speak of what follows the cursor. What lies before it was received or
-//! declared a gap, so "nothing was lost" needs that no gap was seen; and it is reported only of the sequences that this process has
-//! watched: of what a process before it saw, only that process could tell.
-//!
-//! It is reported when everything was *received*. Cookies are stored in the order of their coming, and before the cursor of the next
-//! epoch; should this process die before that, the next one stands where the store does, and reports the same end by that.
+//! A loss is reported when everything was *received*. Cookies are stored in the order of receipt, before the cursor of the
+//! next epoch. If this process dies before that, the next one resumes from the store's cursor and reports the same loss.
 
 use proto::v1::Tail;
 
-use crate::{batch::Cursor, metrics, producers::Watched};
+use crate::{batch::Cursor, metrics, producers::ObservedRange};
 
-/// What is known to be missing at the end of an epoch, and of epochs since.
+/// Cookies lost at the end of an epoch, including those of missed epochs after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
-    /// Nothing.
-    Nothing,
-    /// Nothing of the epoch that said goodbye; whether there were others since is not known.
-    NothingOfIt,
-    /// So many cookies.
-    Exactly(u64),
-    /// Not more than so many.
-    AtMost(u64),
-    /// Nothing is known.
+pub enum TailLoss {
+    /// None.
+    None,
+    /// None of this epoch, which shut down cleanly. Whether epochs after it were missed is unknown.
+    NoneOfEpoch,
+    /// This number of cookies.
+    Exact(u64),
+    /// Up to this number of cookies.
+    Bounded(u64),
+    /// No bound is known.
     Unknown,
 }
 
-/// Judges by where the consumer stood, and by what the next epoch says.
-#[must_use]
-pub fn missing(before: &Cursor, tail: Option<Tail>) -> Missing {
-    match tail {
-        Some(Tail { cookies_max: 0, .. }) => Missing::Nothing,
-        Some(Tail {
-            cookies_max,
-            exact: true,
-        }) => Missing::Exactly(cookies_max),
-        Some(Tail { cookies_max, .. }) => Missing::AtMost(cookies_max),
-        None if before.complete => Missing::NothingOfIt,
-        None => Missing::Unknown,
+impl TailLoss {
+    /// The loss after `cursor`, given the `Hello.tail` of the next epoch.
+    #[must_use]
+    pub fn new(cursor: &Cursor, tail: Option<Tail>) -> Self {
+        match tail {
+            Some(Tail { cookies_max: 0, .. }) => Self::None,
+            Some(Tail {
+                cookies_max,
+                exact: true,
+            }) => Self::Exact(cookies_max),
+            Some(Tail { cookies_max, .. }) => Self::Bounded(cookies_max),
+            None if cursor.complete => Self::NoneOfEpoch,
+            None => Self::Unknown,
+        }
     }
 }
 
-/// Logs and counts how the epoch ended that came before `new_epoch`, which has answered.
+/// Logs and counts the loss after `cursor`, whose epoch is followed by `new_epoch`.
 pub fn report(
     metrics: &metrics::Subscription,
-    before: &Cursor,
+    cursor: &Cursor,
     tail: Option<Tail>,
-    seen: Watched,
+    observed: ObservedRange,
     new_epoch: u64,
 ) {
-    let (producer, epoch, sequence) = (&*before.producer, before.epoch, before.sequence);
-    let (watched_from, lost_in_gaps) = (seen.from, seen.lost_in_gaps);
+    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch, cursor.sequence);
+    let (observed_from, lost_in_gaps) = (observed.from, observed.lost_in_gaps);
+    let count = |loss| metrics.restarts.with_label_values(&[loss]).inc();
     macro_rules! log {
         ($level:ident, $($more:tt)*) => {
-            tracing::$level!(producer, epoch, sequence, new_epoch, watched_from, lost_in_gaps, $($more)*)
+            tracing::$level!(producer, epoch, sequence, new_epoch, observed_from, lost_in_gaps, $($more)*)
         };
     }
-    match missing(before, tail) {
-        Missing::Nothing | Missing::NothingOfIt if lost_in_gaps > 0 => {
-            metrics.restarts.with_label_values(&["lost"]).inc();
+    match TailLoss::new(cursor, tail) {
+        TailLoss::None | TailLoss::NoneOfEpoch if lost_in_gaps > 0 => {
+            count("exact");
             log!(
                 warn,
                 lost = 0_u64,
@@ -70,20 +71,20 @@ pub fn report(
                 "producer restarted; nothing lost at its end, but some cookies were lost in gaps"
             );
         }
-        Missing::Nothing => {
-            metrics.restarts.with_label_values(&["proved"]).inc();
+        TailLoss::None => {
+            count("none");
             log!(info, lost = 0_u64, "producer restarted; nothing lost");
         }
-        Missing::NothingOfIt => {
-            metrics.restarts.with_label_values(&["proved"]).inc();
+        TailLoss::NoneOfEpoch => {
+            count("none");
             log!(
                 info,
                 lost = 0_u64,
                 "producer restarted after a clean shutdown; nothing of that epoch lost, later epochs unknown"
             );
         }
-        Missing::Exactly(lost) => {
-            metrics.restarts.with_label_values(&["lost"]).inc();
+        TailLoss::Exact(lost) => {
+            count("exact");
             metrics
                 .lost
                 .with_label_values(&["producer_ended"])
@@ -91,21 +92,21 @@ pub fn report(
             log!(
                 warn,
                 lost,
-                "producer restarted; exactly this many cookies after this sequence are lost"
+                "producer restarted; cookies after this sequence are lost (exact number)"
             );
         }
-        Missing::AtMost(cookies_max) => {
-            metrics.restarts.with_label_values(&["bounded"]).inc();
+        TailLoss::Bounded(cookies_max) => {
+            count("bounded");
             metrics.uncertain_restarts.inc();
             metrics.uncertain_loss_cookies.inc_by(cookies_max);
             log!(
                 warn,
                 cookies_max,
-                "producer restarted after an unclean shutdown; at most cookies_max cookies after this sequence are lost"
+                "producer restarted after an unclean shutdown; up to cookies_max cookies after this sequence are lost"
             );
         }
-        Missing::Unknown => {
-            metrics.restarts.with_label_values(&["unknown"]).inc();
+        TailLoss::Unknown => {
+            count("unknown");
             metrics.uncertain_restarts.inc();
             log!(
                 warn,
@@ -115,11 +116,11 @@ pub fn report(
     }
 }
 
-/// Logs and counts that a producer that did not say goodbye never came back.
-pub fn report_gone(metrics: &metrics::Subscription, stood: &Cursor) {
+/// Logs and counts that a producer without a clean shutdown never returned.
+pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
     metrics.restarts.with_label_values(&["unknown"]).inc();
     metrics.uncertain_restarts.inc();
-    let (producer, epoch, sequence) = (&*stood.producer, stood.epoch, stood.sequence);
+    let (producer, epoch, sequence) = (&*cursor.producer, cursor.epoch, cursor.sequence);
     tracing::warn!(
         producer,
         epoch,
@@ -133,27 +134,31 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(complete: bool, tail: Option<(u64, bool)>, expected: Missing) {
-        let before = Cursor {
+    fn check(complete: bool, tail: Option<(u64, bool)>, expected: TailLoss) {
+        let cursor = Cursor {
             producer: "p".into(),
             epoch: 1,
             sequence: 9,
             complete,
         };
         let tail = tail.map(|(cookies_max, exact)| Tail { cookies_max, exact });
-        assert_eq!(missing(&before, tail), expected, "{complete} {tail:?}");
+        assert_eq!(
+            TailLoss::new(&cursor, tail),
+            expected,
+            "{complete} {tail:?}"
+        );
     }
 
     #[test]
-    fn nothing_is_proved_by_a_goodbye_or_by_the_record_and_by_nothing_else() {
-        check(false, None, Missing::Unknown);
-        check(true, None, Missing::NothingOfIt);
+    fn only_a_goodbye_or_the_epoch_history_rules_out_a_loss() {
+        check(false, None, TailLoss::Unknown);
+        check(true, None, TailLoss::NoneOfEpoch);
         for complete in [false, true] {
-            check(complete, Some((0, true)), Missing::Nothing);
-            check(complete, Some((0, false)), Missing::Nothing);
-            // After a goodbye: epochs between that were missed wholly.
-            check(complete, Some((5, true)), Missing::Exactly(5));
-            check(complete, Some((5, false)), Missing::AtMost(5));
+            check(complete, Some((0, true)), TailLoss::None);
+            check(complete, Some((0, false)), TailLoss::None);
+            // After a goodbye: the loss is of epochs that were missed completely.
+            check(complete, Some((5, true)), TailLoss::Exact(5));
+            check(complete, Some((5, false)), TailLoss::Bounded(5));
         }
     }
 }

@@ -205,7 +205,7 @@ const PROGRAMS = {
       ] },
       counted("Failed by reason", "consumer_failed_total", "reason", "cookies"),
       counted("Lost on the way, by reason", "consumer_lost_total", "reason", "cookies"),
-      counted("Restarts of producers, by what is known", "consumer_producer_restarts_total", "end", "restarts"),
+      counted("Producer restarts by loss", "consumer_producer_restarts_total", "loss", "restarts"),
       { title: "DSPs whose cookies are set aside", by: ["dsp"], of: "consumer_dsp_failing", some: true, columns: [["failing", now("consumer_dsp_failing"), yesNo, badIfAny]] },
       { title: "Maintenance", items: [
         ["by this consumer", now("consumer_maintenance_owner"), yesNo],

@@ -88,7 +88,7 @@ async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in
     let metrics = consumer.metrics().await?;
     // It was idle, so its record says where it ended.
     let restarts = "consumer_producer_restarts_total";
-    assert_eq!(metrics.count(restarts, &[("end", "proved")]), 1);
+    assert_eq!(metrics.count(restarts, &[("loss", "none")]), 1);
     assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);
     assert_eq!(metrics.count(names::LOST, &[]), 0);
     Ok(())

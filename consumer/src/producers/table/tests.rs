@@ -44,7 +44,7 @@ impl Setting {
         key
     }
 
-    fn open_at(&mut self, key: Key, at: &Cursor, before: Option<&Cursor>) -> Option<Watched> {
+    fn open_at(&mut self, key: Key, at: &Cursor, before: Option<&Cursor>) -> Option<ObservedRange> {
         let opening = Opening {
             at,
             newest: at.sequence,
@@ -124,7 +124,7 @@ fn end_of_an_epoch_is_reported_once_with_the_gaps_that_were_seen_in_it() {
     assert_eq!(it.table.lost(&id, 1, 10), 10);
     assert_eq!(it.table.lost(&id, 1, 5), 15);
     let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
-    let expected = Watched {
+    let expected = ObservedRange {
         epoch: 1,
         from: 6,
         lost_in_gaps: 15,
@@ -145,7 +145,7 @@ fn epoch_that_an_earlier_process_watched_was_seen_by_it_alone() {
     let mut it = Setting::new(vec![stored.clone()]);
     let key = it.listed(HERE);
     let seen = it.open_at(key, &cursor("p", 2, 0), Some(&stored));
-    assert_eq!(seen, Some(Watched::after(&stored)));
+    assert_eq!(seen, Some(ObservedRange::after(&stored)));
 }
 
 #[test]

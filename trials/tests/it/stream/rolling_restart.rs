@@ -117,11 +117,10 @@ async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
 /// What a consumer must say after two orderly restarts.
 async fn expect_proof(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
-    let restarts = |end| metrics.count("consumer_producer_restarts_total", &[("end", end)]);
+    let restarts = |loss| metrics.count("consumer_producer_restarts_total", &[("loss", loss)]);
     let words = consumer.process.last_lines(200);
     ensure!(
-        restarts("proved") == 2
-            && restarts("lost") + restarts("bounded") + restarts("unknown") == 0,
+        restarts("none") == 2 && restarts("exact") + restarts("bounded") + restarts("unknown") == 0,
         "{words}"
     );
     ensure!(

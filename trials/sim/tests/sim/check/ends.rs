@@ -61,14 +61,14 @@ struct Ending<'a> {
     lost: Option<u64>,
     exact: bool,
     whole: bool,
-    watched_from: u64,
+    observed_from: u64,
     lost_in_gaps: u64,
 }
 
 impl<'a> Ending<'a> {
     fn of(loss: &'a Loss) -> Option<Self> {
-        let is_of_one = loss.message.contains("nothing of that epoch was lost")
-            || loss.message.contains("nothing was lost at its end") && !loss.is_tail_known;
+        let is_of_one = loss.message.contains("nothing of that epoch lost")
+            || loss.message.contains("nothing lost at its end") && !loss.is_tail_known;
         Some(Self {
             producer: &loss.producer,
             epoch: loss.epoch(),
@@ -76,7 +76,7 @@ impl<'a> Ending<'a> {
             lost: loss.cookies(),
             exact: loss.number("lost").is_some(),
             whole: !is_of_one,
-            watched_from: loss.number("watched_from")?,
+            observed_from: loss.number("observed_from")?,
             lost_in_gaps: loss.number("lost_in_gaps")?,
         })
     }
@@ -147,7 +147,7 @@ impl Checker<'_> {
 
     /// What may be lacking by gaps: a process that saw all of the incarnation knows how much.
     fn in_gaps(&self, end: &Ending<'_>) -> u64 {
-        if end.watched_from <= 1 {
+        if end.observed_from <= 1 {
             end.lost_in_gaps
         } else {
             self.gaps
