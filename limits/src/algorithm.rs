@@ -19,7 +19,7 @@ const SECOND: u64 = 1_000_000_000;
 /// When the windows of a fixed window begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Aligned {
+pub enum Alignment {
     /// At whole multiples of the window since the Unix epoch: at full minutes, hours, days of UTC.
     #[default]
     Clock,
@@ -61,7 +61,7 @@ pub enum Algorithm {
         /// Its length.
         window: Duration,
         /// When it begins.
-        aligned: Aligned,
+        aligned: Alignment,
     },
     /// So many in any window: each call is remembered until it has left the window.
     SlidingLog {
@@ -84,7 +84,7 @@ pub enum Algorithm {
         limit: u64,
         /// Its length.
         window: Duration,
-        /// How far it moves at once; see [`step_of`].
+        /// How far it moves at once; see [`default_step`].
         step: Duration,
     },
     /// Slow after a pause, and at the rate when warm (as Guava's `SmoothWarmingUp` is): a call passes at once when those before are
@@ -128,7 +128,7 @@ pub(crate) enum Options {
     Spacing {},
     FixedWindow {
         #[serde(default)]
-        aligned: Aligned,
+        aligned: Alignment,
     },
     SlidingLog {},
     SlidingCounter {},
@@ -181,7 +181,7 @@ impl Options {
             Self::StepWindow { step } => Algorithm::StepWindow {
                 limit,
                 window,
-                step: step.map_or(step_of(window).min(window), |it| it.0.into()),
+                step: step.map_or(default_step(window).min(window), |it| it.0.into()),
             },
             Self::WarmUp { warm_up } => Algorithm::WarmUp {
                 rate,
@@ -194,7 +194,7 @@ impl Options {
 /// The step of a window that names none, in parts of what the window's length is: 10 ms up to 10 s, 100 ms up to a minute, 1 s
 /// up to an hour, 1 min up to a day, else 1 h.
 #[must_use]
-pub fn step_of(window: Duration) -> Duration {
+pub fn default_step(window: Duration) -> Duration {
     let seconds = |number| Duration::from_secs(number);
     match window {
         _ if window <= seconds(10) => Duration::from_millis(10),
@@ -263,7 +263,7 @@ impl Algorithm {
     ///
     /// # Errors
     /// When a part is too small to be kept to.
-    pub fn part(mut self, parts: u64) -> Result<Self, RateError> {
+    pub fn static_share(mut self, parts: u64) -> Result<Self, RateError> {
         match &mut self {
             Self::TokenBucket { rate, burst: room }
             | Self::SteppedBucket { rate, burst: room }
@@ -271,10 +271,10 @@ impl Algorithm {
                 rate,
                 capacity: room,
             } => {
-                *rate = rate.part(parts)?;
+                *rate = rate.divided(parts)?;
                 *room = room.div_ceil(parts);
             }
-            Self::WarmUp { rate, .. } => *rate = rate.part(parts)?,
+            Self::WarmUp { rate, .. } => *rate = rate.divided(parts)?,
             Self::FixedWindow { limit, .. }
             | Self::SlidingLog { limit, .. }
             | Self::SlidingCounter { limit, .. }
@@ -287,7 +287,7 @@ impl Algorithm {
     /// up. With no share nothing new goes, for ten years. `None` of windows and logs: what moves from one to the other within a window would be counted
     /// twice.
     #[must_use]
-    pub fn shared(mut self, millionths: u64) -> Option<Self> {
+    pub fn share(mut self, millionths: u64) -> Option<Self> {
         const WHOLE: u64 = 1_000_000;
         let share = millionths.min(WHOLE);
         let (Self::TokenBucket { rate, burst: room }
@@ -298,7 +298,7 @@ impl Algorithm {
         else {
             return None;
         };
-        *rate = rate.shared(share);
+        *rate = rate.share(share);
         *room = room.saturating_mul(share).div_ceil(WHOLE).max(1);
         Some(self)
     }
@@ -320,7 +320,7 @@ impl Algorithm {
 
     /// Most requests that one call may be for: more would never pass.
     #[must_use]
-    pub fn most_at_once(&self) -> u64 {
+    pub fn max_burst(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
             // Without a window, one by one.
@@ -357,7 +357,7 @@ impl Algorithm {
     /// Most requests that can be released in any window of so many nanoseconds (from a moment, without the moment that ends it),
     /// whatever is asked for. What a partner sees at worst.
     #[must_use]
-    pub fn most_in(&self, nanos: u64) -> u64 {
+    pub fn max_in(&self, nanos: u64) -> u64 {
         let windows = |limit: u64, window: Duration, more: u64| {
             let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
             limit.saturating_mul(nanos.div_ceil(window).saturating_add(more))
@@ -377,7 +377,7 @@ impl Algorithm {
             } => windows(
                 limit,
                 window,
-                u64::from(aligned == Aligned::Clock || nanos > 0),
+                u64::from(aligned == Alignment::Clock || nanos > 0),
             ),
             Self::SlidingLog { limit, window } | Self::StepWindow { limit, window, .. } => {
                 windows(limit, window, 0)
@@ -397,7 +397,7 @@ impl fmt::Display for Algorithm {
             Self::TokenBucket { rate, burst } => write!(
                 formatter,
                 "{rate}, and bursts of up to {burst} after a pause: at most {} in any second",
-                self.most_in(SECOND)
+                self.max_in(SECOND)
             ),
             Self::SteppedBucket { rate, burst } => {
                 let (tokens, step) = rate.written();
@@ -405,7 +405,7 @@ impl fmt::Display for Algorithm {
                     formatter,
                     "{tokens} tokens each {}, and up to {burst} saved: at most {} in any second",
                     Time(step),
-                    self.most_in(SECOND)
+                    self.max_in(SECOND)
                 )
             }
             Self::LeakyBucket { rate, capacity } => write!(
@@ -421,8 +421,8 @@ impl fmt::Display for Algorithm {
                 "{limit} in each window of {} that begins {}; up to {} around its edge",
                 Time::from(*window),
                 match aligned {
-                    Aligned::Clock => "by the clock (UTC)",
-                    Aligned::FirstCall => "with a call",
+                    Alignment::Clock => "by the clock (UTC)",
+                    Alignment::FirstCall => "with a call",
                 },
                 limit.saturating_mul(2)
             ),
@@ -470,11 +470,11 @@ mod tests {
             (86_400, 60_000),
             (86_401, 3_600_000),
         ] {
-            let step = step_of(Duration::from_secs(seconds));
+            let step = default_step(Duration::from_secs(seconds));
             assert_eq!(step, Duration::from_millis(step_millis), "{seconds} s");
         }
         let just_above = Duration::from_secs(10) + Duration::from_nanos(1);
-        assert_eq!(step_of(just_above), Duration::from_millis(100));
+        assert_eq!(default_step(just_above), Duration::from_millis(100));
     }
 
     #[test]
@@ -518,7 +518,7 @@ mod tests {
             Algorithm::FixedWindow {
                 limit: 0,
                 window,
-                aligned: Aligned::Clock,
+                aligned: Alignment::Clock,
             },
             Algorithm::SlidingCounter {
                 limit: 1,

@@ -1,4 +1,4 @@
-//! What is asked of limits, and what they answer.
+//! The types of a request and of its result: limits, demands, decisions, errors.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::Algorithm;
 
-/// A limit, as [`Limits::add`](crate::Limits::add) numbers it.
+/// Id of a limit, assigned by [`Limits::add`](crate::Limits::add).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LimitId(pub(crate) u32);
 
 impl LimitId {
-    /// Its place in the order in which limits were added, from 0.
+    /// The number of limits that were added before this one.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A limit as it is set.
+/// The configuration of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
-    /// The algorithm and its numbers.
+    /// The algorithm with its parameters.
     pub algorithm: Algorithm,
-    /// Whether refused calls count too, as some partners have it: who goes on asking never gets through.
+    /// Whether refused calls use quota, as some partner APIs do. A client that keeps retrying is then never admitted.
     pub count_refused: bool,
 }
 
@@ -36,57 +36,57 @@ impl From<Algorithm> for Limit {
     }
 }
 
-/// What a call asks of one limit.
+/// The requests of a call under one limit.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand<K> {
     /// The limit.
     pub limit: LimitId,
-    /// Whose: each key has an allowance of its own.
+    /// The key; each key has its own quota.
     pub key: K,
-    /// How many requests the call is for. Of none, nothing is asked.
+    /// The number of requests. A demand for 0 requests is ignored.
     pub requests: u64,
 }
 
-/// What becomes of a call.
+/// The decision on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// It may go now.
+    /// The call may be made now.
     Now,
-    /// It may go later, and not before.
+    /// The call has a reserved slot in the future.
     At {
-        /// When, in nanoseconds of the clock that `now` was of.
+        /// The slot, in nanoseconds of the caller's clock.
         at: u64,
-        /// The limit that it waits for: of several the one that makes it wait longest.
-        rule: LimitId,
+        /// The binding limit: the one with the longest wait.
+        limit: LimitId,
     },
-    /// It may not go, and no limit counted it.
+    /// The call is refused, and no limit counted it unless [`Limit::count_refused`] is set.
     Refused {
-        /// The limit that refuses it: of several that would have made it wait, the one that would have done so longest.
-        rule: LimitId,
-        /// Why.
-        why: Refusal,
+        /// The limit that refuses it. If several limits require a wait, the one with the longest.
+        limit: LimitId,
+        /// The reason.
+        reason: Refusal,
     },
 }
 
-/// Why a call may not go.
+/// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It would have to wait for longer than allowed. After this time it would not, if nobody else asked meanwhile.
+    /// The wait would exceed the maximum wait.
     Wait {
-        /// How long to wait before it is asked again.
+        /// Time after which the same call is admitted, if no other calls are made until then.
         retry_after: Duration,
     },
-    /// It is for more requests than the limit ever lets go at once.
+    /// The call has more requests than the limit ever admits at one time.
     TooMany {
-        /// Most requests of one call.
-        most: u64,
+        /// Maximum number of requests of one call.
+        max: u64,
     },
-    /// No key can be added: those that there is room for, of all limits together, are in use, or so many that no idle one was found.
-    NoRoom,
+    /// The key table is full, and no idle key was found to evict.
+    TableFull,
 }
 
 impl Decision {
-    /// When the call may go; `None` when it is refused. `now` is what was asked for.
+    /// The slot of the call: `now` or later, or `None` if it is refused. `now` is the time of the reservation.
     #[must_use]
     pub fn at(self, now: u64) -> Option<u64> {
         match self {
@@ -97,42 +97,42 @@ impl Decision {
     }
 }
 
-/// What a limit leaves to one key.
+/// The remaining quota of a key under one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
-    /// Requests that could go at once now.
+pub struct Remaining {
+    /// Maximum number of requests that one call could make now.
     pub requests: u64,
-    /// When one more could; now where as many could as ever.
+    /// When one more request could be made; now if the quota is full.
     pub more_at: u64,
 }
 
-/// What became of calls that were told.
+/// The effect of reported calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recorded {
-    /// They count.
+pub enum RecordOutcome {
+    /// They use quota.
     Counted,
-    /// They were made so long ago that they have no effect on any limit.
+    /// They are too old to affect any limit.
     TooOld,
 }
 
-/// Why calls were not counted.
+/// The reason why reported calls were rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// They are said to have been made in the future.
+    /// Their time is in the future.
     #[error("the time of a call is in the future")]
     TooEarly,
-    /// There is no room for the key.
-    #[error("all keys are in use that there is room for")]
-    NoRoom,
+    /// The key table is full.
+    #[error("the key table is full")]
+    TableFull,
 }
 
-/// Why a state was not restored.
+/// The reason why a saved state was not restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// It is the state of another algorithm, or the limit that it was saved under is invalid.
-    #[error("the state does not fit its limit")]
-    Unfit,
-    /// There is no room for the key.
-    #[error("all keys are in use that there is room for")]
-    NoRoom,
+    /// The state belongs to another algorithm, or its limit is invalid.
+    #[error("the state does not match its limit")]
+    Mismatch,
+    /// The key table is full.
+    #[error("the key table is full")]
+    TableFull,
 }

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::HashTable;
 
-use crate::{decision::LimitId, meter::State};
+use crate::{decision::LimitId, meter::KeyState};
 
 /// Keys that were idle are looked for at each new key: so many of those there are.
 const LOOKED_AT: usize = 2;
@@ -20,7 +20,7 @@ const FEW: usize = 1_024;
 
 /// All entries are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NoRoom;
+pub(crate) struct TableFull;
 
 #[derive(Debug)]
 pub(crate) struct Keys<K> {
@@ -69,7 +69,7 @@ pub(crate) struct Entry<K> {
     was_used: bool,
     /// Whether it is listed as changed.
     is_changed: bool,
-    pub(crate) state: State,
+    pub(crate) state: KeyState,
 }
 
 impl<K: Hash + Eq> Keys<K> {
@@ -100,7 +100,7 @@ impl<K: Hash + Eq> Keys<K> {
     }
 
     /// Calls `each` for every key that was forgotten or whose state changed since the last time, with that state.
-    pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&State>)) {
+    pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&KeyState>)) {
         for (limit, key) in std::mem::take(&mut self.changes.forgotten) {
             if self.find(limit, &key).is_none() {
                 each(limit, &key, None);
@@ -116,7 +116,7 @@ impl<K: Hash + Eq> Keys<K> {
     }
 
     /// Forgets the keys of these limits.
-    pub(crate) fn forget_limits(&mut self, limits: &[LimitId]) {
+    pub(crate) fn clear_limits(&mut self, limits: &[LimitId]) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
             if entry.key.is_some() && limits.contains(&entry.limit) {
@@ -195,12 +195,12 @@ impl<K: Hash + Eq> Keys<K> {
     }
 
     #[inline]
-    pub(crate) fn state(&self, place: u32) -> &State {
+    pub(crate) fn state(&self, place: u32) -> &KeyState {
         &self.entries[place as usize].state
     }
 
     #[inline]
-    pub(crate) fn update(&mut self, place: u32, change: impl FnOnce(&mut State)) {
+    pub(crate) fn update(&mut self, place: u32, change: impl FnOnce(&mut KeyState)) {
         let state = self.state_mut(place);
         let booked = state.booked_bytes();
         change(state);
@@ -210,7 +210,7 @@ impl<K: Hash + Eq> Keys<K> {
 
     /// To be changed without what it [has](Self::update) of bookings.
     #[inline]
-    pub(crate) fn state_mut(&mut self, place: u32) -> &mut State {
+    pub(crate) fn state_mut(&mut self, place: u32) -> &mut KeyState {
         let entry = &mut self.entries[place as usize];
         entry.was_used = true;
         if self.changes.are_tracked && !entry.is_changed {
@@ -224,7 +224,7 @@ impl<K: Hash + Eq> Keys<K> {
     pub(crate) fn each_of(
         &mut self,
         is_of: impl Fn(LimitId) -> bool,
-        mut change: impl FnMut(LimitId, &mut State),
+        mut change: impl FnMut(LimitId, &mut KeyState),
     ) {
         for index in 0..self.entries.len() {
             let Entry { key, limit, .. } = &self.entries[index];
@@ -241,10 +241,10 @@ impl<K: Hash + Eq> Keys<K> {
         &mut self,
         wanted: impl Iterator<Item = LimitId> + Clone,
         kept: &[Option<u32>],
-        is_idle: impl Fn(LimitId, &State) -> bool,
-    ) -> Result<(), NoRoom> {
+        is_idle: impl Fn(LimitId, &KeyState) -> bool,
+    ) -> Result<(), TableFull> {
         let is_idle =
-            |place, limit, state: &State| !kept.contains(&Some(place)) && is_idle(limit, state);
+            |place, limit, state: &KeyState| !kept.contains(&Some(place)) && is_idle(limit, state);
         // So that idle ones leave as new ones come, and seldom any has to be looked for.
         if self.free.len() < wanted.clone().count() && self.entries.len() >= FEW {
             self.look(LOOKED_AT, true, &is_idle);
@@ -256,16 +256,16 @@ impl<K: Hash + Eq> Keys<K> {
         if self.has_room(wanted) {
             Ok(())
         } else {
-            Err(NoRoom)
+            Err(TableFull)
         }
     }
 
-    pub(crate) fn forget_idle(
+    pub(crate) fn evict_idle(
         &mut self,
         looked_at: usize,
-        is_idle: impl Fn(LimitId, &State) -> bool,
+        is_idle: impl Fn(LimitId, &KeyState) -> bool,
     ) -> usize {
-        self.look(looked_at, false, &|_, limit, state: &State| {
+        self.look(looked_at, false, &|_, limit, state: &KeyState| {
             is_idle(limit, state)
         })
     }
@@ -276,7 +276,7 @@ impl<K: Hash + Eq> Keys<K> {
         &mut self,
         looked_at: usize,
         spared: bool,
-        is_idle: &impl Fn(u32, LimitId, &State) -> bool,
+        is_idle: &impl Fn(u32, LimitId, &KeyState) -> bool,
     ) -> usize {
         let mut forgotten = 0;
         for _ in 0..looked_at.min(self.entries.len()) {
@@ -300,7 +300,7 @@ impl<K: Hash + Eq> Keys<K> {
             if let Ok(found) = self.table.find_entry(hash, |it| *it == place) {
                 found.remove();
             }
-            let state = std::mem::replace(&mut entry.state, State::none());
+            let state = std::mem::replace(&mut entry.state, KeyState::none());
             if self.changes.are_tracked {
                 self.changes.forgotten.push((entry.limit, key));
             }
@@ -313,7 +313,7 @@ impl<K: Hash + Eq> Keys<K> {
     }
 
     /// Inserts what is not there, for which there is room.
-    pub(crate) fn insert(&mut self, limit: LimitId, key: K, state: State) -> u32 {
+    pub(crate) fn insert(&mut self, limit: LimitId, key: K, state: KeyState) -> u32 {
         let of = &mut self.of_limits[limit.index()];
         self.beyond += usize::from(of.keys >= self.own);
         of.keys += 1;

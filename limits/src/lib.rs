@@ -24,10 +24,10 @@
 //! }
 //! // The sixth may wait for up to a second, and waits for half of one.
 //! let sixth = limits.reserve(&demands, now, Duration::from_secs(1));
-//! assert_eq!(sixth, Decision::At { at: now + 500_000_000, rule: client });
+//! assert_eq!(sixth, Decision::At { at: now + 500_000_000, limit: client });
 //! // Nobody waits for longer than the maximum wait: with none, all that would have to wait is refused.
 //! let seventh = limits.reserve(&demands, now, Duration::ZERO);
-//! assert!(matches!(seventh, Decision::Refused { rule, .. } if rule == client));
+//! assert!(matches!(seventh, Decision::Refused { limit, .. } if limit == client));
 //! # Ok::<(), limits::RateError>(())
 //! ```
 //!
@@ -86,10 +86,10 @@ mod meter;
 pub mod rate;
 pub mod rules;
 
-pub use algorithm::{ALGORITHMS, Algorithm, Aligned, LOG_MAX, STEPS_MAX, step_of};
+pub use algorithm::{ALGORITHMS, Algorithm, Alignment, LOG_MAX, STEPS_MAX, default_step};
 pub use decision::{
-    Decision, Demand, Left, Limit, LimitId, RecordError, Recorded, Refusal, RestoreError,
+    Decision, Demand, Limit, LimitId, RecordError, RecordOutcome, Refusal, Remaining, RestoreError,
 };
 pub use limits::{DEMANDS_MAX, Limits};
-pub use meter::{Carry, State};
+pub use meter::{CarryOver, KeyState};
 pub use rate::{Rate, RateError};

@@ -2,9 +2,9 @@
 
 mod change;
 mod concerns;
-mod left;
 mod recording;
-mod replanning;
+mod remaining;
+mod rescheduling;
 mod saving;
 
 use std::{borrow::Cow, hash::Hash, time::Duration};
@@ -12,8 +12,8 @@ use std::{borrow::Cow, hash::Hash, time::Duration};
 use self::concerns::{Concern, Concerns};
 use crate::{
     decision::{Decision, Demand, Limit, LimitId, Refusal},
-    keys::{Keys, NoRoom},
-    meter::{Meter, State},
+    keys::{Keys, TableFull},
+    meter::{KeyState, Meter},
     rate::RateError,
 };
 
@@ -31,12 +31,12 @@ struct Rule {
     limit: Limit,
     meter: Meter,
     /// Of keys that were never seen, where that is not a fresh one.
-    unseen: Option<State>,
+    unseen: Option<KeyState>,
 }
 
 impl Rule {
     /// The state that a key begins with.
-    fn first(&self) -> State {
+    fn first(&self) -> KeyState {
         let unseen = self.unseen.clone();
         unseen.unwrap_or_else(|| self.meter.fresh())
     }
@@ -150,9 +150,9 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let mut concerns = self.concerns::<MAX>(demands);
         let decision = self.decide(&concerns, from, now, max_wait);
         if let Some(at) = decision.at(now) {
-            if let Err((limit, NoRoom)) = self.make_entries(&mut concerns, demands, now) {
-                let why = Refusal::NoRoom;
-                return Decision::Refused { rule: limit, why };
+            if let Err((limit, TableFull)) = self.make_entries(&mut concerns, demands, now) {
+                let reason = Refusal::TableFull;
+                return Decision::Refused { limit, reason };
             }
             for concern in concerns.all() {
                 let entry = concern.entry.expect("its entry was made");
@@ -204,7 +204,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     }
 
     /// The state of a key, or that of one that was never seen.
-    fn state_of(&self, limit: LimitId, key: &K) -> Cow<'_, State> {
+    fn state_of(&self, limit: LimitId, key: &K) -> Cow<'_, KeyState> {
         match self.keys.find(limit, key) {
             Some(entry) => Cow::Borrowed(self.keys.state(entry)),
             None => Cow::Owned(self.rules[limit.index()].first()),
@@ -212,10 +212,10 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     }
 
     /// Forgets keys that are idle, looking at most at so many. There is no need to; their places serve the next keys.
-    pub fn forget_idle(&mut self, looked_at: usize, now: u64) -> usize {
+    pub fn evict_idle(&mut self, looked_at: usize, now: u64) -> usize {
         let now = self.pass_to(now);
         let rules = &self.rules;
-        self.keys.forget_idle(looked_at, |limit, state| {
+        self.keys.evict_idle(looked_at, |limit, state| {
             rules[limit.index()].meter.is_idle(state, now)
         })
     }
@@ -246,7 +246,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 
     /// Changes the state of an entry that was made.
     #[inline]
-    fn update(&mut self, concern: &Concern, change: impl FnOnce(&Meter, &mut State)) {
+    fn update(&mut self, concern: &Concern, change: impl FnOnce(&Meter, &mut KeyState)) {
         let entry = concern.entry.expect("its entry was made");
         let meter = &self.rules[concern.limit.index()].meter;
         self.keys.update(entry, |state| change(meter, state));
@@ -299,11 +299,11 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         for concern in concerns.all() {
             let meter = &self.rules[concern.limit.index()].meter;
             if !meter.can_pass(concern.requests) {
-                let most = self.rules[concern.limit.index()]
+                let max = self.rules[concern.limit.index()]
                     .limit
                     .algorithm
-                    .most_at_once();
-                return Err((concern.limit, Refusal::TooMany { most }));
+                    .max_burst();
+                return Err((concern.limit, Refusal::TooMany { max }));
             }
         }
         for round in 0..2 * ROUNDS_MAX {
@@ -379,22 +379,22 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ) -> Decision {
         let (at, binding) = match self.earliest(concerns, from, now) {
             Ok(found) => found,
-            Err((rule, why)) => return Decision::Refused { rule, why },
+            Err((limit, reason)) => return Decision::Refused { limit, reason },
         };
         let held_up = || concerns.all().first().filter(|_| at > now);
-        let Some(rule) = binding.or_else(|| held_up().map(|it| it.limit)) else {
+        let Some(limit) = binding.or_else(|| held_up().map(|it| it.limit)) else {
             return Decision::Now;
         };
         let wait = at - now;
         let max_wait = u64::try_from(max_wait.as_nanos()).unwrap_or(u64::MAX);
         if wait > max_wait {
             let retry_after = Duration::from_nanos(wait - max_wait);
-            let why = Refusal::Wait { retry_after };
-            return Decision::Refused { rule, why };
+            let reason = Refusal::Wait { retry_after };
+            return Decision::Refused { limit, reason };
         }
         match self.can_be_remembered(concerns, at, now) {
-            Ok(()) => Decision::At { at, rule },
-            Err((rule, why)) => Decision::Refused { rule, why },
+            Ok(()) => Decision::At { at, limit },
+            Err((limit, reason)) => Decision::Refused { limit, reason },
         }
     }
 
@@ -404,7 +404,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         concerns: &mut Concerns<MAX>,
         demands: &[Demand<K>],
         now: u64,
-    ) -> Result<(), (LimitId, NoRoom)> {
+    ) -> Result<(), (LimitId, TableFull)> {
         let missing = || concerns.all().iter().filter(|it| it.entry.is_none());
         let Some(first) = missing().next().map(|it| it.limit) else {
             return Ok(());
@@ -418,7 +418,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let (rules, keys) = (&self.rules, &mut self.keys);
         let concerned: [Option<u32>; MAX] = std::array::from_fn(|index| concerns.all[index].entry);
         let is_idle =
-            |limit: LimitId, state: &State| rules[limit.index()].meter.is_idle(state, now);
+            |limit: LimitId, state: &KeyState| rules[limit.index()].meter.is_idle(state, now);
         let wanted = missing().map(|it| it.limit);
         if let Err(no_room) = keys.make_room(wanted, &concerned, is_idle) {
             return Err((first, no_room));

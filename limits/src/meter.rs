@@ -35,10 +35,10 @@ use std::{borrow::Cow, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::algorithm::{Algorithm, step_of};
+use crate::algorithm::{Algorithm, default_step};
 
 use booked::Booked;
-pub use change::Carry;
+pub use change::CarryOver;
 use gcra::{Gcra, Pace};
 use log::{Log, Logged};
 use stepped::{Stepped, Tokens};
@@ -69,7 +69,7 @@ enum Kind {
 
 /// What a limit keeps for one key. `serde` saves it in any form; only a limit of the same algorithm understands it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct State {
+pub struct KeyState {
     /// By all that was given out.
     used: Used,
     /// None while there is no room before any of that.
@@ -146,7 +146,7 @@ trait Method {
     fn reserve(&self, _amount: &mut Self::Amount) {}
 }
 
-impl State {
+impl KeyState {
     /// Of an entry that is free.
     pub(crate) fn none() -> Self {
         Used::from(Amount::Fixed(Window::default())).into()
@@ -175,7 +175,7 @@ impl From<Amount> for Used {
     }
 }
 
-impl From<Used> for State {
+impl From<Used> for KeyState {
     fn from(used: Used) -> Self {
         Self { used, booked: None }
     }
@@ -222,25 +222,25 @@ impl Meter {
         };
         Self {
             kind,
-            most: algorithm.most_at_once(),
+            most: algorithm.max_burst(),
             timeout,
         }
     }
 
     /// Gives a state that was restored the room of a fresh one.
-    pub(crate) fn reserve(&self, state: &mut State) {
+    pub(crate) fn reserve(&self, state: &mut KeyState) {
         fitting!((self.kind), (&mut state.used.amount), (meter; inner) => meter.reserve(inner));
     }
 
     /// Whether a state is of this algorithm, with numbers that it can reckon with.
-    pub(crate) fn fits(&self, state: &State) -> bool {
+    pub(crate) fn fits(&self, state: &KeyState) -> bool {
         let fits = |used: &Used| fitting!((self.kind), (&used.amount), (meter; inner) => meter.fits(inner), false);
         let booked_fits = |it: &Booked| fits(&it.before) && self.can_keep(it);
         fits(&state.used) && state.booked.as_deref().is_none_or(booked_fits)
     }
 
     /// A state that was never used.
-    pub(crate) fn fresh(&self) -> State {
+    pub(crate) fn fresh(&self) -> KeyState {
         self.fresh_used().into()
     }
 
@@ -270,7 +270,7 @@ impl Meter {
 
     /// The first moment from `from` on at which so many may go, of what [`can_pass`](Self::can_pass).
     #[inline]
-    pub(crate) fn earliest(&self, state: &State, requests: u64, from: u64) -> u64 {
+    pub(crate) fn earliest(&self, state: &KeyState, requests: u64, from: u64) -> u64 {
         match (&self.kind, &state.used.amount, &state.booked) {
             // By far the most.
             (Kind::Gcra(meter), Amount::Gcra(pace), None) => {
@@ -291,7 +291,7 @@ impl Meter {
 
     /// Takes so many at once from a bucket without bookings, as by far the most calls do; else says no, and does nothing.
     #[inline]
-    pub(crate) fn take_now(&self, state: &mut State, requests: u64, at: u64, now: u64) -> bool {
+    pub(crate) fn take_now(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) -> bool {
         let used = &mut state.used;
         match (&self.kind, &mut used.amount, &state.booked) {
             (Kind::Gcra(meter), Amount::Gcra(pace), None) if at <= now => {
@@ -307,7 +307,7 @@ impl Meter {
     }
 
     /// Takes so many at a moment that [`earliest`](Self::earliest) gave, and that can be [remembered](Self::remembered_at).
-    pub(crate) fn take(&self, state: &mut State, requests: u64, at: u64, now: u64) {
+    pub(crate) fn take(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) {
         self.pass(state, now);
         if state.booked.is_some() {
             self.take_between(state, requests, at, now);
@@ -329,7 +329,7 @@ impl Meter {
     }
 
     /// Counts so many that were made at `at` all the same: refused ones, or others' calls.
-    pub(crate) fn force(&self, state: &mut State, requests: u64, at: u64) {
+    pub(crate) fn force(&self, state: &mut KeyState, requests: u64, at: u64) {
         // More than ever goes at once makes a key wait no longer than that.
         let requests = requests.min(self.most);
         self.count_before(state, at, |used| {
@@ -338,7 +338,7 @@ impl Meter {
     }
 
     /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full.
-    pub(crate) fn tell(&self, state: &mut State, requests: u64, at: u64) {
+    pub(crate) fn tell(&self, state: &mut KeyState, requests: u64, at: u64) {
         let queue = Some(self.timeout).filter(|it| *it < u64::MAX);
         let end = at.saturating_add(queue.unwrap_or(0));
         self.count_before(state, at, |used| {
@@ -349,7 +349,7 @@ impl Meter {
 
     /// Forgets what is over at `now` and is of no use to anyone.
     #[inline]
-    pub(crate) fn pass(&self, state: &mut State, now: u64) {
+    pub(crate) fn pass(&self, state: &mut KeyState, now: u64) {
         if state.booked.is_some() {
             self.pass_bookings(state, now);
         }
@@ -362,13 +362,13 @@ impl Meter {
     }
 
     /// Whether the state is as one that was never used, from `now` on.
-    pub(crate) fn is_idle(&self, state: &State, now: u64) -> bool {
+    pub(crate) fn is_idle(&self, state: &KeyState, now: u64) -> bool {
         let Used { amount, last } = &state.used;
         *last <= now && fitting!((self.kind), (amount), (meter; inner) => meter.is_idle(inner, now))
     }
 
     /// What is used of a key at `now`, before bookings to come.
-    fn now_used<'a>(&self, state: &'a State, now: u64) -> Cow<'a, Used> {
+    fn now_used<'a>(&self, state: &'a KeyState, now: u64) -> Cow<'a, Used> {
         match &state.booked {
             Some(booked) => Cow::Owned(self.used_at(booked, now)),
             None => Cow::Borrowed(&state.used),
@@ -376,7 +376,7 @@ impl Meter {
     }
 
     /// How many requests are used at `now`: those that a fresh state could take more.
-    pub(crate) fn used(&self, state: &State, now: u64) -> u64 {
+    pub(crate) fn used(&self, state: &KeyState, now: u64) -> u64 {
         self.amount_used(&self.now_used(state, now).amount, now)
     }
 
@@ -389,7 +389,7 @@ impl Meter {
         match &self.kind {
             Kind::Steps(meter) => meter.step(),
             _ => {
-                let step = step_of(Duration::from_nanos(self.reach()));
+                let step = default_step(Duration::from_nanos(self.reach()));
                 u64::try_from(step.as_nanos()).expect("an hour at most")
             }
         }

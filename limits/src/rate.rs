@@ -90,7 +90,7 @@ impl Rate {
     ///
     /// # Errors
     /// When it is not a part, or too small a one.
-    pub fn part(&self, parts: u64) -> Result<Self, RateError> {
+    pub fn divided(&self, parts: u64) -> Result<Self, RateError> {
         let (requests, nanos) = self.written;
         let parts = in_range("a number of parts", parts, REQUESTS_MAX)?;
         if requests.is_multiple_of(parts) {
@@ -100,7 +100,7 @@ impl Rate {
     }
 
     /// So many millionths of it; rounded down where it would be slower than one request in [`PERIOD_MAX`], or its numbers too large.
-    pub(crate) fn shared(&self, millionths: u64) -> Self {
+    pub(crate) fn share(&self, millionths: u64) -> Self {
         if millionths == 0 {
             return Self::new(1, PERIOD_MAX).expect("ten years fit");
         }

@@ -53,8 +53,8 @@ mod sharing;
 use std::fmt;
 
 pub use self::{
-    document::{Document, Terms},
-    handling::{Handling, Mode, Revive},
+    document::{Document, LimitDefinition},
+    handling::{Handling, Mode, RequeuePolicy},
     sharing::{Sharing, SharingMode},
 };
 
@@ -88,7 +88,7 @@ pub struct NamedLimit {
     /// Whether the program `limiter` takes its rule from each call: no key is under it.
     pub from_call: bool,
     /// Whether the file says the mode; the plan in words does only then.
-    pub mode_given: bool,
+    pub has_explicit_mode: bool,
     /// What is done with what is over them; of a limit of every call, and unless the file says it, the default.
     pub handling: Handling,
 }
@@ -137,7 +137,7 @@ impl Rules {
     /// The limits that hold for a key, and whether any of them names it or stands for those that none names. `None` when
     /// its calls are rejected.
     #[must_use]
-    pub fn of_key(&self, key: &str) -> Option<Vec<usize>> {
+    pub fn for_key(&self, key: &str) -> Option<Vec<usize>> {
         let named = |limit: &NamedLimit| limit.keys.iter().any(|it| it == key);
         let own = self.limits.iter().position(named);
         let own = match (&self.unknown, own) {
@@ -198,7 +198,7 @@ impl fmt::Display for Rules {
                     algorithm.name()
                 )?;
             }
-            if limit.mode_given {
+            if limit.has_explicit_mode {
                 writeln!(formatter, "  {}", limit.handling)?;
             }
         }

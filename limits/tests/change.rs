@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal};
+use limits::{
+    Algorithm, CarryOver, Decision, Demand, Limit, LimitId, Limits, RecordError, Refusal,
+};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -98,8 +100,8 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
 fn debt_follows_a_changed_limit_as_asked() {
     for (carry, next) in [
         // Ten requests ahead, of which each takes twice as long now.
-        (Carry::Requests, 20 * SECOND),
-        (Carry::Reset, 0),
+        (CarryOver::Usage, 20 * SECOND),
+        (CarryOver::Reset, 0),
     ] {
         let mut limits = Limits::new(1);
         let limit = limits.add(bucket("1/s", 1)).unwrap();
@@ -120,7 +122,10 @@ fn debt_follows_a_changed_limit_as_asked() {
     let limit = limits.add(bucket("1/h", 5)).unwrap();
     (0..3).for_each(|_| assert_eq!(at(&mut limits, limit, 0, START), 0));
     limits
-        .change_all(&[(limit, bucket("1/h", 10).into(), Carry::AsIs)], START)
+        .change_all(
+            &[(limit, bucket("1/h", 10).into(), CarryOver::Remaining)],
+            START,
+        )
         .unwrap();
     let mut go = || limits.reserve(&one(limit, 0), START, Duration::ZERO) == Decision::Now;
     assert_eq!([go(), go(), go()], [true, true, false]);
@@ -131,7 +136,7 @@ fn debt_follows_a_changed_limit_as_asked() {
     };
     assert!(
         limits
-            .change_all(&[(limit, unfit.into(), Carry::Reset)], START)
+            .change_all(&[(limit, unfit.into(), CarryOver::Reset)], START)
             .is_err()
     );
     assert_eq!(limits.limit(limit).algorithm, bucket("1/h", 10));
@@ -168,11 +173,11 @@ fn a_thousand_changes_exceed_no_limit() {
             ));
             let new = bucket(&format!("{new_rate}/s"), burst);
             limits
-                .change_all(&[(limit, new.into(), Carry::Requests)], now)
+                .change_all(&[(limit, new.into(), CarryOver::Usage)], now)
                 .unwrap();
             let calls: Vec<_> = waiting.iter().map(|at| (&demands[..], *at)).collect();
             let mut planned = Vec::new();
-            limits.replan(&calls, now, |_, decision| planned.extend(decision.at(now)));
+            limits.reschedule(&calls, now, |_, decision| planned.extend(decision.at(now)));
             assert!(planned.is_sorted());
             waiting = planned;
         }
@@ -227,10 +232,16 @@ fn refused_call_moves_no_counter_of_any_limit() {
     );
     let found = limits.reserve(&[demand(wide), demand(narrow)], START, MAX_WAIT);
     let retry_after = Duration::from_secs(3_600) - MAX_WAIT;
-    let why = Refusal::Wait { retry_after };
-    assert_eq!(found, Decision::Refused { rule: narrow, why });
+    let reason = Refusal::Wait { retry_after };
     assert_eq!(
-        (limits.keys(), limits.left(wide, &"a", START).requests),
+        found,
+        Decision::Refused {
+            limit: narrow,
+            reason
+        }
+    );
+    assert_eq!(
+        (limits.keys(), limits.remaining(wide, &"a", START).requests),
         (1, 100)
     );
     // More than ever goes at once.
@@ -238,10 +249,13 @@ fn refused_call_moves_no_counter_of_any_limit() {
         requests: 101,
         ..demand(wide)
     }];
-    let why = Refusal::TooMany { most: 100 };
+    let reason = Refusal::TooMany { max: 100 };
     assert_eq!(
         limits.reserve(&many, START, MAX_WAIT),
-        Decision::Refused { rule: wide, why }
+        Decision::Refused {
+            limit: wide,
+            reason
+        }
     );
     // The same limit twice in one call counts twice, and nothing asks for nothing.
     let half = Demand {
@@ -282,7 +296,7 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
     // Ten in four units, told out of order: 3, 3, 2, 2. When the first two steps have left, four are left.
     for (second, requests) in [(2, 2), (0, 3), (3, 2), (1, 3)] {
         limits
-            .record_all(
+            .record(
                 &[demand(requests)],
                 START + second * SECOND,
                 START + 3 * SECOND,
@@ -290,16 +304,16 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
             .unwrap();
     }
     let now = START + 3 * SECOND;
-    assert_eq!(limits.left(limit, &0, now).requests, 0);
+    assert_eq!(limits.remaining(limit, &0, now).requests, 0);
     let (at, _) = limits.peek(&[demand(4)], now).unwrap();
     assert_eq!(at - START, 5 * SECOND);
-    assert_eq!(limits.left(limit, &0, at).requests, 6);
+    assert_eq!(limits.remaining(limit, &0, at).requests, 6);
     // What is older than the window has no effect, and the future is refused.
     limits
-        .record_all(&[demand(9)], START - 9 * SECOND, now)
+        .record(&[demand(9)], START - 9 * SECOND, now)
         .unwrap();
-    assert_eq!(limits.left(limit, &0, now).requests, 0);
-    let future = limits.record_all(&[demand(1)], now + 2 * SECOND, now);
+    assert_eq!(limits.remaining(limit, &0, now).requests, 0);
+    let future = limits.record(&[demand(1)], now + 2 * SECOND, now);
     assert!(matches!(future, Err(RecordError::TooEarly)));
 }
 
@@ -313,7 +327,7 @@ fn time_that_goes_back_stands_still() {
         limits.reserve(&one(limit, 0), hour_before, MAX_WAIT),
         Decision::At {
             at: START + SECOND,
-            rule: limit
+            limit
         }
     );
 }

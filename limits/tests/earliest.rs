@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, Refusal};
+use limits::{Algorithm, Alignment, Decision, Demand, LimitId, Limits, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -84,7 +84,7 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
         2 => Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         3 => Algorithm::SlidingLog { limit, window },
         4 => Algorithm::SlidingCounter { limit, window },
@@ -126,7 +126,7 @@ fn call_gets_the_earliest_moment_that_all_limits_permit() {
                     requests,
                 })
                 .collect();
-            if demands.is_empty() || of.iter().any(|it| kinds[*it].most_at_once() < requests) {
+            if demands.is_empty() || of.iter().any(|it| kinds[*it].max_burst() < requests) {
                 continue;
             }
             let from = now + random.u64(..4).saturating_sub(2) * random.u64(..60);
@@ -169,12 +169,12 @@ fn user_who_books_far_ahead_holds_up_nobody_else() {
         Algorithm::FixedWindow {
             limit: 100,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         Algorithm::FixedWindow {
             limit: 100,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         },
         Algorithm::SlidingLog { limit: 100, window },
         Algorithm::SlidingCounter { limit: 100, window },
@@ -227,11 +227,11 @@ fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
         .collect();
     let booked = decisions.iter().filter(|it| it.at(now).is_some()).count();
     assert_eq!(booked, 1 + 4_096);
-    let Decision::Refused { rule, why } = decisions[4_099] else {
+    let Decision::Refused { limit, reason } = decisions[4_099] else {
         panic!("{:?}", decisions[4_099]);
     };
     let retry_after = Duration::from_secs(1);
-    assert_eq!((rule, why), (app, Refusal::Wait { retry_after }));
+    assert_eq!((limit, reason), (app, Refusal::Wait { retry_after }));
     // That it could go then by itself is told all the same.
     assert_eq!(
         limits.peek(&both, now),

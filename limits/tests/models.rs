@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Decision, Demand, Limits};
+use limits::{Algorithm, Alignment, Decision, Demand, Limits};
 
 /// All that went, and when.
 type Gone = Vec<(i128, i128)>;
@@ -52,7 +52,7 @@ fn model(algorithm: Algorithm) -> Allows {
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         } => {
             let window = nanos(window);
             Box::new(move |gone, requests, now| {
@@ -62,7 +62,7 @@ fn model(algorithm: Algorithm) -> Allows {
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         } => {
             let window = nanos(window);
             Box::new(move |gone, requests, now| {
@@ -128,12 +128,12 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
         4 => Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         5 => Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         },
         6 => Algorithm::SlidingLog { limit, window },
         7 => Algorithm::SlidingCounter { limit, window },
@@ -168,7 +168,7 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
         gone.push((now.into(), 1));
         for _ in 0..100 {
             now += random.u64(0..2_000) * u64::from(random.bool());
-            let requests = random.u64(1..=algorithm.most_at_once().min(4));
+            let requests = random.u64(1..=algorithm.max_burst().min(4));
             let demands = [Demand {
                 limit,
                 key: (),
@@ -214,12 +214,12 @@ fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         },
         Algorithm::SlidingLog { limit, window },
         Algorithm::SlidingCounter { limit, window },

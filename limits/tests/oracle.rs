@@ -11,7 +11,7 @@ use governor::{
     clock::FakeRelativeClock,
     state::{InMemoryState, NotKeyed},
 };
-use limits::{Algorithm, Aligned, Decision, Demand, LimitId, Limits, Refusal};
+use limits::{Algorithm, Alignment, Decision, Demand, LimitId, Limits, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -61,12 +61,12 @@ fn token_bucket_decides_as_governor_does() {
                 Ok(Ok(())) => assert_eq!(found, Decision::Now),
                 Ok(Err(until)) => {
                     let retry_after = until.wait_time_from(governor::clock::Clock::now(&clock));
-                    let why = Refusal::Wait { retry_after };
-                    assert_eq!(found, Decision::Refused { rule: limit, why });
+                    let reason = Refusal::Wait { retry_after };
+                    assert_eq!(found, Decision::Refused { limit, reason });
                 }
                 Err(InsufficientCapacity(most)) => {
-                    let why = Refusal::TooMany { most: most.into() };
-                    assert_eq!(found, Decision::Refused { rule: limit, why });
+                    let reason = Refusal::TooMany { max: most.into() };
+                    assert_eq!(found, Decision::Refused { limit, reason });
                 }
             }
             done += 1;
@@ -96,7 +96,7 @@ impl Released {
                 };
                 let window = at - self.0[start].0 + 1;
                 let found = sums[end] - sums[start];
-                let most = algorithm.most_in(window);
+                let most = algorithm.max_in(window);
                 assert!(
                     found <= most,
                     "{found} > {most} in {window} ns: {algorithm:?}"
@@ -125,12 +125,12 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         },
         Algorithm::SlidingLog { limit, window },
         Algorithm::SlidingCounter { limit, window },
@@ -150,7 +150,7 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
 fn step(random: &mut fastrand::Rng, algorithm: &Algorithm) -> u64 {
     let interval = (1..)
         .map(|it| 1 << it)
-        .find(|it| algorithm.most_in(*it) > 1 + algorithm.most_in(1));
+        .find(|it| algorithm.max_in(*it) > 1 + algorithm.max_in(1));
     let interval = interval.unwrap_or(SECOND).min(100 * SECOND);
     match random.u8(..) {
         0..=99 => 0,
@@ -181,7 +181,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                 };
                 // It stands still meanwhile.
                 seen = told.max(seen);
-                let requests = random.u64(1..=algorithm.most_at_once().min(5));
+                let requests = random.u64(1..=algorithm.max_burst().min(5));
                 let demands = one(limit, requests);
                 let max_wait_time = Duration::from_nanos(max_wait);
                 let Ok((at, _)) = limits.peek(&demands, told) else {
@@ -198,7 +198,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                     Decision::Now => assert_eq!(at, seen),
                     Decision::At { at: found, .. } => assert_eq!(at, found),
                     Decision::Refused {
-                        why: Refusal::Wait { retry_after },
+                        reason: Refusal::Wait { retry_after },
                         ..
                     } => {
                         assert!(at > seen + max_wait, "{algorithm:?}");
@@ -292,8 +292,8 @@ fn calls_under_several_limits_keep_to_each_of_them() {
                 demand(second_id, key),
                 demand(whole_id, 99),
             ];
-            let before = [own_id, second_id].map(|id| limits.left(id, &key, now));
-            let whole_before = limits.left(whole_id, &99, now);
+            let before = [own_id, second_id].map(|id| limits.remaining(id, &key, now));
+            let whole_before = limits.remaining(whole_id, &99, now);
             let max_wait = Duration::from_secs(random.u64(0..10));
             match limits.reserve(&demands, now, max_wait).at(now) {
                 Some(at) => {
@@ -304,10 +304,10 @@ fn calls_under_several_limits_keep_to_each_of_them() {
                 }
                 None => {
                     assert_eq!(
-                        [own_id, second_id].map(|id| limits.left(id, &key, now)),
+                        [own_id, second_id].map(|id| limits.remaining(id, &key, now)),
                         before
                     );
-                    assert_eq!(limits.left(whole_id, &99, now), whole_before);
+                    assert_eq!(limits.remaining(whole_id, &99, now), whole_before);
                 }
             }
         }
@@ -340,7 +340,7 @@ fn replanned_calls_keep_to_the_limit() {
                 match random.u8(..8) {
                     1 => replan(&mut limits, id, &mut waiting, now),
                     _ => {
-                        let requests = random.u64(1..=algorithm.most_at_once().min(3));
+                        let requests = random.u64(1..=algorithm.max_burst().min(3));
                         match limits.reserve(&one(id, requests), now, max_wait) {
                             Decision::Now => released.0.push((now, requests)),
                             Decision::At { at, .. } => waiting.push((at, requests)),
@@ -369,7 +369,7 @@ fn replan(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64)>, 
         .map(|(demands, (at, _))| (&demands[..], *at))
         .collect();
     let mut planned = Vec::new();
-    limits.replan(&calls, now, |index, decision| {
+    limits.reschedule(&calls, now, |index, decision| {
         planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
     });
     planned.sort_unstable();
@@ -410,7 +410,7 @@ fn several_limits_with_replanned_calls_are_kept() {
                         .map(|(at, key)| (&calls[*key][..], *at))
                         .collect();
                     let mut planned = Vec::new();
-                    limits.replan(&queue, now, |index, decision| {
+                    limits.reschedule(&queue, now, |index, decision| {
                         planned.extend(decision.at(now).map(|at| (at, waiting[index].1)));
                     });
                     waiting = planned;
@@ -424,7 +424,7 @@ fn several_limits_with_replanned_calls_are_kept() {
             }
         }
         gone.extend(waiting);
-        let of_key = |key: usize| {
+        let for_key = |key: usize| {
             Released(
                 gone.iter()
                     .filter(|(_, it)| *it == key)
@@ -433,8 +433,8 @@ fn several_limits_with_replanned_calls_are_kept() {
             )
         };
         for key in 0..3 {
-            of_key(key).check(&all[0]);
-            of_key(key).check(&all[1]);
+            for_key(key).check(&all[0]);
+            for_key(key).check(&all[1]);
         }
         Released(gone.iter().map(|(at, _)| (*at, 1)).collect()).check(&all[2]);
     }

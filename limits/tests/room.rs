@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits, Recorded, Refusal};
+use limits::{Algorithm, CarryOver, Decision, Demand, LimitId, Limits, RecordOutcome, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -36,8 +36,8 @@ fn keys_are_bounded_and_idle_ones_make_room() {
     for key in 0..100 {
         assert_eq!(go(key, START), Decision::Now);
     }
-    let why = Refusal::NoRoom;
-    assert_eq!(go(100, START), Decision::Refused { rule: limit, why });
+    let reason = Refusal::TableFull;
+    assert_eq!(go(100, START), Decision::Refused { limit, reason });
     // Those that are known still have their turn.
     assert_eq!(go(5, START + SECOND), Decision::Now);
     for key in 100..199 {
@@ -45,7 +45,7 @@ fn keys_are_bounded_and_idle_ones_make_room() {
     }
     assert_ne!(go(5, START + SECOND), Decision::Now);
     assert_eq!(limits.keys(), 100);
-    assert_eq!(limits.forget_idle(1_000, START + 9 * SECOND), 100);
+    assert_eq!(limits.evict_idle(1_000, START + 9 * SECOND), 100);
 }
 
 /// Keys may be invented by strangers, who may not take what belongs to others.
@@ -58,7 +58,7 @@ fn keys_of_one_limit_leave_the_others_their_room() {
     assert_eq!(new_keys(&mut limits, ids[1], 1_000, START), 25);
     // What leaves gives its room back.
     let later = START + 9 * SECOND;
-    assert_eq!(limits.forget_idle(1_000, later), 100);
+    assert_eq!(limits.evict_idle(1_000, later), 100);
     assert_eq!(new_keys(&mut limits, ids[1], 1_000, later), 75);
     let third = limits.add(bucket("1/s", 3)).unwrap();
     limits.track_changes();
@@ -95,14 +95,14 @@ fn bytes_of_logs_are_bounded_as_keys_are() {
     assert_eq!(new_keys(&mut limits, id, 5, now), 5);
     // A log that gets larger keeps what is in use, and nothing else.
     limits
-        .change_all(&[(id, log(400).into(), Carry::Requests)], now)
+        .change_all(&[(id, log(400).into(), CarryOver::Usage)], now)
         .unwrap();
     assert_eq!((limits.keys(), new_keys(&mut limits, id, 9, now)), (5, 0));
     now += SECOND;
     assert_eq!(new_keys(&mut limits, id, 9, now), 2);
     // Calls of last year need no place.
-    let old = limits.record_all(&one(id, 1_000_000), START - SECOND, now);
-    assert_eq!((old, limits.keys()), (Ok(Recorded::TooOld), 2));
+    let old = limits.record(&one(id, 1_000_000), START - SECOND, now);
+    assert_eq!((old, limits.keys()), (Ok(RecordOutcome::TooOld), 2));
 }
 
 /// What this process has in memory: Linux counts it in pages of 4 KiB.

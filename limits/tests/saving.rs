@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use fastrand::Rng;
 use limits::{
-    Algorithm, Aligned, Carry, Decision, Demand, Limit, LimitId, Limits, RecordError, Recorded,
-    RestoreError, State,
+    Algorithm, Alignment, CarryOver, Decision, Demand, KeyState, Limit, LimitId, Limits,
+    RecordError, RecordOutcome, RestoreError,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -28,12 +28,12 @@ fn algorithm(kind: usize, random: &mut Rng) -> Algorithm {
         4 => Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         },
         5 => Algorithm::FixedWindow {
             limit,
             window,
-            aligned: Aligned::FirstCall,
+            aligned: Alignment::FirstCall,
         },
         6 => Algorithm::SlidingLog { limit, window },
         7 => Algorithm::SlidingCounter { limit, window },
@@ -68,11 +68,11 @@ fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
 /// What is saved of each key.
 type Saved = BTreeMap<(LimitId, u32), String>;
 
-fn written(state: &State) -> String {
+fn written(state: &KeyState) -> String {
     serde_json::to_string(state).expect("it can be written")
 }
 
-fn read(written: &str) -> State {
+fn read(written: &str) -> KeyState {
     serde_json::from_str(written).expect("it was written")
 }
 
@@ -117,9 +117,9 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
     let at = now - random.u64(..3 * SECOND);
     let choice = random.u8(..8);
     let decided = both.each_mut().map(|limits| match choice {
-        0 => format!("{:?}", limits.record_all(&demands, at, now)),
+        0 => format!("{:?}", limits.record(&demands, at, now)),
         1 => format!("{:?}", limits.peek_from(&demands, from, now)),
-        2 => format!("{:?}", limits.left(ids[0], &key, now)),
+        2 => format!("{:?}", limits.remaining(ids[0], &key, now)),
         _ => {
             format!("{:?}", limits.reserve_from(&demands, from, now, max_wait))
         }
@@ -150,7 +150,7 @@ fn restored_limits_decide_as_those_that_never_stopped() {
             }
             now += random.u64(..SECOND);
             // A key that is idle is restored by nobody, as it may be forgotten at any time.
-            live.forget_idle(1_000, now);
+            live.evict_idle(1_000, now);
             save(&mut live, &mut saved);
             assert_eq!(saved.len(), live.keys());
             other = restored(&all, &all, &saved, now);
@@ -175,20 +175,20 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
             now += random.u64(..SECOND / 2);
             step(&mut random, &ids, now, [&mut live, &mut twin]);
         }
-        live.forget_idle(1_000, now);
+        live.evict_idle(1_000, now);
         save(&mut live, &mut saved);
         now += random.u64(..SECOND);
         let mut other = restored(&is, &was, &saved, now);
         for (id, limit) in ids.into_iter().zip(is) {
-            live.change_all(&[(id, limit, Carry::Requests)], now)
+            live.change_all(&[(id, limit, CarryOver::Usage)], now)
                 .unwrap();
         }
         // What was carried over is saved under the limits that it was carried to.
         for limits in [&mut live, &mut other] {
             save(limits, &mut saved);
             let mut again = restored(&is, &is, &saved, now);
-            again.forget_idle(1_000, now);
-            limits.forget_idle(1_000, now);
+            again.evict_idle(1_000, now);
+            limits.evict_idle(1_000, now);
             assert_eq!(again.keys(), limits.keys());
         }
         for _ in 0..30 {
@@ -211,14 +211,14 @@ fn state_of_another_algorithm_is_refused_and_changes_nothing() {
         save(&mut limits, &mut saved);
         let state = &saved[&(id, 1)];
         let full = limits.restore(id, 2, of, read(state), START);
-        assert_eq!(full, Err(RestoreError::NoRoom));
+        assert_eq!(full, Err(RestoreError::TableFull));
         for other in &all {
             let mut limits = Limits::new(1);
             let id = limits.add(*other).unwrap();
             // Whatever is taken can be asked afterwards.
             match limits.restore(id, 1, other, read(state), START) {
                 Ok(_) => drop(limits.reserve(&[demand(id, 1, 1)], START, Duration::MAX)),
-                Err(error) => assert_eq!((error, limits.keys()), (RestoreError::Unfit, 0)),
+                Err(error) => assert_eq!((error, limits.keys()), (RestoreError::Mismatch, 0)),
             }
         }
     }
@@ -245,22 +245,22 @@ fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
         let id = limits.add(algorithm).unwrap();
         let demands = [demand(id, 1, 1)];
         let used =
-            |limits: &Limits<u32>| algorithm.most_at_once() - limits.left(id, &1, START).requests;
-        let too_old = limits.record_all(&demands, START - reach * SECOND, START);
-        assert_eq!(too_old, Ok(Recorded::TooOld), "{algorithm:?}");
+            |limits: &Limits<u32>| algorithm.max_burst() - limits.remaining(id, &1, START).requests;
+        let too_old = limits.record(&demands, START - reach * SECOND, START);
+        assert_eq!(too_old, Ok(RecordOutcome::TooOld), "{algorithm:?}");
         assert_eq!(used(&limits), 0);
         let late = START - (reach - 1) * SECOND;
         assert_eq!(
-            limits.record_all(&demands, late, START),
-            Ok(Recorded::Counted)
+            limits.record(&demands, late, START),
+            Ok(RecordOutcome::Counted)
         );
         assert_eq!(used(&limits), 1);
         let ahead = START + step * SECOND / 1_000;
         assert_eq!(
-            limits.record_all(&demands, ahead, START),
-            Ok(Recorded::Counted)
+            limits.record(&demands, ahead, START),
+            Ok(RecordOutcome::Counted)
         );
-        let future = limits.record_all(&demands, ahead + 1, START);
+        let future = limits.record(&demands, ahead + 1, START);
         assert!(
             matches!(future, Err(RecordError::TooEarly)),
             "{algorithm:?}"
@@ -281,7 +281,10 @@ fn call_goes_not_before_it_may_whatever_the_limits_say() {
     assert_eq!(limits.peek_from(&demands, from, START), Ok((from, None)));
     let refused = limits.reserve_from(&demands, from + 1, START, max_wait);
     assert!(matches!(refused, Decision::Refused { .. }));
-    let held = Decision::At { at: from, rule: id };
+    let held = Decision::At {
+        at: from,
+        limit: id,
+    };
     assert_eq!(limits.reserve_from(&demands, from, START, max_wait), held);
     // Who asks later and need not wait goes before it, as long as there is room for both.
     for at in [0, 0, 1, 2, 3, 4] {

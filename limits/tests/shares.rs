@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Carry, Decision, Demand, Limit, LimitId, Limits, Rate};
+use limits::{Algorithm, CarryOver, Decision, Demand, Limit, LimitId, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -54,8 +54,8 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
                 at_once.reserve(&demands, now, MAX_WAIT)
             );
             if random.u32(0..8) == 0 {
-                let carries = [Carry::Requests, Carry::Reset, Carry::AsIs];
-                let changes: Vec<(LimitId, Limit, Carry)> = (0..random.usize(0..8))
+                let carries = [CarryOver::Usage, CarryOver::Reset, CarryOver::Remaining];
+                let changes: Vec<(LimitId, Limit, CarryOver)> = (0..random.usize(0..8))
                     .map(|_| {
                         let id = ids[random.usize(0..10)];
                         (id, draw(&mut random), carries[random.usize(0..3)])
@@ -81,7 +81,7 @@ fn of_several_changes_all_are_made_or_none() {
         burst: 0,
     };
     let changes = [(ids[0], bucket("9/s", 9)), (ids[1], unfit)];
-    let changes = changes.map(|(id, it)| (id, it.into(), Carry::Requests));
+    let changes = changes.map(|(id, it)| (id, it.into(), CarryOver::Usage));
     assert!(limits.change_all(&changes, START).is_err());
     assert_eq!(limits.limit(ids[0]).algorithm, bucket("1/s", 1));
 }
@@ -90,32 +90,32 @@ fn of_several_changes_all_are_made_or_none() {
 fn shares_of_a_limit_are_that_part_of_its_rate_and_burst() {
     let whole = bucket("300/s", 30);
     for (share, rate, burst) in [(1_000_000, "300/s", 30), (500_000, "150/s", 15)] {
-        let part = whole.shared(share).unwrap();
+        let part = whole.share(share).unwrap();
         let [found, expected] = [part, bucket(rate, burst)].map(|it| it.mean_rate());
         assert_eq!(
             (found.requests(), found.nanos()),
             (expected.requests(), expected.nanos())
         );
-        assert_eq!(part.most_at_once(), burst);
+        assert_eq!(part.max_burst(), burst);
     }
     // A third, less a part that nobody has.
-    let third = whole.shared(333_333).unwrap();
+    let third = whole.share(333_333).unwrap();
     assert_eq!(
         third.mean_rate().requests_in(1_000_000 * SECOND),
         99_999_900
     );
-    assert_eq!(third.most_at_once(), 10);
-    let nothing = whole.shared(0).unwrap();
+    assert_eq!(third.max_burst(), 10);
+    let nothing = whole.share(0).unwrap();
     assert_eq!(nothing.mean_rate().requests_in(86_400 * 365 * SECOND), 0);
     // Slow ones are never faster than their part.
-    let slow = bucket("1/h", 1).shared(333_333).unwrap();
+    let slow = bucket("1/h", 1).share(333_333).unwrap();
     let in_a_year = slow.mean_rate().requests_in(365 * 86_400 * SECOND);
     assert!((2_919..=2_920).contains(&in_a_year), "{in_a_year}");
     let window = Algorithm::SlidingLog {
         limit: 10,
         window: Duration::from_secs(1),
     };
-    assert_eq!(window.shared(500_000), None);
+    assert_eq!(window.share(500_000), None);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn shares_that_move_make_no_new_bursts() {
     let mut one_and_other = [(); 2].map(|()| Limits::new(1));
     let ids = [0, 1].map(|it: usize| {
         one_and_other[it]
-            .add(whole.shared(500_000).unwrap())
+            .add(whole.share(500_000).unwrap())
             .unwrap()
     });
     let mut gone = 0;
@@ -137,9 +137,9 @@ fn shares_that_move_make_no_new_bursts() {
             } else {
                 50_000
             };
-            let limit = whole.shared(share).unwrap();
+            let limit = whole.share(share).unwrap();
             one_and_other[side]
-                .change_all(&[(ids[side], limit.into(), Carry::AsIs)], now)
+                .change_all(&[(ids[side], limit.into(), CarryOver::Remaining)], now)
                 .unwrap();
         }
         for milli in 0..100 {
@@ -161,10 +161,10 @@ fn shares_that_move_make_no_new_bursts() {
 fn share_that_moves_brings_no_burst_to_a_key_that_is_new_there() {
     let whole = bucket("100/s", 50);
     let mut limits = Limits::new(10);
-    let id = limits.add(whole.shared(20_000).unwrap()).unwrap();
-    let all = whole.shared(1_000_000).unwrap();
+    let id = limits.add(whole.share(20_000).unwrap()).unwrap();
+    let all = whole.share(1_000_000).unwrap();
     limits
-        .change_all(&[(id, all.into(), Carry::AsIs)], START)
+        .change_all(&[(id, all.into(), CarryOver::Remaining)], START)
         .unwrap();
     let mut gone = |now| {
         let goes = || limits.reserve(&one(id, 7), now, Duration::ZERO) == Decision::Now;

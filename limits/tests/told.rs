@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits};
+use limits::{Algorithm, CarryOver, Decision, Demand, LimitId, Limits};
 
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_000_000 * SECOND;
@@ -38,10 +38,8 @@ fn next(limits: &Limits<u32>, id: LimitId) -> u64 {
 #[test]
 fn calls_told_of_count_before_a_call_that_waits() {
     let (mut limits, id) = booked(bucket("1/s", 5));
-    limits
-        .record_all(&[demand(id, 0, 3)], START, START)
-        .unwrap();
-    assert_eq!(limits.left(id, &0, START).requests, 2);
+    limits.record(&[demand(id, 0, 3)], START, START).unwrap();
+    assert_eq!(limits.remaining(id, &0, START).requests, 2);
     let two = limits.reserve(&[demand(id, 0, 2)], START, Duration::ZERO);
     assert_eq!((two, next(&limits, id)), (Decision::Now, SECOND));
 }
@@ -61,20 +59,16 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
         let mut limits = Limits::new(10);
         let id = limits.add(algorithm).unwrap();
         for _ in 0..1_000 {
-            limits
-                .record_all(&[demand(id, 0, 5)], START, START)
-                .unwrap();
+            limits.record(&[demand(id, 0, 5)], START, START).unwrap();
         }
-        let next = limits.left(id, &0, START).more_at - START;
+        let next = limits.remaining(id, &0, START).more_at - START;
         assert!(
             next >= SECOND && next <= worst * SECOND,
             "{algorithm:?} {next}"
         );
         let (mut limits, id) = booked(bucket);
         for _ in 0..1_000 {
-            limits
-                .record_all(&[demand(id, 0, 5)], START, START)
-                .unwrap();
+            limits.record(&[demand(id, 0, 5)], START, START).unwrap();
         }
         assert_eq!(self::next(&limits, id), SECOND);
     }
@@ -84,14 +78,14 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
 fn report_and_change_leave_the_room_before_a_call_that_waits() {
     let (mut limits, id) = booked(bucket("1000/s", 10));
     let told = [demand(id, 0, 10)];
-    limits.record_all(&told, START, START).unwrap();
+    limits.record(&told, START, START).unwrap();
     assert_eq!(next(&limits, id), SECOND / 1_000);
     for (rate, carry, expected) in [
         // The ten that were told of take twice as long.
-        ("500/s", Carry::Requests, 2),
-        ("1000/s", Carry::Requests, 0),
-        ("1/s", Carry::AsIs, 1_000),
-        ("1/s", Carry::Reset, 0),
+        ("500/s", CarryOver::Usage, 2),
+        ("1000/s", CarryOver::Usage, 0),
+        ("1/s", CarryOver::Remaining, 1_000),
+        ("1/s", CarryOver::Reset, 0),
     ] {
         let changed = bucket(rate, 10);
         limits
@@ -154,7 +148,7 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
             let demands = [demand(own, key, requests), demand(whole, 0, requests)];
             if random.u8(..5) == 0 {
                 let demands = &demands[random.usize(..2)..];
-                limits.record_all(demands, now, now).unwrap();
+                limits.record(demands, now, now).unwrap();
                 model.calls.push((now, requests, true));
                 continue;
             }
@@ -186,8 +180,8 @@ fn calls_told_of_wait_in_the_queue_of_a_leaky_bucket() {
         let queue = Algorithm::LeakyBucket { rate, capacity };
         let id = limits.add(queue).unwrap();
         let told = [demand(id, 0, told)];
-        limits.record_all(&told, START, START).unwrap();
-        let next = limits.left(id, &0, START).more_at - START;
+        limits.record(&told, START, START).unwrap();
+        let next = limits.remaining(id, &0, START).more_at - START;
         assert_eq!(next, wait * SECOND);
     }
 }
@@ -197,7 +191,7 @@ fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
     let mut limits = Limits::new(1);
     let id = limits.add(bucket("1/s", 1)).unwrap();
     for now in [START, START + SECOND / 2] {
-        limits.record_all(&[demand(id, 0, 1)], now, now).unwrap();
+        limits.record(&[demand(id, 0, 1)], now, now).unwrap();
         let found = limits.peek(&[demand(id, 0, 1)], now);
         assert_eq!(found, Ok((now + SECOND, Some(id))));
     }
@@ -214,7 +208,7 @@ fn calls_told_of_in_several_steps_do_not_overflow_their_sum() {
     let id = limits.add(algorithm).expect("good numbers");
     for second in 0..3 {
         let at = START + second * SECOND;
-        let told = limits.record_all(&[demand(id, 0, u64::MAX)], at, at);
+        let told = limits.record(&[demand(id, 0, u64::MAX)], at, at);
         told.expect("there is room");
     }
     // As long as the latest step is in the window, and not longer.

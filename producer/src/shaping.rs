@@ -251,7 +251,7 @@ impl Shaping {
             state.rules = newest;
             state.shares_change = 0;
             if let Some(leased) = &state.leased {
-                leased.lease.ask_now();
+                leased.lease.refresh_now();
             }
             state.version += 1;
             let held_bytes_max = contract::held_bytes_max(&state.rules);

@@ -27,7 +27,7 @@ use launcher::{limiter::Limiter, redis::Redis, tools::redis_server_or_skip};
 use limits::Algorithm;
 use limits_sharing::{
     Address,
-    exact::{Ask, Config, Exact, Outcome, Question, Rule},
+    exact::{Config, ExactLimits, ExactRule, Operation, Outcome, RuleRequest},
 };
 use tokio::{
     runtime::{Handle, Runtime},
@@ -78,14 +78,14 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
         group: LIMIT.to_owned(),
         budget: Duration::from_secs(10),
     };
-    let exact: &'static Exact = Box::leak(Box::new(Exact::new(config)));
+    let exact: &'static ExactLimits = Box::leak(Box::new(ExactLimits::new(config)));
     let stop = CancellationToken::new();
     let mut running = JoinSet::new();
     running.spawn_on(exact.run(stop.clone()), runtime.handle());
-    while !exact.has_server() {
+    while !exact.is_connected() {
         thread::sleep(Duration::from_millis(10));
     }
-    let rule = Rule::of(&Algorithm::token_bucket(RATE, BURST)?.into())?;
+    let rule = ExactRule::new(&Algorithm::token_bucket(RATE, BURST)?.into())?;
     let by_script = || -> Client { by_script(runtime.handle().clone(), exact, rule) };
     let clients = (0..CLIENTS).map(|_| by_script()).collect();
     measure("exact", server, length, None, clients)?;
@@ -201,18 +201,18 @@ fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
     }
 }
 
-fn by_script(runtime: Handle, exact: &'static Exact, rule: Rule) -> Client {
+fn by_script(runtime: Handle, exact: &'static ExactLimits, rule: ExactRule) -> Client {
     Box::new(move |counter| {
-        let ask = Ask {
+        let ask = RuleRequest {
             name: LIMIT.into(),
             rule,
             key: counter.to_string().into(),
             requests: 1,
         };
-        let question = Question::Reserve {
+        let question = Operation::Reserve {
             max_wait: Duration::ZERO,
         };
-        match runtime.block_on(exact.ask(&[ask], question, Duration::ZERO)) {
+        match runtime.block_on(exact.decide(&[ask], question, Duration::ZERO)) {
             Ok(answer) if answer.outcome == Outcome::Now => Ok(()),
             Ok(answer) => bail!("a call was not let go: {answer:?}"),
             Err(error) => bail!("no decision: {error}"),

@@ -11,7 +11,7 @@ use limiter::{
     trace::Trace,
 };
 use limits::rules::{ConfigErrors, Rules};
-use limits_sharing::contracts;
+use limits_sharing::dsp_limits;
 
 fn main() -> ExitCode {
     // Its settings come from flags, environment and a file, as those of the other servers.
@@ -41,7 +41,7 @@ fn run(task: Task) -> Result<()> {
     let text = match task {
         Task::Check { file, program } => match program {
             Program::Limiter => read(&file)?.to_string(),
-            Program::Producer => format!("{:#}", read_for(&file, contracts::check)?),
+            Program::Producer => format!("{:#}", read_for(&file, dsp_limits::check)?),
         },
         Task::Serve => unreachable!("it was looked for first"),
         Task::Replay(args) => replayed(&args)?,

@@ -223,7 +223,7 @@ fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<OfKey>
             let key = if whole { u32::MAX } else { number };
             added[index].iter().map(move |limit| (*limit, key))
         };
-        Some(rules.of_key(key)?.into_iter().flat_map(of_limit).collect())
+        Some(rules.for_key(key)?.into_iter().flat_map(of_limit).collect())
     };
     (0_u32..).zip(&trace.keys).map(of_key).collect()
 }

@@ -13,7 +13,7 @@ use std::{
 
 use limiter::serve::engine::{Binding, Counting, Engine, Options, Refused, Said, Slot, Target};
 use limits::{
-    Recorded,
+    RecordOutcome,
     rules::{NamedLimit, Rules},
 };
 
@@ -222,7 +222,7 @@ fn next_slot_is_found_by_moving_the_window_step_by_step() {
     // What was counted in a step leaves the window 4 s after it was.
     for (step, requests) in [(0, 1), (1, 5), (2, 2), (3, 2)] {
         let told = engine.increment(&[of("a", "k")], requests, None, START + step * SECOND);
-        assert_eq!(told.unwrap().0, Recorded::Counted);
+        assert_eq!(told.unwrap().0, RecordOutcome::Counted);
     }
     let now = START + 3 * SECOND + SECOND / 2;
     let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
@@ -246,9 +246,12 @@ fn told_times_are_counted_when_they_were_and_not_in_the_future() {
     let engine = fresh(text);
     let tell = |at: u64| engine.increment(&[of("a", "k")], 10, Some(at), START);
     assert_eq!(tell(START + SECOND + 1), Err(Refused::TooEarly));
-    assert_eq!(tell(START - 5 * SECOND).unwrap().0, Recorded::TooOld);
+    assert_eq!(tell(START - 5 * SECOND).unwrap().0, RecordOutcome::TooOld);
     let (recorded, next) = tell(START - 3 * SECOND).unwrap();
-    assert_eq!((recorded, next.at), (Recorded::Counted, START + SECOND));
+    assert_eq!(
+        (recorded, next.at),
+        (RecordOutcome::Counted, START + SECOND)
+    );
     let counts = engine.limits_now().limits[0].counts;
     assert_eq!(
         (counts.too_early, counts.too_old, counts.counted),

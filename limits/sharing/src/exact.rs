@@ -27,7 +27,9 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::rule::{Answer, Left, Outcome, Question, Rule, UnfitError};
+pub use self::rule::{
+    ExactDecision, ExactRule, Operation, Outcome, RemainingQuota, UnsupportedLimit,
+};
 use crate::server::{Address, Breaker, ServerError};
 
 /// The script that decides.
@@ -52,11 +54,11 @@ pub struct Config {
 
 /// What a call asks of one rule. Names and keys become part of a key of the server: they should be bounded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
+pub struct RuleRequest {
     /// The name of the rule: those of the same name and group are the same to all processes.
     pub name: Arc<str>,
     /// What it is.
-    pub rule: Rule,
+    pub rule: ExactRule,
     /// Whose allowance it is.
     pub key: Arc<str>,
     /// How many requests the call is for.
@@ -65,10 +67,10 @@ pub struct Ask {
 
 /// Why a call has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum ExactError {
     /// The server gave none in time, or is not there.
     #[error("the server of shared limits gives no answer")]
-    Lost,
+    Unavailable,
     /// It is there and answers others.
     #[error("the server of shared limits has too much to do")]
     Busy,
@@ -76,17 +78,17 @@ pub enum Unanswered {
 
 /// Decisions of a server.
 #[derive(Debug)]
-pub struct Exact {
+pub struct ExactLimits {
     config: Config,
     breaker: Breaker,
     /// Of questions that are under way.
     places: Arc<Semaphore>,
     /// Questions keep their places until they are answered, or the server had its time, also when nobody waits for them any more.
     questions: TaskTracker,
-    answered: AtomicU64,
+    replies: AtomicU64,
 }
 
-impl Exact {
+impl ExactLimits {
     /// Without a connection, which [`run`](Self::run) makes.
     #[must_use]
     pub fn new(config: Config) -> Self {
@@ -95,11 +97,11 @@ impl Exact {
             breaker: Breaker::default(),
             places: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
             questions: TaskTracker::new(),
-            answered: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
         }
     }
 
-    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`](Unanswered::Lost).
+    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`](ExactError::Unavailable).
     pub async fn run(&self, stop: CancellationToken) {
         let Config {
             server,
@@ -115,24 +117,24 @@ impl Exact {
     ///
     /// # Errors
     /// When there is no answer within the budget: the call may have been counted, or not. It was not where it waited for its turn.
-    pub async fn ask(
+    pub async fn decide(
         &self,
-        asks: &[Ask],
-        question: Question,
+        asks: &[RuleRequest],
+        question: Operation,
         pause: Duration,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<ExactDecision, ExactError> {
         let (began, budget) = (Instant::now(), self.config.budget);
-        if !self.has_server() {
-            return Err(Unanswered::Lost);
+        if !self.is_connected() {
+            return Err(ExactError::Unavailable);
         }
         let place = timeout(budget / 2, Arc::clone(&self.places).acquire_owned()).await;
         let Some(link) = self.breaker.link() else {
-            return Err(Unanswered::Lost);
+            return Err(ExactError::Unavailable);
         };
         let Ok(Ok(place)) = place else {
-            return Err(Unanswered::Busy);
+            return Err(ExactError::Busy);
         };
-        let answered = self.answered();
+        let answered = self.replies();
         let left = budget.saturating_sub(began.elapsed());
         let asked = merged(asks);
         let (keys, arguments) = self.question(asks, &asked, question, pause);
@@ -145,40 +147,40 @@ impl Exact {
         match answer.and_then(|values| answer_of(asks, &asked, &values)) {
             Ok(answer) => {
                 self.breaker.heard();
-                self.answered.fetch_add(1, Ordering::Relaxed);
+                self.replies.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
             }
-            Err(error) if error.may_be_of_call() && self.answered() != answered => {
-                Err(Unanswered::Busy)
+            Err(error) if error.may_be_of_call() && self.replies() != answered => {
+                Err(ExactError::Busy)
             }
             Err(error) => {
                 self.breaker.missed(&link, error);
-                Err(Unanswered::Lost)
+                Err(ExactError::Unavailable)
             }
         }
     }
 
     /// How many calls the server answered.
     #[must_use]
-    pub fn answered(&self) -> u64 {
-        self.answered.load(Ordering::Relaxed)
+    pub fn replies(&self) -> u64 {
+        self.replies.load(Ordering::Relaxed)
     }
 
     /// Whether there is a server.
     #[must_use]
-    pub fn has_server(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.breaker.link().is_some()
     }
 
     /// The keys and arguments of the script for what is asked.
     fn question(
         &self,
-        asks: &[Ask],
+        asks: &[RuleRequest],
         asked: &[(usize, u64)],
-        question: Question,
+        question: Operation,
         pause: Duration,
     ) -> (Vec<String>, Vec<String>) {
-        let key = |ask: &Ask| {
+        let key = |ask: &RuleRequest| {
             // The length tells where the name ends.
             let (group, name) = (&self.config.group, &ask.name);
             let length = name.len();
@@ -196,29 +198,29 @@ impl Exact {
 
 /// The script's answer, by the places of the asks.
 fn answer_of(
-    asks: &[Ask],
+    asks: &[RuleRequest],
     asked: &[(usize, u64)],
     values: &[Value],
-) -> Result<Answer, ServerError> {
-    let mut answer = Answer::read(values)?;
+) -> Result<ExactDecision, ServerError> {
+    let mut answer = ExactDecision::read(values)?;
     let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
     answer.binding = answer.binding.and_then(place_of);
-    let lefts = asked.iter().zip(&answer.left);
-    let left_of = |ask: &Ask| {
+    let lefts = asked.iter().zip(&answer.remaining);
+    let left_of = |ask: &RuleRequest| {
         let mut lefts = lefts.clone();
         let found = lefts.find(|((place, _), _)| same(&asks[*place], ask));
         found.map(|(_, left)| *left)
     };
-    answer.left = asks.iter().filter_map(left_of).collect();
+    answer.remaining = asks.iter().filter_map(left_of).collect();
     Ok(answer)
 }
 
-fn same(one: &Ask, other: &Ask) -> bool {
+fn same(one: &RuleRequest, other: &RuleRequest) -> bool {
     (&one.name, &one.key) == (&other.name, &other.key)
 }
 
 /// The places of what is asked, each once, and for how many requests together.
-fn merged(asks: &[Ask]) -> Vec<(usize, u64)> {
+fn merged(asks: &[RuleRequest]) -> Vec<(usize, u64)> {
     let mut all: Vec<(usize, u64)> = Vec::with_capacity(asks.len());
     for (place, ask) in asks.iter().enumerate() {
         match all.iter_mut().find(|(it, _)| same(&asks[*it], ask)) {
@@ -231,15 +233,15 @@ fn merged(asks: &[Ask]) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use limits::{Algorithm, Aligned, Limit};
+    use limits::{Algorithm, Alignment, Limit};
 
     use super::*;
 
-    fn ask(key: &str, requests: u64) -> Ask {
+    fn ask(key: &str, requests: u64) -> RuleRequest {
         let limit = Algorithm::token_bucket("1/s", 8).unwrap();
-        Ask {
+        RuleRequest {
             name: Arc::from("a"),
-            rule: Rule::of(&limit.into()).unwrap(),
+            rule: ExactRule::new(&limit.into()).unwrap(),
             key: Arc::from(key),
             requests,
         }
@@ -280,42 +282,42 @@ mod tests {
                 Algorithm::FixedWindow {
                     limit: 1,
                     window: second,
-                    aligned: Aligned::FirstCall,
+                    aligned: Alignment::FirstCall,
                 },
                 "fixed_window",
             ),
         ];
-        let error = |limit: Limit| Rule::of(&limit).unwrap_err();
+        let error = |limit: Limit| ExactRule::new(&limit).unwrap_err();
         for (algorithm, name) in unfit {
-            assert_eq!(error(algorithm.into()), UnfitError::Algorithm(name));
+            assert_eq!(error(algorithm.into()), UnsupportedLimit::Algorithm(name));
         }
         let fine = Algorithm::token_bucket("1/ns", 1).unwrap();
-        assert_eq!(error(fine.into()), UnfitError::Nanoseconds);
+        assert_eq!(error(fine.into()), UnsupportedLimit::Nanoseconds);
         let large = Algorithm::token_bucket("1/3000days", 100).unwrap();
-        assert_eq!(error(large.into()), UnfitError::Numbers);
+        assert_eq!(error(large.into()), UnsupportedLimit::Numbers);
         let window = Algorithm::FixedWindow {
             limit: 1,
             window: second,
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         };
         let counting = Limit {
             count_refused: true,
             ..window.into()
         };
-        assert_eq!(error(counting), UnfitError::CountRefused);
+        assert_eq!(error(counting), UnsupportedLimit::CountRefused);
     }
 
     #[tokio::test]
     async fn without_a_server_there_is_no_answer() {
-        let exact = Exact::new(Config {
+        let exact = ExactLimits::new(Config {
             server: Address::parse("redis://127.0.0.1:1").unwrap(),
             group: "test".to_owned(),
             budget: Duration::from_millis(50),
         });
         let asks = [ask("a", 1)];
-        let answer = exact.ask(&asks, Question::Peek, Duration::ZERO);
-        assert_eq!(answer.await, Err(Unanswered::Lost));
-        assert_eq!((exact.answered(), exact.has_server()), (0, false));
+        let answer = exact.decide(&asks, Operation::Peek, Duration::ZERO);
+        assert_eq!(answer.await, Err(ExactError::Unavailable));
+        assert_eq!((exact.replies(), exact.is_connected()), (0, false));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The lease of one process: a task that asks the server for its shares again and again, and what holds meanwhile.
+//! The lease of one process: a task that renews its shares at the server, and the shares in effect at any time.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -10,129 +10,129 @@ use tokio::{sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    member::{Member, Plan, State},
-    messages::{Answer, Granted, Question, Share},
+    member::{Member, SharePlan, ShareState},
+    messages::{Grant, LeaseReply, LeaseRequest, LimitShare},
     server::{Address, Link, ServerError, number, text},
     terms::Terms,
 };
 
-/// The ledger, as the server keeps it.
+/// The script that keeps the ledger on the server.
 pub const SCRIPT: &str = include_str!("lease.lua");
 
-/// Most limits that one group may have: one question is for all of them.
+/// Maximum number of limits in a group. Each request covers all of them.
 pub const LIMITS_MAX: usize = 1024;
 
-/// Where the server keeps what it knows of a group.
+/// The server's key for a group's ledger.
 pub(crate) fn key(group: &str) -> String {
     format!("cookiesync:{{{group}}}:lease")
 }
 
-/// How many answers may be missing before the connection is given up.
-const MISSED_MAX: u32 = 3;
+/// Consecutive failures after which the connection is closed. Errors other than timeouts close it immediately.
+const FAILURES_MAX: u32 = 3;
 
-/// What a process needs to take part.
+/// Configuration of a member.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The server.
     pub server: Address,
-    /// Whose limits these are: all processes with this name share them.
+    /// Name of the group. All processes of the same group share their limits.
     pub group: String,
-    /// The name of this process, which no other has at the same time.
+    /// Name of this process, unique among running processes of the group.
     pub member: String,
-    /// What all agree on.
+    /// The settings of the group.
     pub terms: Terms,
 }
 
-/// How it goes.
+/// Health of the connection to the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Health {
-    /// Questions that were answered.
-    pub answered: u64,
-    /// Questions that were not, or not in time.
-    pub missed: u64,
-    /// Why the last one was not; none when it was.
+pub struct LeaseHealth {
+    /// Number of replies in time.
+    pub replies: u64,
+    /// Number of requests without a reply in time.
+    pub failures: u64,
+    /// Error of the last request, if it failed.
     pub error: Option<String>,
 }
 
-/// Who uses the shares of a process.
-pub trait User: Send {
-    /// What each limit could use since this was asked last, in millionths of it: more than the whole when more comes than may go. Limits that are not
-    /// named are not shared any more.
+/// The code that enforces the shares of this process.
+pub trait ShareUser: Send {
+    /// Returns the share of each limit that could have been used since the last call, in millionths; above [`WHOLE`](crate::terms::WHOLE)
+    /// if more calls arrive than the limit admits. The process gives up its shares of all other limits.
     fn demands(&mut self) -> Vec<(String, u64)>;
 
-    /// From the return of this on, nothing goes by an earlier plan: the server is told so, and others use what was given up.
-    fn apply(&mut self, plan: &Arc<Plan>);
+    /// Applies a plan. After this returns, no earlier plan may be in use: the server gives released shares to others.
+    fn apply(&mut self, plan: &Arc<SharePlan>);
 }
 
-/// The shares of this process; clones are of the same.
+/// Handle to the shares of this process.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    shared: Arc<Shared>,
+    inner: Arc<LeaseInner>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LeaseInner {
     config: Config,
     began: Instant,
-    asks_now: Notify,
-    plan: Mutex<Arc<Plan>>,
-    health: Mutex<Health>,
+    wakes: Notify,
+    plan: Mutex<Arc<SharePlan>>,
+    health: Mutex<LeaseHealth>,
 }
 
 impl Lease {
-    /// Of a process that has not asked yet: [`run`](Self::run) does.
+    /// Creates a lease without any shares. [`run`](Self::run) requests them.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let nothing = Member::new(config.terms, &config.member, 0, 0);
         let plan = Mutex::new(Arc::new(nothing.plan().clone()));
         Self {
-            shared: Arc::new(Shared {
+            inner: Arc::new(LeaseInner {
                 config,
                 began: Instant::now(),
-                asks_now: Notify::new(),
+                wakes: Notify::new(),
                 plan,
                 health: Mutex::default(),
             }),
         }
     }
 
-    /// The time that plans go by.
+    /// The time in plans: microseconds since this lease was created.
     #[must_use]
     pub fn micros(&self, at: Instant) -> u64 {
-        Terms::micros(at.saturating_duration_since(self.shared.began))
+        Terms::micros(at.saturating_duration_since(self.inner.began))
     }
 
-    /// What holds now, and at every later moment until an answer changes it.
+    /// The current plan. It remains valid until a reply changes it.
     #[must_use]
-    pub fn plan(&self) -> Arc<Plan> {
+    pub fn plan(&self) -> Arc<SharePlan> {
         Arc::clone(&self.lock_plan())
     }
 
-    /// What it was started with.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.shared.config
+        &self.inner.config
     }
 
-    /// How it goes.
+    /// Health of the connection to the server.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> LeaseHealth {
         self.lock_health().clone()
     }
 
-    /// Has it ask at once: there are limits of which it has no share yet.
-    pub fn ask_now(&self) {
-        self.shared.asks_now.notify_one();
+    /// Sends a request immediately, for instance when limits were added.
+    pub fn refresh_now(&self) {
+        self.inner.wakes.notify_one();
     }
 
-    /// Asks until `stop`, and says goodbye: then nothing is used any more.
-    pub async fn run(self, mut user: impl User, stop: CancellationToken) {
+    /// Renews the shares until `stop`, then leaves the group and uses nothing.
+    pub async fn run(self, mut user: impl ShareUser, stop: CancellationToken) {
         let Config {
             server,
             group,
             member,
             terms,
-        } = &self.shared.config;
+        } = &self.inner.config;
         let since_epoch = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -140,7 +140,7 @@ impl Lease {
         let key = key(group);
         let refresh = Duration::from_micros(terms.refresh);
         let mut link = None;
-        let mut missed = 0;
+        let mut failures = 0;
         loop {
             let began = Instant::now();
             let work = async {
@@ -153,143 +153,144 @@ impl Lease {
             let Some(outcome) = stop.run_until_cancelled(work).await else {
                 break;
             };
-            let asks_again = match outcome {
-                Ok(asks_again) => {
-                    missed = 0;
-                    asks_again
+            let refreshes_now = match outcome {
+                Ok(refreshes_now) => {
+                    failures = 0;
+                    refreshes_now
                 }
                 Err(error) => {
-                    missed += 1;
-                    if missed >= MISSED_MAX || !matches!(error, ServerError::Timeout(_)) {
+                    failures += 1;
+                    if failures >= FAILURES_MAX || !matches!(error, ServerError::Timeout(_)) {
                         link = None;
                     }
-                    self.note(Some(&error));
-                    // Not again and again: two nodes may each take the other for the one.
-                    missed == 1 && matches!(error, ServerError::Moved)
+                    self.record_result(Some(&error));
+                    // Follow a redirect only once: two nodes may redirect to each other.
+                    failures == 1 && matches!(error, ServerError::Moved)
                 }
             };
-            // So that not all ask at once, nor the one that gave something up too soon again.
-            let pause = match asks_again {
+            // Jitter spreads the requests of all members. A member that released a share confirms it soon.
+            let pause = match refreshes_now {
                 true => refresh / 20,
                 false => refresh
                     .mul_f64(0.95 + 0.1 * fastrand::f64())
                     .saturating_sub(began.elapsed()),
             };
-            let pause = timeout(pause, self.shared.asks_now.notified());
+            let pause = timeout(pause, self.inner.wakes.notified());
             if stop.run_until_cancelled(pause).await.is_none() {
                 break;
             }
         }
-        let goodbye = member.leave();
+        let request = member.leave();
         self.publish(&member, &mut user);
-        if let Some(link) = link {
-            let answer = ask(&link, &key, terms, &goodbye).await;
-            if let Err(error) = answer {
-                tracing::warn!(%error, "failed to leave the sharing group; this process's share stays reserved until forget_after expires");
-            }
+        if let Some(link) = link
+            && let Err(error) = send(&link, &key, terms, &request).await
+        {
+            tracing::warn!(%error, "failed to leave the sharing group; this process's share stays reserved until forget_after expires");
         }
     }
 
-    /// One question; whether another should follow at once.
+    /// Sends one request and applies the reply. Returns whether another request should follow immediately.
     async fn refresh(
         &self,
         link: &Link,
         key: &str,
         member: &mut Member,
-        user: &mut impl User,
+        user: &mut impl ShareUser,
     ) -> Result<bool, ServerError> {
-        member.want(user.demands());
+        member.set_demands(user.demands());
         let before = member.plan().clone();
-        let question = member.ask(self.micros(Instant::now()));
-        let answer = ask(link, key, &self.shared.config.terms, &question).await?;
+        let request = member.request(self.micros(Instant::now()));
+        let reply = send(link, key, &self.inner.config.terms, &request).await?;
         let now = self.micros(Instant::now());
-        if !member.hear(question.number, answer, now) {
+        if !member.receive(request.number, reply, now) {
             return Err(ServerError::Timeout(Duration::from_micros(
-                self.shared.config.terms.timeout,
+                self.inner.config.terms.timeout,
             )));
         }
-        self.note(None);
-        if let Some(why) = member
+        self.record_result(None);
+        if let Some(reply) = member
             .plan()
             .refused()
             .filter(|_| before.refused().is_none())
         {
-            let why = match why {
-                Answer::Full => {
+            let reason = match reply {
+                LeaseReply::Full => {
                     "group already has members_max members (including ones that did not shut down cleanly)"
                 }
-                Answer::OtherTerms => "others go by other settings of [sharing]",
-                _ => "a later process has this name",
+                LeaseReply::TermsMismatch => {
+                    "the group uses different [sharing] settings; they must match in all processes"
+                }
+                _ => "another process uses the same member name",
             };
-            tracing::error!(why, group = %self.shared.config.group, "server of shared limits rejected this process; it releases nothing under shared limits");
+            tracing::error!(reason, group = %self.inner.config.group, "sharing server rejected this process; shared limits admit no calls");
         }
         self.publish(member, user);
-        Ok(member.gave_up_some(&before, now))
+        Ok(member.has_released_share(&before, now))
     }
 
-    fn publish(&self, member: &Member, user: &mut impl User) {
+    fn publish(&self, member: &Member, user: &mut impl ShareUser) {
         let plan = Arc::new(member.plan().clone());
         user.apply(&plan);
         *self.lock_plan() = plan;
     }
 
-    fn note(&self, error: Option<&ServerError>) {
+    fn record_result(&self, error: Option<&ServerError>) {
         let mut health = self.lock_health();
         let before = health.error.take();
-        let server = &self.shared.config.server;
+        let server = &self.inner.config.server;
         match error {
             Some(error) => {
-                health.missed += 1;
+                health.failures += 1;
                 if before.is_none() {
-                    tracing::warn!(%server, %error, "server of shared limits unavailable, retrying");
+                    tracing::warn!(%server, %error, "sharing server unavailable, retrying");
                 }
                 health.error = Some(error.to_string());
             }
             None => {
-                health.answered += 1;
+                health.replies += 1;
                 if before.is_some() {
-                    tracing::info!(%server, "server of shared limits is back");
+                    tracing::info!(%server, "sharing server available again");
                 }
             }
         }
     }
 
-    fn lock_plan(&self) -> MutexGuard<'_, Arc<Plan>> {
-        let plan = self.shared.plan.lock();
+    fn lock_plan(&self) -> MutexGuard<'_, Arc<SharePlan>> {
+        let plan = self.inner.plan.lock();
         plan.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_health(&self) -> MutexGuard<'_, Health> {
-        self.shared
+    fn lock_health(&self) -> MutexGuard<'_, LeaseHealth> {
+        self.inner
             .health
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the process stands now.
+    /// The current state of the shares.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ShareState {
         let now = self.micros(Instant::now());
         self.plan().state(now)
     }
 }
 
-async fn ask(
+async fn send(
     link: &Link,
     key: &str,
     terms: &Terms,
-    question: &Question,
-) -> Result<Answer, ServerError> {
+    request: &LeaseRequest,
+) -> Result<LeaseReply, ServerError> {
     let within = Duration::from_micros(terms.timeout);
     let values = link
-        .run(&[key.to_owned()], &arguments(terms, question), within)
+        .run(&[key.to_owned()], &arguments(terms, request), within)
         .await?;
     read(&values)
 }
 
-/// A question in the form that [`SCRIPT`] takes.
+/// The arguments of [`SCRIPT`] for a request.
 #[must_use]
-pub fn arguments(terms: &Terms, question: &Question) -> Vec<String> {
+pub fn arguments(terms: &Terms, request: &LeaseRequest) -> Vec<String> {
     let times = [
         terms.refresh,
         terms.ttl,
@@ -298,44 +299,48 @@ pub fn arguments(terms: &Terms, question: &Question) -> Vec<String> {
         terms.members_max,
     ];
     let numbers = [
-        question.instance,
-        question.number,
-        question.applied,
-        u64::from(question.leaves),
+        request.instance,
+        request.number,
+        request.applied,
+        u64::from(request.leaves),
     ];
     let mut arguments: Vec<String> = times.iter().map(u64::to_string).collect();
-    arguments.push(question.member.clone());
+    arguments.push(request.member.clone());
     arguments.extend(numbers.iter().map(u64::to_string));
-    for ask in &question.limits {
-        arguments.push(ask.limit.clone());
-        arguments.extend([ask.held, ask.safe, ask.demand].iter().map(u64::to_string));
+    for it in &request.limits {
+        arguments.push(it.limit.clone());
+        arguments.extend(
+            [it.in_use, it.fallback, it.demand]
+                .iter()
+                .map(u64::to_string),
+        );
     }
     arguments
 }
 
-/// The answer of [`SCRIPT`].
+/// Parses a reply of [`SCRIPT`].
 ///
 /// # Errors
-/// When it has another form.
-pub fn read(values: &[Value]) -> Result<Answer, ServerError> {
+/// [`ServerError::Form`] if the reply is malformed.
+pub fn read(values: &[Value]) -> Result<LeaseReply, ServerError> {
     let shares = values.get(5..).unwrap_or_default().chunks(4).map(|share| {
-        Ok(Share {
+        Ok(LimitShare {
             lease: number(share.first())?,
-            safe: number(share.get(1))?,
-            sum: number(share.get(2))?,
-            unknown: number(share.get(3))?,
+            fallback: number(share.get(1))?,
+            total: number(share.get(2))?,
+            reserved: number(share.get(3))?,
         })
     });
     Ok(match text(values.first())? {
-        "granted" => Answer::Granted(Granted {
+        "granted" => LeaseReply::Granted(Grant {
             is_learning: number(values.get(3))? == 1,
             members: number(values.get(4))?,
             shares: shares.collect::<Result<_, ServerError>>()?,
         }),
-        "stale" => Answer::Stale,
-        "replaced" => Answer::Replaced(number(values.get(4))?),
-        "full" => Answer::Full,
-        "terms" => Answer::OtherTerms,
+        "stale" => LeaseReply::Stale,
+        "replaced" => LeaseReply::Replaced(number(values.get(4))?),
+        "full" => LeaseReply::Full,
+        "terms" => LeaseReply::TermsMismatch,
         _ => return Err(ServerError::Form),
     })
 }

@@ -9,12 +9,12 @@
 //! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
 //!
 //! [`terms`] and [`member`] are pure. What the server keeps is in `lease.lua`; `tests/model/mod.rs` is the same in Rust, and has
-//! the proof. [`contracts`] says which files of limits a producer can use.
+//! the proof. [`dsp_limits`] says which files of limits a producer can use.
 //!
 //! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
 //! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
 
-pub mod contracts;
+pub mod dsp_limits;
 pub mod exact;
 pub mod lease;
 pub mod member;

@@ -1,109 +1,109 @@
-//! What a member of a group may use, moment by moment: questions to the server, answers, and what holds without them. Pure: time is told,
-//! in microseconds of the member's own clock, which must not go back and may run 1 % wrong.
+//! One member of a group: its requests to the server, and its shares at any later time with or without replies. Pure: the caller passes
+//! the time, in microseconds of the member's monotonic clock, whose speed may be wrong by up to 1%.
 
 use std::{collections::BTreeMap, fmt};
 
 use crate::{
-    messages::{Answer, Ask, Granted, Question, Share},
+    messages::{Grant, LeaseReply, LeaseRequest, LimitRequest, LimitShare},
     terms::{Terms, WHOLE},
 };
 
-/// How much more than everything a member may want.
+/// Maximum demand, in millionths of the limit.
 const DEMAND_MAX: u64 = 1000 * WHOLE;
 
-/// How a member stands.
+/// The state of a member's shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It has a lease.
+pub enum ShareState {
+    /// The lease is valid.
     Ok,
-    /// Its lease has run out; until others' have too, it uses no more than it had, nor more than its safe share.
+    /// The lease has expired. Until the leases of all others have too, the member uses the smaller of its lease and its fallback share.
     Expired,
-    /// It goes by its safe share.
-    Safe,
-    /// It never had a lease, or not for so long that others do not count it any more: it uses its floor, or nothing.
-    Floor,
-    /// The server refuses it: it uses nothing.
+    /// The member uses its fallback share.
+    Fallback,
+    /// The member uses its guaranteed share, or nothing: it never had a lease, or the server has forgotten the member by now.
+    Guaranteed,
+    /// The server rejects the member, which uses nothing.
     Refused,
 }
 
-impl State {
-    /// All of them, with what metrics call them.
+impl ShareState {
+    /// All states with their names in metrics.
     pub const ALL: [(Self, &'static str); 5] = [
         (Self::Ok, "ok"),
         (Self::Expired, "expired"),
-        (Self::Safe, "safe"),
-        (Self::Floor, "floor"),
+        (Self::Fallback, "fallback"),
+        (Self::Guaranteed, "guaranteed"),
         (Self::Refused, "refused"),
     ];
 }
 
-impl fmt::Display for State {
+impl fmt::Display for ShareState {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (_, name) = Self::ALL[*self as usize];
         formatter.write_str(name)
     }
 }
 
-/// What holds from an answer on, at every later moment, if no other comes.
+/// The shares of a member at any time after a reply, until the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct SharePlan {
     terms: Terms,
-    /// When the member began, by its clock.
+    /// Start of the member, by its clock.
     began: u64,
-    /// When the question was sent, and its answer; none before the first.
-    granted: Option<(u64, Granted)>,
-    /// The numbers of the limits in the answer.
-    places: BTreeMap<String, usize>,
-    refused: Option<Answer>,
+    /// When the last granted request was sent, and its grant; `None` before the first.
+    granted: Option<(u64, Grant)>,
+    /// Index of each limit in the grant.
+    indexes: BTreeMap<String, usize>,
+    refused: Option<LeaseReply>,
 }
 
-impl Plan {
+impl SharePlan {
     fn new(terms: Terms, began: u64) -> Self {
         Self {
             terms,
             began,
             granted: None,
-            places: BTreeMap::new(),
+            indexes: BTreeMap::new(),
             refused: None,
         }
     }
 
-    /// How the member stands then.
+    /// The state at `now`.
     #[must_use]
-    pub fn state(&self, now: u64) -> State {
+    pub fn state(&self, now: u64) -> ShareState {
         if self.refused.is_some() {
-            return State::Refused;
+            return ShareState::Refused;
         }
         let Some((sent, _)) = &self.granted else {
-            return State::Floor;
+            return ShareState::Guaranteed;
         };
         match now.saturating_sub(*sent) {
-            age if age < self.terms.ttl => State::Ok,
-            age if age < self.terms.safe_after() => State::Expired,
-            age if age < self.terms.forget_after => State::Safe,
-            _ => State::Floor,
+            age if age < self.terms.ttl => ShareState::Ok,
+            age if age < self.terms.fallback_after() => ShareState::Expired,
+            age if age < self.terms.forget_after => ShareState::Fallback,
+            _ => ShareState::Guaranteed,
         }
     }
 
-    /// What it may use of a limit then, in millionths.
+    /// The share of a limit that the member may use at `now`, in millionths.
     #[must_use]
     pub fn share(&self, limit: &str, now: u64) -> u64 {
         let share = self.granted(limit);
         match self.state(now) {
-            State::Ok => share.map_or(0, |it| it.lease),
-            State::Expired => share.map_or(0, |it| it.lease.min(it.safe)),
-            State::Safe => share.map_or(0, |it| it.safe),
-            State::Floor => match &self.granted {
-                None if now.saturating_sub(self.began) < self.terms.floor_after() => 0,
-                None => self.terms.floor(),
-                // Nobody knows that it wants any of a limit of which it had no answer.
-                Some(_) => share.map_or(0, |it| it.safe.min(self.terms.floor())),
+            ShareState::Ok => share.map_or(0, |it| it.lease),
+            ShareState::Expired => share.map_or(0, |it| it.lease.min(it.fallback)),
+            ShareState::Fallback => share.map_or(0, |it| it.fallback),
+            ShareState::Guaranteed => match &self.granted {
+                None if now.saturating_sub(self.began) < self.terms.guaranteed_after() => 0,
+                None => self.terms.guaranteed_share(),
+                // Without a grant for the limit, the server does not know that this member uses it.
+                Some(_) => share.map_or(0, |it| it.fallback.min(self.terms.guaranteed_share())),
             },
-            State::Refused => 0,
+            ShareState::Refused => 0,
         }
     }
 
-    /// When shares change next without another answer.
+    /// The next time after `now` at which shares change without another reply.
     #[must_use]
     pub fn changes(&self, now: u64) -> Option<u64> {
         if self.refused.is_some() {
@@ -111,51 +111,51 @@ impl Plan {
         }
         let terms = &self.terms;
         let Some((sent, _)) = &self.granted else {
-            return Some(self.began + terms.floor_after()).filter(|at| *at > now);
+            return Some(self.began + terms.guaranteed_after()).filter(|at| *at > now);
         };
-        let ages = [terms.ttl, terms.safe_after(), terms.forget_after];
+        let ages = [terms.ttl, terms.fallback_after(), terms.forget_after];
         ages.iter().map(|age| sent + age).find(|at| *at > now)
     }
 
-    /// What the server answered last of a limit.
+    /// The last grant for a limit.
     #[must_use]
-    pub fn granted(&self, limit: &str) -> Option<Share> {
+    pub fn granted(&self, limit: &str) -> Option<LimitShare> {
         let (_, granted) = self.granted.as_ref()?;
-        granted.shares.get(*self.places.get(limit)?).copied()
+        granted.shares.get(*self.indexes.get(limit)?).copied()
     }
 
-    /// How many members there were, and whether the server learned, when it answered last.
+    /// Number of members, and whether the server was learning which exist, according to the last reply.
     #[must_use]
     pub fn group(&self) -> Option<(u64, bool)> {
         let (_, granted) = self.granted.as_ref()?;
         Some((granted.members, granted.is_learning))
     }
 
-    /// Why the server refuses it.
+    /// The reply with which the server rejected the member.
     #[must_use]
-    pub fn refused(&self) -> Option<&Answer> {
+    pub fn refused(&self) -> Option<&LeaseReply> {
         self.refused.as_ref()
     }
 }
 
-/// A member.
+/// A member of a group.
 #[derive(Debug, Clone)]
 pub struct Member {
     name: String,
     instance: u64,
     number: u64,
-    /// The grant that it goes by.
+    /// Number of the request whose grant is in use.
     applied: u64,
-    /// The question that is under way, and when it was sent.
-    asked: Option<(Question, u64)>,
-    plan: Plan,
+    /// The request in flight, and when it was sent.
+    pending: Option<(LeaseRequest, u64)>,
+    plan: SharePlan,
     demands: BTreeMap<String, u64>,
-    /// Whether it has taken the number after that of a process before it.
+    /// Whether it has raised its instance number above that of a previous process.
     has_taken_over: bool,
 }
 
 impl Member {
-    /// A process of this name that begins when its clock shows `began`: `instance` is larger than that of any earlier one.
+    /// A process with this name that starts at `began` of its clock. `instance` must be larger than that of any previous process.
     #[must_use]
     pub fn new(terms: Terms, name: &str, instance: u64, began: u64) -> Self {
         Self {
@@ -163,21 +163,22 @@ impl Member {
             instance,
             number: 0,
             applied: 0,
-            asked: None,
-            plan: Plan::new(terms, began),
+            pending: None,
+            plan: SharePlan::new(terms, began),
             demands: BTreeMap::new(),
             has_taken_over: false,
         }
     }
 
-    /// What holds now.
+    /// The current plan.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &SharePlan {
         &self.plan
     }
 
-    /// What it could use of each of its limits since it asked last, in millionths. What it uses of others ends with the next answer.
-    pub fn want(&mut self, demands: impl IntoIterator<Item = (String, u64)>) {
+    /// Sets the share of each limit that the member could have used since the last request, in millionths. Its shares of all other limits
+    /// end with the next reply.
+    pub fn set_demands(&mut self, demands: impl IntoIterator<Item = (String, u64)>) {
         let before = std::mem::take(&mut self.demands);
         let smooth = |(limit, demand): (String, u64)| {
             let demand = demand.min(DEMAND_MAX);
@@ -189,31 +190,31 @@ impl Member {
         self.demands = demands.into_iter().map(smooth).collect();
     }
 
-    /// The next question, which is sent now. The one before is given up.
-    pub fn ask(&mut self, now: u64) -> Question {
+    /// Creates the next request, which must be sent now. A pending request is abandoned.
+    pub fn request(&mut self, now: u64) -> LeaseRequest {
         self.number += 1;
-        if self.plan.state(now) == State::Floor {
+        if self.plan.state(now) == ShareState::Guaranteed {
             self.applied = 0;
         }
-        // Of what it wants no more it still has something.
+        // The member still has shares of limits without a demand.
         let past = self
             .plan
-            .places
+            .indexes
             .keys()
             .filter(|limit| !self.demands.contains_key(*limit));
         let limits = self.demands.iter().map(|(limit, demand)| (limit, *demand));
         let limits = limits
             .chain(past.map(|limit| (limit, 0)))
-            .map(|(limit, demand)| Ask {
+            .map(|(limit, demand)| LimitRequest {
                 limit: limit.clone(),
-                held: self.plan.share(limit, now),
-                safe: match self.applied {
-                    0 => self.plan.terms.floor(),
-                    _ => self.plan.granted(limit).map_or(0, |it| it.safe),
+                in_use: self.plan.share(limit, now),
+                fallback: match self.applied {
+                    0 => self.plan.terms.guaranteed_share(),
+                    _ => self.plan.granted(limit).map_or(0, |it| it.fallback),
                 },
                 demand,
             });
-        let question = Question {
+        let request = LeaseRequest {
             member: self.name.clone(),
             instance: self.instance,
             number: self.number,
@@ -221,30 +222,30 @@ impl Member {
             leaves: false,
             limits: limits.collect(),
         };
-        self.asked = Some((question.clone(), now));
-        question
+        self.pending = Some((request.clone(), now));
+        request
     }
 
-    /// Takes the answer to question `number`; false when it is too late to be used.
-    pub fn hear(&mut self, number: u64, answer: Answer, now: u64) -> bool {
-        let in_time = |asked: &(Question, u64)| {
-            asked.0.number == number && now.saturating_sub(asked.1) <= self.plan.terms.timeout
+    /// Applies the reply to request `number`. Returns false if it is too late to be used.
+    pub fn receive(&mut self, number: u64, reply: LeaseReply, now: u64) -> bool {
+        let in_time = |pending: &(LeaseRequest, u64)| {
+            pending.0.number == number && now.saturating_sub(pending.1) <= self.plan.terms.timeout
         };
-        let Some((question, sent)) = self.asked.take_if(|asked| in_time(asked)) else {
+        let Some((request, sent)) = self.pending.take_if(|pending| in_time(pending)) else {
             return false;
         };
-        match answer {
-            Answer::Granted(granted) => {
-                let limits = question.limits.into_iter().enumerate();
-                let wanted = limits.filter(|(_, ask)| self.demands.contains_key(&ask.limit));
-                self.plan.places = wanted.map(|(place, ask)| (ask.limit, place)).collect();
+        match reply {
+            LeaseReply::Granted(granted) => {
+                let limits = request.limits.into_iter().enumerate();
+                let wanted = limits.filter(|(_, it)| self.demands.contains_key(&it.limit));
+                self.plan.indexes = wanted.map(|(index, it)| (it.limit, index)).collect();
                 self.plan.granted = Some((sent, granted));
                 self.plan.refused = None;
                 self.applied = number;
             }
-            Answer::Stale => return false,
-            // It has only begun, so it is the later one: the clock of its machine is behind.
-            Answer::Replaced(known) if self.plan.granted.is_none() && !self.has_taken_over => {
+            LeaseReply::Stale => return false,
+            // This process has just started, so it is the later one: the clock of its machine is behind.
+            LeaseReply::Replaced(known) if self.plan.granted.is_none() && !self.has_taken_over => {
                 self.has_taken_over = true;
                 self.instance = known + 1;
             }
@@ -253,19 +254,19 @@ impl Member {
         true
     }
 
-    /// Whether the last answer took something away, so that others wait to hear that it is given up.
+    /// Whether the last reply reduced a share. Other members get the difference once a request confirms the reduction.
     #[must_use]
-    pub fn gave_up_some(&self, before: &Plan, now: u64) -> bool {
+    pub fn has_released_share(&self, before: &SharePlan, now: u64) -> bool {
         let fell = |limit: &String| self.plan.share(limit, now) < before.share(limit, now);
         self.demands.keys().any(fell)
     }
 
-    /// Says goodbye: from now on it uses nothing.
-    pub fn leave(&mut self) -> Question {
+    /// Creates the request to leave the group. From now on the member uses nothing.
+    pub fn leave(&mut self) -> LeaseRequest {
         self.number += 1;
-        self.asked = None;
-        self.plan.refused = Some(Answer::Replaced(self.instance));
-        Question {
+        self.pending = None;
+        self.plan.refused = Some(LeaseReply::Replaced(self.instance));
+        LeaseRequest {
             member: self.name.clone(),
             instance: self.instance,
             number: self.number,

@@ -1,70 +1,70 @@
-//! What members ask, and what the server answers.
+//! The messages between the members of a group and the ledger on the server.
 
-/// A member's question.
+/// A member's request for shares of its limits, or to leave the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
-    /// Its name. A later process of the same name takes its place; the earlier one has ended.
+pub struct LeaseRequest {
+    /// Name of the member. A later process of the same name replaces the earlier one.
     pub member: String,
-    /// Which process of that name: a later one has a larger number.
+    /// Distinguishes the processes of one name: a later process has a larger number.
     pub instance: u64,
-    /// The number of the question, from 1.
+    /// Sequence number of the request, from 1.
     pub number: u64,
-    /// The grant that it goes by; 0 for none.
+    /// Number of the request whose grant the member uses; 0 if it uses none.
     pub applied: u64,
-    /// Whether it leaves, and uses nothing any more.
+    /// Whether the member leaves the group and uses nothing from now on.
     pub leaves: bool,
-    /// Of each of its limits.
-    pub limits: Vec<Ask>,
+    /// The limits that the member uses or needs.
+    pub limits: Vec<LimitRequest>,
 }
 
-/// What a member uses of a limit, and wants.
+/// A member's use of one limit, and its demand, in millionths of the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    /// The limit.
+pub struct LimitRequest {
+    /// Name of the limit.
     pub limit: String,
-    /// What it uses.
-    pub held: u64,
-    /// What it uses after a while if it gets no more answers.
-    pub safe: u64,
-    /// What it could use.
+    /// Share in use.
+    pub in_use: u64,
+    /// Fallback share: the share in use once the server has not responded for [`fallback_after`](crate::terms::Terms::fallback_after).
+    pub fallback: u64,
+    /// Share that the member could use.
     pub demand: u64,
 }
 
-/// The server's answer.
+/// The server's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// What the member may use.
-    Granted(Granted),
-    /// A later question was answered before.
+pub enum LeaseReply {
+    /// The member's new shares.
+    Granted(Grant),
+    /// The server has already processed a later request of this member.
     Stale,
-    /// A later process has its name: this one.
+    /// A later process uses the member's name. Contains its instance number.
     Replaced(u64),
-    /// There are as many members as there may be.
+    /// The group has reached `members_max`.
     Full,
-    /// The group has other terms.
-    OtherTerms,
+    /// The group uses different settings.
+    TermsMismatch,
 }
 
-/// What a member may use.
+/// The shares of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Granted {
-    /// Whether the server learns who is there, so that nothing rises.
+pub struct Grant {
+    /// Whether the server is still learning which members exist. Until then no share increases.
     pub is_learning: bool,
-    /// How many members there are, those that are remembered included.
+    /// Number of members, including those that stopped sending requests.
     pub members: u64,
-    /// For each limit, in the order of the question.
-    pub shares: Vec<Share>,
+    /// One share per limit, in the order of the request.
+    pub shares: Vec<LimitShare>,
 }
 
 /// A share of a limit, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// While the lease lasts.
+pub struct LimitShare {
+    /// Share until the lease expires.
     pub lease: u64,
-    /// After it.
-    pub safe: u64,
-    /// What all members use: those of which something was heard lately, by what they said.
-    pub sum: u64,
-    /// What is kept free for members that the server does not know.
-    pub unknown: u64,
+    /// Share after the lease has expired.
+    pub fallback: u64,
+    /// Sum of all members' shares: as reported by members with a recent request, and the maximum for the others.
+    pub total: u64,
+    /// Share reserved for members that the server does not know.
+    pub reserved: u64,
 }

@@ -1,35 +1,35 @@
-//! The times that all members of a group agree on, and what follows from them.
+//! The settings that all members of a group must share, and the times derived from them.
 //!
-//! All are microseconds. What is derived here is what the proof in `tests/model/mod.rs` needs, and is the same for members and server.
+//! All times are in microseconds. Members and server derive the same values; the proof in `tests/model/mod.rs` depends on them.
 
 use std::time::Duration;
 
-/// A whole limit: shares are millionths of it.
+/// An entire limit: shares are in millionths.
 pub const WHOLE: u64 = 1_000_000;
 
-/// Most members of a group, those that are remembered included.
+/// Maximum value of `members_max`.
 pub const MEMBERS_MAX: u64 = 1000;
 
-/// What all members of a group agree on. A server refuses members whose terms are others than those that it began with.
+/// The settings of a group. The server rejects members whose settings differ from those of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// How often a member asks.
+    /// Interval between a member's requests.
     pub refresh: u64,
-    /// How long a lease lasts, counted by the member from before it asked.
+    /// Duration of a lease. The member counts it from before it sends the request.
     pub ttl: u64,
-    /// How long a member waits for an answer; one that comes later is not used.
+    /// How long a member waits for a reply. It ignores later replies.
     pub timeout: u64,
-    /// How long a member that nobody hears of goes on with its safe share.
+    /// How long a member keeps its fallback share without a reply from the server.
     pub forget_after: u64,
-    /// How many members there are at most; with 0 nobody knows.
+    /// Maximum number of members; 0 if unknown.
     pub members_max: u64,
 }
 
 impl Terms {
-    /// The same, if its times fit together.
+    /// Returns the settings if they are consistent.
     ///
     /// # Errors
-    /// What does not fit.
+    /// The first constraint that they violate.
     pub fn checked(self) -> Result<Self, &'static str> {
         let is_renewed = (3 * self.refresh..=10 * self.refresh).contains(&self.ttl);
         let is_known = (20 * self.ttl..=30 * 86_400_000_000).contains(&self.forget_after);
@@ -37,22 +37,19 @@ impl Terms {
         let rules = [
             (
                 (10_000..=60_000_000).contains(&self.refresh),
-                "refresh is 10ms to 1min",
+                "invalid refresh: use 10ms to 1min",
             ),
-            // A later answer comes too late for the next question.
-            (is_in_time, "timeout is at most half of refresh"),
-            (
-                is_renewed,
-                "ttl is at least three times refresh, and at most ten times",
-            ),
-            // Else a member would be forgotten while it is only slow.
+            // A reply must arrive before the next request is sent.
+            (is_in_time, "invalid timeout: use at most half of refresh"),
+            (is_renewed, "invalid ttl: use 3 to 10 times refresh"),
+            // Otherwise the server would forget members that are only slow.
             (
                 is_known,
-                "forget_after is at least 20 times ttl, and at most 30 days",
+                "invalid forget_after: use at least 20 times ttl, up to 30 days",
             ),
             (
                 self.members_max <= MEMBERS_MAX,
-                "members_max is at most 1000",
+                "invalid members_max: use at most 1000",
             ),
         ];
         match rules.iter().find(|(holds, _)| !holds) {
@@ -61,46 +58,47 @@ impl Terms {
         }
     }
 
-    /// By how much the server's clock may be set forward within one lease without anybody noticing; and beyond that, room for clocks
-    /// that run at different speeds.
+    /// How far the server's clock may jump forward within one lease without being detected, plus tolerance for clocks of different
+    /// speeds.
     pub(crate) fn margin(&self) -> u64 {
         2 * self.refresh
     }
 
-    /// How long the server takes a lease for held after it was given.
+    /// How long the server reserves a lease after granting it.
     #[must_use]
-    pub fn held_for(&self) -> u64 {
+    pub fn reserved_for(&self) -> u64 {
         self.ttl + self.margin()
     }
 
-    /// After this time without a word of a member the server keeps its safe share free.
+    /// Time without a request after which the server reserves the member's fallback share.
     #[must_use]
-    pub fn silence(&self) -> u64 {
+    pub fn silence_max(&self) -> u64 {
         4 * self.refresh
     }
 
-    /// How long after its question a member whose lease was not renewed takes its safe share. Before, it takes no more than it had.
+    /// Time after its last answered request at which a member uses its fallback share. Before that, it uses at most its expired lease.
     ///
-    /// Nobody else's lease that was given while the server did not keep the safe share free lasts until then, even if clocks differ
-    /// by 2 %.
+    /// By then, all leases have expired that the server granted before it reserved the fallback share, even if clock speeds differ by
+    /// 2%.
     #[must_use]
-    pub fn safe_after(&self) -> u64 {
-        (self.held_for() + self.silence() + self.timeout) / 49 * 50 + 50
+    pub fn fallback_after(&self) -> u64 {
+        (self.reserved_for() + self.silence_max() + self.timeout) / 49 * 50 + 50
     }
 
-    /// How long after its start a member that was never answered takes its floor. Until [`safe_after`](Self::safe_after) others may be using
-    /// what an earlier process of its name left; and the last question of that one may be on its way for as long.
-    pub(crate) fn floor_after(&self) -> u64 {
-        2 * self.safe_after()
+    /// Time after its start at which a member that never received a reply uses its guaranteed share. Until
+    /// [`fallback_after`](Self::fallback_after) others may use what a previous process of its name left, and the last request of that
+    /// process may be delayed for as long.
+    pub(crate) fn guaranteed_after(&self) -> u64 {
+        2 * self.fallback_after()
     }
 
-    /// What a member may use that never reached the server: nothing, or its part, which is kept free for it.
+    /// Share that is reserved for each member at all times: 1/`members_max`, or 0 if that is unknown.
     #[must_use]
-    pub fn floor(&self) -> u64 {
+    pub fn guaranteed_share(&self) -> u64 {
         WHOLE.checked_div(self.members_max).unwrap_or(0)
     }
 
-    /// Of how many microseconds a time is.
+    /// A duration in microseconds.
     #[must_use]
     pub fn micros(time: Duration) -> u64 {
         u64::try_from(time.as_micros()).unwrap_or(u64::MAX)

@@ -3,8 +3,8 @@
 mod model;
 
 use limits_sharing::{
-    member::{Member, State},
-    messages::{Answer, Granted, Share},
+    member::{Member, ShareState},
+    messages::{Grant, LeaseReply, LimitShare},
     terms::{Terms, WHOLE},
 };
 
@@ -37,11 +37,11 @@ impl World {
     }
 
     /// One question, and its answer in time.
-    fn refresh(&mut self, member: &mut Member, demand: u64) -> Answer {
-        member.want([(LIMIT.to_owned(), demand)]);
-        let question = member.ask(self.now);
+    fn refresh(&mut self, member: &mut Member, demand: u64) -> LeaseReply {
+        member.set_demands([(LIMIT.to_owned(), demand)]);
+        let question = member.request(self.now);
         let answer = self.ledger.ask(&self.terms, self.run, self.now, &question);
-        assert!(member.hear(question.number, answer.clone(), self.now));
+        assert!(member.receive(question.number, answer.clone(), self.now));
         answer
     }
 
@@ -66,14 +66,14 @@ fn terms(members_max: u64) -> Terms {
     }
 }
 
-fn granted(answer: Answer) -> Granted {
+fn granted(answer: LeaseReply) -> Grant {
     match answer {
-        Answer::Granted(granted) => granted,
+        LeaseReply::Granted(granted) => granted,
         other => panic!("{other:?}"),
     }
 }
 
-fn share(member: &Member) -> Share {
+fn share(member: &Member) -> LimitShare {
     member.plan().granted(LIMIT).expect("it was granted")
 }
 
@@ -96,14 +96,14 @@ fn new_settings_begin_when_nobody_goes_by_the_old_ones() {
     world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
     world.terms = terms(2);
     let (mut new_a, mut new_b) = (world.member("a", 2), world.member("b", 2));
-    assert_eq!(world.refresh(&mut new_a, WHOLE), Answer::OtherTerms);
-    assert_eq!(new_a.plan().state(world.now), State::Refused);
+    assert_eq!(world.refresh(&mut new_a, WHOLE), LeaseReply::TermsMismatch);
+    assert_eq!(new_a.plan().state(world.now), ShareState::Refused);
     world.terms = terms(0);
     assert_eq!(granted(world.refresh(&mut b, WHOLE)).members, 1);
     world.terms = terms(2);
     assert!(granted(world.refresh(&mut new_b, WHOLE)).is_learning);
     assert!(granted(world.refresh(&mut new_a, WHOLE)).is_learning);
-    assert_eq!(new_a.plan().state(world.now), State::Ok);
+    assert_eq!(new_a.plan().state(world.now), ShareState::Ok);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn settings_of_a_process_that_may_live_stay_in_force() {
     world.terms = terms(2);
     for instance in 2..5 {
         let mut new = world.member("a", instance);
-        assert_eq!(world.refresh(&mut new, WHOLE), Answer::OtherTerms);
+        assert_eq!(world.refresh(&mut new, WHOLE), LeaseReply::TermsMismatch);
     }
 }
 
@@ -123,11 +123,11 @@ fn process_whose_machine_has_a_clock_that_is_behind_takes_over() {
     let mut world = World::new(0);
     let (mut before, mut after) = (world.member("a", 9), world.member("a", 5));
     world.pass(1, &mut [(&mut before, WHOLE)]);
-    assert_eq!(world.refresh(&mut after, WHOLE), Answer::Replaced(9));
-    assert_ne!(after.plan().state(world.now), State::Refused);
+    assert_eq!(world.refresh(&mut after, WHOLE), LeaseReply::Replaced(9));
+    assert_ne!(after.plan().state(world.now), ShareState::Refused);
     granted(world.refresh(&mut after, WHOLE));
-    assert_eq!(world.refresh(&mut before, WHOLE), Answer::Replaced(10));
-    assert_eq!(before.plan().state(world.now), State::Refused);
+    assert_eq!(world.refresh(&mut before, WHOLE), LeaseReply::Replaced(10));
+    assert_eq!(before.plan().state(world.now), ShareState::Refused);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn process_that_was_restarted_while_data_were_lost_has_its_part() {
     for member in [&a, &b] {
         let share = share(member);
         assert_eq!(
-            (share.lease, share.safe, share.unknown),
+            (share.lease, share.fallback, share.reserved),
             (WHOLE / 2, WHOLE / 2, 0)
         );
     }
@@ -158,7 +158,7 @@ fn sum_of_shares_is_not_of_what_an_old_copy_knew() {
     assert!(share(&b).lease > WHOLE / 2);
     (world.ledger, world.run) = (copy, "second");
     world.refresh(&mut b, 9 * WHOLE / 10);
-    assert!(share(&b).sum <= WHOLE, "{:?}", share(&b));
+    assert!(share(&b).total <= WHOLE, "{:?}", share(&b));
 }
 
 #[test]
@@ -170,13 +170,13 @@ fn safe_share_of_a_process_that_died_is_in_use_when_others_have_given_it_up() {
     assert!(lease > 9 * WHOLE / 10, "{lease}");
     // b is dead, and a's answers of some seconds are lost.
     for _ in 0..5 {
-        a.want([(LIMIT.to_owned(), 2 * WHOLE)]);
-        let question = a.ask(world.now);
+        a.set_demands([(LIMIT.to_owned(), 2 * WHOLE)]);
+        let question = a.request(world.now);
         world
             .ledger
             .ask(&world.terms, world.run, world.now, &question);
         world.now += SECOND;
     }
     world.refresh(&mut a, 2 * WHOLE);
-    assert!(share(&a).sum <= WHOLE, "{:?}", share(&a));
+    assert!(share(&a).total <= WHOLE, "{:?}", share(&a));
 }

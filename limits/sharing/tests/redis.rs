@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use limits::{
-    Algorithm, Aligned, Decision, Demand, Limit, LimitId, Limits, Rate, RecordError, Recorded,
-    Refusal, step_of,
+    Algorithm, Alignment, Decision, Demand, Limit, LimitId, Limits, Rate, RecordError,
+    RecordOutcome, Refusal, default_step,
 };
 use limits_sharing::{
-    exact::{self, Outcome, Rule},
+    exact::{self, ExactRule, Outcome},
     lease,
     member::Member,
-    messages::{Answer, Question},
+    messages::{LeaseReply, LeaseRequest},
     terms::{Terms, WHOLE},
 };
 use redis::{Pipeline, Value, aio::MultiplexedConnection};
@@ -51,10 +51,10 @@ async fn load(connection: &mut MultiplexedConnection, script: &str) -> String {
 }
 
 /// A limit whose unit of time is the microsecond: to the core, the nanosecond is only a name.
-fn limits() -> Vec<(Rule, Limit)> {
+fn limits() -> Vec<(ExactRule, Limit)> {
     let of = |[ours, cores]: [Algorithm; 2]| {
         let ours = Limit::from(ours);
-        (Rule::of(&ours).unwrap(), Limit::from(cores))
+        (ExactRule::new(&ours).unwrap(), Limit::from(cores))
     };
     let units = [Duration::from_micros, Duration::from_nanos];
     let pace = |requests, micros, burst| {
@@ -67,7 +67,7 @@ fn limits() -> Vec<(Rule, Limit)> {
         units.map(|unit| Algorithm::FixedWindow {
             limit,
             window: unit(micros),
-            aligned: Aligned::Clock,
+            aligned: Alignment::Clock,
         })
     };
     vec![
@@ -87,7 +87,7 @@ struct Call {
     /// The places of limits, and how many requests.
     asks: Vec<(usize, u64)>,
     key: u32,
-    question: exact::Question,
+    question: exact::Operation,
     pause: u64,
 }
 
@@ -107,9 +107,9 @@ impl Call {
             Some(about_now + random.u64(0..20_000_000)),
         ];
         let question = match random.u32(0..10) {
-            0..6 => exact::Question::Reserve { max_wait },
-            6 | 7 => exact::Question::Peek,
-            _ => exact::Question::Count {
+            0..6 => exact::Operation::Reserve { max_wait },
+            6 | 7 => exact::Operation::Peek,
+            _ => exact::Operation::Count {
                 made: made[random.usize(0..made.len())],
             },
         };
@@ -122,9 +122,10 @@ impl Call {
         }
     }
 
-    fn arguments(&self, limits: &[(Rule, Limit)]) -> Vec<String> {
+    fn arguments(&self, limits: &[(ExactRule, Limit)]) -> Vec<String> {
         let rules = || self.asks.iter().map(|(place, _)| limits[*place].0);
-        let steps = rules().map(|it| step_of(Duration::from_nanos(it.reach_micros())).as_nanos());
+        let steps =
+            rules().map(|it| default_step(Duration::from_nanos(it.lookback_micros())).as_nanos());
         let ahead = steps.max().and_then(|step| u64::try_from(step).ok());
         let pause = Duration::from_micros(self.pause);
         let mut arguments = self.question.arguments_with(ahead.unwrap(), pause);
@@ -144,14 +145,14 @@ impl Call {
     }
 
     /// The answer is what the core says.
-    fn check(&self, core: &mut Limits<u32>, numbers: &[LimitId], answer: &exact::Answer) {
+    fn check(&self, core: &mut Limits<u32>, numbers: &[LimitId], answer: &exact::ExactDecision) {
         let now = answer.now;
         let from = now + self.pause;
         let demands = self.demands(numbers, false);
         let named = answer.binding.map(|place| demands[place].limit);
         let when = |at| if at == now { Outcome::Now } else { Outcome::At };
         match self.question {
-            exact::Question::Reserve { max_wait } => {
+            exact::Operation::Reserve { max_wait } => {
                 // The core's unit is the nanosecond.
                 let max_wait = u64::try_from(max_wait.as_micros()).unwrap();
                 let max_wait = Duration::from_nanos(max_wait);
@@ -163,49 +164,49 @@ impl Call {
                         assert_eq!((answer.outcome, answer.at), (Outcome::Now, now));
                         assert_eq!(answer.binding, None);
                     }
-                    Decision::At { at, rule } => {
-                        let expected = (Outcome::At, at, rule);
+                    Decision::At { at, limit } => {
+                        let expected = (Outcome::At, at, limit);
                         assert_eq!((answer.outcome, answer.at, named), expected);
                     }
-                    Decision::Refused { rule, why } => match why {
+                    Decision::Refused { limit, reason } => match reason {
                         Refusal::Wait { retry_after } => {
-                            let expected = (Outcome::Wait, retry_after.as_nanos(), rule);
+                            let expected = (Outcome::OverMaxWait, retry_after.as_nanos(), limit);
                             let again = u128::from(answer.retry_after);
                             assert_eq!((answer.outcome, again, named), expected);
                         }
-                        why => {
-                            assert!(matches!(why, Refusal::TooMany { .. }), "{why:?}");
-                            assert_eq!((answer.outcome, named), (Outcome::Many, rule));
+                        reason => {
+                            assert!(matches!(reason, Refusal::TooMany { .. }), "{reason:?}");
+                            assert_eq!((answer.outcome, named), (Outcome::TooMany, limit));
                         }
                     },
                 }
             }
-            exact::Question::Peek => match core.peek_from(&demands, from, now) {
+            exact::Operation::Peek => match core.peek_from(&demands, from, now) {
                 Ok((at, rule)) => {
                     assert_eq!((answer.outcome, answer.at, named), (when(at), at, rule));
                 }
                 Err((rule, _)) => {
-                    assert_eq!((answer.outcome, named), (Outcome::Many, Some(rule)));
+                    assert_eq!((answer.outcome, named), (Outcome::TooMany, Some(rule)));
                 }
             },
-            exact::Question::Count { made } => {
-                let outcome = match core.record_all(&demands, made.unwrap_or(now), now) {
-                    Ok(Recorded::Counted) => Outcome::Counted,
-                    Ok(Recorded::TooOld) => Outcome::Old,
+            exact::Operation::Count { made } => {
+                let outcome = match core.record(&demands, made.unwrap_or(now), now) {
+                    Ok(RecordOutcome::Counted) => Outcome::Counted,
+                    Ok(RecordOutcome::TooOld) => Outcome::TooOld,
                     Err(error) => {
                         assert_eq!(error, RecordError::TooEarly);
-                        Outcome::Early
+                        Outcome::TooEarly
                     }
                 };
                 assert_eq!(answer.outcome, outcome);
-                if outcome != Outcome::Early {
+                if outcome != Outcome::TooEarly {
                     let next = core.peek_from(&self.demands(numbers, true), from, now);
                     assert_eq!((answer.at, named), next.unwrap());
                 }
             }
         }
-        for (demand, left) in demands.iter().zip(&answer.left) {
-            let expected = core.left(demand.limit, &demand.key, now);
+        for (demand, left) in demands.iter().zip(&answer.remaining) {
+            let expected = core.remaining(demand.limit, &demand.key, now);
             let expected = (expected.requests, expected.more_at);
             assert_eq!((left.requests, left.more_at), expected);
         }
@@ -239,7 +240,7 @@ async fn exact_is_the_core(operations: usize) {
         }
         let answers: Vec<Value> = pipeline.query_async(&mut connection).await.unwrap();
         for (call, answer) in calls.into_iter().zip(&answers) {
-            let answer = exact::Answer::read(values(answer)).unwrap();
+            let answer = exact::ExactDecision::read(values(answer)).unwrap();
             call.check(&mut core, &numbers, &answer);
             outcomes[answer.outcome as usize] += 1;
             clock = answer.now;
@@ -263,7 +264,7 @@ async fn what_was_used_stays_used_when_a_rule_becomes_another() {
     let window = |limit, days: u64| Algorithm::FixedWindow {
         limit,
         window: Duration::from_secs(days * 86_400),
-        aligned: Aligned::Clock,
+        aligned: Alignment::Clock,
     };
     // The window of seven days may end meanwhile; that is unlikely.
     let steps = [
@@ -278,18 +279,18 @@ async fn what_was_used_stays_used_when_a_rule_becomes_another() {
         (window(9, 7), 0, 5),
     ];
     for (algorithm, taken, left) in steps {
-        let rule = Rule::of(&algorithm.into()).unwrap();
+        let rule = ExactRule::new(&algorithm.into()).unwrap();
         let question = match taken {
-            0 => exact::Question::Peek,
-            _ => exact::Question::Count { made: None },
+            0 => exact::Operation::Peek,
+            _ => exact::Operation::Count { made: None },
         };
         let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
         arguments.extend(rule.arguments(taken.max(1)));
         let mut command = redis::cmd("EVALSHA");
         command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
         let answer: Value = command.query_async(&mut connection).await.unwrap();
-        let answer = exact::Answer::read(values(&answer)).unwrap();
-        assert_eq!(answer.left[0].requests, left, "{algorithm}");
+        let answer = exact::ExactDecision::read(values(&answer)).unwrap();
+        assert_eq!(answer.remaining[0].requests, left, "{algorithm}");
     }
 }
 
@@ -301,12 +302,12 @@ async fn counter_that_waits_for_centuries_is_answered() {
     };
     let mut connection = server.connect().await;
     let digest = load(&mut connection, exact::SCRIPT).await;
-    let count = exact::Question::Count { made: None };
+    let count = exact::Operation::Count { made: None };
     let max_wait = Duration::ZERO;
-    let reserve = exact::Question::Reserve { max_wait };
+    let reserve = exact::Operation::Reserve { max_wait };
     let steps = [
         ("1/s", 4_000_000_000, count),
-        ("1/30days", 1, exact::Question::Peek),
+        ("1/30days", 1, exact::Operation::Peek),
         ("1/30days", 1, count),
         ("1/30days", 1, reserve),
         ("1/s", 1, count),
@@ -314,14 +315,14 @@ async fn counter_that_waits_for_centuries_is_answered() {
     ];
     for (rate, requests, question) in steps {
         let bucket = Algorithm::token_bucket(rate, requests).unwrap();
-        let rule = Rule::of(&bucket.into()).unwrap();
+        let rule = ExactRule::new(&bucket.into()).unwrap();
         let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
         arguments.extend(rule.arguments(requests));
         let mut command = redis::cmd("EVALSHA");
         command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
         let answer: Value = command.query_async(&mut connection).await.unwrap();
-        let answer = exact::Answer::read(values(&answer)).unwrap();
-        let left = answer.left[0];
+        let answer = exact::ExactDecision::read(values(&answer)).unwrap();
+        let left = answer.remaining[0];
         assert_eq!(left.requests, 0, "{rate} {question:?}");
         assert!(left.free_at > answer.now, "{rate} {question:?}");
     }
@@ -350,7 +351,7 @@ async fn script_is_the_ledger(operations: usize) {
             .map(|it| Member::new(terms, &format!("m{it}"), 1, 0))
             .collect();
         let mut model: Option<Ledger> = None;
-        let mut delayed: Vec<Question> = Vec::new();
+        let mut delayed: Vec<LeaseRequest> = Vec::new();
         let mut clock = 0;
         for _ in 0..2_000.min(operations) {
             done += 1;
@@ -383,13 +384,13 @@ async fn script_is_the_ledger(operations: usize) {
             }
             let member = &mut members[index];
             let all = ["a", "b", "c", "d"].iter().take(random.usize(2..=4));
-            member.want(
+            member.set_demands(
                 all.map(|limit| ((*limit).to_owned(), random.u64(0..WHOLE)))
                     .collect::<Vec<_>>(),
             );
             let mut question = match random.u32(0..300) {
                 0 => member.leave(),
-                _ => member.ask(clock),
+                _ => member.request(clock),
             };
             // Some come late, or twice.
             match random.u32(0..40) {
@@ -425,16 +426,16 @@ async fn script_is_the_ledger(operations: usize) {
             let found = lease::read(answer).unwrap();
             assert_eq!(found, expected, "{question:?}");
             match &found {
-                Answer::Granted(it) if it.is_learning => {
+                LeaseReply::Granted(it) if it.is_learning => {
                     learning += 1;
                     renewed += usize::from(is_new);
                     is_new = false;
                 }
-                Answer::Granted(_) => granted += 1,
+                LeaseReply::Granted(_) => granted += 1,
                 _ => others += 1,
             }
             if random.u32(0..20) > 0 {
-                members[index].hear(question.number, found, now);
+                members[index].receive(question.number, found, now);
             }
         }
         let _: Value = redis::cmd("DEL")

@@ -9,8 +9,8 @@ use std::{
 
 use fastrand::Rng;
 use limits_sharing::{
-    member::{Member, Plan, State},
-    messages::{Answer, Question},
+    member::{Member, SharePlan, ShareState},
+    messages::{LeaseReply, LeaseRequest},
     terms::{Terms, WHOLE},
 };
 
@@ -64,7 +64,7 @@ impl Process {
         (passed * 10_000).div_ceil(self.speed) + 1
     }
 
-    fn plan(&self) -> &Plan {
+    fn plan(&self) -> &SharePlan {
         self.member.plan()
     }
 }
@@ -87,8 +87,8 @@ struct World {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     count: u64,
     processes: Vec<Process>,
-    questions: HashMap<u64, Question>,
-    answers: HashMap<u64, (u64, Answer)>,
+    questions: HashMap<u64, LeaseRequest>,
+    answers: HashMap<u64, (u64, LeaseReply)>,
     server: Option<Ledger>,
     /// What a replica has, newest last.
     copies: Vec<(u64, Ledger)>,
@@ -257,15 +257,15 @@ impl World {
         if process.has_third {
             limits.push((LIMITS[2].to_owned(), hot));
         }
-        process.member.want(limits);
-        let question = process.member.ask(process.clock(self.now));
+        process.member.set_demands(limits);
+        let question = process.member.request(process.clock(self.now));
         let next = self.terms.refresh * 100 / process.speed * 100;
         let next = self.now + next * self.random.u64(90..=110) / 100;
         self.send(index, question);
         self.at(next, Event::Tick(index));
     }
 
-    fn send(&mut self, index: usize, question: Question) {
+    fn send(&mut self, index: usize, question: LeaseRequest) {
         if let Some(delay) = self.delay(index) {
             let id = self.count;
             self.questions.insert(id, question);
@@ -317,7 +317,7 @@ impl World {
         }
         let clock = process.clock(self.now);
         let before = process.plan().clone();
-        if !process.member.hear(number, answer, clock) {
+        if !process.member.receive(number, answer, clock) {
             return;
         }
         let mut looks = Vec::new();
@@ -326,8 +326,8 @@ impl World {
             looks.push(process.when(next));
             at = next;
         }
-        let asks_again = process.member.gave_up_some(&before, clock);
-        let question = asks_again.then(|| process.member.ask(clock));
+        let asks_again = process.member.has_released_share(&before, clock);
+        let question = asks_again.then(|| process.member.request(clock));
         for look in looks {
             self.at(look, Event::Look);
         }
@@ -348,7 +348,7 @@ impl World {
                 && it.cut_off_until < now
                 && it.is_deaf_until < now
                 && it.paused_until < now
-                && it.plan().state(it.clock(now)) != State::Floor
+                && it.plan().state(it.clock(now)) != ShareState::Guaranteed
         };
         match self.processes.iter_mut().find(knows) {
             Some(witness) => {
@@ -358,7 +358,7 @@ impl World {
             None => self
                 .processes
                 .iter()
-                .all(|it| !it.is_alive || it.plan().state(it.clock(now)) == State::Floor),
+                .all(|it| !it.is_alive || it.plan().state(it.clock(now)) == ShareState::Guaranteed),
         }
     }
 

@@ -5,7 +5,7 @@ use std::hash::Hash;
 use super::Limits;
 use crate::{
     decision::{Limit, LimitId},
-    meter::{Carry, Meter},
+    meter::{CarryOver, Meter},
     rate::RateError,
 };
 
@@ -21,7 +21,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// When a limit is of another [`Limits`].
     pub fn change_all(
         &mut self,
-        changes: &[(LimitId, Limit, Carry)],
+        changes: &[(LimitId, Limit, CarryOver)],
         now: u64,
     ) -> Result<(), RateError> {
         for (_, limit, _) in changes {
@@ -34,9 +34,9 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         }
         if self.keys.is_beyond_bytes() {
             // Only what is in use is made larger.
-            self.forget_idle(usize::MAX, now);
+            self.evict_idle(usize::MAX, now);
         }
-        let mut steps: Vec<Vec<(Meter, Meter, Carry)>> = Vec::new();
+        let mut steps: Vec<Vec<(Meter, Meter, CarryOver)>> = Vec::new();
         // Where the steps of each limit are.
         let mut places = vec![usize::MAX; self.rules.len()];
         for (id, limit, carry) in changes {
@@ -47,7 +47,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             let unseen = match &rule.unseen {
                 Some(state) => Some(meter.carried(&from, state, *carry, now)),
                 // A key that comes later has saved up what one would have that was there, and idle, all the time.
-                None if *carry == Carry::AsIs => {
+                None if *carry == CarryOver::Remaining => {
                     Some(meter.carried(&from, &from.fresh(), *carry, now))
                 }
                 None => None,

@@ -5,7 +5,7 @@ use std::hash::Hash;
 use super::{Limits, concerns::Concern};
 use crate::{
     DEMANDS_MAX,
-    decision::{Demand, RecordError, Recorded},
+    decision::{Demand, RecordError, RecordOutcome},
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
@@ -19,12 +19,12 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// As [`reserve`](Self::reserve) does.
-    pub fn record_all(
+    pub fn record(
         &mut self,
         demands: &[Demand<K>],
         at: u64,
         now: u64,
-    ) -> Result<Recorded, RecordError> {
+    ) -> Result<RecordOutcome, RecordError> {
         let now = self.pass_to(now);
         let mut concerns = self.concerns::<DEMANDS_MAX>(demands);
         let steps = concerns.all().iter();
@@ -35,15 +35,15 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         let at = at.min(now);
         let matters = |it: &Concern| self.rules[it.limit.index()].meter.matters(at, now);
         if !concerns.all().iter().any(matters) {
-            return Ok(Recorded::TooOld);
+            return Ok(RecordOutcome::TooOld);
         }
         self.make_entries(&mut concerns, demands, now)
-            .map_err(|_| RecordError::NoRoom)?;
-        let mut recorded = Recorded::TooOld;
+            .map_err(|_| RecordError::TableFull)?;
+        let mut recorded = RecordOutcome::TooOld;
         for concern in concerns.all() {
             let meter = &self.rules[concern.limit.index()].meter;
             if meter.matters(at, now) {
-                recorded = Recorded::Counted;
+                recorded = RecordOutcome::Counted;
                 let made = meter.at_or_now(at, now);
                 self.update(concern, |meter, state| {
                     meter.tell(state, concern.requests, made)

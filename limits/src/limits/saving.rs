@@ -6,7 +6,7 @@ use super::{Limits, Rule};
 use crate::{
     decision::{Limit, LimitId, RestoreError},
     keys::Keys,
-    meter::{Carry, Meter, State},
+    meter::{CarryOver, KeyState, Meter},
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
@@ -17,19 +17,19 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 
     /// Calls `each` for every key whose state changed since the last time: its limit, the key, and its state; `None` where the key was forgotten. What is
     /// saved of keys so is a whole picture at any time: keys without a state are as those that were never seen.
-    pub fn take_changes(&mut self, mut each: impl FnMut(LimitId, &Limit, &K, Option<&State>)) {
+    pub fn take_changes(&mut self, mut each: impl FnMut(LimitId, &Limit, &K, Option<&KeyState>)) {
         let rules = &self.rules;
         self.keys
             .take_changes(|id, key, state| each(id, &rules[id.index()].limit, key, state));
     }
 
     /// Forgets all keys of these limits.
-    pub fn forget_limits(&mut self, ids: &[LimitId]) {
-        self.keys.forget_limits(ids);
+    pub fn clear_limits(&mut self, ids: &[LimitId]) {
+        self.keys.clear_limits(ids);
     }
 
     /// Gives a key the state that was [saved](Self::take_changes) of it, when its limit was `was`. If the limit is another now, the state follows it as
-    /// [`Carry::Requests`] says, and is told of as changed. Returns false where nothing of it is used any more: then it needs no place.
+    /// [`CarryOver::Usage`] says, and is told of as changed. Returns false where nothing of it is used any more: then it needs no place.
     ///
     /// # Errors
     /// When it is not the state of such a limit, or there is no room: then nothing changes.
@@ -41,7 +41,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         id: LimitId,
         key: K,
         was: &Limit,
-        saved: State,
+        saved: KeyState,
         now: u64,
     ) -> Result<bool, RestoreError> {
         let now = self.pass_to(now);
@@ -53,7 +53,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         }
         match self.keys.find(id, &key) {
             Some(place) => self.keys.update(place, |it| *it = state),
-            None if !self.keys.has_place(id) => return Err(RestoreError::NoRoom),
+            None if !self.keys.has_place(id) => return Err(RestoreError::TableFull),
             None => {
                 let place = self.keys.insert(id, key, state);
                 if !is_same {
@@ -68,7 +68,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Errors
     /// When it is not the state of such a limit.
-    pub fn saved_use(was: &Limit, saved: &State, now: u64) -> Result<u64, RestoreError> {
+    pub fn saved_usage(was: &Limit, saved: &KeyState, now: u64) -> Result<u64, RestoreError> {
         Ok(saved_meter(was, saved)?.used(saved, now))
     }
 
@@ -92,7 +92,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 
     /// Calls `each` for each key that is kept, at most so many places from `from` on: its limit, and how many requests of it are used. Returns where to go
     /// on; `None` at the end.
-    pub fn each_key(
+    pub fn for_each_key(
         &self,
         from: usize,
         looked_at: usize,
@@ -110,30 +110,35 @@ impl<K: Hash + Eq + Clone> Limits<K> {
 }
 
 /// The meter that a state was saved by.
-fn saved_meter(was: &Limit, saved: &State) -> Result<Meter, RestoreError> {
+fn saved_meter(was: &Limit, saved: &KeyState) -> Result<Meter, RestoreError> {
     let algorithm = was.algorithm.checked();
-    let meter = Meter::new(&algorithm.map_err(|_| RestoreError::Unfit)?);
+    let meter = Meter::new(&algorithm.map_err(|_| RestoreError::Mismatch)?);
     if meter.fits(saved) {
         Ok(meter)
     } else {
-        Err(RestoreError::Unfit)
+        Err(RestoreError::Mismatch)
     }
 }
 
 impl Rule {
     /// The state that was saved under the limit `was`, as it is under this one.
-    fn restored(&self, was: &Limit, mut saved: State, now: u64) -> Result<State, RestoreError> {
+    fn restored(
+        &self,
+        was: &Limit,
+        mut saved: KeyState,
+        now: u64,
+    ) -> Result<KeyState, RestoreError> {
         let from = saved_meter(was, &saved)?;
         if was.algorithm == self.limit.algorithm {
             self.meter.reserve(&mut saved);
             return Ok(saved);
         }
-        Ok(self.meter.carried(&from, &saved, Carry::Requests, now))
+        Ok(self.meter.carried(&from, &saved, CarryOver::Usage, now))
     }
 }
 
 impl<K: Hash + Eq> Keys<K> {
-    fn between(&self, from: usize, end: usize) -> impl Iterator<Item = (LimitId, &K, &State)> {
+    fn between(&self, from: usize, end: usize) -> impl Iterator<Item = (LimitId, &K, &KeyState)> {
         let end = end.min(self.entries.len());
         let part = self.entries.get(from..end).unwrap_or_default().iter();
         part.filter_map(|entry| Some((entry.limit, entry.key.as_ref()?, &entry.state)))

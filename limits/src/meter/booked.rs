@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Meter, State, Used};
+use super::{KeyState, Kind, Meter, Used};
 use crate::rate::REQUESTS_MAX;
 
 /// Maximum bookings that are remembered of a key: 64 KiB, gone through in some ten microseconds. One more is refused, unless it leaves
@@ -139,7 +139,7 @@ impl Meter {
     #[cold]
     pub(crate) fn remembered_at(
         &self,
-        state: &State,
+        state: &KeyState,
         requests: u64,
         at: u64,
         now: u64,
@@ -174,15 +174,15 @@ impl Meter {
 
     /// Takes so many at a moment to come, where no booking is remembered.
     #[cold]
-    pub(super) fn book(&self, state: &mut State, requests: u64, at: u64, now: u64) {
+    pub(super) fn book(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) {
         state.booked = self.booked(&state.used, requests, at, now);
         self.take_used(&mut state.used, requests, at);
     }
 
     /// Takes so many at a moment that may be before bookings.
     #[cold]
-    pub(super) fn take_between(&self, state: &mut State, requests: u64, at: u64, now: u64) {
-        let State { used, booked } = state;
+    pub(super) fn take_between(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) {
+        let KeyState { used, booked } = state;
         let Some(it) = booked else { return };
         let is_last = at >= used.last;
         let index = it.list.partition_point(|booking| booking.at < at);
@@ -218,7 +218,7 @@ impl Meter {
 
     /// Forgets bookings up to `now`: there is no room before them any more.
     #[cold]
-    pub(super) fn pass_bookings(&self, state: &mut State, now: u64) {
+    pub(super) fn pass_bookings(&self, state: &mut KeyState, now: u64) {
         let Some(booked) = &mut state.booked else {
             return;
         };
@@ -241,9 +241,9 @@ impl Meter {
     }
 
     /// Lets `change` count what was made without having been asked for; bookings stay.
-    pub(super) fn count_before(&self, state: &mut State, now: u64, change: impl Fn(&mut Used)) {
+    pub(super) fn count_before(&self, state: &mut KeyState, now: u64, change: impl Fn(&mut Used)) {
         self.pass_bookings(state, now);
-        let State { used, booked } = state;
+        let KeyState { used, booked } = state;
         let Some(booked) = booked else {
             return change(used);
         };
@@ -259,7 +259,7 @@ impl Meter {
     pub(super) fn carry_bookings(
         &self,
         booked: &Booked,
-        state: &mut State,
+        state: &mut KeyState,
         carried: impl Fn(&Used) -> Used,
     ) {
         let booked = Booked {

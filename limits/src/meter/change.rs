@@ -1,6 +1,6 @@
 //! How a state follows when its limit gets other numbers, and when calls that wait are planned anew.
 
-use super::{Amount, Kind, Meter, Method as _, State, Used};
+use super::{Amount, KeyState, Kind, Meter, Method as _, Used};
 
 /// How a state follows its limit when that gets other numbers.
 ///
@@ -8,21 +8,21 @@ use super::{Amount, Kind, Meter, Method as _, State, Used};
 /// changes its kind or its window takes over how many requests are used at that moment; these only tell
 /// [`Reset`](Self::Reset) from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Carry {
+pub enum CarryOver {
     /// What was used stays used, counted in requests: who is ten requests ahead of the old rate is ten ahead of the new.
     #[default]
-    Requests,
+    Usage,
     /// All begin anew.
     Reset,
     /// What is left stays left, up to the new burst: who may send three at once still may.
-    AsIs,
+    Remaining,
 }
 
 impl Meter {
     /// Forgets what is to go after `now`: these calls, from the last to the first. What is not known any more counts as used.
     pub(crate) fn reopen(
         &self,
-        state: &mut State,
+        state: &mut KeyState,
         calls: impl Iterator<Item = (u64, u64)>,
         now: u64,
     ) {
@@ -45,17 +45,23 @@ impl Meter {
     }
 
     /// The state that `old` becomes when its limit changes from `from` to this at `now`.
-    pub(crate) fn carried(&self, from: &Self, old: &State, carry: Carry, now: u64) -> State {
+    pub(crate) fn carried(
+        &self,
+        from: &Self,
+        old: &KeyState,
+        carry: CarryOver,
+        now: u64,
+    ) -> KeyState {
         let carried = |used: &Used| self.carried_used(from, used, carry, now);
-        let mut state = State::from(carried(&old.used));
-        if let Some(booked) = old.booked.as_deref().filter(|_| carry != Carry::Reset) {
+        let mut state = KeyState::from(carried(&old.used));
+        if let Some(booked) = old.booked.as_deref().filter(|_| carry != CarryOver::Reset) {
             self.carry_bookings(booked, &mut state, carried);
         }
         state
     }
 
-    fn carried_used(&self, from: &Self, old: &Used, carry: Carry, now: u64) -> Used {
-        if carry == Carry::Reset {
+    fn carried_used(&self, from: &Self, old: &Used, carry: CarryOver, now: u64) -> Used {
+        if carry == CarryOver::Reset {
             return self.fresh_used();
         }
         let mut used = old.clone();

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Carry, Method};
+use super::{CarryOver, Method};
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
@@ -112,7 +112,7 @@ impl Gcra {
         from: &Self,
         old: &Pace,
         last: u64,
-        carry: Carry,
+        carry: CarryOver,
         now: u64,
     ) -> Pace {
         let debt = self.carried_debt(from, old.tat.saturating_sub(from.parts(now)), carry);
@@ -127,12 +127,12 @@ impl Gcra {
     }
 
     /// By how much the TAT is ahead after a change, in parts of the new kind.
-    fn carried_debt(&self, from: &Self, debt: u128, carry: Carry) -> u128 {
+    fn carried_debt(&self, from: &Self, debt: u128, carry: CarryOver) -> u128 {
         let in_new = |parts| scaled(parts, self.nanos, from.nanos);
         match carry {
-            Carry::Reset => 0,
-            Carry::Requests => in_new(debt),
-            Carry::AsIs => {
+            CarryOver::Reset => 0,
+            CarryOver::Usage => in_new(debt),
+            CarryOver::Remaining => {
                 let [old_most, new_most] =
                     [from, self].map(|it| it.tolerance + u128::from(it.nanos));
                 if debt <= old_most {

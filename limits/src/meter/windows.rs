@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
-use crate::{algorithm::Aligned, rate::Time};
+use crate::{algorithm::Alignment, rate::Time};
 
 /// So many in each window.
 #[derive(Debug, Clone)]
 pub(crate) struct Fixed {
     limit: u64,
     window: u64,
-    aligned: Aligned,
+    aligned: Alignment,
 }
 
 /// The latest window in which something was taken.
@@ -23,7 +23,7 @@ pub(crate) struct Window {
 }
 
 impl Fixed {
-    pub(crate) fn new(limit: u64, window: Duration, aligned: Aligned) -> Self {
+    pub(crate) fn new(limit: u64, window: Duration, aligned: Alignment) -> Self {
         Self {
             limit,
             window: Time::from(window).0,
@@ -65,8 +65,8 @@ impl Method for Fixed {
     fn force(&self, window: &mut Window, requests: u64, at: u64) {
         if window.count == 0 || at >= self.end(window) {
             window.start = match self.aligned {
-                Aligned::Clock => at - at % self.window,
-                Aligned::FirstCall => at,
+                Alignment::Clock => at - at % self.window,
+                Alignment::FirstCall => at,
             };
             window.count = 0;
         }
@@ -81,7 +81,7 @@ impl Method for Fixed {
     fn give_back(&self, window: &mut Window, requests: u64, at: u64) {
         if at < window.start {
             // When windows begin with calls, where the one before began is not known any more.
-            if window.count > 0 || self.aligned == Aligned::FirstCall {
+            if window.count > 0 || self.aligned == Alignment::FirstCall {
                 return;
             }
             // Nothing is left of the latest window. The one before had no room, or somebody would not have waited.

@@ -16,7 +16,7 @@ pub struct Document(Table);
 /// What it says of one limit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Terms(Table);
+pub struct LimitDefinition(Table);
 
 impl Document {
     /// Reads TOML.
@@ -43,14 +43,14 @@ impl Document {
 
     /// The terms of a limit.
     #[must_use]
-    pub fn terms(&self, name: &str) -> Option<Terms> {
+    pub fn definition(&self, name: &str) -> Option<LimitDefinition> {
         let limits = self.0.get("limits").and_then(Value::as_table);
         let terms = limits?.get(name)?.as_table()?;
-        Some(Terms(terms.clone()))
+        Some(LimitDefinition(terms.clone()))
     }
 
     /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
-    pub fn set(&mut self, name: &str, terms: Terms) {
+    pub fn set(&mut self, name: &str, terms: LimitDefinition) {
         let limits = self.0.entry("limits");
         let limits = limits.or_insert_with(|| Value::Table(Table::new()));
         if let Value::Table(limits) = limits {
@@ -82,19 +82,19 @@ mod tests {
         assert_eq!(of_json, written);
         let of_toml = Document::parse(&of_json.to_string()).unwrap();
         assert_eq!(of_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
-        assert!(serde_json::from_str::<Terms>("[]").is_err());
-        assert!(serde_json::from_str::<Terms>("{\"rules\": null}").is_err());
+        assert!(serde_json::from_str::<LimitDefinition>("[]").is_err());
+        assert!(serde_json::from_str::<LimitDefinition>("{\"rules\": null}").is_err());
     }
 
     #[test]
     fn terms_take_the_place_of_others_as_a_whole() {
         let mut written = Document::parse(FILE).unwrap();
         let other = "{\"rules\": [{\"id\": \"x\", \"rate\": \"9/s\"}]}";
-        let other: Terms = serde_json::from_str(other).unwrap();
+        let other: LimitDefinition = serde_json::from_str(other).unwrap();
         written.set("b", other.clone());
         written.set("c", other.clone());
-        assert_eq!(written.terms("b"), Some(other));
-        assert_eq!(written.terms("d"), None);
+        assert_eq!(written.definition("b"), Some(other));
+        assert_eq!(written.definition("d"), None);
         let rules = written.rules().unwrap();
         assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
         let wrong = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";

@@ -18,7 +18,7 @@ pub struct Handling {
     /// The most bytes that wait, for each key.
     pub queue_bytes: u64,
     /// What is done with dead letters.
-    pub requeue: Revive,
+    pub requeue: RequeuePolicy,
 }
 
 /// What is done with calls that are over their limits.
@@ -37,7 +37,7 @@ pub enum Mode {
 /// How dead letters are put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
-pub struct Revive {
+pub struct RequeuePolicy {
     /// The delay before the first time; it doubles with each further one.
     #[serde(deserialize_with = "time")]
     pub base: Duration,
@@ -65,12 +65,12 @@ pub(super) struct Shape {
 
 impl Default for Handling {
     fn default() -> Self {
-        Self::new(Mode::default(), Shape::default(), Revive::default())
+        Self::new(Mode::default(), Shape::default(), RequeuePolicy::default())
     }
 }
 
 impl Handling {
-    pub(super) fn new(mode: Mode, shape: Shape, requeue: Revive) -> Self {
+    pub(super) fn new(mode: Mode, shape: Shape, requeue: RequeuePolicy) -> Self {
         Self {
             mode,
             max_wait: shape.max_wait,
@@ -119,7 +119,7 @@ impl Default for Shape {
     }
 }
 
-impl Default for Revive {
+impl Default for RequeuePolicy {
     fn default() -> Self {
         Self {
             base: Duration::from_secs(30),
@@ -163,7 +163,7 @@ impl fmt::Display for Handling {
     }
 }
 
-impl fmt::Display for Revive {
+impl fmt::Display for RequeuePolicy {
     /// What becomes of a dead letter.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [base, cap] = [self.base, self.cap].map(Time::from);

@@ -11,8 +11,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use toml::{Table, Value};
 
 use super::{
-    ConfigErrors, Handling, Mode, NamedLimit, Revive, Rule, Rules, Sharing, SharingMode, Unknown,
-    handling::Shape,
+    ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, SharingMode,
+    Unknown, handling::Shape,
 };
 use crate::{
     algorithm::Options,
@@ -44,7 +44,7 @@ struct LimitTable {
     keys: Option<Vec<Parsed<String>>>,
     mode: Option<Mode>,
     shape: Option<Shape>,
-    dead_letter: Option<Revive>,
+    dead_letter: Option<RequeuePolicy>,
 }
 
 #[derive(Deserialize)]
@@ -264,7 +264,7 @@ impl Reader {
             keys,
             global,
             from_call,
-            mode_given: mode.is_some(),
+            has_explicit_mode: mode.is_some(),
         })
     }
 
@@ -297,7 +297,7 @@ impl Reader {
             self.wrong(path, "id: a name is needed, without control characters");
         }
         let algorithm = options.algorithm(rate).checked();
-        let algorithm = algorithm.and_then(|it| it.part(self.parts));
+        let algorithm = algorithm.and_then(|it| it.static_share(self.parts));
         let algorithm = algorithm.map_err(|error| self.wrong(path, error)).ok()?;
         if count_refused && algorithm.window().is_none() {
             self.wrong(path, "count_refused is for windows and logs only");

@@ -36,8 +36,8 @@ fn plan_is_told_in_words() {
          \u{20} queue (leaky_bucket): 2000/s, evenly spaced; up to 500 wait, and what comes beyond is refused\n\
          other keys: as default\n"
     );
-    assert_eq!(rules.of_key("17"), Some(vec![1, 2]));
-    assert_eq!(rules.of_key("anyone"), Some(vec![0, 2]));
+    assert_eq!(rules.for_key("17"), Some(vec![1, 2]));
+    assert_eq!(rules.for_key("anyone"), Some(vec![0, 2]));
     let mut limits = Limits::<u32>::new(1);
     assert_eq!(rules.add_to(&mut limits).len(), 3);
 }
@@ -186,7 +186,11 @@ fn with(more: &str) -> String {
 fn check_handling(more: &str, expected: Handling) {
     let rules = Rules::parse(&with(more)).unwrap();
     assert_eq!(rules.limits[0].handling, expected, "{more}");
-    assert_eq!(rules.limits[0].mode_given, more.contains("mode"), "{more}");
+    assert_eq!(
+        rules.limits[0].has_explicit_mode,
+        more.contains("mode"),
+        "{more}"
+    );
 }
 
 #[test]
@@ -203,7 +207,7 @@ fn what_a_mode_leaves_out_has_a_default() {
         max_wait: Duration::from_secs(30),
         max_age: Duration::from_secs(60),
         queue_bytes: 64 * 1024 * 1024,
-        requeue: Revive {
+        requeue: RequeuePolicy {
             base: Duration::from_secs(30),
             cap: Duration::from_secs(15 * 60),
             requeues_max: 8,
@@ -216,7 +220,7 @@ fn what_a_mode_leaves_out_has_a_default() {
         shape = { max_wait = \"30s\", max_age = \"60s\", queue_bytes = \"64MiB\" }\n\
         dead_letter = { base = \"30s\", cap = \"15m\", max_requeues = 8, share = 0.1 }";
     check_handling(written, shape);
-    let requeue = Revive {
+    let requeue = RequeuePolicy {
         requeues_max: 0,
         ..shape.requeue
     };
@@ -234,7 +238,7 @@ fn bounds_of_a_handling_are_allowed() {
         max_wait: Duration::from_nanos(1),
         max_age: Duration::from_nanos(1),
         queue_bytes: 64 << 10,
-        requeue: Revive {
+        requeue: RequeuePolicy {
             base: Duration::from_nanos(1),
             cap: Duration::from_nanos(1),
             requeues_max: 0,
@@ -254,7 +258,7 @@ fn bounds_of_a_handling_are_allowed() {
         max_wait: hours(1),
         max_age: hours(24),
         queue_bytes: 16 << 30,
-        requeue: Revive {
+        requeue: RequeuePolicy {
             base: hours(24),
             cap: hours(24),
             requeues_max: 64,

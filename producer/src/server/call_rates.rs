@@ -138,7 +138,7 @@ impl CallLimits {
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = match rates.reserve(&demands, nanos, Duration::ZERO) {
             Decision::Now => return Ok(()),
-            Decision::At { rule, .. } | Decision::Refused { rule, .. } => rule,
+            Decision::At { limit, .. } | Decision::Refused { limit, .. } => limit,
         };
         let refusing = callers.iter().find(|(limit, _)| *limit == rule);
         let (reason, message) = match refusing {

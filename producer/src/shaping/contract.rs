@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use limits::rules::{Mode, Rules, Unknown};
-use limits_sharing::contracts;
+use limits_sharing::dsp_limits;
 use runtime::reload::{NamedFile, Reloader, Source};
 
 /// The newest good version of the file.
 pub type LimitsFile = Arc<Reloader<File>>;
 
-/// A file of limits, in the form that [`limits::rules`] reads and [`contracts::check`] accepts.
+/// A file of limits, in the form that [`limits::rules`] reads and [`dsp_limits::check`] accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File(pub NamedFile);
 
@@ -29,7 +29,7 @@ impl Source for File {
         let text = std::str::from_utf8(&contents[0]);
         let text = text.map_err(|_| wrong(vec!["is not text".to_owned()]))?;
         let rules = Rules::parse(text).map_err(|errors| wrong(errors.0))?;
-        let errors = contracts::check(&rules);
+        let errors = dsp_limits::check(&rules);
         if errors.is_empty() {
             Ok(rules)
         } else {

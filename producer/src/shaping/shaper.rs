@@ -17,7 +17,7 @@ use limits::{
     LimitId, Limits,
     rules::{Mode, Rules},
 };
-use limits_sharing::contracts::UNLISTED_DSPS_MAX;
+use limits_sharing::dsp_limits::DSPS_MAX;
 
 pub(super) use self::shares::Shares;
 pub(crate) use self::summary::Summary;
@@ -81,9 +81,9 @@ struct NamedRoom {
 }
 
 impl Shaper {
-    /// The rooms of a file that was [checked](limits_sharing::contracts::check).
+    /// The rooms of a file that was [checked](limits_sharing::dsp_limits::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
-        let rules_max = UNLISTED_DSPS_MAX * limits::DEMANDS_MAX;
+        let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut shaper = Self {
             limits: Limits::new(rules_max),
             numbers: BTreeMap::new(),

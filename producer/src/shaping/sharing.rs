@@ -4,7 +4,7 @@ mod leased;
 
 use std::sync::Arc;
 
-pub(super) use limits_sharing::member::State as ShareState;
+pub(super) use limits_sharing::member::ShareState;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::leased::{Leased, leased};
@@ -34,8 +34,8 @@ impl Standing {
         let state = match self.state {
             ShareState::Ok => "on lease",
             ShareState::Expired => "the lease has run out",
-            ShareState::Safe => "fallback share (server not responding)",
-            ShareState::Floor => "none from the server yet",
+            ShareState::Fallback => "fallback share (server not responding)",
+            ShareState::Guaranteed => "none from the server yet",
             ShareState::Refused => "refused by the server",
         };
         let group = match self.group {
@@ -87,7 +87,7 @@ impl Shaping {
     }
 
     /// Other shares are in force when this returns.
-    pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::Plan>) {
+    pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::SharePlan>) {
         let mut state = self.state();
         if let Some(leased) = &mut state.leased {
             leased.plan = Arc::clone(plan);

@@ -53,7 +53,7 @@ struct World {
 
 fn rules(text: &str) -> Rules {
     let rules = Rules::parse(text).expect("the rules are in order");
-    assert_eq!(limits_sharing::contracts::check(&rules), [""; 0]);
+    assert_eq!(limits_sharing::dsp_limits::check(&rules), [""; 0]);
     rules
 }
 

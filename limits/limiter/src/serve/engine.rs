@@ -241,7 +241,7 @@ impl Engine {
         let mut state = self.state();
         state.learned.pass(now);
         state.ahead.pass(now, |_| true);
-        state.core.forget_idle(IDLE_LOOKED_AT, now);
+        state.core.evict_idle(IDLE_LOOKED_AT, now);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -264,7 +264,7 @@ impl State {
             .chain(self.of_calls.iter().map(|made| &made.limit))
             .cloned()
             .collect();
-        self.core.forget_limits(&self.catalog.gone(&limits));
+        self.core.clear_limits(&self.catalog.gone(&limits));
         let names: HashSet<&str> = limits.iter().map(|limit| &*limit.name).collect();
         self.learned
             .change(names.len(), |name| !names.contains(name));

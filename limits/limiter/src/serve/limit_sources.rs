@@ -226,7 +226,7 @@ mod tests {
             counting: Counting::Here,
             is_saved: false,
         };
-        let terms = file("k").terms("a").unwrap();
+        let terms = file("k").definition("a").unwrap();
         let collection = Named::from([("b".to_owned(), terms)]);
         let plan = Plan::of(file("x"), collection).unwrap();
         let engine = Arc::new(Engine::new(options, &plan.rules.limits));

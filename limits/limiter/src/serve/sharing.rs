@@ -11,12 +11,12 @@ use std::{
 };
 
 use limits::{
-    Recorded,
+    RecordOutcome,
     rules::{ConfigErrors, Rules, Sharing, SharingMode},
 };
 use limits_sharing::{
     Address,
-    exact::{Config, Exact, Question, Unanswered},
+    exact::{Config, ExactError, ExactLimits, Operation},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +37,7 @@ pub struct Decider {
 /// Limits that a server decides on.
 #[derive(Debug)]
 struct Shared {
-    exact: Exact,
+    exact: ExactLimits,
     counting: Counting,
     /// Calls that were decided on here, and those that nobody decided on.
     by_part: AtomicU64,
@@ -83,7 +83,7 @@ impl Decider {
         });
         let shared = server.map(|config| {
             Arc::new(Shared {
-                exact: Exact::new(config),
+                exact: ExactLimits::new(config),
                 counting: engine.options().counting,
                 by_part: AtomicU64::new(0),
                 by_nobody: AtomicU64::new(0),
@@ -106,16 +106,16 @@ impl Decider {
     /// Whether a server decides now.
     pub(super) fn has_server(&self) -> bool {
         let shared = self.shared.as_ref();
-        shared.is_some_and(|it| it.exact.has_server())
+        shared.is_some_and(|it| it.exact.is_connected())
     }
 
     pub(super) fn standing(&self) -> Option<Standing> {
         let shared = self.shared.as_ref()?;
         Some(Standing {
-            by_server: shared.exact.answered(),
+            by_server: shared.exact.replies(),
             by_part: shared.by_part.load(Ordering::Relaxed),
             by_nobody: shared.by_nobody.load(Ordering::Relaxed),
-            has_server: shared.exact.has_server(),
+            has_server: shared.exact.is_connected(),
         })
     }
 
@@ -124,7 +124,7 @@ impl Decider {
     pub fn state(&self) -> Option<Result<String, String>> {
         let shared = self.shared.as_ref()?;
         Some(match shared.counting {
-            _ if shared.exact.has_server() => Ok("the server decides".to_owned()),
+            _ if shared.exact.is_connected() => Ok("the server decides".to_owned()),
             Counting::Part(parts) => {
                 let words = format!("without the server, by a part of 1/{parts} of each limit");
                 Ok(words)
@@ -137,7 +137,7 @@ impl Decider {
 
     /// When so many requests could go.
     pub(super) async fn delay(&self, of: &[Target<'_>], requests: u64) -> Result<Slot, Problem> {
-        if let Some((slot, _)) = self.ask(None, of, requests, Question::Peek).await? {
+        if let Some((slot, _)) = self.ask(None, of, requests, Operation::Peek).await? {
             return Ok(slot);
         }
         let now = self.clock.now();
@@ -153,7 +153,7 @@ impl Decider {
         requests: u64,
         max_wait: Duration,
     ) -> Result<Slot, Problem> {
-        let question = Question::Reserve { max_wait };
+        let question = Operation::Reserve { max_wait };
         if let Some((slot, _)) = self.ask(Some(by), of, requests, question).await? {
             return Ok(slot);
         }
@@ -170,14 +170,14 @@ impl Decider {
         at: Option<u64>,
     ) -> Result<(Slot, bool), Problem> {
         let made = at.map(|at| at / 1_000);
-        let question = Question::Count { made };
+        let question = Operation::Count { made };
         if let Some(counted) = self.ask(None, of, requests, question).await? {
             return Ok(counted);
         }
         let now = self.clock.now();
         let counted = self.engine.increment(of, requests, at, now);
         let (recorded, slot) = counted.map_err(|why| self.wrong(why, now))?;
-        Ok((slot, recorded == Recorded::Counted))
+        Ok((slot, recorded == RecordOutcome::Counted))
     }
 
     /// Learns from a partner's answer, and says when one request could go, and whether it did.
@@ -194,7 +194,7 @@ impl Decider {
         }
         let learned = self.engine.hear(of, said, now);
         let is_learned = learned.map_err(|why| self.wrong(why, now))?;
-        let asking = self.engine.asking(None, &[of], 1, Question::Peek, now);
+        let asking = self.engine.asking(None, &[of], 1, Operation::Peek, now);
         let mut asking = asking.map_err(|why| refused(why, now))?;
         asking.is_counted = false;
         let slot = match self.ask_about(asking).await? {
@@ -214,7 +214,7 @@ impl Decider {
         by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
-        question: Question,
+        question: Operation,
     ) -> Result<Option<(Slot, bool)>, Problem> {
         if self.shared.is_none() {
             return Ok(None);
@@ -229,10 +229,10 @@ impl Decider {
         let Some(shared) = &self.shared else {
             return Ok(None);
         };
-        let was_asked = shared.exact.has_server();
+        let was_asked = shared.exact.is_connected();
         let asked = shared
             .exact
-            .ask(&asking.asks, asking.question, asking.pause);
+            .decide(&asking.asks, asking.question, asking.pause);
         let answer = asked.await;
         let now = self.clock.now();
         let lost = match answer {
@@ -244,7 +244,7 @@ impl Decider {
         };
         self.engine.unanswered(&asking, was_asked);
         // Where it is there, parts would come on top of what it lets go.
-        if lost == Unanswered::Lost && matches!(shared.counting, Counting::Part(_)) {
+        if lost == ExactError::Unavailable && matches!(shared.counting, Counting::Part(_)) {
             shared.by_part.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, num::NonZero, time::Duration};
 
 use fastrand::Rng;
 use limiter::serve::engine::{Counting, Engine, Options, Refused, RestoreFailed, Said};
-use limits::{Algorithm, Aligned};
-use limits_sharing::exact::{Answer, Outcome, Question};
+use limits::{Algorithm, Alignment};
+use limits_sharing::exact::{ExactDecision, Operation, Outcome};
 
 use super::{
     BOOKED, Disk, HOUR, OPTIONS, Records, SECOND, SEVERAL, START, fresh,
@@ -48,7 +48,7 @@ fn check(gone: &mut Gone, text: &str, seed: u64) {
             if let Algorithm::FixedWindow {
                 limit: most,
                 window,
-                aligned: Aligned::Clock,
+                aligned: Alignment::Clock,
             } = rule.limit.algorithm
             {
                 let mut windows: BTreeMap<u128, u64> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn check(gone: &mut Gone, text: &str, seed: u64) {
                 );
             }
             for window in [SECOND / 10, SECOND, 3 * SECOND, 5 * SECOND, 20 * SECOND] {
-                let promised = rule.limit.algorithm.most_in(window);
+                let promised = rule.limit.algorithm.max_in(window);
                 let (mut within, mut first) = (0, 0);
                 for (at, requests) in &*gone {
                     within += requests;
@@ -214,7 +214,7 @@ fn refused_call_that_counts_under_one_rule_takes_nothing_of_the_others_after_a_k
 
 /// What a server is asked, and what it answers.
 fn let_go(engine: &Engine, counter: &str, now: u64) -> Duration {
-    let question = Question::Reserve { max_wait: HOUR };
+    let question = Operation::Reserve { max_wait: HOUR };
     let asking = engine.asking(None, &[of("a", counter)], 1, question, now);
     let asking = asking.unwrap_or_else(|why| panic!("{why:?}"));
     let pause = asking.pause;
@@ -222,13 +222,13 @@ fn let_go(engine: &Engine, counter: &str, now: u64) -> Duration {
         engine.unanswered(&asking, false);
         return pause;
     }
-    let answer = Answer {
+    let answer = ExactDecision {
         outcome: Outcome::Now,
         at: now / 1_000,
         now: now / 1_000,
         binding: None,
         retry_after: 0,
-        left: Vec::new(),
+        remaining: Vec::new(),
     };
     engine.answered(&asking, &answer, now).expect("it may go");
     pause

@@ -120,7 +120,7 @@ fn check(gone: &mut Gone, seed: u64) {
         gone.sort_unstable();
         total += gone.len();
         for window in [SECOND / 10, SECOND, 2 * SECOND, 3 * SECOND, 30 * SECOND] {
-            let promised = algorithm.most_in(window);
+            let promised = algorithm.max_in(window);
             let (mut within, mut first) = (0, 0);
             for (at, n) in &*gone {
                 within += n;

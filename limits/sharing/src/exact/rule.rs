@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Limit, rate::gcd, step_of};
+use limits::{Algorithm, Alignment, Limit, default_step, rate::gcd};
 use redis::Value;
 
 use super::NUMBER_MAX;
@@ -10,7 +10,7 @@ use crate::server::{ServerError, number, text};
 
 /// Why a limit cannot be exact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnfitError {
+pub enum UnsupportedLimit {
     /// The server's script does not have it.
     #[error(
         "a {0} cannot be exact over several processes: token_bucket, spacing, leaky_bucket that drops, and fixed_window by the clock can"
@@ -29,7 +29,7 @@ pub enum UnfitError {
 
 /// A limit in the form that the script takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule(Kind);
+pub struct ExactRule(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -44,18 +44,18 @@ enum Kind {
     },
 }
 
-impl Rule {
+impl ExactRule {
     /// Of a limit.
     ///
     /// # Errors
     /// When it cannot be exact.
-    pub fn of(limit: &Limit) -> Result<Self, UnfitError> {
+    pub fn new(limit: &Limit) -> Result<Self, UnsupportedLimit> {
         if limit.count_refused {
-            return Err(UnfitError::CountRefused);
+            return Err(UnsupportedLimit::CountRefused);
         }
         let micros = |nanos: u64| match nanos % 1000 {
             0 => Ok(nanos / 1000),
-            _ => Err(UnfitError::Nanoseconds),
+            _ => Err(UnsupportedLimit::Nanoseconds),
         };
         let pace = |rate: limits::Rate, burst: u64| {
             // In lowest terms of microseconds.
@@ -72,7 +72,7 @@ impl Rule {
                     micros,
                     burst,
                 }),
-                false => Err(UnfitError::Numbers),
+                false => Err(UnsupportedLimit::Numbers),
             }
         };
         let kind = match limit.algorithm {
@@ -80,20 +80,21 @@ impl Rule {
             Algorithm::FixedWindow {
                 limit,
                 window,
-                aligned: Aligned::Clock,
+                aligned: Alignment::Clock,
             } => {
-                let nanos = u64::try_from(window.as_nanos()).map_err(|_| UnfitError::Numbers)?;
+                let nanos =
+                    u64::try_from(window.as_nanos()).map_err(|_| UnsupportedLimit::Numbers)?;
                 let micros = micros(nanos)?;
                 Ok(Kind::Window { limit, micros })
             }
-            algorithm => Err(UnfitError::Algorithm(algorithm.name())),
+            algorithm => Err(UnsupportedLimit::Algorithm(algorithm.name())),
         };
         Ok(Self(kind?))
     }
 
     /// Most requests that may go at once.
     #[must_use]
-    pub fn most(&self) -> u64 {
+    pub fn max_burst(&self) -> u64 {
         match self.0 {
             Kind::Pace { burst, .. } => burst,
             Kind::Window { limit, .. } => limit,
@@ -102,7 +103,7 @@ impl Rule {
 
     /// For how many microseconds a call matters at most, where nothing but calls that may go at once were made.
     #[must_use]
-    pub fn reach_micros(&self) -> u64 {
+    pub fn lookback_micros(&self) -> u64 {
         match self.0 {
             Kind::Pace {
                 requests,
@@ -132,7 +133,7 @@ impl Rule {
 
 /// What is asked of all rules of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
+pub enum Operation {
     /// When it could go. Takes nothing.
     Peek,
     /// The first moment when it may go, which it takes: nothing beyond the maximum wait.
@@ -141,19 +142,20 @@ pub enum Question {
         max_wait: Duration,
     },
     /// To be counted, as it was made without having been asked for, and when one more request could go. It has the effect that the core's
-    /// [`record_all`](limits::Limits::record_all) gives it.
+    /// [`record`](limits::Limits::record_all) gives it.
     Count {
         /// When it was made, in microseconds since 1970 by the server's clock; `None` for now.
         made: Option<u64>,
     },
 }
 
-impl Question {
+impl Operation {
     /// What the script takes of it, for a call that must not go for so long yet; of one under these rules.
     #[must_use]
-    pub fn arguments(self, rules: impl Iterator<Item = Rule>, pause: Duration) -> Vec<String> {
+    pub fn arguments(self, rules: impl Iterator<Item = ExactRule>, pause: Duration) -> Vec<String> {
         // By how much the clocks of those who tell of calls may be ahead: the largest step of the rules.
-        let step = |rule: Rule| micros(step_of(Duration::from_micros(rule.reach_micros())));
+        let step =
+            |rule: ExactRule| micros(default_step(Duration::from_micros(rule.lookback_micros())));
         self.arguments_with(rules.map(step).max().unwrap_or(0), pause)
     }
 
@@ -182,7 +184,7 @@ fn micros(time: Duration) -> u64 {
 
 /// What the script says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct ExactDecision {
     /// What becomes of the call.
     pub outcome: Outcome,
     /// The server's clock, in microseconds.
@@ -194,12 +196,12 @@ pub struct Answer {
     /// In how many microseconds it may ask again.
     pub retry_after: u64,
     /// What each rule leaves; empty where nothing was looked at.
-    pub left: Vec<Left>,
+    pub remaining: Vec<RemainingQuota>,
 }
 
 /// What a rule leaves to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
+pub struct RemainingQuota {
     /// Requests that could go at once.
     pub requests: u64,
     /// When one more could, in microseconds of the server's clock.
@@ -216,18 +218,18 @@ pub enum Outcome {
     /// It goes later.
     At,
     /// It would have to wait for too long.
-    Wait,
+    OverMaxWait,
     /// It is for more requests than ever go at once.
-    Many,
+    TooMany,
     /// It is counted.
     Counted,
     /// It was made so long ago that it has no effect.
-    Old,
+    TooOld,
     /// It is said to have been made in the future.
-    Early,
+    TooEarly,
 }
 
-impl Answer {
+impl ExactDecision {
     /// Reads an answer of [`SCRIPT`](super::SCRIPT).
     ///
     /// # Errors
@@ -236,16 +238,16 @@ impl Answer {
         let outcome = match text(values.first())? {
             "now" => Outcome::Now,
             "at" => Outcome::At,
-            "wait" => Outcome::Wait,
-            "many" => Outcome::Many,
+            "wait" => Outcome::OverMaxWait,
+            "many" => Outcome::TooMany,
             "counted" => Outcome::Counted,
-            "old" => Outcome::Old,
-            "early" => Outcome::Early,
+            "old" => Outcome::TooOld,
+            "early" => Outcome::TooEarly,
             _ => return Err(ServerError::Form),
         };
         let binding = usize::try_from(number(values.get(3))?).map_err(|_| ServerError::Form)?;
         let left = |values: &[Value]| {
-            Ok(Left {
+            Ok(RemainingQuota {
                 requests: number(values.first())?,
                 more_at: number(values.get(1))?,
                 free_at: number(values.get(2))?,
@@ -258,7 +260,7 @@ impl Answer {
             at: number(values.get(2))?,
             binding: binding.checked_sub(1),
             retry_after: number(values.get(4))?,
-            left: lefts.collect::<Result<_, ServerError>>()?,
+            remaining: lefts.collect::<Result<_, ServerError>>()?,
         })
     }
 }

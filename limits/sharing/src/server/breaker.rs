@@ -43,7 +43,7 @@ impl Breaker {
         loop {
             let error = match open(server, script, group, budget).await {
                 Ok(link) => {
-                    tracing::info!(%server, "server of exact limits available");
+                    tracing::info!(%server, "sharing server available");
                     is_told = false;
                     let opened = Instant::now();
                     self.missed.store(0, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Breaker {
             };
             if !is_told {
                 is_told = true;
-                tracing::warn!(%server, %error, "server of exact limits unavailable");
+                tracing::warn!(%server, %error, "sharing server unavailable");
             }
             sleep(OPEN_FOR).await;
         }

@@ -7,19 +7,19 @@
 //! At every instant the shares that all members of a group use of a limit are at most the whole.
 //!
 //! A member goes by the latest *grant* that it was told: a lease, and a safe share. It uses the lease for [`Terms::ttl`] from before it asked; then the smaller
-//! of both; after `Terms::safe_after` the safe share, until [`Terms::forget_after`]; then its floor, or nothing. Before its first answer it uses
-//! nothing until `Terms::floor_after`, then its floor. It asks one question at a time, uses no answer that comes later than [`Terms::timeout`], and
+//! of both; after `Terms::fallback_after` the safe share, until [`Terms::forget_after`]; then its floor, or nothing. Before its first answer it uses
+//! nothing until `Terms::guaranteed_after`, then its floor. It asks one question at a time, uses no answer that comes later than [`Terms::timeout`], and
 //! says in each question which grant it goes by.
 //!
 //! 1. So it goes by one of two grants: the one it named last, or the one it was given for that question. The server keeps both until
 //!    it names another, and takes it for the larger of what both allow.
 //! 2. A lease is given only as far as there is room beside what all others may use *until it ends*. Two leases that overlap in time were
 //!    thus checked against each other when the later one was given.
-//! 3. A safe share comes into use `Terms::safe_after` after a question that the server answered, and the server counts it from
-//!    `Terms::silence` on. Leases that were given before that have ended when it comes into use.
+//! 3. A safe share comes into use `Terms::fallback_after` after a question that the server answered, and the server counts it from
+//!    `Terms::silence_max` on. Leases that were given before that have ended when it comes into use.
 //! 4. Safe shares by themselves are at most the whole: one rises only when others are known to have fallen.
 //! 5. The server's clock may stop or be set. Time between two questions counts for `gap_max` at most, and a longer one, or one
-//!    backwards, begins a new *generation*: for `Terms::held_for` nothing rises (the server learns), and a member that has no grant of this generation may be using its
+//!    backwards, begins a new *generation*: for `Terms::reserved_for` nothing rises (the server learns), and a member that has no grant of this generation may be using its
 //!    safe share already. All steps forward together are less than an eighth of [`Terms::forget_after`].
 //! 6. The server may lose its data, or be replaced by an older copy: it has another name then, or a member goes by a grant that it does not know.
 //!    Then what is missing to the whole, of the safe shares that it knows, is kept free for those that it does not know: until these come, or for
@@ -27,12 +27,12 @@
 //! 7. With [`Terms::members_max`] each safe share is the floor, and the floors of all members that the server does not know are kept free always: when it
 //!    has learned, these have no more.
 //!
-//! Without it point 6 has a gap: a server that is *empty* and is reached for `Terms::held_for` by new members only does not know that there are others.
+//! Without it point 6 has a gap: a server that is *empty* and is reached for `Terms::reserved_for` by new members only does not know that there are others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use limits_sharing::{
-    messages::{Answer, Ask, Granted, Question, Share},
+    messages::{Grant, LeaseReply, LeaseRequest, LimitRequest, LimitShare},
     terms::{Terms, WHOLE},
 };
 
@@ -47,7 +47,7 @@ fn forget_at(terms: &Terms) -> u64 {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Grant {
+struct StoredGrant {
     number: u64,
     at: u64,
     generation: u64,
@@ -64,8 +64,8 @@ struct Record {
     heard: u64,
     has_left: bool,
     /// What it goes by, and what it was told since.
-    applied: Grant,
-    told: Grant,
+    applied: StoredGrant,
+    told: StoredGrant,
     /// What it wants of each limit, and what it said that it uses.
     wants: BTreeMap<String, (u64, u64)>,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Ledger {
     unknown: BTreeMap<String, (u64, u64)>,
 }
 
-impl Grant {
+impl StoredGrant {
     fn share(&self, limit: &str) -> (u64, u64) {
         self.shares.get(limit).copied().unwrap_or_default()
     }
@@ -113,7 +113,7 @@ impl Record {
 
     /// Whether it wants something of a limit, or may still be using it.
     fn has(&self, limit: &str) -> bool {
-        let of = |grant: &Grant| grant.shares.contains_key(limit);
+        let of = |grant: &StoredGrant| grant.shares.contains_key(limit);
         self.wants.contains_key(limit) || of(&self.applied) || of(&self.told)
     }
 
@@ -133,7 +133,7 @@ impl Ledger {
             wall: now,
             clock: 0,
             generation: now,
-            learns_until: terms.held_for(),
+            learns_until: terms.reserved_for(),
             has_lost: false,
             members: BTreeMap::new(),
             unknown: BTreeMap::new(),
@@ -146,11 +146,11 @@ impl Ledger {
         terms: &Terms,
         run: &str,
         now: u64,
-        question: &Question,
-    ) -> Answer {
+        question: &LeaseRequest,
+    ) -> LeaseReply {
         if *terms != self.terms {
             if !self.is_over_with(question) {
-                return Answer::OtherTerms;
+                return LeaseReply::TermsMismatch;
             }
             *self = Self::new(*terms, run, now);
         }
@@ -159,16 +159,16 @@ impl Ledger {
         let known = self.members.get(&question.member);
         if let Some(known) = known {
             if question.instance < known.instance {
-                return Answer::Replaced(known.instance);
+                return LeaseReply::Replaced(known.instance);
             }
             if question.instance == known.instance && question.number <= known.number {
-                return Answer::Stale;
+                return LeaseReply::Stale;
             }
         }
         let is_member = known.is_some_and(|known| !known.has_left);
         let members = self.members.values().filter(|it| !it.has_left).count() as u64;
         if !is_member && terms.members_max > 0 && members >= terms.members_max && !question.leaves {
-            return Answer::Full;
+            return LeaseReply::Full;
         }
         if question.leaves {
             if let Some(known) = self.take(&question.member, question.instance) {
@@ -183,19 +183,19 @@ impl Ledger {
                 ..Record::default()
             };
             self.members.insert(question.member.clone(), left);
-            return Answer::Granted(Granted {
+            return LeaseReply::Granted(Grant {
                 is_learning: self.is_learning(),
                 members: members - u64::from(is_member),
                 shares: Vec::new(),
             });
         }
         self.note(question, now);
-        let shares: Vec<Share> = question
+        let shares: Vec<LimitShare> = question
             .limits
             .iter()
             .map(|ask| self.grant(&question.member, ask))
             .collect();
-        let told = Grant {
+        let told = StoredGrant {
             number: question.number,
             at: self.clock,
             generation: self.generation,
@@ -203,14 +203,14 @@ impl Ledger {
                 .limits
                 .iter()
                 .zip(&shares)
-                .map(|(ask, share)| (ask.limit.clone(), (share.lease, share.safe)))
+                .map(|(ask, share)| (ask.limit.clone(), (share.lease, share.fallback)))
                 .collect(),
         };
         self.members
             .get_mut(&question.member)
             .expect("it was noted")
             .told = told;
-        Answer::Granted(Granted {
+        LeaseReply::Granted(Grant {
             is_learning: self.is_learning(),
             members: members + u64::from(!is_member),
             shares,
@@ -218,7 +218,7 @@ impl Ledger {
     }
 
     /// Whether nobody goes by the terms of this group any more, as far as the question of a member with others tells.
-    fn is_over_with(&mut self, question: &Question) -> bool {
+    fn is_over_with(&mut self, question: &LeaseRequest) -> bool {
         let instance = question.instance;
         if let Some(known) = self.members.get_mut(&question.member)
             && known.instance < instance
@@ -239,7 +239,7 @@ impl Ledger {
 
     fn begin_generation(&mut self, now: u64) {
         self.generation = self.generation.max(now) + 1;
-        self.learns_until = self.clock + self.terms.held_for();
+        self.learns_until = self.clock + self.terms.reserved_for();
         self.has_lost = false;
     }
 
@@ -298,7 +298,7 @@ impl Ledger {
     fn forget(&mut self, now: u64) {
         let (terms, clock) = (&self.terms, self.clock);
         self.members.retain(|_, record| match record.has_left {
-            true => clock - record.heard <= terms.held_for(),
+            true => clock - record.heard <= terms.reserved_for(),
             false => now.saturating_sub(record.seen) <= forget_at(terms),
         });
         self.unknown
@@ -306,7 +306,7 @@ impl Ledger {
     }
 
     /// Takes down what a member says of itself.
-    fn note(&mut self, question: &Question, now: u64) {
+    fn note(&mut self, question: &LeaseRequest, now: u64) {
         let known = self.take(&question.member, question.instance);
         // One that has left has nothing any more, and one that goes by no grant goes by the floor of all that it asks for.
         let known = known.filter(|it| !it.has_left && question.applied > 0);
@@ -315,22 +315,22 @@ impl Ledger {
             Some(known) if known.applied.number == question.applied => (true, known.applied),
             // It may have used its floor, and may still.
             _ if question.applied == 0 => {
-                let floor = self.terms.floor();
+                let floor = self.terms.guaranteed_share();
                 let shares = question.limits.iter();
                 let shares = shares.map(|ask| (ask.limit.clone(), (floor, floor)));
                 (
                     true,
-                    Grant {
+                    StoredGrant {
                         at: self.clock,
                         shares: shares.collect(),
-                        ..Grant::default()
+                        ..StoredGrant::default()
                     },
                 )
             }
             _ => {
                 let shares = question.limits.iter();
-                let shares = shares.map(|ask| (ask.limit.clone(), (ask.held, ask.safe)));
-                let claimed = Grant {
+                let shares = shares.map(|ask| (ask.limit.clone(), (ask.in_use, ask.fallback)));
+                let claimed = StoredGrant {
                     number: question.applied,
                     at: self.clock,
                     generation: 0,
@@ -346,11 +346,11 @@ impl Ledger {
             heard: self.clock,
             has_left: false,
             applied,
-            told: Grant::default(),
+            told: StoredGrant::default(),
             wants: question
                 .limits
                 .iter()
-                .map(|ask| (ask.limit.clone(), (ask.demand, ask.held)))
+                .map(|ask| (ask.limit.clone(), (ask.demand, ask.in_use)))
                 .collect(),
         };
         self.members.insert(question.member.clone(), record);
@@ -375,23 +375,23 @@ impl Ledger {
     /// The most that a member may use of a limit while a lease lasts that is given now.
     fn held(&self, record: &Record, limit: &str) -> u64 {
         let terms = &self.terms;
-        let of = |grant: &Grant| {
+        let of = |grant: &StoredGrant| {
             let (lease, safe) = grant.share(limit);
             let age = self.clock - grant.at;
-            let leased = if age < terms.held_for() {
+            let leased = if age < terms.reserved_for() {
                 lease
             } else {
                 lease.min(safe)
             };
-            let is_safe = grant.generation != self.generation || age >= terms.silence();
+            let is_safe = grant.generation != self.generation || age >= terms.silence_max();
             if is_safe { leased.max(safe) } else { leased }
         };
         of(&record.applied).max(of(&record.told))
     }
 
-    fn grant(&self, member: &str, ask: &Ask) -> Share {
+    fn grant(&self, member: &str, ask: &LimitRequest) -> LimitShare {
         let (limit, terms) = (&*ask.limit, &self.terms);
-        let (mut held, mut gone, mut safe, mut sum) = (0, 0, 0, ask.held);
+        let (mut held, mut gone, mut safe, mut sum) = (0, 0, 0, ask.in_use);
         let mut demands = vec![ask.demand];
         let others = self.members.iter().filter(|(name, _)| *name != member);
         let mut count = 1;
@@ -402,12 +402,12 @@ impl Ledger {
             count += 1;
             held += holds;
             safe += record.safe(limit);
-            if silent < terms.held_for() {
+            if silent < terms.reserved_for() {
                 demands.push(demand);
             } else {
                 gone += holds;
             }
-            sum += if silent < terms.safe_after() {
+            sum += if silent < terms.fallback_after() {
                 uses.min(holds)
             } else {
                 holds
@@ -417,25 +417,25 @@ impl Ledger {
         demands.iter_mut().for_each(|it| *it = (*it).max(least));
         let kept = match terms.members_max {
             0 => self.unknown.get(limit).map_or(0, |(rest, _)| *rest),
-            most => most.saturating_sub(count) * terms.floor(),
+            most => most.saturating_sub(count) * terms.guaranteed_share(),
         };
         let room = WHOLE.saturating_sub(kept + held);
         let lease = if self.is_learning() {
-            ask.held.min(room)
+            ask.in_use.min(room)
         } else {
             let capacity = WHOLE.saturating_sub(kept + gone);
             fair(capacity, ask.demand.max(least), &mut demands).min(room)
         };
         let safe = match terms.members_max {
-            0 if self.is_learning() => ask.safe,
+            0 if self.is_learning() => ask.fallback,
             0 => (WHOLE / count).min(WHOLE.saturating_sub(kept + safe)),
-            _ => terms.floor(),
+            _ => terms.guaranteed_share(),
         };
-        Share {
+        LimitShare {
             lease,
-            safe,
-            sum,
-            unknown: kept,
+            fallback: safe,
+            total: sum,
+            reserved: kept,
         }
     }
 }

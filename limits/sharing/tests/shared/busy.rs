@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use limits::Algorithm;
 use limits_sharing::{
     Address,
-    exact::{Answer, Ask, Config, Exact, Question, Rule, Unanswered},
+    exact::{Config, ExactDecision, ExactError, ExactLimits, ExactRule, Operation, RuleRequest},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -54,7 +54,7 @@ struct Seen {
 
 /// Who asks it. All ends with this.
 struct Asker {
-    exact: Arc<Exact>,
+    exact: Arc<ExactLimits>,
     seen: watch::Receiver<Seen>,
     _tasks: JoinSet<()>,
 }
@@ -62,7 +62,7 @@ struct Asker {
 impl Asker {
     async fn start(way: Way, budget: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let exact = Arc::new(Exact::new(Config {
+        let exact = Arc::new(ExactLimits::new(Config {
             server: address(listener.local_addr().unwrap()),
             group: "test".to_owned(),
             budget,
@@ -86,7 +86,7 @@ impl Asker {
     }
 
     async fn until_there(&self) {
-        until("there is a server", async || self.exact.has_server()).await;
+        until("there is a server", async || self.exact.is_connected()).await;
     }
 
     async fn until_asked(&self, questions: usize) {
@@ -97,17 +97,17 @@ impl Asker {
     }
 
     /// One call, from now on.
-    fn call(&self, calls: &mut JoinSet<Result<Answer, Unanswered>>) {
+    fn call(&self, calls: &mut JoinSet<Result<ExactDecision, ExactError>>) {
         let exact = Arc::clone(&self.exact);
         calls.spawn(async move {
             let limit = Algorithm::token_bucket("1/s", 8).unwrap();
-            let ask = Ask {
+            let ask = RuleRequest {
                 name: Arc::from("a"),
-                rule: Rule::of(&limit.into()).unwrap(),
+                rule: ExactRule::new(&limit.into()).unwrap(),
                 key: Arc::from("k"),
                 requests: 1,
             };
-            exact.ask(&[ask], Question::Peek, Duration::ZERO).await
+            exact.decide(&[ask], Operation::Peek, Duration::ZERO).await
         });
     }
 }
@@ -174,20 +174,20 @@ async fn server_that_answers_others_is_not_lost() {
     asker.until_asked(1).await;
     (0..3).for_each(|_| asker.call(&mut late));
     let answer = first.join_next().await.unwrap().unwrap();
-    assert_eq!(answer.unwrap().left[0].requests, 7);
+    assert_eq!(answer.unwrap().remaining[0].requests, 7);
     // From here on the clock goes on to whatever is waited for.
     tokio::time::pause();
     for answer in late.join_all().await {
-        assert_eq!(answer, Err(Unanswered::Busy));
+        assert_eq!(answer, Err(ExactError::Busy));
     }
-    assert!(asker.exact.has_server());
+    assert!(asker.exact.is_connected());
     // And when none is answered any more, it is.
     let mut late = JoinSet::new();
     (0..3).for_each(|_| asker.call(&mut late));
     for answer in late.join_all().await {
-        assert_eq!(answer, Err(Unanswered::Lost));
+        assert_eq!(answer, Err(ExactError::Unavailable));
     }
-    assert!(!asker.exact.has_server());
+    assert!(!asker.exact.is_connected());
 }
 
 #[tokio::test]
@@ -201,7 +201,7 @@ async fn few_questions_are_under_way_and_who_finds_no_place_asked_nothing() {
     let answers = calls.join_all().await;
     let of = |why| answers.iter().filter(|it| **it == Err(why)).count();
     assert_eq!(
-        (of(Unanswered::Busy), of(Unanswered::Lost)),
+        (of(ExactError::Busy), of(ExactError::Unavailable)),
         (84, 16),
         "{answers:?}"
     );
@@ -217,7 +217,7 @@ async fn questions_whose_callers_went_away_keep_their_places_for_a_while() {
     asker.until_asked(16).await;
     gone.shutdown().await;
     tokio::time::pause();
-    for expected in [Unanswered::Busy, Unanswered::Lost] {
+    for expected in [ExactError::Busy, ExactError::Unavailable] {
         let mut calls = JoinSet::new();
         asker.call(&mut calls);
         assert_eq!(calls.join_all().await, [Err(expected)]);
@@ -238,9 +238,9 @@ async fn answer_that_cannot_be_read_is_of_its_call_alone() {
     let mut calls = JoinSet::new();
     (0..2).for_each(|_| asker.call(&mut calls));
     for answer in calls.join_all().await {
-        assert_eq!(answer, Err(Unanswered::Lost));
+        assert_eq!(answer, Err(ExactError::Unavailable));
     }
-    assert!(asker.exact.has_server());
+    assert!(asker.exact.is_connected());
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn server_that_answers_later_than_the_budget_is_not_used() {
     let way = Way { dels: 1, ..SILENT };
     let asker = Asker::start(way, Duration::from_millis(50)).await;
     until("it is tried again", async || {
-        assert!(!asker.exact.has_server());
+        assert!(!asker.exact.is_connected());
         asker.seen.borrow().connections > 1
     })
     .await;

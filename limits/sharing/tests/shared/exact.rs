@@ -9,7 +9,7 @@ use std::{
 use limits::Algorithm;
 use limits_sharing::{
     Address,
-    exact::{Ask, Config, Exact, Outcome, Question, Rule},
+    exact::{Config, ExactLimits, ExactRule, Operation, Outcome, RuleRequest},
 };
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ type Gone = BTreeMap<u64, [u64; 2]>;
 
 /// Processes with an exact limit, and what they let go.
 pub(crate) struct Callers {
-    exacts: Vec<Arc<Exact>>,
+    exacts: Vec<Arc<ExactLimits>>,
     gone: Mutex<Gone>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
@@ -80,29 +80,29 @@ impl Callers {
     pub(crate) async fn until_there(&self) {
         assert!(!self.tasks.is_empty());
         until("all have the server", async || {
-            self.exacts.iter().all(|it| it.has_server())
+            self.exacts.iter().all(|it| it.is_connected())
         })
         .await;
     }
 
     /// Whether they have the server.
     pub(crate) fn have_server(&self) -> bool {
-        self.exacts.iter().all(|it| it.has_server())
+        self.exacts.iter().all(|it| it.is_connected())
     }
 
     /// One call of one of them; whether the server decided.
     pub(crate) async fn call(&self, caller: usize, key: u64) -> bool {
         let limit = Algorithm::token_bucket("1/day", LIMIT).unwrap();
-        let ask = Ask {
+        let ask = RuleRequest {
             name: Arc::from("quota"),
-            rule: Rule::of(&limit.into()).unwrap(),
+            rule: ExactRule::new(&limit.into()).unwrap(),
             key: Arc::from(key.to_string()),
             requests: 1,
         };
         let max_wait = Duration::ZERO;
-        let question = Question::Reserve { max_wait };
+        let question = Operation::Reserve { max_wait };
         let asks = [ask];
-        let answer = self.exacts[caller].ask(&asks, question, Duration::ZERO);
+        let answer = self.exacts[caller].decide(&asks, question, Duration::ZERO);
         let answer = answer.await.map(|it| it.outcome);
         let mut gone = self.gone.lock().unwrap();
         let count = &mut gone.entry(key).or_default()[usize::from(answer.is_err())];
@@ -142,13 +142,13 @@ impl Callers {
     }
 }
 
-fn exact(server: Address) -> Exact {
+fn exact(server: Address) -> ExactLimits {
     let config = Config {
         server,
         group: GROUP.to_owned(),
         budget: BUDGET,
     };
-    Exact::new(config)
+    ExactLimits::new(config)
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn what_goes_is_bounded_whatever_becomes_of_the_server() {
     server.signal("STOP");
     for caller in 0..callers.exacts.len() {
         let mut asked = 0;
-        while callers.exacts[caller].has_server() {
+        while callers.exacts[caller].is_connected() {
             assert!(!callers.call(caller, 0).await);
             asked += 1;
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use limits_sharing::{Address, member::State, terms::WHOLE};
+use limits_sharing::{Address, member::ShareState, terms::WHOLE};
 
 use crate::{
     server::{
@@ -30,7 +30,7 @@ async fn shares_are_at_most_the_whole_whatever_becomes_of_the_server() {
     server.kill();
     world
         .until("all go by their safe shares", |it| {
-            it.lease.state() == State::Safe
+            it.lease.state() == ShareState::Fallback
         })
         .await;
     for process in &world.processes {
@@ -94,7 +94,7 @@ async fn shares_are_at_most_the_whole_over_a_slow_and_lossy_link() {
     let world = World::start(200_000, std::array::from_fn(|it| links[it].address()));
     world.until_shared().await;
     let missed = || {
-        let of = world.processes.iter().map(|it| it.lease.health().missed);
+        let of = world.processes.iter().map(|it| it.lease.health().failures);
         of.sum::<u64>()
     };
     let before = missed();

@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::{Algorithm, Carry, Decision, Demand, LimitId, Limits};
+use limits::{Algorithm, CarryOver, Decision, Demand, LimitId, Limits};
 use limits_sharing::{
     Address,
-    lease::{Config, Lease, User},
-    member::{Plan, State},
+    lease::{Config, Lease, ShareUser},
+    member::{SharePlan, ShareState},
     terms::{Terms, WHOLE},
 };
 use tokio::task::JoinSet;
@@ -46,7 +46,7 @@ pub(crate) struct Process {
 struct Shop {
     limits: Limits<()>,
     number: LimitId,
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<SharePlan>>,
     share: u64,
 }
 
@@ -55,7 +55,7 @@ struct Demands {
     since: Instant,
 }
 
-impl User for Demands {
+impl ShareUser for Demands {
     fn demands(&mut self) -> Vec<(String, u64)> {
         let came = self.process.came.swap(0, Ordering::Relaxed);
         let micros = Terms::micros(self.since.elapsed()).max(1);
@@ -66,7 +66,7 @@ impl User for Demands {
         )]
     }
 
-    fn apply(&mut self, plan: &Arc<Plan>) {
+    fn apply(&mut self, plan: &Arc<SharePlan>) {
         self.process.state.lock().unwrap().plan = Some(Arc::clone(plan));
     }
 }
@@ -74,7 +74,7 @@ impl User for Demands {
 impl Process {
     fn new(server: Address, name: usize, terms: Terms) -> Self {
         let mut limits = Limits::new(1);
-        let nothing = whole().shared(0).unwrap();
+        let nothing = whole().share(0).unwrap();
         let number = limits.add(nothing).unwrap();
         Self {
             lease: Lease::new(Config {
@@ -105,9 +105,9 @@ impl Process {
             .as_ref()
             .map_or(0, |plan| plan.share(LIMIT, micros));
         if share != shop.share {
-            let limit = whole().shared(share).unwrap();
+            let limit = whole().share(share).unwrap();
             shop.limits
-                .change_all(&[(shop.number, limit.into(), Carry::AsIs)], nanos)
+                .change_all(&[(shop.number, limit.into(), CarryOver::Remaining)], nanos)
                 .unwrap();
             shop.share = share;
         }
@@ -196,9 +196,9 @@ impl World {
     /// Waits until all of them have been answered once more, and share it.
     pub(crate) async fn until_shared_anew(&self) {
         for process in &self.processes {
-            let before = process.lease.health().answered;
+            let before = process.lease.health().replies;
             server::until("there are answers", async || {
-                process.lease.health().answered > before + 1
+                process.lease.health().replies > before + 1
             })
             .await;
         }
@@ -210,9 +210,9 @@ impl World {
         self.until("all are in, and nothing is kept free", |process| {
             let plan = process.lease.plan();
             let granted = plan.granted(LIMIT);
-            process.lease.state() == State::Ok
+            process.lease.state() == ShareState::Ok
                 && plan.group() == Some((4, false))
-                && granted.is_some_and(|it| it.safe == WHOLE / 4 && it.sum > WHOLE / 2)
+                && granted.is_some_and(|it| it.fallback == WHOLE / 4 && it.total > WHOLE / 2)
         })
         .await;
     }

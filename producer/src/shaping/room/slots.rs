@@ -30,16 +30,16 @@ impl Room {
         let decision = limits.reserve(&self.terms.demands, now, max_wait);
         match decision {
             Decision::Now => None,
-            Decision::At { at, rule } => {
-                self.bind(rule);
+            Decision::At { at, limit } => {
+                self.bind(limit);
                 self.slots.push_back(at);
                 Some(self.held.end_of_line())
             }
-            Decision::Refused { rule, why } => {
-                self.bind(rule);
-                let over = match why {
+            Decision::Refused { limit, reason } => {
+                self.bind(limit);
+                let over = match reason {
                     Refusal::Wait { retry_after } => nanos(retry_after),
-                    Refusal::TooMany { .. } | Refusal::NoRoom => 0,
+                    Refusal::TooMany { .. } | Refusal::TableFull => 0,
                 };
                 let wait = nanos(max_wait).saturating_add(over);
                 Some(self.sent_back(now, now, wait))
@@ -59,15 +59,15 @@ impl Room {
     pub(in crate::shaping) fn take_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
         match limits.reserve(&self.terms.demands, now, Duration::MAX) {
             Decision::Now => self.slots.push_back(now),
-            Decision::At { at, rule } => {
-                self.bind(rule);
+            Decision::At { at, limit } => {
+                self.bind(limit);
                 self.slots.push_back(at);
             }
-            Decision::Refused { rule, why } => {
-                self.bind(rule);
-                let pause = match why {
+            Decision::Refused { limit, reason } => {
+                self.bind(limit);
+                let pause = match reason {
                     Refusal::Wait { retry_after } => nanos(retry_after),
-                    Refusal::TooMany { .. } | Refusal::NoRoom => AHEAD_NANOS,
+                    Refusal::TooMany { .. } | Refusal::TableFull => AHEAD_NANOS,
                 };
                 self.blocked = now.saturating_add(pause.max(1));
             }
@@ -110,15 +110,15 @@ impl Room {
     pub(super) fn count(&mut self, decision: Decision) {
         match decision {
             Decision::Now => {}
-            Decision::At { rule, .. } | Decision::Refused { rule, .. } => {
-                self.bind(rule);
+            Decision::At { limit, .. } | Decision::Refused { limit, .. } => {
+                self.bind(limit);
                 self.figures.refused(&self.terms.rules[self.binding]);
             }
         }
     }
 
-    fn bind(&mut self, rule: LimitId) {
-        let of = |demand: &Demand<u32>| demand.limit == rule;
+    fn bind(&mut self, limit: LimitId) {
+        let of = |demand: &Demand<u32>| demand.limit == limit;
         self.binding = self.terms.demands.iter().position(of).unwrap_or(0);
     }
 }

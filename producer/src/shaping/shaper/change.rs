@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use limits::{
-    Carry, Decision, Demand, Rate,
+    CarryOver, Decision, Demand, Rate,
     rules::{NamedLimit, Rules, Unknown},
 };
 
@@ -64,13 +64,13 @@ impl Shaper {
                 let number = match before.remove(&name) {
                     Some(number) => {
                         if *self.limits.limit(number) != shared {
-                            changes.push((number, shared, Carry::Requests));
+                            changes.push((number, shared, CarryOver::Usage));
                         }
                         number
                     }
                     None => match self.spare.pop() {
                         Some(number) => {
-                            changes.push((number, shared, Carry::Reset));
+                            changes.push((number, shared, CarryOver::Reset));
                             number
                         }
                         None => self.limits.add(shared).expect("the file was checked"),
@@ -81,12 +81,12 @@ impl Shaper {
         }
         for number in before.into_values() {
             // Nothing of it is left for who gets the number next.
-            changes.push((number, *self.limits.limit(number), Carry::Reset));
+            changes.push((number, *self.limits.limit(number), CarryOver::Reset));
             self.spare.push(number);
         }
         let changed = self.limits.change_all(&changes, now);
         changed.expect("the file was checked");
-        self.limits.forget_idle(usize::MAX, now);
+        self.limits.evict_idle(usize::MAX, now);
     }
 
     /// The room of a limit for a key, by these rules.
@@ -170,7 +170,7 @@ impl Shaper {
                 slots.entry(waiting[call].0).or_default().push(slot);
             }
         };
-        self.limits.replan(&calls, now, planned);
+        self.limits.reschedule(&calls, now, planned);
         for (index, place) in self.rooms.iter_mut().enumerate() {
             place
                 .room

@@ -6,7 +6,7 @@ use std::{
 };
 
 use limits::{
-    Algorithm, Carry, Limit, Rate,
+    Algorithm, CarryOver, Limit, Rate,
     rules::{NamedLimit, Rules},
 };
 
@@ -33,8 +33,8 @@ impl Shares {
             return limit;
         };
         let share = self.of.get(name).copied().unwrap_or(0);
-        let algorithm = limit.algorithm.shared(share).unwrap_or_else(|| {
-            let part = limit.algorithm.part(members_max).ok();
+        let algorithm = limit.algorithm.share(share).unwrap_or_else(|| {
+            let part = limit.algorithm.static_share(members_max).ok();
             // A later file may be checked for fewer than those of the start: where no part is left, nothing goes.
             part.filter(|_| !self.is_refused)
                 .unwrap_or_else(|| Algorithm::TokenBucket {
@@ -61,7 +61,7 @@ impl Shaper {
                     };
                     let shared = self.shares.limit(&limit.name, rule.limit);
                     if *self.limits.limit(number) != shared {
-                        changes.push((number, shared, Carry::AsIs));
+                        changes.push((number, shared, CarryOver::Remaining));
                     }
                 }
             }
@@ -121,7 +121,7 @@ impl Shaper {
                 false => most.get(&*limit.name).copied().unwrap_or(0),
             };
             let algorithms = limit.rules.iter().map(|rule| rule.limit.algorithm);
-            let rates = algorithms.filter_map(|it| it.shared(1).map(|_| it.mean_rate()));
+            let rates = algorithms.filter_map(|it| it.share(1).map(|_| it.mean_rate()));
             let millionths = wanted.saturating_mul(1_000_000);
             let demand = rates
                 .map(|rate| rate.nanos_of(millionths) / elapsed)

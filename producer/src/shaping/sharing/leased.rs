@@ -7,9 +7,9 @@ use std::{
 
 use limits::rules::Sharing;
 use limits_sharing::{
-    contracts::lease_config,
-    lease::{Health, Lease, User},
-    member::Plan,
+    dsp_limits::lease_config,
+    lease::{Lease, LeaseHealth, ShareUser},
+    member::SharePlan,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +28,7 @@ pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Opt
 #[derive(Debug)]
 pub(in crate::shaping) struct Leased {
     pub(in crate::shaping) lease: Lease,
-    pub(in crate::shaping) plan: Arc<Plan>,
+    pub(in crate::shaping) plan: Arc<SharePlan>,
 }
 
 impl Leased {
@@ -73,14 +73,16 @@ impl Leased {
         let now = self.lease.micros(Instant::now());
         let plan = &self.plan;
         let share = |limit: &str| {
-            let sum = plan.granted(limit).map_or(0, |it| it.sum);
+            let sum = plan.granted(limit).map_or(0, |it| it.total);
             (limit.to_owned(), ratio(plan.share(limit, now)), ratio(sum))
         };
-        let Health { missed, error, .. } = self.lease.health();
+        let LeaseHealth {
+            failures, error, ..
+        } = self.lease.health();
         Standing {
             server: self.lease.config().server.to_string(),
             state: plan.state(now),
-            missed,
+            missed: failures,
             error,
             group: plan.group(),
             shares: limits.map(share).collect(),
@@ -101,14 +103,14 @@ struct Cookies {
     timeout: u64,
 }
 
-impl User for Cookies {
+impl ShareUser for Cookies {
     fn demands(&mut self) -> Vec<(String, u64)> {
         let elapsed = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.since = Instant::now();
         self.shaping.demands(elapsed, self.timeout)
     }
 
-    fn apply(&mut self, plan: &Arc<Plan>) {
+    fn apply(&mut self, plan: &Arc<SharePlan>) {
         self.shaping.set_plan(plan);
     }
 }

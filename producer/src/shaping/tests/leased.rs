@@ -87,7 +87,7 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     for shaping in [&busy, &idle] {
-        assert_eq!(share(shaping), (0.0, ShareState::Floor));
+        assert_eq!(share(shaping), (0.0, ShareState::Guaranteed));
         tasks.spawn(shaping.clone().run(stop.clone()));
         tasks.spawn(shaping.clone().share(stop.clone()));
     }
@@ -125,7 +125,7 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     until("each has its safe share", || {
         [&busy, &idle]
             .iter()
-            .all(|it| share(it) == (0.5, ShareState::Safe))
+            .all(|it| share(it) == (0.5, ShareState::Fallback))
     })
     .await;
     assert!(

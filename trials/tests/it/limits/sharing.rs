@@ -227,7 +227,7 @@ impl World {
     async fn kill(&mut self) -> Result<()> {
         self.redis.process.kill()?;
         self.until("all go by their safe shares", |samples| {
-            is_in(samples, "safe") && share(samples) == WHOLE / 4
+            is_in(samples, "fallback") && share(samples) == WHOLE / 4
         })
         .await
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use limits::{Decision, Demand, LimitId, RecordError, Recorded, Refusal};
+use limits::{Decision, Demand, LimitId, RecordError, RecordOutcome, Refusal};
 
 use super::{Binding, Counter, Counts, Engine, Refused, Said, Slot, State, Target, ahead};
 
@@ -50,10 +50,10 @@ impl Engine {
         let core = &mut state.core;
         let (at, rule) = match core.reserve_from(&call.demands, from, now, max_wait) {
             Decision::Now => (now, None),
-            Decision::At { at, rule } => (at, Some(rule)),
-            Decision::Refused { rule, why } => {
+            Decision::At { at, limit } => (at, Some(limit)),
+            Decision::Refused { limit, reason } => {
                 state.count(&call, |counts| counts.refused += 1);
-                return Err(state.refused(&call, rule, why, max_wait, now));
+                return Err(state.refused(&call, limit, reason, max_wait, now));
             }
         };
         state.learned.take(&call.of, requests, at);
@@ -81,27 +81,27 @@ impl Engine {
         requests: u64,
         at: Option<u64>,
         now: u64,
-    ) -> Result<(Recorded, Slot), Refused> {
+    ) -> Result<(RecordOutcome, Slot), Refused> {
         let mut state = self.state();
         let state = &mut *state;
         let now = now.max(state.core.clock());
         let call = state.call(of, requests, now)?;
         let at = at.unwrap_or(now);
-        let recorded = state.core.record_all(&call.demands, at, now);
+        let recorded = state.core.record(&call.demands, at, now);
         let recorded = match recorded {
             Ok(recorded) => recorded,
             Err(RecordError::TooEarly) => {
                 state.count(&call, |counts| counts.too_early += 1);
                 return Err(Refused::TooEarly);
             }
-            Err(RecordError::NoRoom) => return Err(Refused::NoRoom),
+            Err(RecordError::TableFull) => return Err(Refused::NoRoom),
         };
         match recorded {
-            Recorded::Counted => {
+            RecordOutcome::Counted => {
                 state.learned.take(&call.of, requests, now);
                 state.count(&call, |counts| counts.counted += 1);
             }
-            Recorded::TooOld => state.count(&call, |counts| counts.too_old += 1),
+            RecordOutcome::TooOld => state.count(&call, |counts| counts.too_old += 1),
         }
         let one = Call {
             demands: call.demands.iter().map(one_request).collect(),
@@ -271,8 +271,8 @@ impl State {
         now: u64,
     ) -> Refused {
         match why {
-            Refusal::NoRoom => Refused::NoRoom,
-            Refusal::TooMany { most } => Refused::TooMany {
+            Refusal::TableFull => Refused::NoRoom,
+            Refusal::TooMany { max: most } => Refused::TooMany {
                 binding: self.binding(rule, false),
                 most,
             },

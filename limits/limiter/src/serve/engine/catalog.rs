@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use limits::{
-    Carry, DEMANDS_MAX, Demand, Limit, LimitId, Limits,
+    CarryOver, DEMANDS_MAX, Demand, Limit, LimitId, Limits,
     rules::{NamedLimit, Rule, Rules},
 };
 
@@ -198,18 +198,18 @@ impl Catalog {
         core: &mut Core,
         rule: &Rule,
         kept: Option<&Placed>,
-        changes: &mut Vec<(LimitId, Limit, Carry)>,
+        changes: &mut Vec<(LimitId, Limit, CarryOver)>,
     ) -> LimitId {
         let part = self.counting.part(rule.limit);
         if let Some(kept) = kept {
             if kept.rule.limit != rule.limit {
-                changes.push((kept.id, part, Carry::Requests));
+                changes.push((kept.id, part, CarryOver::Usage));
             }
             return kept.id;
         }
         match self.free.pop() {
             Some(id) => {
-                changes.push((id, part, Carry::Reset));
+                changes.push((id, part, CarryOver::Reset));
                 id
             }
             None => core.add(part).expect(CHECKED),
@@ -237,7 +237,7 @@ mod tests {
         let (counter, whole) = (Arc::from("k"), Arc::from(""));
         let used = |catalog: &Catalog, core: &Core, name: &str| {
             let id = catalog.get(name).unwrap().rules[0].id;
-            9 - core.left(id, &counter, 0).requests
+            9 - core.remaining(id, &counter, 0).requests
         };
         for name in ["a", "b"] {
             let of = [(Arc::from(name), Arc::clone(&counter))];
@@ -246,11 +246,11 @@ mod tests {
         }
         let text = "[limits.c]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]\n\
                     [limits.a]\nrules = [{ id = 'y', rate = '1/s' }, { id = 'x', rate = '2/h', burst = 9 }]";
-        core.forget_limits(&catalog.gone(&rules(text)));
+        core.clear_limits(&catalog.gone(&rules(text)));
         catalog.change(&mut core, &rules(text), 0);
         assert!(catalog.get("b").is_none());
         let x = catalog.get("a").unwrap().rules[1].id;
-        assert_eq!(core.left(x, &counter, 0).requests, 6);
+        assert_eq!(core.remaining(x, &counter, 0).requests, 6);
         assert_eq!(used(&catalog, &core, "c"), 0);
         for named in catalog.all() {
             for placed in &named.rules {

@@ -6,7 +6,7 @@ use limits::{
     Limit,
     rules::{Rules, Sharing, SharingMode},
 };
-use limits_sharing::{Address, exact::Rule};
+use limits_sharing::{Address, exact::ExactRule};
 
 /// Why a limit can be kept to.
 pub(super) const CHECKED: &str = "it was checked when it was read";
@@ -42,7 +42,7 @@ impl Counting {
     pub(super) fn part(self, limit: Limit) -> Limit {
         match self {
             Self::Part(parts) => Limit {
-                algorithm: limit.algorithm.part(parts.get()).expect(CHECKED),
+                algorithm: limit.algorithm.static_share(parts.get()).expect(CHECKED),
                 ..limit
             },
             Self::Here | Self::Elsewhere => limit,
@@ -77,7 +77,7 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
             let mut wrong = |what: String| {
                 errors.push(format!("limits.{}: {}: {what}", limit.name, rule.id));
             };
-            if let Err(error) = Rule::of(&rule.limit) {
+            if let Err(error) = ExactRule::new(&rule.limit) {
                 wrong(error.to_string());
             }
             if rule.id.len() > RULE_BYTES_MAX {
@@ -86,7 +86,7 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
                 ));
             }
             let members = sharing.members_max.unwrap_or(1);
-            if let Err(error) = rule.limit.algorithm.part(members) {
+            if let Err(error) = rule.limit.algorithm.static_share(members) {
                 wrong(format!(
                     "1/{members} of this rule is too small to enforce without the server ({error}); unset sharing.members_max to refuse calls while the server is down"
                 ));

@@ -7,10 +7,9 @@
 use std::{sync::Arc, time::Duration};
 
 use limits::{
-    Algorithm,
+    Algorithm, default_step,
     rate::REQUESTS_MAX,
     rules::{NamedLimit, Rule},
-    step_of,
 };
 
 use super::{Refused, State, Target, catalog::Named};
@@ -65,7 +64,7 @@ impl CallRule {
         let algorithm = Algorithm::StepWindow {
             limit: self.requests,
             window,
-            step: step_of(window),
+            step: default_step(window),
         };
         let rule = Rule {
             id: "of-call".to_owned(),
@@ -169,7 +168,7 @@ impl State {
 
     /// Drops the limits made of this one of which no counter is kept, once those are forgotten that are idle.
     fn drop_unused(&mut self, base: &str, now: u64) {
-        self.core.forget_idle(IDLE_LOOKED_AT, now);
+        self.core.evict_idle(IDLE_LOOKED_AT, now);
         self.learned.pass(now);
         let (core, catalog, learned) = (&self.core, &self.catalog, &self.learned);
         let is_kept = |limit: &Named| {

@@ -35,10 +35,10 @@ impl Engine {
         let rules = call.demands.iter().filter_map(|demand| {
             let (named, placed) = state.catalog.owner(demand.limit)?;
             let left = if is_told {
-                let most = placed.rule.limit.algorithm.most_at_once();
+                let most = placed.rule.limit.algorithm.max_burst();
                 state.seen.left(demand.limit, &demand.key, most, now)?
             } else {
-                state.core.left(demand.limit, &demand.key, now)
+                state.core.remaining(demand.limit, &demand.key, now)
             };
             let is_binding = match binding {
                 Some(Binding::Rule { limit, rule }) => *limit == named.name && *rule == placed.name,
@@ -56,7 +56,7 @@ impl Engine {
             (remaining, more_at) = (fewer, until);
         }
         let algorithm = &placed.rule.limit.algorithm;
-        let most = algorithm.most_at_once();
+        let most = algorithm.max_burst();
         Some(Left {
             rule: Binding::Rule {
                 limit: Arc::clone(&named.name),

@@ -170,28 +170,28 @@ impl State {
         before: u64,
         now: u64,
     ) -> Result<Option<bool>, RestoreFailed> {
-        let (was, saved): (Limit, limits::State) = read(saved)?;
+        let (was, saved): (Limit, limits::KeyState) = read(saved)?;
         let Some(id) = self.id_of(limit, rule) else {
             return Ok(None);
         };
         let key = Arc::from(counter);
         let restored = if before > now {
-            Core::saved_use(&was, &saved, before).and_then(|requests| {
+            Core::saved_usage(&was, &saved, before).and_then(|requests| {
                 let demand = Demand {
                     limit: id,
                     key,
                     requests,
                 };
-                let recorded = self.core.record_all(&[demand], now, now);
-                recorded.map_err(|_| RestoreError::NoRoom)?;
+                let recorded = self.core.record(&[demand], now, now);
+                recorded.map_err(|_| RestoreError::TableFull)?;
                 Ok(requests > 0)
             })
         } else {
             self.core.restore(id, key, &was, saved, now)
         };
         restored.map(Some).map_err(|error| match error {
-            RestoreError::Unfit => RestoreFailed::Damaged,
-            RestoreError::NoRoom => RestoreFailed::NoRoom,
+            RestoreError::Mismatch => RestoreFailed::Damaged,
+            RestoreError::TableFull => RestoreFailed::NoRoom,
         })
     }
 

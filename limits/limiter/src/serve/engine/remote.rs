@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use limits::Demand;
-use limits_sharing::exact::{Answer, Ask, Outcome, Question, Rule};
+use limits_sharing::exact::{ExactDecision, ExactRule, Operation, Outcome, RuleRequest};
 
 use super::{
     Binding, Counting, Engine, Refused, Slot, State, Target, calls::Call, counting::CHECKED,
@@ -26,9 +26,9 @@ pub struct Asking {
     /// What is held of others until there is an answer: many that are asked at once would each find room.
     held: Held,
     /// What is asked.
-    pub question: Question,
+    pub question: Operation,
     /// What is asked of each rule.
-    pub asks: Vec<Ask>,
+    pub asks: Vec<RuleRequest>,
     /// For how long it must not go, whatever the server says: partners' answers say so.
     pub pause: Duration,
 }
@@ -52,26 +52,26 @@ impl Engine {
         by: Option<&str>,
         of: &[Target<'_>],
         requests: u64,
-        question: Question,
+        question: Operation,
         now: u64,
     ) -> Result<Asking, Refused> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
         let call = state.call(of, requests, now)?;
         let question = match (question, by) {
-            (Question::Reserve { max_wait }, Some(by)) => Question::Reserve {
+            (Operation::Reserve { max_wait }, Some(by)) => Operation::Reserve {
                 max_wait: state.max_wait(by, requests, max_wait, now),
             },
             _ => question,
         };
         let next = match question {
-            Question::Count { .. } => requests.saturating_add(1),
+            Operation::Count { .. } => requests.saturating_add(1),
             _ => requests,
         };
         let from = state.learned.from(&call.of, next, now);
         let held = match question {
-            Question::Reserve { max_wait } => state.hold(&call, by, max_wait, from, now),
-            Question::Peek | Question::Count { .. } => Held::default(),
+            Operation::Reserve { max_wait } => state.hold(&call, by, max_wait, from, now),
+            Operation::Peek | Operation::Count { .. } => Held::default(),
         };
         let asks = call.demands.iter().map(|demand| state.ask(demand));
         let (rules, asks) = asks.unzip();
@@ -96,7 +96,7 @@ impl Engine {
     pub fn answered(
         &self,
         asking: &Asking,
-        answer: &Answer,
+        answer: &ExactDecision,
         now: u64,
     ) -> Result<(Slot, bool), Refused> {
         let mut state = self.state();
@@ -117,14 +117,14 @@ impl Engine {
         };
         match answer.outcome {
             Outcome::Now | Outcome::At | Outcome::Counted => Ok((slot, true)),
-            Outcome::Old => Ok((slot, false)),
-            Outcome::Wait => Err(Refused::OverMaxWait(slot)),
-            Outcome::Early => Err(Refused::TooEarly),
-            Outcome::Many => {
+            Outcome::TooOld => Ok((slot, false)),
+            Outcome::OverMaxWait => Err(Refused::OverMaxWait(slot)),
+            Outcome::TooEarly => Err(Refused::TooEarly),
+            Outcome::TooMany => {
                 let ask = answer.binding.and_then(|place| asking.asks.get(place));
                 Err(Refused::TooMany {
                     binding: slot.binding,
-                    most: ask.map_or(0, |ask| ask.rule.most()),
+                    most: ask.map_or(0, |ask| ask.rule.max_burst()),
                 })
             }
         }
@@ -171,22 +171,22 @@ impl State {
     }
 
     /// A rule's name, and what is asked of it.
-    fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, Ask) {
+    fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, RuleRequest) {
         let (named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
         let binding = Binding::Rule {
             limit: Arc::clone(&named.name),
             rule: Arc::clone(&placed.name),
         };
-        let ask = Ask {
+        let ask = RuleRequest {
             name: Arc::from(binding.to_string()),
-            rule: Rule::of(&placed.rule.limit).expect(CHECKED),
+            rule: ExactRule::new(&placed.rule.limit).expect(CHECKED),
             key: Arc::clone(&demand.key),
             requests: demand.requests,
         };
         (binding, ask)
     }
 
-    fn take_in(&mut self, asking: &Asking, answer: &Answer, now: u64) {
+    fn take_in(&mut self, asking: &Asking, answer: &ExactDecision, now: u64) {
         let Asking { call, question, .. } = asking;
         // The server's moments by the clock that goes here.
         let here = |micros: u64| {
@@ -194,7 +194,7 @@ impl State {
             now.saturating_add(wait)
         };
         let is_taken = match (answer.outcome, question) {
-            (Outcome::Now | Outcome::At, Question::Reserve { .. }) => {
+            (Outcome::Now | Outcome::At, Operation::Reserve { .. }) => {
                 let is_now = answer.outcome == Outcome::Now;
                 self.count(call, |counts| match is_now {
                     true => counts.now += 1,
@@ -202,7 +202,7 @@ impl State {
                 });
                 true
             }
-            (_, Question::Peek) => {
+            (_, Operation::Peek) => {
                 self.count(call, |counts| counts.asked += u64::from(asking.is_counted));
                 false
             }
@@ -210,15 +210,15 @@ impl State {
                 self.count(call, |counts| counts.counted += 1);
                 true
             }
-            (Outcome::Old, _) => {
+            (Outcome::TooOld, _) => {
                 self.count(call, |counts| counts.too_old += 1);
                 false
             }
-            (Outcome::Early, _) => {
+            (Outcome::TooEarly, _) => {
                 self.count(call, |counts| counts.too_early += 1);
                 false
             }
-            (Outcome::Wait | Outcome::Many, Question::Reserve { .. }) => {
+            (Outcome::OverMaxWait | Outcome::TooMany, Operation::Reserve { .. }) => {
                 self.count(call, |counts| counts.refused += 1);
                 false
             }
@@ -226,7 +226,7 @@ impl State {
         };
         if is_taken {
             let at = match question {
-                Question::Reserve { .. } => here(answer.at),
+                Operation::Reserve { .. } => here(answer.at),
                 _ => now,
             };
             self.learned.take(&call.of, call.requests, at);
@@ -235,10 +235,10 @@ impl State {
             }
             if let Counting::Part(_) = self.counting {
                 // Without room for it the call would not go without the server.
-                self.core.record_all(&call.demands, now, now).ok();
+                self.core.record(&call.demands, now, now).ok();
             }
         }
-        for (demand, left) in call.demands.iter().zip(&answer.left) {
+        for (demand, left) in call.demands.iter().zip(&answer.remaining) {
             let standing = Standing {
                 requests: left.requests,
                 more_at: here(left.more_at),
@@ -285,26 +285,26 @@ mod tests {
             limit: "a",
             counter: "k",
         }];
-        let question = Question::Reserve { max_wait: HOUR };
+        let question = Operation::Reserve { max_wait: HOUR };
         engine
             .asking(Some("one"), &of, 1, question, START)
             .unwrap_or_else(|why| panic!("{why:?}"))
     }
 
-    fn answer(outcome: Outcome, wait: u64) -> Answer {
-        Answer {
+    fn answer(outcome: Outcome, wait: u64) -> ExactDecision {
+        ExactDecision {
             outcome,
             at: START / 1_000 + wait,
             now: START / 1_000,
             binding: None,
             retry_after: wait,
-            left: Vec::new(),
+            remaining: Vec::new(),
         }
     }
 
     fn max_wait(asking: &Asking) -> Duration {
         match asking.question {
-            Question::Reserve { max_wait } => max_wait,
+            Operation::Reserve { max_wait } => max_wait,
             _ => panic!("it is no reservation"),
         }
     }
@@ -353,7 +353,7 @@ mod tests {
             (Duration::ZERO, HOUR)
         );
         // One that does not go leaves it to another.
-        let wait = engine.answered(&first, &answer(Outcome::Wait, 100), START);
+        let wait = engine.answered(&first, &answer(Outcome::OverMaxWait, 100), START);
         assert!(matches!(wait, Err(Refused::OverMaxWait(_))));
         let second = reserve(&engine);
         engine.unanswered(&second, true);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
 
-use limits::{Left, LimitId};
+use limits::{LimitId, Remaining};
 
 /// Maximum number of counters that are remembered, of each part alike; at least half as many before one is forgotten there. All others are
 /// counted by the server all the same.
@@ -62,12 +62,18 @@ impl Seen {
     }
 
     /// What is left of `most`.
-    pub(super) fn left(&self, limit: LimitId, key: &Arc<str>, most: u64, now: u64) -> Option<Left> {
+    pub(super) fn left(
+        &self,
+        limit: LimitId,
+        key: &Arc<str>,
+        most: u64,
+        now: u64,
+    ) -> Option<Remaining> {
         let key = (limit, Arc::clone(key));
         let part = &self.parts[self.part(&key)];
         let seen = part.now.get(&key).or_else(|| part.before.get(&key))?;
         let is_free = seen.free_at <= now;
-        Some(Left {
+        Some(Remaining {
             requests: if is_free { most } else { seen.requests },
             more_at: if is_free { now } else { seen.more_at },
         })
@@ -118,7 +124,7 @@ mod tests {
         let key = |number: usize| Arc::from(number.to_string());
         seen.put(limit, &key(0), standing);
         let left = |seen: &Seen, number, now| seen.left(limit, &key(number), 9, now);
-        let requests = |it: Option<Left>| it.map(|it| it.requests);
+        let requests = |it: Option<Remaining>| it.map(|it| it.requests);
         assert_eq!(requests(left(&seen, 0, 800)), Some(1));
         assert_eq!(requests(left(&seen, 0, 900)), Some(9));
         assert_eq!(requests(left(&seen, 1, 800)), None);

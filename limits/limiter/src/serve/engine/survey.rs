@@ -59,7 +59,7 @@ impl Engine {
             }
             let catalog = &state.catalog;
             from = match self.options.counting {
-                Counting::Here => state.core.each_key(place, PART, now, |id, key, used| {
+                Counting::Here => state.core.for_each_key(place, PART, now, |id, key, used| {
                     add(limits, catalog, id, key, |_| used);
                 }),
                 // What the server said last.
@@ -114,7 +114,7 @@ fn add(
     let limit = &mut limits[index];
     limit.counters += 1;
     let algorithm = &placed.rule.limit.algorithm;
-    let most = algorithm.most_at_once();
+    let most = algorithm.max_burst();
     let used_permille = used(most).saturating_mul(1_000) / most;
     if let Some(fullest) = &mut limit.quota
         && is_quota(algorithm)

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use http_body_util::Full;
-use limits::rules::Terms;
+use limits::rules::LimitDefinition;
 use serde::Serialize;
 
 use super::super::{
@@ -38,7 +38,7 @@ pub(super) struct LimitBody<'a> {
     pub(super) name: &'a str,
     /// Where its terms come from.
     pub(super) source: Source,
-    pub(super) terms: Terms,
+    pub(super) terms: LimitDefinition,
 }
 
 impl SlotBody {

@@ -7,7 +7,7 @@ use std::{panic::resume_unwind, time::Duration};
 
 use anyhow::Context as _;
 use futures_util::TryStreamExt as _;
-use limits::rules::Terms;
+use limits::rules::LimitDefinition;
 use mongodb::{
     Client, Collection,
     bson::{self, Bson, Document, RawDocumentBuf, doc},
@@ -168,7 +168,7 @@ fn is_replicated(hello: &Document) -> bool {
 }
 
 /// A document's name, and its terms.
-fn limit(mut document: Document) -> Result<(String, Terms), String> {
+fn limit(mut document: Document) -> Result<(String, LimitDefinition), String> {
     let Some(Bson::String(name)) = document.remove("_id") else {
         return Err("an _id is not a text: it is the name of a limit".to_owned());
     };

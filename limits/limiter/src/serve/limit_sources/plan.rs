@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use limits::rules::{ConfigErrors, Document, Rules, Terms};
+use limits::rules::{ConfigErrors, Document, LimitDefinition, Rules};
 use serde::Serialize;
 
 use super::super::engine;
@@ -35,7 +35,7 @@ impl Source {
 }
 
 /// The terms of limits by name.
-pub type Named = BTreeMap<String, Terms>;
+pub type Named = BTreeMap<String, LimitDefinition>;
 
 /// A version that is in order.
 #[derive(Debug)]
@@ -86,9 +86,9 @@ impl Plan {
 
     /// The terms of the limit of this name, if there is one.
     #[must_use]
-    pub fn terms(&self, name: &str) -> Option<Terms> {
+    pub fn terms(&self, name: &str) -> Option<LimitDefinition> {
         let of_collection = self.collection.get(name).cloned();
-        of_collection.or_else(|| self.file.terms(name))
+        of_collection.or_else(|| self.file.definition(name))
     }
 }
 
@@ -101,7 +101,7 @@ pub(super) fn to_bytes(collection: &Named) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn terms(rate: &str) -> Terms {
+    fn terms(rate: &str) -> LimitDefinition {
         let json = format!("{{\"rules\": [{{\"id\": \"r\", \"rate\": \"{rate}\"}}]}}");
         serde_json::from_str(&json).unwrap()
     }
@@ -111,7 +111,7 @@ mod tests {
         Document::parse(text).unwrap()
     }
 
-    fn named<const N: usize>(limits: [(&str, Terms); N]) -> Named {
+    fn named<const N: usize>(limits: [(&str, LimitDefinition); N]) -> Named {
         limits.map(|(name, terms)| (name.to_owned(), terms)).into()
     }
 

@@ -90,7 +90,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_limits_lease",
         "state",
-        "`ok`, `expired`, `safe`, `floor`, `refused`, as [limits](shared-limits.md) tells them",
+        "`ok`, `expired`, `fallback`, `guaranteed`, `refused`, as [limits](shared-limits.md) tells them",
     ),
     label(
         "producer_dsp_cookies_total",

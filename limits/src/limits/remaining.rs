@@ -3,7 +3,7 @@
 use std::hash::Hash;
 
 use super::Limits;
-use crate::decision::{Left, LimitId};
+use crate::decision::{LimitId, Remaining};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
     /// How many requests a limit would let go at once for a key, and when one more.
@@ -11,11 +11,11 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// # Panics
     /// When the limit is of another [`Limits`].
     #[must_use]
-    pub fn left(&self, limit: LimitId, key: &K, now: u64) -> Left {
+    pub fn remaining(&self, limit: LimitId, key: &K, now: u64) -> Remaining {
         let now = self.at_clock(now);
         let rule = &self.rules[limit.index()];
         let state = &*self.state_of(limit, key);
-        let most = rule.limit.algorithm.most_at_once();
+        let most = rule.limit.algorithm.max_burst();
         let goes = |requests| requests == 0 || rule.meter.earliest(state, requests, now) <= now;
         let is_it = |requests| goes(requests) && (requests == most || !goes(requests + 1));
         // What is used says it, but for roundings and gaps between slots.
@@ -37,6 +37,6 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         } else {
             rule.meter.earliest(state, requests + 1, now)
         };
-        Left { requests, more_at }
+        Remaining { requests, more_at }
     }
 }

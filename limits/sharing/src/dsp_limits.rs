@@ -5,7 +5,7 @@ use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 use crate::{Address, lease, terms::Terms};
 
 /// Most DSPs that a file may name.
-pub const UNLISTED_DSPS_MAX: usize = 4096;
+pub const DSPS_MAX: usize = 4096;
 
 /// Most shares of a group whose members are known: the server goes over all of them for each question, in the time of `timeout`, and does nothing else
 /// meanwhile.
@@ -54,8 +54,8 @@ pub fn check(rules: &Rules) -> Vec<String> {
     if let Some(sharing) = &rules.sharing {
         check_sharing(rules, sharing, &mut errors);
     }
-    if dsps > UNLISTED_DSPS_MAX {
-        errors.push(format!("{dsps} DSPs are more than {UNLISTED_DSPS_MAX}"));
+    if dsps > DSPS_MAX {
+        errors.push(format!("{dsps} DSPs are more than {DSPS_MAX}"));
     }
     errors
 }
@@ -85,14 +85,14 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
         for rule in &limit.rules {
             let algorithm = rule.limit.algorithm;
             let (name, id) = (&limit.name, &rule.id);
-            match (algorithm.shared(1), sharing.members_max) {
+            match (algorithm.share(1), sharing.members_max) {
                 (Some(_), _) => {}
                 (None, None) => errors.push(format!(
                     "limits.{name}: {id}: shares of a {} cannot move within its window: set sharing.members_max, and each has its part of it",
                     algorithm.name()
                 )),
                 (None, Some(parts)) => {
-                    if let Err(error) = algorithm.part(parts) {
+                    if let Err(error) = algorithm.static_share(parts) {
                         errors.push(format!("limits.{name}: {id}: its part is too small: {error}"));
                     }
                 }

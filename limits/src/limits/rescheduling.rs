@@ -15,7 +15,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ///
     /// # Panics
     /// As [`reserve`](Self::reserve) does.
-    pub fn replan<'a>(
+    pub fn reschedule<'a>(
         &mut self,
         waiting: &[(&'a [Demand<K>], u64)],
         now: u64,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limits::{Algorithm, Aligned, Demand, LimitId, Limits, Rate};
+use limits::{Algorithm, Alignment, Demand, LimitId, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -24,8 +24,8 @@ fn algorithms(random: &mut fastrand::Rng) -> [Algorithm; 9] {
             rate,
             capacity: burst,
         },
-        fixed(Aligned::Clock),
-        fixed(Aligned::FirstCall),
+        fixed(Alignment::Clock),
+        fixed(Alignment::FirstCall),
         Algorithm::SlidingLog { limit, window },
         Algorithm::SlidingCounter { limit, window },
         Algorithm::StepWindow {
@@ -49,7 +49,7 @@ fn what_is_left_goes_at_once_and_one_more_when_it_is_said() {
     let mut random = fastrand::Rng::with_seed(20);
     for _ in 0..200 {
         for algorithm in algorithms(&mut random) {
-            let most = algorithm.most_at_once();
+            let most = algorithm.max_burst();
             let mut limits = Limits::new(10);
             let limit = limits.add(algorithm).expect("good numbers");
             let mut now = SECOND;
@@ -57,7 +57,7 @@ fn what_is_left_goes_at_once_and_one_more_when_it_is_said() {
                 now += random.u64(0..SECOND / 5);
                 let max_wait = Duration::from_millis([0, 1_000][random.usize(..2)]);
                 limits.reserve(&one(limit, random.u64(1..=most)), now, max_wait);
-                let left = limits.left(limit, &0, now);
+                let left = limits.remaining(limit, &0, now);
                 if left.requests > 0 {
                     let goes = limits.peek(&one(limit, left.requests), now);
                     assert_eq!(goes, Ok((now, None)), "{algorithm:?}");
