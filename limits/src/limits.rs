@@ -297,12 +297,9 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
         let (mut at, mut binding) = (now.max(from), None);
         for concern in concerns.all() {
-            let meter = &self.rules[concern.limit.index()].meter;
-            if !meter.can_pass(concern.requests) {
-                let max = self.rules[concern.limit.index()]
-                    .limit
-                    .algorithm
-                    .max_burst();
+            let rule = &self.rules[concern.limit.index()];
+            if !rule.meter.can_pass(concern.requests) {
+                let max = rule.limit.algorithm.max_burst();
                 return Err((concern.limit, Refusal::TooMany { max }));
             }
         }
