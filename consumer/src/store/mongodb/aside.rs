@@ -1,4 +1,4 @@
-//! Cookies that wait for the database of their DSP: database `cookiesync`, collection `aside`,
+//! Cookies that wait for the database of their DSP: database `cookiesync`, collection `retry_queue`,
 //! `{_id: {c: <consumer>, n: <number>}, dsp, cookies, bytes, chunks: [<encoded chunk>]}`.
 //!
 //! Entries are written with `j: true`, before the cursors that cover them. A command that was given up and is executed late
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::store::{Entry, FullEntry, StoreError};
 
-const COLLECTION: &str = "aside";
+const COLLECTION: &str = "retry_queue";
 
 /// Maximum bytes of one insert, at which another begins: a message may have 48 MB.
 const INSERT_BYTES: u64 = 8 << 20;

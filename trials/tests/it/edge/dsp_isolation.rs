@@ -147,7 +147,7 @@ async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
     consumer.process.kill()?;
     mongod.restart().await?;
     // Of another consumer, which keeps it.
-    let others = client.database("cookiesync").collection("aside");
+    let others = client.database("cookiesync").collection("retry_queue");
     let now = i64::try_from(unix_micros())?;
     others
         .insert_one(doc! { "_id": { "c": "other", "n": now }, "dsp": 55_i64 })

@@ -438,7 +438,7 @@ async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<(
     let client = mongodb::Client::with_uri_str(mongod.uri()).await?;
     let own = client.database("cookiesync");
     let cursors = own.collection::<Document>("cursors");
-    let aside = own.collection::<Document>("aside");
+    let aside = own.collection::<Document>("retry_queue");
     let now = DateTime::now().timestamp_millis();
     let at = |age: Duration| DateTime::from_millis(now - i64::try_from(age.as_millis()).unwrap());
     for (name, age) in [("renamed", DAY * 91), ("away", DAY * 89)] {
