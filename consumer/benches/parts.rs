@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 use consumer::{
     batch::Batch,
-    store::{Written, mongodb::command::Kind},
+    store::{WriteOutcome, mongodb::command::Kind},
     suppression::{Suppression, outcomes},
     ttl::Ttls,
 };
@@ -42,9 +42,9 @@ mod counted {
 
     use bytes::Bytes;
     use consumer::{
-        batch::{Batch, TakeAll},
+        batch::{AcceptAll, Batch},
         store::{
-            Written,
+            WriteOutcome,
             mongodb::command::{self, Kind},
         },
         suppression::{Suppression, outcomes},
@@ -68,7 +68,7 @@ mod counted {
     #[inline(never)]
     pub(super) fn batch(batch: &mut Batch, producer: &Arc<str>, chunks: &[ChunkRef]) {
         for chunk in chunks {
-            batch.push_filtered(producer, chunk, u64::MAX, &mut TakeAll);
+            batch.push_filtered(producer, chunk, u64::MAX, &mut AcceptAll);
         }
     }
 
@@ -87,7 +87,7 @@ mod counted {
 
     /// Remembers that a batch was stored.
     #[inline(never)]
-    pub(super) fn record(suppression: &mut Suppression, batch: &Batch, written: &Written) {
+    pub(super) fn record(suppression: &mut Suppression, batch: &Batch, written: &WriteOutcome) {
         suppression.record(batch.id(), outcomes(batch, written));
     }
 
@@ -177,7 +177,7 @@ fn knowing(chunks: &[ChunkRef]) -> Suppression {
     let ttls = Ttls::new(2 * INTERVAL, BTreeMap::new());
     let mut suppression = Suppression::new(INTERVAL, TABLE_BYTES, ttls);
     let batch = let_through(chunks, &mut suppression);
-    suppression.record(batch.id(), outcomes(&batch, &Written::default()));
+    suppression.record(batch.id(), outcomes(&batch, &WriteOutcome::default()));
     suppression
 }
 
@@ -233,7 +233,7 @@ fn suppress(bencher: Bencher<'_, '_>, come: Come) {
 #[divan::bench]
 fn record(bencher: Bencher<'_, '_>) {
     let (chunks, others) = (chunks(1, ITEMS, 20), chunks(2, ITEMS, 20));
-    let written = Written::default();
+    let written = WriteOutcome::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
         .with_inputs(|| {
@@ -253,7 +253,7 @@ fn sort(bencher: Bencher<'_, '_>) {
 }
 
 /// All for one DSP, hence in one collection.
-#[divan::bench(args = [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert])]
+#[divan::bench(args = [Kind::Insert, Kind::Find, Kind::Replace, Kind::Upsert])]
 fn encode(bencher: Bencher<'_, '_>, kind: Kind) {
     let batch = batched(&chunks(1, ITEMS, 1));
     let indices: Vec<u32> = batch.by_user().collect();

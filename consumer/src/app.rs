@@ -7,8 +7,8 @@
 
 mod config_reload;
 mod drain;
-mod opening;
-mod watch;
+mod open_store;
+mod stage_monitor;
 
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 
@@ -26,15 +26,15 @@ use runtime::{
 use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::watch::Watch;
-pub use self::{config_reload::RuntimeConfig, opening::open_store};
+use self::stage_monitor::Watch;
+pub use self::{config_reload::RuntimeConfig, open_store::open_store};
 use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
     health::Health,
     lookup, maintenance,
     metrics::{Metrics, register_producers},
-    sink::{Failure, Pipeline, Stops},
+    sink::{Failure, Pipeline, StopTokens},
     store::Store,
     subscription::{self, discovery},
 };
@@ -59,7 +59,7 @@ pub struct App {
 
 /// What a consumer has of the world around it.
 #[derive(Debug)]
-pub struct Surroundings<L> {
+pub struct Dependencies<L> {
     /// Where cookies go.
     pub store: Arc<dyn Store>,
     /// The admin port.
@@ -75,13 +75,13 @@ impl App {
     /// When the store can never work, the port is taken, or the registry has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
-        let admin = listen::bind(config.running.admin, "--admin")?;
-        let surroundings = Surroundings {
+        let admin = listen::bind(config.process.admin, "--admin")?;
+        let dependencies = Dependencies {
             store,
             admin,
             network: Arc::new(Tcp),
         };
-        Self::start_in(surroundings, config, registry)
+        Self::start_in(dependencies, config, registry)
     }
 
     /// Starts to read in the surroundings given; the settings' own store and admin address are not used.
@@ -89,15 +89,15 @@ impl App {
     /// # Errors
     /// When the registry has metrics of these names.
     pub fn start_in<L: Listener>(
-        surroundings: Surroundings<L>,
+        dependencies: Dependencies<L>,
         config: Config,
         registry: Registry,
     ) -> anyhow::Result<Self> {
-        let Surroundings {
+        let Dependencies {
             store,
             admin: listener,
             network,
-        } = surroundings;
+        } = dependencies;
         let metrics = Metrics::register(&registry).context("metrics")?;
         let credentials = reload::Metrics::register(&registry, "consumer", true)?;
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
@@ -175,17 +175,17 @@ impl App {
         metrics: Metrics,
         health: Arc<Health>,
     ) -> impl Future<Output = Result<(), Failure>> + use<> {
-        let stops = Stops {
+        let stops = StopTokens {
             fast_drain: self.fast_drain.clone(),
             at_once: self.stop_writing.clone(),
-            retries: self.stop_services.clone(),
+            retrier: self.stop_services.clone(),
         };
         let refused = self.runtime_config.rejected_dsps.subscribe();
         let (tracker, services) = (self.pipeline.clone(), self.services.clone());
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let watch = self.watch();
         let store = Arc::clone(&self.store);
-        let night = self.runtime_config.night.subscribe();
+        let maintenance = self.runtime_config.maintenance.subscribe();
         async move {
             let sink = Pipeline::open(
                 &config,
@@ -212,7 +212,7 @@ impl App {
             let producers = health.producers().clone();
             let maintenance = maintenance::run(
                 store,
-                night,
+                maintenance,
                 Clock::System,
                 producers.clone(),
                 metrics.clone(),
@@ -223,15 +223,15 @@ impl App {
                 Ok(())
             }));
             let context = subscription::Context {
-                producers_expected: config.reading.producers_expected(),
-                name: config.reading.name,
+                producers_expected: config.producers.producers_expected(),
+                name: config.producers.name,
                 network,
                 security: config.security,
                 producers,
                 metrics: metrics.subscription,
             };
             let discovery = discovery::run(
-                config.reading.producer,
+                config.producers.producer,
                 Arc::new(context),
                 buffer,
                 tracker.clone(),
@@ -255,7 +255,7 @@ impl App {
 fn say_plain_tokens(config: &Config) {
     let is_plain = |url: &&ProducerUrl| !url.https && !is_loopback_host(&url.host);
     if config.security.token.is_some()
-        && let Some(producer) = config.reading.producer.iter().find(is_plain)
+        && let Some(producer) = config.producers.producer.iter().find(is_plain)
     {
         tracing::warn!(
             %producer,

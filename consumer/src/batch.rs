@@ -9,7 +9,7 @@ mod dedup;
 mod id;
 
 pub use cursor::Cursor;
-pub use dedup::{DedupFilter, Fingerprint, TakeAll, Verdict};
+pub use dedup::{AcceptAll, DedupDecision, DedupFilter, Fingerprint};
 pub use id::BatchId;
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
@@ -46,21 +46,21 @@ pub struct Batch {
     index: HashTable<u32>,
     hasher: RandomState,
     cursors: Vec<Cursor>,
-    goodbyes: Vec<Cursor>,
+    completed_epochs: Vec<Cursor>,
     held: BTreeSet<u32>,
     /// Of each chunk, its time and its good cookies.
     released: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
     bytes_max: usize,
-    counts: Counts,
+    counts: BatchCounts,
     /// How many cookies the batch will likely hold: as many as the one before.
     likely: usize,
 }
 
 /// What became of the cookies pushed into a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct BatchCounts {
     /// Cookies that came, good or bad: the sum of the others and of those to be written.
     pub received: u64,
     /// Cookies that were left out by the filter as repeats.
@@ -72,7 +72,7 @@ pub struct Counts {
     /// Cookies that are not what the contract says.
     pub malformed: u64,
     /// Cookies of DSPs that have no slot in the store.
-    pub refused: u64,
+    pub no_dsp_slot: u64,
     /// Cookies whose time to live was over when they came.
     pub expired: u64,
 }
@@ -101,13 +101,13 @@ impl Batch {
             index: HashTable::new(),
             hasher: RandomState::default(),
             cursors: Vec::new(),
-            goodbyes: Vec::new(),
+            completed_epochs: Vec::new(),
             held: BTreeSet::new(),
             released: Vec::new(),
             cookies_max,
             bytes: 0,
             bytes_max,
-            counts: Counts::default(),
+            counts: BatchCounts::default(),
             likely: 0,
         }
     }
@@ -150,7 +150,7 @@ impl Batch {
 
     /// What became of the cookies pushed so far.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> BatchCounts {
         self.counts
     }
 
@@ -218,26 +218,26 @@ impl Batch {
     /// Whether a DSP's cookies must wait: earlier ones of it are set aside, and of two of one millisecond a store could not tell
     /// which is newer.
     #[must_use]
-    pub fn is_held(&self, dsp_id: u32) -> bool {
+    pub fn is_deferred(&self, dsp_id: u32) -> bool {
         self.held.contains(&dsp_id)
     }
 
     /// Has the cookies of these DSPs wait.
-    pub fn hold(&mut self, dsps: BTreeSet<u32>) {
+    pub fn defer_dsps(&mut self, dsps: BTreeSet<u32>) {
         self.held = dsps;
     }
 
     /// The ends of producers' epochs that were reached with everything before them, also of those that have begun another
     /// epoch since. With the batch, all of it is stored.
     #[must_use]
-    pub fn goodbyes(&self) -> &[Cursor] {
-        &self.goodbyes
+    pub fn completed_epochs(&self) -> &[Cursor] {
+        &self.completed_epochs
     }
 
     /// Notes how far a producer got, for instance by a gap, or that it said goodbye.
     pub fn advance(&mut self, cursor: &Cursor) {
-        if cursor.complete && !self.goodbyes.contains(cursor) {
-            self.goodbyes.push(cursor.clone());
+        if cursor.complete && !self.completed_epochs.contains(cursor) {
+            self.completed_epochs.push(cursor.clone());
         }
         match self
             .cursors
@@ -255,13 +255,13 @@ impl Batch {
     /// A chunk has as many cookies as its header says, because these have sequences: what it lacks counts as malformed,
     /// and what it holds beyond them has no sequence of its own and is left alone.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
-        self.push_filtered(producer, chunk, accepted_max, &mut TakeAll);
+        self.push_filtered(producer, chunk, accepted_max, &mut AcceptAll);
     }
 
     /// Takes the cookies of a chunk that is part of no stream, and so moves no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
         let released = chunk.header().accepted_unix_micros;
-        self.take(chunk, released, &mut TakeAll);
+        self.take(chunk, released, &mut AcceptAll);
     }
 
     /// Like [`push`](Self::push), but takes only the cookies that `filter` lets through.
@@ -300,16 +300,16 @@ impl Batch {
         let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
         let fingerprints: Vec<Fingerprint> = cookies
             .iter()
-            .map(|cookie| filter.fingerprint(&lent(cookie, released)))
+            .map(|cookie| filter.fingerprint(&borrowed(cookie, released)))
             .collect();
         filter.prefetch(&fingerprints);
         for (cookie, fingerprint) in cookies.iter().zip(fingerprints) {
-            match filter.verdict(&lent(cookie, released), fingerprint, self.id) {
-                Verdict::LeaveOut => self.counts.suppressed += 1,
-                Verdict::Stale => self.counts.stale += 1,
-                Verdict::Refuse => self.counts.refused += 1,
-                Verdict::Expired => self.counts.expired += 1,
-                Verdict::Take { is_known } => {
+            match filter.decide(&borrowed(cookie, released), fingerprint, self.id) {
+                DedupDecision::Suppress => self.counts.suppressed += 1,
+                DedupDecision::Stale => self.counts.stale += 1,
+                DedupDecision::NoDspSlot => self.counts.no_dsp_slot += 1,
+                DedupDecision::Expired => self.counts.expired += 1,
+                DedupDecision::Write { is_known } => {
                     let entry = self.entry(chunk_at, released, cookie);
                     self.put(
                         Entry {
@@ -396,7 +396,7 @@ impl Entry {
 /// The shortest encoding of a cookie with all its fields.
 const COOKIE_BYTES_MIN: usize = 10;
 
-fn lent<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
+fn borrowed<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
     BatchCookie {
         user_id: cookie.user_id.as_bytes(),
         dsp_id: cookie.dsp_id,

@@ -14,7 +14,9 @@ use runtime::{
     settings::{self, Common, ConfigErrors, Settings, redacted},
 };
 
-pub use self::args::{Args, Keeping, Mongodb, Night, Reading, Running, Storing};
+pub use self::args::{
+    Args, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs, StorageArgs,
+};
 
 /// A producer, or all producers behind a host name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -42,19 +44,19 @@ pub enum StoreConfig {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Whom it reads from, and who it is.
-    pub reading: Reading,
+    pub producers: ProducersArgs,
     /// How it reaches producers.
     pub security: Security,
     /// Where cookies go.
-    pub storing: Storing,
+    pub storage: StorageArgs,
     /// How long cookies are kept.
-    pub keeping: Keeping,
+    pub retention: RetentionArgs,
     /// What MongoDB is asked for.
-    pub mongodb: Mongodb,
+    pub mongodb: MongodbArgs,
     /// What is done at night.
-    pub night: Night,
+    pub maintenance: MaintenanceArgs,
     /// How it is watched and stopped.
-    pub running: Running,
+    pub process: ProcessArgs,
     /// What every process has.
     pub common: Common,
 }
@@ -73,16 +75,16 @@ impl Settings for Args {
     type Config = Config;
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
-        self.storing.check(errors);
-        self.keeping.check(errors);
+        self.storage.check(errors);
+        self.retention.check(errors);
         Config {
-            security: self.security.check(errors, &self.reading.producer),
-            reading: self.reading,
-            storing: self.storing,
-            keeping: self.keeping,
+            security: self.security.check(errors, &self.producers.producer),
+            producers: self.producers,
+            storage: self.storage,
+            retention: self.retention,
             mongodb: self.mongodb,
-            night: self.night,
-            running: self.running,
+            maintenance: self.maintenance,
+            process: self.process,
             common: self.common.check(errors),
         }
     }
@@ -92,7 +94,7 @@ impl Settings for Args {
     }
 }
 
-impl Storing {
+impl StorageArgs {
     fn check(&self, errors: &mut ConfigErrors) {
         if let Some(both) = self.dsps().intersection(&self.rejected_dsps()).next() {
             errors.add(format!("--rejected-dsps: DSP {both} is in --dsps, too"));
@@ -100,7 +102,7 @@ impl Storing {
     }
 }
 
-impl Keeping {
+impl RetentionArgs {
     fn check(&self, errors: &mut ConfigErrors) {
         let mut named = BTreeSet::new();
         for (dsp_id, _) in &self.dsp_ttl {

@@ -29,7 +29,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{batch::Batch, store::Rejected};
+use crate::{batch::Batch, store::RejectedCookie};
 
 /// How long the file is waited for.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ impl DeadLetters {
     }
 
     /// Sets aside what of `batch` was refused. Returns when that is done, or cannot be.
-    pub async fn write(&self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
+    pub async fn write(&self, batch: &Arc<Batch>, rejected: Vec<RejectedCookie>) {
         self.0.lock().await.write(batch, rejected).await;
     }
 }
@@ -109,7 +109,7 @@ fn kind(reason: &str) -> &str {
 }
 
 impl Writer {
-    async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) {
+    async fn write(&mut self, batch: &Arc<Batch>, rejected: Vec<RejectedCookie>) {
         if rejected.is_empty() {
             return;
         }
@@ -128,7 +128,7 @@ impl Writer {
         self.note(result);
     }
 
-    async fn append(&mut self, batch: &Arc<Batch>, rejected: Vec<Rejected>) -> Appended {
+    async fn append(&mut self, batch: &Arc<Batch>, rejected: Vec<RejectedCookie>) -> Appended {
         if self.hangs.take_if(|hangs| hangs.is_finished()).is_none() && self.hangs.is_some() {
             return (0, Err(io::ErrorKind::TimedOut.into()));
         }
@@ -159,7 +159,7 @@ impl Writer {
 
 impl Files {
     /// Blocks.
-    fn append(&self, batch: &Batch, rejected: &[Rejected]) -> Appended {
+    fn append(&self, batch: &Batch, rejected: &[RejectedCookie]) -> Appended {
         let time = Timestamp::now().to_string();
         let mut letters = 0;
         let mut write = || {
@@ -201,7 +201,7 @@ fn ends_with_newline(file: &mut File) -> io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-fn line(batch: &Batch, rejected: &Rejected, time: &str) -> io::Result<Vec<u8>> {
+fn line(batch: &Batch, rejected: &RejectedCookie, time: &str) -> io::Result<Vec<u8>> {
     let cookie = batch.cookie(rejected.index as usize);
     let accepted = i64::try_from(cookie.accepted_unix_micros)
         .ok()

@@ -157,7 +157,7 @@ impl Health {
         } else {
             Err("not loaded yet".to_owned())
         };
-        let producers = match self.producers.connected_of_listed() {
+        let producers = match self.producers.connected_and_total() {
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!(
                 "no producer is connected: 0 of {all}{}",
@@ -188,7 +188,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::{batch::Cursor, producers::Opening};
+    use crate::{batch::Cursor, producers::StreamStart};
 
     #[track_caller]
     fn check(health: &Health, not_ready: &[(&str, &str)]) {
@@ -228,12 +228,12 @@ mod tests {
             sequence: 0,
             complete: false,
         };
-        let opening = Opening {
+        let start = StreamStart {
             at: &at,
             newest: 0,
             before: None,
         };
-        let connected = one.opened(opening);
+        let connected = one.opened(start);
         check(&health, &[]);
         assert_eq!(health.components()[3].state, "1 of 2 connected");
         health.store_fails("gone\naway".to_owned());

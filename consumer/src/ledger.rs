@@ -30,7 +30,7 @@ use metric_defs::{MetricDef, consumer, equations::LEDGER};
 use prometheus::{Result, proto::MetricFamily};
 use runtime::metrics::{Registry, family};
 
-use crate::batch::Counts;
+use crate::batch::BatchCounts;
 
 /// The ledger of one process; clones share it.
 #[derive(Debug, Clone, Default)]
@@ -40,14 +40,14 @@ pub struct Ledger {
 
 #[derive(Debug, Default)]
 struct Entries {
-    figures: Figures,
+    counts: LedgerCounts,
     /// Whether an error in them was said.
-    said_wrong: bool,
+    imbalance_logged: bool,
 }
 
 /// The figures at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct LedgerCounts {
     /// Cookies received.
     pub received: u64,
     /// Cookies written and durable.
@@ -63,13 +63,13 @@ pub struct Figures {
     /// Cookies that the store refused forever, which become dead letters.
     pub rejected: u64,
     /// Cookies that a process before this one had set aside.
-    pub found: u64,
+    pub recovered: u64,
     /// Cookies of DSPs whose slot in the store does not work, in the retry queue.
-    pub set_aside: u64,
+    pub in_retry_queue: u64,
     /// Cookies that were set aside and could not be read any more.
     pub unreadable: u64,
     /// Cookies of DSPs that have no slot in the store.
-    pub refused: u64,
+    pub no_dsp_slot: u64,
     /// Cookies whose time to live was over when they came.
     pub expired: u64,
     /// Cookies that a drain had no time for.
@@ -80,7 +80,7 @@ pub struct Figures {
 
 /// A metric, and how each of its series, by the values of its labels, is read.
 type Row = (MetricDef, &'static [Series]);
-type Series = (&'static [&'static str], fn(&Figures) -> u64);
+type Series = (&'static [&'static str], fn(&LedgerCounts) -> u64);
 
 const ROWS: &[Row] = &[
     (consumer::RECEIVED, &[(&[], |it| it.received)]),
@@ -93,13 +93,16 @@ const ROWS: &[Row] = &[
         &[
             (&["malformed"], |it| it.malformed),
             (&["rejected"], |it| it.rejected),
-            (&["no_dsp_slot"], |it| it.refused),
+            (&["no_dsp_slot"], |it| it.no_dsp_slot),
             (&["unreadable"], |it| it.unreadable),
             (&["expired"], |it| it.expired),
         ],
     ),
-    (consumer::RETRY_QUEUE_RECOVERED, &[(&[], |it| it.found)]),
-    (consumer::RETRY_QUEUE_COOKIES, &[(&[], |it| it.set_aside)]),
+    (consumer::RETRY_QUEUE_RECOVERED, &[(&[], |it| it.recovered)]),
+    (
+        consumer::RETRY_QUEUE_COOKIES,
+        &[(&[], |it| it.in_retry_queue)],
+    ),
     (consumer::DRAIN_SKIPPED, &[(&[], |it| it.drain_skipped)]),
     (consumer::WAITING, &[(&[], |it| it.waiting)]),
 ];
@@ -111,71 +114,71 @@ impl Ledger {
     /// When a name is taken.
     pub fn register(&self, registry: &Registry) -> Result<()> {
         let ledger = self.clone();
-        let figures = ROWS.iter().map(|(figure, _)| *figure);
-        registry.read(figures, move || ledger.figures().families())
+        let counts = ROWS.iter().map(|(metric, _)| *metric);
+        registry.read(counts, move || ledger.counts().families())
     }
 
     /// So many cookies came; to be called before anybody can take them.
     pub fn received(&self, cookies: u64) {
-        let figures = &mut self.entries().figures;
-        figures.received += cookies;
-        figures.waiting += cookies;
+        let counts = &mut self.entries().counts;
+        counts.received += cookies;
+        counts.waiting += cookies;
     }
 
     /// So many that were received are not stored, because a drain has no time for them.
     pub fn drain_skipped(&self, cookies: u64) {
         let mut entries = self.entries();
-        entries.figures.drain_skipped += cookies;
+        entries.counts.drain_skipped += cookies;
         entries.wait_no_more(cookies);
     }
 
     /// A batch is durable: what became of its cookies while it was collected, and of those that the store was given. Some of
     /// these were [set aside](Self::set_aside) before.
-    pub fn settled(&self, counts: &Counts, of_store: &Figures) {
+    pub fn settled(&self, batch_counts: &BatchCounts, store_outcomes: &LedgerCounts) {
         let mut entries = self.entries();
-        let figures = &mut entries.figures;
-        figures.written += of_store.written;
-        figures.superseded += counts.superseded;
-        figures.suppressed += counts.suppressed;
-        figures.stale += counts.stale + of_store.stale;
-        figures.malformed += counts.malformed;
-        figures.refused += counts.refused;
-        figures.expired += counts.expired;
-        figures.rejected += of_store.rejected;
-        entries.wait_no_more(counts.received - of_store.set_aside);
+        let counts = &mut entries.counts;
+        counts.written += store_outcomes.written;
+        counts.superseded += batch_counts.superseded;
+        counts.suppressed += batch_counts.suppressed;
+        counts.stale += batch_counts.stale + store_outcomes.stale;
+        counts.malformed += batch_counts.malformed;
+        counts.no_dsp_slot += batch_counts.no_dsp_slot;
+        counts.expired += batch_counts.expired;
+        counts.rejected += store_outcomes.rejected;
+        entries.wait_no_more(batch_counts.received - store_outcomes.in_retry_queue);
     }
 
     /// So many that wait were set aside; to be called before anybody can try them again.
-    pub fn set_aside(&self, cookies: u64) {
+    pub fn in_retry_queue(&self, cookies: u64) {
         let mut entries = self.entries();
-        entries.figures.set_aside += cookies;
+        entries.counts.in_retry_queue += cookies;
         entries.wait_no_more(cookies);
     }
 
     /// So many cookies were set aside before this process began.
-    pub fn found(&self, cookies: u64) {
-        let figures = &mut self.entries().figures;
-        figures.found += cookies;
-        figures.set_aside += cookies;
+    pub fn recovered(&self, cookies: u64) {
+        let counts = &mut self.entries().counts;
+        counts.recovered += cookies;
+        counts.in_retry_queue += cookies;
     }
 
     /// Cookies that were set aside are so no more, and have these fates.
-    pub fn retried(&self, fates: &Figures) {
-        let figures = &mut self.entries().figures;
-        figures.written += fates.written;
-        figures.superseded += fates.superseded;
-        figures.stale += fates.stale;
-        figures.rejected += fates.rejected;
-        figures.unreadable += fates.unreadable;
-        let stored = fates.written + fates.superseded + fates.stale;
-        let all = stored + fates.rejected + fates.unreadable;
-        figures.set_aside = figures.set_aside.saturating_sub(all);
+    pub fn retried(&self, outcomes: &LedgerCounts) {
+        let counts = &mut self.entries().counts;
+        counts.written += outcomes.written;
+        counts.superseded += outcomes.superseded;
+        counts.stale += outcomes.stale;
+        counts.rejected += outcomes.rejected;
+        counts.unreadable += outcomes.unreadable;
+        let stored = outcomes.written + outcomes.superseded + outcomes.stale;
+        let all = stored + outcomes.rejected + outcomes.unreadable;
+        counts.in_retry_queue = counts.in_retry_queue.saturating_sub(all);
     }
 
     /// All of it.
     #[must_use]
-    pub fn figures(&self) -> Figures {
-        self.entries().figures
+    pub fn counts(&self) -> LedgerCounts {
+        self.entries().counts
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
@@ -183,25 +186,25 @@ impl Ledger {
     }
 }
 
-impl Figures {
+impl LedgerCounts {
     /// Cookies that were received or found, less all that have one fate, or wait, or are set aside: always 0, or there is a
     /// error in this program.
     #[must_use]
-    pub fn unexplained(&self) -> i64 {
-        let came: u64 = LEDGER.inputs.iter().map(|figure| self.of(*figure)).sum();
+    pub fn imbalance(&self) -> i64 {
+        let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
         let explained: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
-        came.cast_signed().wrapping_sub(explained.cast_signed())
+        inputs.cast_signed().wrapping_sub(explained.cast_signed())
     }
 
     /// Whether every cookie that was received or found has one fate, or waits, or is set aside.
     #[must_use]
-    pub fn add_up(&self) -> bool {
-        self.unexplained() == 0
+    pub fn is_balanced(&self) -> bool {
+        self.imbalance() == 0
     }
 
     /// One of the ledger's metrics, all labels together.
-    fn of(&self, figure: MetricDef) -> u64 {
-        let row = ROWS.iter().find(|(of, _)| *of == figure);
+    fn of(&self, metric: MetricDef) -> u64 {
+        let row = ROWS.iter().find(|(of, _)| *of == metric);
         let (_, series) = row.expect("a sum of the ledger has no other terms");
         series.iter().map(|(_, read)| read(self)).sum()
     }
@@ -211,11 +214,11 @@ impl Figures {
         reason = "Prometheus has only 64-bit floats"
     )]
     fn families(&self) -> Vec<MetricFamily> {
-        let families = ROWS.iter().map(|(figure, series)| {
+        let families = ROWS.iter().map(|(metric, series)| {
             let samples = series
                 .iter()
                 .map(|(labels, read)| (labels, read(self) as f64));
-            family(*figure, samples)
+            family(*metric, samples)
         });
         families.collect()
     }
@@ -224,10 +227,10 @@ impl Figures {
 impl Entries {
     /// Takes cookies from those that wait; never below none.
     fn wait_no_more(&mut self, cookies: u64) {
-        let waiting = self.figures.waiting;
-        self.figures.waiting = waiting.saturating_sub(cookies);
-        if cookies > waiting && !self.said_wrong {
-            self.said_wrong = true;
+        let waiting = self.counts.waiting;
+        self.counts.waiting = waiting.saturating_sub(cookies);
+        if cookies > waiting && !self.imbalance_logged {
+            self.imbalance_logged = true;
             tracing::error!(
                 waiting,
                 cookies,
@@ -245,68 +248,68 @@ mod tests {
     use super::*;
 
     fn settle(ledger: &Ledger, received: u64, written: u64) {
-        let counts = Counts {
+        let batch_counts = BatchCounts {
             received,
             suppressed: 1,
             stale: 2,
             superseded: 3,
             malformed: 4,
-            refused: 1,
+            no_dsp_slot: 1,
             expired: 1,
         };
-        let of_store = Figures {
+        let store_outcomes = LedgerCounts {
             written,
             stale: 5,
             rejected: 6,
-            set_aside: 7,
-            ..Figures::default()
+            in_retry_queue: 7,
+            ..LedgerCounts::default()
         };
-        ledger.settled(&counts, &of_store);
+        ledger.settled(&batch_counts, &store_outcomes);
     }
 
     #[test]
     fn every_cookie_waits_until_it_has_one_fate() {
         let ledger = Ledger::default();
         ledger.received(121);
-        assert_eq!(ledger.figures().waiting, 121);
-        ledger.set_aside(7);
+        assert_eq!(ledger.counts().waiting, 121);
+        ledger.in_retry_queue(7);
         settle(&ledger, 100, 70);
         ledger.drain_skipped(20);
-        let figures = ledger.figures();
-        assert_eq!((figures.written, figures.stale), (70, 7));
-        assert_eq!((figures.drain_skipped, figures.waiting), (20, 1));
-        assert!(figures.add_up(), "{figures:?}");
+        let counts = ledger.counts();
+        assert_eq!((counts.written, counts.stale), (70, 7));
+        assert_eq!((counts.drain_skipped, counts.waiting), (20, 1));
+        assert!(counts.is_balanced(), "{counts:?}");
     }
 
     #[test]
-    fn cookie_that_is_set_aside_gets_its_fate_later() {
+    fn cookie_that_is_set_retry_queue_gets_its_fate_later() {
         let ledger = Ledger::default();
-        ledger.found(3);
+        ledger.recovered(3);
         ledger.received(100);
-        ledger.set_aside(7);
+        ledger.in_retry_queue(7);
         settle(&ledger, 100, 70);
-        assert_eq!(ledger.figures().set_aside, 10);
-        let fates = Figures {
+        assert_eq!(ledger.counts().in_retry_queue, 10);
+        let outcomes = LedgerCounts {
             written: 4,
             superseded: 1,
             stale: 1,
             rejected: 1,
             unreadable: 1,
-            ..Figures::default()
+            ..LedgerCounts::default()
         };
-        ledger.retried(&fates);
-        let figures = ledger.figures();
-        assert_eq!((figures.written, figures.set_aside), (74, 2));
-        assert!(figures.add_up(), "{figures:?}");
+        ledger.retried(&outcomes);
+        let counts = ledger.counts();
+        assert_eq!((counts.written, counts.in_retry_queue), (74, 2));
+        assert!(counts.is_balanced(), "{counts:?}");
     }
 
     #[test]
     fn cookie_that_a_batch_forgets_shows() {
         let ledger = Ledger::default();
         ledger.received(100);
-        ledger.set_aside(7);
+        ledger.in_retry_queue(7);
         settle(&ledger, 100, 69);
-        assert!(!ledger.figures().add_up());
+        assert!(!ledger.counts().is_balanced());
     }
 
     #[test]
@@ -323,13 +326,13 @@ mod tests {
         let ledger = Ledger::default();
         ledger.register(&registry).unwrap();
         ledger.received(3);
-        let names: BTreeSet<_> = ROWS.iter().map(|(figure, _)| figure.name).collect();
+        let names: BTreeSet<_> = ROWS.iter().map(|(metric, _)| metric.name).collect();
         let families = registry.gather();
         let told: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
         assert_eq!(told, names);
-        let came = LEDGER.inputs.iter().map(|figure| figure.name);
+        let inputs = LEDGER.inputs.iter().map(|metric| metric.name);
         let terms = LEDGER.terms().map(|term| term.count.name);
-        assert_eq!(came.chain(terms).collect::<BTreeSet<_>>(), names);
+        assert_eq!(inputs.chain(terms).collect::<BTreeSet<_>>(), names);
         assert!(ledger.register(&registry).is_err());
     }
 }

@@ -15,7 +15,7 @@
 //! - [`dsp_slots`] knows which DSPs' cookies are taken at all.
 //! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
 //!   the cursors with the data. [`dead_letters`] keeps what the store refuses forever, and
-//!   [`aside`] indexes what it does not take of one DSP alone, until it does.
+//!   [`retry_queue`] indexes what it does not take of one DSP alone, until it does.
 //! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
 //!   *store* stands. A batch written twice changes nothing.
 //! - [`ledger`] knows what became of every cookie received; at any time it adds up.
@@ -42,8 +42,8 @@ pub mod suppression;
 
 pub mod sink;
 
-pub mod aside;
 pub mod dead_letters;
+pub mod retry_queue;
 
 pub mod store;
 

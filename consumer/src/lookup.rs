@@ -10,7 +10,7 @@ use runtime::reply::{Reply, json};
 use serde::Serialize;
 use serde_json::json as object;
 
-use crate::store::{BuyerUids, Found, Store};
+use crate::store::{BuyerUids, LookupResult, Store};
 
 const PREFIX: &str = "/v1/users/";
 
@@ -45,7 +45,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
             };
             reply(StatusCode::OK, &user)
         }
-        Ok(Found { why: Some(why), .. }) => unreadable(&why),
+        Ok(LookupResult { why: Some(why), .. }) => unreadable(&why),
         Ok(_) => reply(
             StatusCode::NOT_FOUND,
             &object!({ "error": "unknown user", "user_id": user_id }),

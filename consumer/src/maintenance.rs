@@ -5,7 +5,7 @@
 //! minutes, so that a store can also handle what appeared meanwhile; sooner, when something was left to be done.
 //! What runs is told to stop when its window closes.
 
-mod forget;
+mod old_cursors;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ use crate::{
     maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
-    store::{Compaction, Expiry, Store, StoreError, Swept},
+    store::{Compaction, Expiry, Store, StoreError, SweepProgress},
     ttl::before,
 };
 
@@ -76,7 +76,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     while !stop.is_cancelled() {
-        let night = Night {
+        let night = MaintenanceTask {
             store: Arc::clone(&store),
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
@@ -100,7 +100,7 @@ pub async fn run(
     }
 }
 
-struct Night {
+struct MaintenanceTask {
     store: Arc<dyn Store>,
     schedule: Schedule,
     clock: Clock,
@@ -110,7 +110,7 @@ struct Night {
     stop: CancellationToken,
 }
 
-impl Night {
+impl MaintenanceTask {
     async fn expiries(&self) {
         let window = self.schedule.expiry;
         let (mut was_open, mut failing) = (None, BTreeSet::new());
@@ -122,7 +122,7 @@ impl Night {
                 tracing::info!(open, %window, "expiry window");
             }
             self.metrics.expiry_open.set(i64::from(open));
-            let expired = match self.store.maintained_by().await {
+            let expired = match self.store.maintenance_owner().await {
                 Ok(owner) => {
                     self.tell_owner(&mut other, &owner);
                     match owner {
@@ -134,7 +134,7 @@ impl Night {
             };
             let mut done = self.outcome("expiry", &mut failing, expired);
             if open || window == Window::Never {
-                let forgotten = self.forget_cursors(&now).await;
+                let forgotten = self.delete_cursors_before(&now).await;
                 done &= self.outcome("deletion of cursors", &mut failing, forgotten);
             }
             self.pause(window, &now, done).await;
@@ -165,7 +165,7 @@ impl Night {
         let since = Schedule::had_turn_since(window, now);
         let closes = window.next_change(now);
         let left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
-        let report = |swept: &Swept| self.metrics.swept(swept);
+        let report = |swept: &SweepProgress| self.metrics.swept(swept);
         let expired = self.within(window, now, async |until| {
             let expiry = Expiry {
                 open,
@@ -207,7 +207,7 @@ impl Night {
             let since = Schedule::had_turn_since(window, &now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
-                let compacted = match self.store.maintained_by().await {
+                let compacted = match self.store.maintenance_owner().await {
                     // Should the other end, its lease does in time.
                     Ok(Some(_)) => Ok(false),
                     Ok(None) => self.compact(since, &now).await,

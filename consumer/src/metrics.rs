@@ -2,9 +2,9 @@
 //!
 //! Counters move once a chunk or a batch, never once a cookie.
 
-mod aside;
 mod maintenance;
 mod producers;
+mod retry_queue;
 mod sink;
 mod subscription;
 
@@ -12,8 +12,8 @@ use prometheus::Result;
 use runtime::metrics::{Registry, register_process};
 
 pub use self::{
-    aside::Aside, maintenance::Maintenance, producers::register as register_producers, sink::Sink,
-    subscription::Subscription,
+    maintenance::Maintenance, producers::register as register_producers, retry_queue::RetryQueue,
+    sink::Sink, subscription::Subscription,
 };
 use crate::ledger::Ledger;
 
@@ -25,7 +25,7 @@ pub struct Metrics {
     /// What the sink counts.
     pub sink: Sink,
     /// What is counted of cookies that are set aside.
-    pub aside: Aside,
+    pub retry_queue: RetryQueue,
     /// What maintenance counts.
     pub maintenance: Maintenance,
 }
@@ -42,7 +42,7 @@ impl Metrics {
         Ok(Self {
             subscription: Subscription::register(registry, ledger.clone())?,
             sink: Sink::register(registry, ledger.clone())?,
-            aside: Aside::register(registry, ledger)?,
+            retry_queue: RetryQueue::register(registry, ledger)?,
             maintenance: Maintenance::register(registry)?,
         })
     }

@@ -26,9 +26,9 @@ use tokio::{sync::Notify, time::Instant};
 
 use self::table::{Key, Table};
 pub use self::{
-    producer::{Advanced, ObservedRange, ProducerFigures},
+    producer::{AdvanceResult, ObservedRange, ProducerStatus},
     skew::Arrival,
-    table::{Address, Opening, PRODUCERS_SHOWN, Snapshot},
+    table::{Address, PRODUCER_SERIES_MAX, Snapshot, StreamStart},
 };
 use crate::batch::Cursor;
 
@@ -45,7 +45,7 @@ struct Shared {
 
 /// An address that is subscribed to, until this is dropped.
 #[derive(Debug)]
-pub struct Listed {
+pub struct AddressGuard {
     producers: Producers,
     key: Key,
 }
@@ -97,8 +97,8 @@ impl Producers {
 
     /// Notes an address to be subscribed to, which `origin` stands for.
     #[must_use]
-    pub fn listed(&self, address: SocketAddr, origin: &str) -> Listed {
-        Listed {
+    pub fn listed(&self, address: SocketAddr, origin: &str) -> AddressGuard {
+        AddressGuard {
             producers: self.clone(),
             key: self.table().listed(address, origin),
         }
@@ -106,8 +106,8 @@ impl Producers {
 
     /// How many addresses have a stream, and how many are subscribed to.
     #[must_use]
-    pub fn connected_of_listed(&self) -> (usize, usize) {
-        self.table().connected_of_listed()
+    pub fn connected_and_total(&self) -> (usize, usize) {
+        self.table().connected_and_total()
     }
 
     /// Notes what one commit made durable.
@@ -143,7 +143,7 @@ impl Producers {
     }
 }
 
-impl Listed {
+impl AddressGuard {
     /// The address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -158,11 +158,11 @@ impl Listed {
     /// Notes a stream that a producer opened here. If it is of another epoch than before, also returns what this process saw of
     /// that one; so that its end is reported once, only to one of the streams that come upon the new epoch.
     #[must_use]
-    pub fn opened(&self, opening: Opening<'_>) -> (Stream, Option<ObservedRange>) {
+    pub fn opened(&self, start: StreamStart<'_>) -> (Stream, Option<ObservedRange>) {
         let Cursor {
             producer, epoch, ..
-        } = opening.at;
-        let seen = self.producers.table().opened(self.key, opening);
+        } = start.at;
+        let seen = self.producers.table().opened(self.key, start);
         self.producers.0.streams_changed.notify_waiters();
         let stream = Stream {
             producers: self.producers.clone(),
@@ -175,7 +175,7 @@ impl Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for AddressGuard {
     fn drop(&mut self) {
         self.producers.table().unlisted(self.key);
     }
@@ -184,7 +184,7 @@ impl Drop for Listed {
 impl Stream {
     /// Notes what was pushed, and when it came if it was cookies. To be called after the push: a stream that begins meanwhile
     /// then repeats what is on its way, and misses nothing.
-    pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> Advanced {
+    pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
         let now = Instant::now();
         let mut table = self.producers.table();
@@ -231,13 +231,13 @@ mod tests {
             sequence: 0,
             complete: false,
         };
-        let opening = || Opening {
+        let start = || StreamStart {
             at: &cursor,
             newest: 0,
             before: None,
         };
-        let (first, _) = one.opened(opening());
-        let open = async { other.opened(opening()).0 };
+        let (first, _) = one.opened(start());
+        let open = async { other.opened(start()).0 };
         let ((), second) = tokio::join!(first.wait_sibling(), open);
         let close = async { drop((first, second)) };
         tokio::join!(producers.wait_released("p"), close);

@@ -16,9 +16,9 @@
 //! The end of the buffer ends the collector after its last partial batch, and that ends the writer: nothing that
 //! was received is left behind, unless it is a fast drain: one whose deadline is near.
 
-mod attempts;
 mod collector;
 mod pipeline;
+mod store_caller;
 mod writer;
 
 use std::{
@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::{batch::Batch, suppression::Suppression};
 
 pub use collector::Collector;
-pub use pipeline::{Pipeline, Stops};
+pub use pipeline::{Pipeline, StopTokens};
 pub use writer::Writer;
 
 /// Most bytes of chunks that one batch keeps: three batches and the buffer are what the sink takes of memory.
@@ -39,7 +39,7 @@ pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
 /// When a batch is handed over.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct BatchLimits {
     /// How long after its first cookie, if the writer is idle.
     pub flush_interval: Duration,
     /// At how many distinct cookies it takes no more.
@@ -50,18 +50,18 @@ pub struct Limits {
 
 /// Makes the way from the collector to the writer, which holds one batch at most.
 #[must_use]
-pub fn hand_over() -> (HandOver, Batches) {
+pub fn batch_sender() -> (BatchSender, BatchReceiver) {
     let (sender, receiver) = mpsc::channel(1);
-    let hand_over = HandOver {
+    let batch_sender = BatchSender {
         batches: sender,
         idle: Arc::new(Semaphore::new(1)),
     };
-    (hand_over, Batches(receiver))
+    (batch_sender, BatchReceiver(receiver))
 }
 
 /// The collector's end.
 #[derive(Debug)]
-pub struct HandOver {
+pub struct BatchSender {
     batches: mpsc::Sender<(Batch, OwnedSemaphorePermit)>,
     /// Its one permit is out while a batch is being written.
     idle: Arc<Semaphore>,
@@ -69,9 +69,9 @@ pub struct HandOver {
 
 /// The writer's end.
 #[derive(Debug)]
-pub struct Batches(mpsc::Receiver<(Batch, OwnedSemaphorePermit)>);
+pub struct BatchReceiver(mpsc::Receiver<(Batch, OwnedSemaphorePermit)>);
 
-impl HandOver {
+impl BatchSender {
     /// Waits until the writer has nothing to do.
     async fn idle(&self) -> OwnedSemaphorePermit {
         let permit = Arc::clone(&self.idle).acquire_owned().await;

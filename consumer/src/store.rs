@@ -35,13 +35,13 @@ pub enum StoreError {
 
 /// What became of the cookies of a batch: of those named here; all others are now in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteOutcome {
     /// Older than what the store has of their pair, as indices of the batch.
     pub stale: Vec<u32>,
     /// Refused forever, each by itself.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedCookie>,
     /// Not taken now, because something is wrong with the slot of their DSP alone.
-    pub not_taken: Vec<NotTaken>,
+    pub deferred: Vec<DeferredCookies>,
     /// What the store wants to see again when the batch is committed.
     pub receipt: Receipt,
 }
@@ -52,13 +52,13 @@ pub struct Receipt(pub [u8; 12]);
 
 /// What a store has beside cookies, at the start.
 #[derive(Debug, Clone, Default)]
-pub struct Loaded {
+pub struct StoredState {
     /// The cursors of the newest batches, one a producer.
     pub cursors: Vec<Cursor>,
     /// The DSPs that have a slot, in any order.
     pub slots: Vec<u32>,
     /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
-    pub aside: Vec<Entry>,
+    pub retry_queue: Vec<Entry>,
 }
 
 /// What the [retry queue](crate::aside) holds under one number.
@@ -76,7 +76,7 @@ pub struct Entry {
 
 /// An entry with its cookies.
 #[derive(Debug, Clone)]
-pub struct FullEntry {
+pub struct FullRetryEntry {
     /// Its part of the index.
     pub entry: Entry,
     /// An encoded chunk as the wire has it.
@@ -85,7 +85,7 @@ pub struct FullEntry {
 
 /// Cookies of one DSP that the store does not take now, but may take later: by [`Store::retry`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotTaken {
+pub struct DeferredCookies {
     /// Whose.
     pub dsp_id: u32,
     /// What is wrong; nothing where its slot is still to be made.
@@ -96,23 +96,23 @@ pub struct NotTaken {
 
 /// A cookie that can never be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedCookie {
     /// Its index in the batch.
     pub index: u32,
     /// Why, in the store's words.
     pub reason: String,
 }
 
-impl Written {
+impl WriteOutcome {
     /// Adds cookies of a DSP that are not taken.
-    pub fn not_taken(&mut self, dsp_id: u32, why: Option<Arc<str>>, mut indices: Vec<u32>) {
-        let mut others = self.not_taken.iter_mut();
+    pub fn deferred(&mut self, dsp_id: u32, why: Option<Arc<str>>, mut indices: Vec<u32>) {
+        let mut others = self.deferred.iter_mut();
         match others.find(|other| other.dsp_id == dsp_id) {
             Some(other) => {
                 other.indices.append(&mut indices);
                 other.why = why.or(other.why.take());
             }
-            None => self.not_taken.push(NotTaken {
+            None => self.deferred.push(DeferredCookies {
                 dsp_id,
                 why,
                 indices,
@@ -123,16 +123,16 @@ impl Written {
     /// The indices of cookies that are not in the store, nor is anything newer: those refused and those not taken.
     pub fn not_stored(&self) -> impl Iterator<Item = u32> {
         let rejected = self.rejected.iter().map(|rejected| rejected.index);
-        let not_taken = self.not_taken.iter().flat_map(|it| &it.indices);
-        rejected.chain(not_taken.copied())
+        let deferred = self.deferred.iter().flat_map(|it| &it.indices);
+        rejected.chain(deferred.copied())
     }
 
     /// Adds what became of other cookies of the same batch.
     pub fn merge(&mut self, mut other: Self) {
         self.stale.append(&mut other.stale);
         self.rejected.append(&mut other.rejected);
-        for other in other.not_taken {
-            self.not_taken(other.dsp_id, other.why, other.indices);
+        for other in other.deferred {
+            self.deferred(other.dsp_id, other.why, other.indices);
         }
     }
 }
@@ -151,7 +151,7 @@ pub struct Expiry<'a> {
     /// Cancelled when it is to end early.
     pub stop: &'a CancellationToken,
     /// Told how far it is, where it takes long.
-    pub report: &'a (dyn Fn(&Swept) + Send + Sync),
+    pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
 
 impl<'a> Expiry<'a> {
@@ -171,7 +171,7 @@ impl<'a> Expiry<'a> {
 
 /// A part of a sweep through all cookies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
+pub struct SweepProgress {
     /// Cookies that were looked at.
     pub looked: u64,
     /// Expired ones that were deleted.
@@ -211,7 +211,7 @@ pub type BuyerUids = BTreeMap<u32, String>;
 
 /// What a lookup found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct LookupResult {
     /// What the user's DSPs call it.
     pub buyer_uids: BuyerUids,
     /// DSPs that may know the user, but whose slot could not be read.
@@ -226,7 +226,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn load(&self) -> Answer<'_, Loaded>;
+    fn load(&self) -> Answer<'_, StoredState>;
 
     /// Brings in the cookies of `batch`: bidders can read them now. They are durable, and with them the cursors, once
     /// the batch is [committed](Self::commit) as well.
@@ -240,7 +240,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When something else was not brought in.
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written>;
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome>;
 
     /// Makes the cookies of a batch that was written durable, and after them its cursors and slots. In the order of batches; the
     /// next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
@@ -257,7 +257,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When not all were brought in.
-    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         Box::pin(async move {
             let written = self.write(Arc::clone(&batch)).await?;
             self.commit(&batch, written.receipt).await?;
@@ -275,7 +275,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When not all were put.
-    fn put_aside(&self, _entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+    fn put_retry_entries(&self, _entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
         let why = "this store has no retry queue".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Broken(why))))
     }
@@ -284,7 +284,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn read_aside<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+    fn read_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
@@ -292,7 +292,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When any of them may still be there.
-    fn remove_aside<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, ()> {
+    fn remove_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -301,7 +301,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found>;
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult>;
 
     /// Checks that the store could be written now, as far as that shows without writing. Cheap.
     ///
@@ -314,7 +314,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it cannot be told.
-    fn maintained_by(&self) -> Answer<'_, Option<String>> {
+    fn maintenance_owner(&self) -> Answer<'_, Option<String>> {
         Box::pin(std::future::ready(Ok(None)))
     }
 
@@ -328,7 +328,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// How long it may take to answer before it is likely to never answer again in this process; `None` where each answer
     /// has a deadline of its own.
-    fn hangs_after(&self) -> Option<Duration> {
+    fn hang_timeout(&self) -> Option<Duration> {
         None
     }
 
@@ -337,7 +337,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When it could not be done; a later call makes up for it.
-    fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>>;
+    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>>;
 
     /// Gives back the space of what is gone, if the store does not do that by itself and it is worth the work. Tells whether
     /// nothing is left to be done.

@@ -8,8 +8,8 @@
 //! Said in the log is what changes: connected, lost, why it is refused; never an attempt.
 
 pub mod buffer;
+mod connect;
 pub mod discovery;
-mod opening;
 pub mod restarts;
 pub mod sequence;
 
@@ -36,10 +36,10 @@ use crate::{
     batch::Cursor,
     config::ProducerUrl,
     metrics,
-    producers::{Advanced, Arrival, Listed, Opening, Producers, Stream},
+    producers::{AddressGuard, AdvanceResult, Arrival, Producers, Stream, StreamStart},
 };
 use buffer::{BufferWriter, Item};
-use sequence::{Beginning, Position, Violation};
+use sequence::{Position, ProtocolViolation, Resumption};
 
 /// How long it may take from the attempt to connect until `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,12 +77,12 @@ pub struct Subscription {
     producer: ProducerUrl,
     origin: String,
     /// The address, in the table of producers.
-    listed: Listed,
+    listed: AddressGuard,
     buffer: BufferWriter,
     is_listed: watch::Receiver<bool>,
     stop: CancellationToken,
     backoff: Backoff,
-    said: Said,
+    said: LoggedState,
     /// The producer whose stream from here ended without a goodbye last.
     lost: Option<Arc<str>>,
     /// When a gap was logged last.
@@ -91,7 +91,7 @@ pub struct Subscription {
 
 /// What the log says last of this address.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum LoggedState {
     Nothing,
     /// To this producer.
     Connected(Arc<str>),
@@ -100,7 +100,7 @@ enum Said {
 
 /// Why a stream ended, or never began.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum StreamEnd {
     #[error("{0}")]
     Unreachable(String),
     #[error("{}: {}", .0.code(), .0.message())]
@@ -114,20 +114,20 @@ enum Ended {
     #[error("nothing came for {EVENT_TIMEOUT:?}")]
     Silent,
     #[error("the stream breaks the contract: {0}")]
-    Violation(#[from] Violation),
+    ProtocolViolation(#[from] ProtocolViolation),
     #[error("a message is malformed: {0}")]
     Wire(#[from] WireError),
     #[error("this consumer stops")]
     Stopped,
 }
 
-impl From<Status> for Ended {
+impl From<Status> for StreamEnd {
     fn from(status: Status) -> Self {
         Self::Status(Box::new(status))
     }
 }
 
-impl From<buffer::Closed> for Ended {
+impl From<buffer::Closed> for StreamEnd {
     fn from(_: buffer::Closed) -> Self {
         Self::Stopped
     }
@@ -155,7 +155,7 @@ impl Subscription {
             is_listed,
             stop,
             backoff: Backoff::default(),
-            said: Said::Nothing,
+            said: LoggedState::Nothing,
             lost: None,
             gap_logged: None,
         }
@@ -170,7 +170,7 @@ impl Subscription {
                 ended = self.stream() => ended,
             };
             let Err(ended) = ended;
-            if matches!(ended, Ended::Stopped) {
+            if matches!(ended, StreamEnd::Stopped) {
                 return;
             }
             let mut is_listed = self.is_listed.clone();
@@ -187,39 +187,39 @@ impl Subscription {
     }
 
     /// Waits until the next attempt is due.
-    async fn rest(&mut self, ended: &Ended) {
-        self.say_down(ended);
+    async fn rest(&mut self, ended: &StreamEnd) {
+        self.log_disconnected(ended);
         match ended {
-            Ended::Superseded(Some(producer)) => loop {
+            StreamEnd::Superseded(Some(producer)) => loop {
                 self.context.producers.wait_released(producer).await;
                 sleep(jittered(DELAY_MAX)).await;
                 if self.context.producers.streams(producer) == 0 {
                     return;
                 }
             },
-            Ended::Superseded(None) => sleep(jittered(DELAY_MAX)).await,
+            StreamEnd::Superseded(None) => sleep(jittered(DELAY_MAX)).await,
             _ => sleep(self.backoff.delay()).await,
         }
     }
 
-    fn say_down(&mut self, ended: &Ended) {
+    fn log_disconnected(&mut self, ended: &StreamEnd) {
         let (address, origin) = (self.address(), &self.origin);
         let why = ended.to_string();
         self.listed.down(&why);
-        let was = std::mem::replace(&mut self.said, Said::Down(why.clone()));
+        let was = std::mem::replace(&mut self.said, LoggedState::Down(why.clone()));
         match (was, ended) {
-            (Said::Down(before), _) if before == why => {}
-            (_, Ended::Superseded(Some(producer))) => {
+            (LoggedState::Down(before), _) if before == why => {}
+            (_, StreamEnd::Superseded(Some(producer))) => {
                 tracing::info!(%address, %producer, "standing by: another address has this producer's stream");
             }
-            (_, Ended::Superseded(None)) => {
+            (_, StreamEnd::Superseded(None)) => {
                 tracing::warn!(%address, name = self.context.name, "another process reads under this consumer's name");
             }
-            (_, Ended::Violation(_) | Ended::Wire(_)) => {
+            (_, StreamEnd::ProtocolViolation(_) | StreamEnd::Wire(_)) => {
                 tracing::warn!(%address, why, "stream broken off");
             }
-            (_, Ended::Drained) => tracing::info!(%address, "producer drained"),
-            (Said::Connected(producer), _) => {
+            (_, StreamEnd::Drained) => tracing::info!(%address, "producer drained"),
+            (LoggedState::Connected(producer), _) => {
                 let cursor = self.context.producers.cursor(&producer);
                 let (epoch, sequence) = cursor.map_or((0, 0), |c| (c.epoch, c.sequence));
                 tracing::warn!(
@@ -235,34 +235,34 @@ impl Subscription {
     }
 
     /// Opens one stream and reads it to its end.
-    async fn stream(&mut self) -> Result<std::convert::Infallible, Ended> {
+    async fn stream(&mut self) -> Result<std::convert::Infallible, StreamEnd> {
         let cursors = self.context.producers.cursors();
-        let greeted = timeout(HELLO_TIMEOUT, self.greet(&cursors)).await;
-        let late = |_| Ended::Unreachable(format!("no answer for {HELLO_TIMEOUT:?}"));
+        let greeted = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
+        let late = |_| StreamEnd::Unreachable(format!("no answer for {HELLO_TIMEOUT:?}"));
         let (hello, mut stream) = greeted.map_err(late)??;
-        let (mut position, beginning) =
+        let (mut position, resumption) =
             Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
         let began_at = position.cursor();
-        let (mut open, seen) = self.listed.opened(Opening {
+        let (mut open, seen) = self.listed.opened(StreamStart {
             at: &began_at,
             newest: hello.next_sequence.saturating_sub(1),
-            before: beginning.before(),
+            before: resumption.before(),
         });
-        self.say_connected(&hello, position.producer());
-        if let (Beginning::NewEpoch { before, tail }, Some(seen)) = (&beginning, seen) {
+        self.log_connected(&hello, position.producer());
+        if let (Resumption::NewEpoch { before, tail }, Some(seen)) = (&resumption, seen) {
             restarts::report(&self.context.metrics, before, *tail, seen, hello.epoch);
         }
         let item = Item::Cursor(began_at.clone());
         self.push(item, &mut open, &began_at, None).await?;
         loop {
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
-            let received = match received.unwrap_or(Err(Ended::Silent)) {
+            let received = match received.unwrap_or(Err(StreamEnd::Silent)) {
                 Ok(received) => received,
-                Err(Ended::Status(status)) if status.code() == Code::Aborted => {
+                Err(StreamEnd::Status(status)) if status.code() == Code::Aborted => {
                     // A sibling's hello may come a moment later than the news of it.
                     let sibling = timeout(SIBLING_TIMEOUT, open.wait_sibling()).await;
                     let producer = Arc::clone(position.producer());
-                    return Err(Ended::Superseded(sibling.ok().map(|()| producer)));
+                    return Err(StreamEnd::Superseded(sibling.ok().map(|()| producer)));
                 }
                 Err(ended) => return Err(ended),
             };
@@ -272,12 +272,15 @@ impl Subscription {
         }
     }
 
-    async fn receive(&self, stream: &mut Streaming<bytes::Bytes>) -> Result<StreamMessage, Ended> {
-        let message = stream.message().await?.ok_or(Ended::EndOfStream)?;
+    async fn receive(
+        &self,
+        stream: &mut Streaming<bytes::Bytes>,
+    ) -> Result<StreamMessage, StreamEnd> {
+        let message = stream.message().await?.ok_or(StreamEnd::EndOfStream)?;
         self.context.metrics.bytes.inc_by(message.len() as u64);
         StreamMessage::decode(message).map_err(|error| {
             self.context.metrics.violations.inc();
-            Ended::Wire(error)
+            StreamEnd::Wire(error)
         })
     }
 
@@ -287,7 +290,7 @@ impl Subscription {
         received: StreamMessage,
         position: &mut Position,
         open: &mut Stream,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StreamEnd> {
         let violation = |violation| self.violation(violation);
         let mut arrival = None;
         let item = match received {
@@ -343,7 +346,7 @@ impl Subscription {
                 return self.part(&goodbye, position, open).await;
             }
             StreamMessage::Event(Event::Hello(_)) => {
-                return Err(violation(Violation::new("hello came twice")));
+                return Err(violation(ProtocolViolation::new("hello came twice")));
             }
             StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();
@@ -360,7 +363,7 @@ impl Subscription {
         goodbye: &v1::Goodbye,
         position: &Position,
         open: &mut Stream,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StreamEnd> {
         position
             .goodbye(goodbye)
             .map_err(|violation| self.violation(violation))?;
@@ -380,7 +383,7 @@ impl Subscription {
         }
         let item = Item::Cursor(cursor.clone());
         self.push(item, open, &cursor, None).await?;
-        Err(Ended::Drained)
+        Err(StreamEnd::Drained)
     }
 
     async fn push(
@@ -389,11 +392,11 @@ impl Subscription {
         open: &mut Stream,
         cursor: &Cursor,
         arrival: Option<Arrival>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StreamEnd> {
         self.buffer.push(item).await?;
-        if let Advanced::Duplicate { is_news } = open.advance(cursor, arrival) {
+        if let AdvanceResult::Duplicate { is_first } = open.advance(cursor, arrival) {
             self.context.metrics.duplicate_producers.inc();
-            if is_news {
+            if is_first {
                 tracing::error!(
                     producer = &*cursor.producer,
                     address = %self.address(),
@@ -408,14 +411,14 @@ impl Subscription {
         self.listed.address()
     }
 
-    fn violation(&self, violation: Violation) -> Ended {
+    fn violation(&self, violation: ProtocolViolation) -> StreamEnd {
         self.context.metrics.violations.inc();
-        Ended::Violation(violation)
+        StreamEnd::ProtocolViolation(violation)
     }
 
-    fn say_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
+    fn log_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
         let address = self.address();
-        self.said = Said::Connected(Arc::clone(producer));
+        self.said = LoggedState::Connected(Arc::clone(producer));
         let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());
         tracing::info!(%address, %producer, epoch, from, ?outcome, "connected");
         match self.lost.take() {

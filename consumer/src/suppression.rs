@@ -27,8 +27,8 @@ use proto::newest;
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
-    store::Written,
+    batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
+    store::WriteOutcome,
     ttl::Ttls,
 };
 
@@ -95,7 +95,7 @@ pub enum Outcome {
 /// [`Suppression::record`] takes it in.
 pub fn outcomes<'a>(
     batch: &'a Batch,
-    written: &Written,
+    written: &WriteOutcome,
 ) -> impl Iterator<Item = (Fingerprint, Outcome)> + use<'a> {
     let mut outcomes = vec![Outcome::Stored; batch.len()];
     let stale = written.stale.iter().map(|index| (*index, Outcome::Stale));
@@ -217,14 +217,14 @@ impl DedupFilter for Suppression {
     }
 
     /// One that is to be taken must become part of the batch.
-    fn verdict(
+    fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
-    ) -> Verdict {
+    ) -> DedupDecision {
         if self.buckets.is_empty() {
-            return Verdict::Take { is_known: false };
+            return DedupDecision::Write { is_known: false };
         }
         let bucket_at = self.bucket_at(fingerprint);
         let bucket = &self.buckets[bucket_at];
@@ -236,14 +236,14 @@ impl DedupFilter for Suppression {
                     let newest = known.newest().max(millis(cookie));
                     let repeated = known.repeated(newest);
                     put(&mut self.buckets[bucket_at], at, Some(repeated));
-                    return Verdict::LeaveOut;
+                    return DedupDecision::Suppress;
                 }
                 if !newest::replaces(millis(cookie), known.newest()) {
                     // Of one that is pending the store will tell.
                     return if is_stored {
-                        Verdict::Stale
+                        DedupDecision::Stale
                     } else {
-                        Verdict::Take { is_known: true }
+                        DedupDecision::Write { is_known: true }
                     };
                 }
                 (at, true)
@@ -251,7 +251,7 @@ impl DedupFilter for Suppression {
         };
         let pending = Entry::pending(cookie, fingerprint, batch);
         put(&mut self.buckets[bucket_at], at, Some(pending));
-        Verdict::Take { is_known }
+        DedupDecision::Write { is_known }
     }
 }
 

@@ -227,7 +227,7 @@ pub async fn run(
     progress: impl FnMut(&str),
 ) -> Result<Outcome> {
     let config = args.config()?;
-    let server = match &config.storing.store {
+    let server = match &config.storage.store {
         StoreConfig::Mongodb(uri) => Some(Server::connect(uri).await?),
         StoreConfig::Embedded(dir) => {
             let place = dir.display();
@@ -248,7 +248,7 @@ pub async fn run(
         if let Some(server) = &server {
             server.drop_databases().await?;
         }
-        if let StoreConfig::Embedded(dir) = &config.storing.store {
+        if let StoreConfig::Embedded(dir) = &config.storage.store {
             let removed = std::fs::remove_dir_all(dir);
             removed.with_context(|| format!("cannot remove {}", dir.display()))?;
         }
@@ -300,7 +300,7 @@ async fn measure(
     }
 
     let mut outcome = Outcome {
-        store: config.storing.store.to_string(),
+        store: config.storage.store.to_string(),
         seed,
         cookies: args.cookies.get() - left,
         pairs: workload.pairs().count(),

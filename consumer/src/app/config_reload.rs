@@ -9,7 +9,7 @@ use crate::{config::Config, maintenance::Schedule};
 /// The settings in effect that a reload may change; clones share them.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
-    pub(super) night: watch::Sender<Schedule>,
+    pub(super) maintenance: watch::Sender<Schedule>,
     pub(super) drain_timeout: watch::Sender<Duration>,
     pub(super) rejected_dsps: watch::Sender<BTreeSet<u32>>,
 }
@@ -18,28 +18,28 @@ impl RuntimeConfig {
     /// What `config` says.
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            night: watch::Sender::new(schedule(config)),
-            drain_timeout: watch::Sender::new(config.running.drain_timeout),
-            rejected_dsps: watch::Sender::new(config.storing.rejected_dsps()),
+            maintenance: watch::Sender::new(schedule(config)),
+            drain_timeout: watch::Sender::new(config.process.drain_timeout),
+            rejected_dsps: watch::Sender::new(config.storage.rejected_dsps()),
         }
     }
 
     /// Takes into use what of `config` may change.
     pub fn apply(&self, config: &Config) {
-        self.night.send_if_modified(|night| {
+        self.maintenance.send_if_modified(|maintenance| {
             let new = Schedule {
                 // The times to live are not reloaded.
-                cursors_kept: night.cursors_kept,
+                cursors_kept: maintenance.cursors_kept,
                 ..schedule(config)
             };
-            let is_new = *night != new;
-            *night = new;
+            let is_new = *maintenance != new;
+            *maintenance = new;
             is_new
         });
         self.drain_timeout
-            .send_replace(config.running.drain_timeout);
+            .send_replace(config.process.drain_timeout);
         self.rejected_dsps.send_if_modified(|refused| {
-            let before = std::mem::replace(refused, config.storing.rejected_dsps());
+            let before = std::mem::replace(refused, config.storage.rejected_dsps());
             *refused != before
         });
     }
@@ -47,10 +47,10 @@ impl RuntimeConfig {
 
 fn schedule(config: &Config) -> Schedule {
     Schedule {
-        expiry: config.night.expiry_window,
-        compaction: config.night.compaction_window,
-        time_zone: config.night.time_zone.clone(),
-        cursors_kept: config.keeping.ttls().longest(),
+        expiry: config.maintenance.expiry_window,
+        compaction: config.maintenance.compaction_window,
+        time_zone: config.maintenance.time_zone.clone(),
+        cursors_kept: config.retention.ttls().longest(),
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     fn holds(it: &RuntimeConfig) -> String {
         format!(
             "{:?} {:?} {:?}",
-            *it.night.borrow(),
+            *it.maintenance.borrow(),
             *it.drain_timeout.borrow(),
             *it.rejected_dsps.borrow()
         )
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn same_settings_do_not_begin_the_night_anew() {
         let it = RuntimeConfig::new(&config(&[]));
-        let night = it.night.subscribe();
+        let maintenance = it.maintenance.subscribe();
         it.apply(&config(&["--ttl=1d".to_owned()]));
-        assert!(!night.has_changed().unwrap());
+        assert!(!maintenance.has_changed().unwrap());
     }
 }

@@ -146,7 +146,7 @@ mod tests {
     async fn drain_takes_no_longer_than_its_timeout_however_short() {
         for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
             let config = config("none", drain_timeout);
-            let longest = config.running.drain_timeout;
+            let longest = config.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
             // Neither ends by itself.
             app.pipeline.spawn(pending::<()>());

@@ -4,17 +4,17 @@ use super::{BatchCookie, BatchId};
 
 /// What is to become of a cookie before it is part of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DedupDecision {
     /// It need not be written: it repeats what is stored.
-    LeaveOut,
+    Suppress,
     /// It need not be written: it is older than what is stored, or than a repeat of that.
     Stale,
     /// Its DSP has no slot in the store.
-    Refuse,
+    NoDspSlot,
     /// Its time to live was over when it came.
     Expired,
     /// It is to be written.
-    Take {
+    Write {
         /// Whether the store is known to have had a cookie of its pair.
         is_known: bool,
     },
@@ -32,26 +32,26 @@ pub trait DedupFilter {
     fn prefetch(&mut self, fingerprints: &[Fingerprint]);
 
     /// What is to become of a cookie that would be part of this batch.
-    fn verdict(
+    fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
-    ) -> Verdict;
+    ) -> DedupDecision;
 }
 
 /// Takes every cookie, and knows nothing of any.
 #[derive(Debug, Clone, Copy)]
-pub struct TakeAll;
+pub struct AcceptAll;
 
-impl DedupFilter for TakeAll {
+impl DedupFilter for AcceptAll {
     fn fingerprint(&self, _: &BatchCookie<'_>) -> Fingerprint {
         [0; 2]
     }
 
     fn prefetch(&mut self, _: &[Fingerprint]) {}
 
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> Verdict {
-        Verdict::Take { is_known: false }
+    fn decide(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
+        DedupDecision::Write { is_known: false }
     }
 }

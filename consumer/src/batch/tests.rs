@@ -125,8 +125,8 @@ fn goodbye_is_kept_when_the_next_epoch_begins_in_the_same_batch() {
     batch.advance(&cursor(1, 9, true));
     batch.advance(&cursor(2, 0, false));
     assert_eq!(batch.cursors(), [cursor(2, 0, false)]);
-    assert_eq!(batch.goodbyes(), [cursor(1, 9, true)]);
-    assert!(batch.next().goodbyes().is_empty());
+    assert_eq!(batch.completed_epochs(), [cursor(1, 9, true)]);
+    assert!(batch.next().completed_epochs().is_empty());
 }
 
 #[test]
@@ -240,15 +240,15 @@ fn filtered_cookies_are_left_out_or_taken_with_their_fingerprints() {
             assert_eq!(fingerprints, [[1, 5], [1, 5], [1, 5], [2, 5]]);
         }
 
-        fn verdict(
+        fn decide(
             &mut self,
             cookie: &BatchCookie<'_>,
             fingerprint: Fingerprint,
             _: BatchId,
-        ) -> Verdict {
+        ) -> DedupDecision {
             match (cookie.user_id, cookie.buyer_uid) {
-                (b"a", b"x") => Verdict::LeaveOut,
-                _ => Verdict::Take {
+                (b"a", b"x") => DedupDecision::Suppress,
+                _ => DedupDecision::Write {
                     is_known: fingerprint[0] == 2,
                 },
             }
@@ -311,13 +311,13 @@ fn malformed_cookies_are_counted_and_skipped() {
     assert_eq!(buyers(&batch), [("good", 7, "x")]);
     assert_eq!(
         batch.counts(),
-        Counts {
+        BatchCounts {
             received: 8,
             suppressed: 0,
             stale: 0,
             superseded: 0,
             malformed: 7,
-            refused: 0,
+            no_dsp_slot: 0,
             expired: 0,
         }
     );

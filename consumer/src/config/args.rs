@@ -20,7 +20,7 @@ use super::{
 use crate::{maintenance_window::Window, store::mongodb::ExpiryMode, ttl::Ttls};
 
 /// Far more bytes than anybody uses, for what is held in memory or on disk.
-const FAR_TOO_MANY_BYTES: usize = 1 << 40;
+const BYTES_MAX: usize = 1 << 40;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,19 +39,19 @@ Examples:
 #[command(name = "consumer", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) reading: Reading,
+    pub(super) producers: ProducersArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]
-    pub(super) storing: Storing,
+    pub(super) storage: StorageArgs,
     #[command(flatten)]
-    pub(super) keeping: Keeping,
+    pub(super) retention: RetentionArgs,
     #[command(flatten)]
-    pub(super) mongodb: Mongodb,
+    pub(super) mongodb: MongodbArgs,
     #[command(flatten)]
-    pub(super) night: Night,
+    pub(super) maintenance: MaintenanceArgs,
     #[command(flatten)]
-    pub(super) running: Running,
+    pub(super) process: ProcessArgs,
     #[command(flatten)]
     pub(super) common: CommonArgs,
 }
@@ -59,7 +59,7 @@ pub struct Args {
 /// Whom a consumer reads from, and who it is.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Whom it reads from, and who it is")]
-pub struct Reading {
+pub struct ProducersArgs {
     /// Producer URLs (repeatable or comma-separated)
     ///
     /// A host name is re-resolved every few seconds, and the consumer connects to every address it resolves to.
@@ -97,7 +97,7 @@ pub struct Reading {
 /// Where cookies go.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Where cookies go")]
-pub struct Storing {
+pub struct StorageArgs {
     /// Where cookies go: embedded:DIR, mongodb://…, mongodb+srv://…, or none to count and discard
     #[arg(
         long,
@@ -147,7 +147,7 @@ pub struct Storing {
         value_name = "BYTES",
         default_value = "16MiB",
         hide_short_help = true,
-        value_parser = size(64 << 10..=FAR_TOO_MANY_BYTES)
+        value_parser = size(64 << 10..=BYTES_MAX)
     )]
     pub dead_letter_bytes: usize,
 
@@ -173,7 +173,7 @@ pub struct Storing {
 /// How long cookies are kept.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How long cookies are kept")]
-pub struct Keeping {
+pub struct RetentionArgs {
     /// Time to live of cookies, counted from acceptance, and of the cursors of producers that no longer exist
     #[arg(
         long,
@@ -203,7 +203,7 @@ pub struct Keeping {
         long,
         value_name = "BYTES",
         default_value = "256MiB",
-        value_parser = size(64 << 10..=FAR_TOO_MANY_BYTES)
+        value_parser = size(64 << 10..=BYTES_MAX)
     )]
     pub refresh_bytes: usize,
 }
@@ -211,7 +211,7 @@ pub struct Keeping {
 /// What MongoDB is asked for.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
-pub struct Mongodb {
+pub struct MongodbArgs {
     /// Prefix of MongoDB database names, before the DSP id or `cookiesync`
     #[arg(
         long,
@@ -229,7 +229,7 @@ pub struct Mongodb {
 /// What is done at night.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "At night")]
-pub struct Night {
+pub struct MaintenanceArgs {
     /// When expired cookies are deleted: hours like 01:00-03:00, never or always
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
@@ -259,7 +259,7 @@ pub struct Night {
 /// How it is watched and stopped.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "How it is watched and stopped")]
-pub struct Running {
+pub struct ProcessArgs {
     /// Address for the status page, /metrics, /healthz, /readyz and /v1/users/ID
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
@@ -275,7 +275,7 @@ pub struct Running {
     pub drain_timeout: Duration,
 }
 
-impl Reading {
+impl ProducersArgs {
     /// At least so many producers share what is kept for receiving; more do when more are found.
     #[must_use]
     pub fn producers_expected(&self) -> usize {
@@ -284,7 +284,7 @@ impl Reading {
     }
 }
 
-impl Storing {
+impl StorageArgs {
     /// DSPs that always have a slot in the store.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
@@ -298,7 +298,7 @@ impl Storing {
     }
 }
 
-impl Keeping {
+impl RetentionArgs {
     /// How long a cookie is kept after it was accepted; the longest is also how long an untouched cursor is.
     #[must_use]
     pub fn ttls(&self) -> Ttls {

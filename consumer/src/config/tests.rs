@@ -18,7 +18,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 #[track_caller]
 fn check_producers(config: &Config, expected: &[&str]) {
     let producers: Vec<_> = config
-        .reading
+        .producers
         .producer
         .iter()
         .map(ToString::to_string)
@@ -30,21 +30,24 @@ fn check_producers(config: &Config, expected: &[&str]) {
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
     check_producers(&config, &["http://127.0.0.1:7676"]);
-    assert_eq!(config.reading.producers_expected(), 1);
-    assert_eq!(config.storing.store, StoreConfig::Embedded("./data".into()));
-    assert_eq!(config.storing.flush_interval, Duration::from_millis(200));
-    assert_eq!(config.running.admin, "127.0.0.1:9091".parse().unwrap());
-    assert_eq!(config.storing.buffer_bytes, 16 << 20);
-    assert_eq!(config.keeping.ttl, Duration::from_secs(14 * 86_400));
-    assert_eq!(config.keeping.dsp_ttl, []);
-    assert_eq!(config.keeping.refresh_interval, Duration::from_secs(3600));
-    assert_eq!(config.keeping.refresh_bytes, 256 << 20);
-    assert_eq!(config.storing.dead_letter_bytes, 16 << 20);
+    assert_eq!(config.producers.producers_expected(), 1);
+    assert_eq!(config.storage.store, StoreConfig::Embedded("./data".into()));
+    assert_eq!(config.storage.flush_interval, Duration::from_millis(200));
+    assert_eq!(config.process.admin, "127.0.0.1:9091".parse().unwrap());
+    assert_eq!(config.storage.buffer_bytes, 16 << 20);
+    assert_eq!(config.retention.ttl, Duration::from_secs(14 * 86_400));
+    assert_eq!(config.retention.dsp_ttl, []);
+    assert_eq!(config.retention.refresh_interval, Duration::from_secs(3600));
+    assert_eq!(config.retention.refresh_bytes, 256 << 20);
+    assert_eq!(config.storage.dead_letter_bytes, 16 << 20);
     assert_eq!(config.mongodb.mongodb_writers, 4);
-    assert_eq!(config.night.expiry_window.to_string(), "01:00-03:00");
-    assert_eq!(config.night.compaction_window.to_string(), "03:00-06:00");
-    assert_eq!(config.running.drain_timeout, Duration::from_secs(10));
-    assert!(!config.reading.name.is_empty());
+    assert_eq!(config.maintenance.expiry_window.to_string(), "01:00-03:00");
+    assert_eq!(
+        config.maintenance.compaction_window.to_string(),
+        "03:00-06:00"
+    );
+    assert_eq!(config.process.drain_timeout, Duration::from_secs(10));
+    assert!(!config.producers.name.is_empty());
 }
 
 #[test]
@@ -55,11 +58,11 @@ fn flag_beats_file_beats_default() {
     );
     let file = file.path().to_str().unwrap();
     let config = load(&["--config", file, "--flush-interval", "50ms"]).unwrap();
-    assert_eq!(config.storing.flush_interval, Duration::from_millis(50));
-    assert_eq!(config.keeping.ttl, Duration::from_secs(7 * 86_400));
-    assert_eq!(config.keeping.dsp_ttl, [(17, Duration::from_secs(3600))]);
-    assert_eq!(config.storing.batch_cookies, 5);
-    assert_eq!(config.storing.buffer_bytes, 64 << 20);
+    assert_eq!(config.storage.flush_interval, Duration::from_millis(50));
+    assert_eq!(config.retention.ttl, Duration::from_secs(7 * 86_400));
+    assert_eq!(config.retention.dsp_ttl, [(17, Duration::from_secs(3600))]);
+    assert_eq!(config.storage.batch_cookies, 5);
+    assert_eq!(config.storage.buffer_bytes, 64 << 20);
     check_producers(&config, &["http://a:1", "http://b:7676"]);
 }
 
@@ -68,9 +71,9 @@ fn producers_are_repeatable_and_comma_separated() {
     let two = "--producer=http://a:1,http://b:2";
     let config = load(&[two, "--producer", "http://[::1]:3"]).unwrap();
     check_producers(&config, &["http://a:1", "http://b:2", "http://[::1]:3"]);
-    assert_eq!(config.reading.producers_expected(), 3);
+    assert_eq!(config.producers.producers_expected(), 3);
     let config = load(&[two, "--producers-expected=8"]).unwrap();
-    assert_eq!(config.reading.producers_expected(), 8);
+    assert_eq!(config.producers.producers_expected(), 8);
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn credentials_are_never_printed() {
         let store = format!("--store={uri}");
         for argument in [&file, &store] {
             let config = load(&[argument]).unwrap();
-            assert_eq!(config.storing.store, StoreConfig::Mongodb(uri.to_owned()));
+            assert_eq!(config.storage.store, StoreConfig::Mongodb(uri.to_owned()));
             let text = format!("{config:?}");
             assert!(!text.contains("secret"), "{text}");
             assert!(text.contains("host"), "{text}");

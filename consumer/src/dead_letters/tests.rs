@@ -28,10 +28,10 @@ fn batch(users: &[&str]) -> Arc<Batch> {
     Arc::new(batch)
 }
 
-fn rejected(batch: &Batch, reason: &str) -> Vec<Rejected> {
+fn rejected(batch: &Batch, reason: &str) -> Vec<RejectedCookie> {
     let index = 0..u32::try_from(batch.len()).unwrap();
     let reason = reason.to_owned();
-    let rejected = index.map(|index| Rejected {
+    let rejected = index.map(|index| RejectedCookie {
         index,
         reason: reason.clone(),
     });

@@ -12,7 +12,7 @@ use crate::{
     batch::{Batch, Cursor},
     clock::ManualClock,
     metrics::register_producers,
-    store::{Answer, Expired, Found, Loaded, Written},
+    store::{Answer, Expired, LookupResult, StoredState, WriteOutcome},
 };
 
 /// Calls of a store, in order.
@@ -58,16 +58,16 @@ impl FakeStore {
 }
 
 impl Store for FakeStore {
-    fn load(&self) -> Answer<'_, Loaded> {
-        done(Loaded::default())
+    fn load(&self) -> Answer<'_, StoredState> {
+        done(StoredState::default())
     }
 
-    fn write(&self, _: Arc<Batch>) -> Answer<'_, Written> {
-        done(Written::default())
+    fn write(&self, _: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+        done(WriteOutcome::default())
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
-        done(Found::default())
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, LookupResult> {
+        done(LookupResult::default())
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -83,7 +83,7 @@ impl Store for FakeStore {
         })
     }
 
-    fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
         let is_first = self.count(|told| told == Call::Expire(true)) == 1;
         done(is_first.then(|| "gone".into()).into_iter().collect())
     }

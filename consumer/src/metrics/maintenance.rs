@@ -7,7 +7,7 @@ use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Result};
 use runtime::metrics::Registry;
 
 use super::gauge_value;
-use crate::store::Swept;
+use crate::store::SweepProgress;
 
 /// Most DSPs whose cookies are shown as overdue.
 const OVERDUE_MAX: usize = 20;
@@ -67,7 +67,7 @@ impl Maintenance {
     }
 
     /// Counts a part of a sweep.
-    pub fn swept(&self, swept: &Swept) {
+    pub fn swept(&self, swept: &SweepProgress) {
         self.swept.inc_by(swept.looked);
         self.expired.inc_by(swept.deleted);
         if let Some(left) = swept.left {

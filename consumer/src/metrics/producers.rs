@@ -5,17 +5,17 @@
 //!
 //! One that a subscription reads from, or read from last: it goes with the last such subscription, that is when its
 //! address leaves the name service, or another producer answers there. The newest durable sequence is shown as long as the
-//! store keeps the cursor. In all at most [`PRODUCERS_SHOWN`] are shown; what is too many is left out, those first that
+//! store keeps the cursor. In all at most [`PRODUCER_SERIES_MAX`] are shown; what is too many is left out, those first that
 //! nobody reads from.
 
 use metric_defs::{MetricDef, consumer};
 use prometheus::{Result, proto::MetricFamily};
 use runtime::metrics::{Registry, family};
 
-use crate::producers::{PRODUCERS_SHOWN, ProducerFigures, Producers, Snapshot};
+use crate::producers::{PRODUCER_SERIES_MAX, ProducerStatus, Producers, Snapshot};
 
 /// A series of each producer: its value, if it has one.
-type Value = fn(&ProducerFigures) -> Option<f64>;
+type Value = fn(&ProducerStatus) -> Option<f64>;
 
 const BY_PRODUCER: [(MetricDef, Value); 4] = [
     (consumer::PRODUCER_CONNECTED, |it| {
@@ -37,16 +37,16 @@ const BY_PRODUCER: [(MetricDef, Value); 4] = [
 /// # Errors
 /// When a name is taken.
 pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
-    let figures = BY_PRODUCER.iter().map(|(figure, _)| *figure);
-    let figures = figures.chain([consumer::PRODUCERS_CONNECTED, consumer::ADDRESS_CONNECTED]);
-    registry.read(figures, move || families(&producers.snapshot()))
+    let metrics = BY_PRODUCER.iter().map(|(metric, _)| *metric);
+    let metrics = metrics.chain([consumer::PRODUCERS_CONNECTED, consumer::ADDRESS_CONNECTED]);
+    registry.read(metrics, move || families(&producers.snapshot()))
 }
 
 fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
-    let by_producer = BY_PRODUCER.iter().map(|(figure, value)| {
-        let shown = snapshot.producers.iter().take(PRODUCERS_SHOWN);
+    let by_producer = BY_PRODUCER.iter().map(|(metric, value)| {
+        let shown = snapshot.producers.iter().take(PRODUCER_SERIES_MAX);
         family(
-            *figure,
+            *metric,
             shown.filter_map(|(id, it)| Some(([&**id], value(it)?))),
         )
     });

@@ -32,7 +32,7 @@ pub struct Sink {
     /// How many may get one.
     pub dsp_slots_max: IntGauge,
     /// Goodbyes of producers of which everything is durable.
-    pub goodbyes: IntCounter,
+    pub completed_epochs: IntCounter,
 }
 
 impl Sink {
@@ -53,7 +53,7 @@ impl Sink {
             store_up: registry.add(consumer::STORE_UP)?,
             dsp_slots: registry.add(consumer::DSP_SLOTS)?,
             dsp_slots_max: registry.add(consumer::DSP_SLOTS_LIMIT)?,
-            goodbyes: registry.add(consumer::PRODUCER_DRAINS)?,
+            completed_epochs: registry.add(consumer::PRODUCER_DRAINS)?,
         })
     }
 }

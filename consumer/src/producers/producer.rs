@@ -21,7 +21,7 @@ pub(super) struct Producer {
     streams: usize,
     /// What this process saw of the epoch that it watches.
     observed: Option<ObservedRange>,
-    has_told_duplicate: bool,
+    duplicate_reported: bool,
 }
 
 /// How far an epoch of a producer goes, as far as is known.
@@ -35,7 +35,7 @@ struct Newest {
 
 /// What is shown of a producer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProducerFigures {
+pub struct ProducerStatus {
     /// Whether an address reads from it, or did last.
     pub is_read: bool,
     /// Streams that are open.
@@ -62,14 +62,14 @@ pub struct ObservedRange {
 
 /// What a stream that advanced found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advanced {
+pub enum AdvanceResult {
     /// Nothing out of the ordinary.
-    Alone,
+    Normal,
     /// Another stream with the same producer id but another epoch is open and advances by turns with this one:
     /// two producers have one id.
     Duplicate {
         /// Whether this was found of this id for the first time.
-        is_news: bool,
+        is_first: bool,
     },
 }
 
@@ -149,7 +149,7 @@ impl Producer {
         cursor: &Cursor,
         change: u64,
         had_advanced: bool,
-    ) -> Advanced {
+    ) -> AdvanceResult {
         self.has(cursor, cursor.sequence);
         self.moved = change;
         let received = self.received.get_or_insert_with(|| cursor.clone());
@@ -157,10 +157,10 @@ impl Producer {
         let is_duplicate = had_advanced && self.streams > 1 && received.epoch != cursor.epoch;
         received.advance(cursor);
         if is_duplicate {
-            let is_news = !std::mem::replace(&mut self.has_told_duplicate, true);
-            Advanced::Duplicate { is_news }
+            let is_first = !std::mem::replace(&mut self.duplicate_reported, true);
+            AdvanceResult::Duplicate { is_first }
         } else {
-            Advanced::Alone
+            AdvanceResult::Normal
         }
     }
 
@@ -187,8 +187,8 @@ impl Producer {
         std::mem::take(self).received
     }
 
-    pub(super) fn figures(&self, is_read: bool, now: Instant) -> ProducerFigures {
-        ProducerFigures {
+    pub(super) fn status(&self, is_read: bool, now: Instant) -> ProducerStatus {
+        ProducerStatus {
             is_read,
             streams: self.streams,
             durable: self.durable,

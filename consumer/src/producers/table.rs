@@ -10,13 +10,13 @@ use proto::limits::CURSORS_MAX;
 use tokio::time::Instant;
 
 use super::{
-    producer::{Advanced, ObservedRange, Producer, ProducerFigures},
+    producer::{AdvanceResult, ObservedRange, Producer, ProducerStatus},
     skew::Arrival,
 };
 use crate::batch::Cursor;
 
 /// So many producers are shown, if there are, but for those that are read, of which all are.
-pub const PRODUCERS_SHOWN: usize = 256;
+pub const PRODUCER_SERIES_MAX: usize = 256;
 
 /// All that is known.
 #[derive(Debug, Default)]
@@ -48,8 +48,8 @@ pub struct Address {
 pub struct Snapshot {
     /// All that are subscribed to.
     pub addresses: BTreeMap<SocketAddr, Address>,
-    /// By id: all that an address reads from, and as many others that have a durable cursor as make up [`PRODUCERS_SHOWN`].
-    pub producers: BTreeMap<Arc<str>, ProducerFigures>,
+    /// By id: all that an address reads from, and as many others that have a durable cursor as make up [`PRODUCER_SERIES_MAX`].
+    pub producers: BTreeMap<Arc<str>, ProducerStatus>,
 }
 
 /// One listing of an address.
@@ -61,7 +61,7 @@ pub(super) struct Key {
 
 /// How a stream begins.
 #[derive(Debug, Clone, Copy)]
-pub struct Opening<'a> {
+pub struct StreamStart<'a> {
     /// Whose it is, its epoch, and the sequence that it goes on after.
     pub at: &'a Cursor,
     /// The newest sequence that the producer has.
@@ -120,15 +120,15 @@ impl Table {
     }
 
     /// A stream begins. Returns what this process saw of the epoch before, if that is to be reported by who opened it.
-    pub(super) fn opened(&mut self, key: Key, opening: Opening<'_>) -> Option<ObservedRange> {
-        let id = &opening.at.producer;
+    pub(super) fn opened(&mut self, key: Key, start: StreamStart<'_>) -> Option<ObservedRange> {
+        let id = &start.at.producer;
         if let Some(address) = self.address(key) {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
             address.why_not = None;
         }
         let producer = self.producer(id);
-        let seen = producer.opened(opening.at, opening.newest, opening.before);
+        let seen = producer.opened(start.at, start.newest, start.before);
         self.sweep();
         seen
     }
@@ -151,7 +151,7 @@ impl Table {
         arrival: Option<Arrival>,
         had_advanced: bool,
         now: Instant,
-    ) -> Advanced {
+    ) -> AdvanceResult {
         let change = self.next_change();
         let producer = self.producer(&cursor.producer);
         if let Some(arrival) = arrival {
@@ -192,7 +192,7 @@ impl Table {
         self.producers.get(id).map_or(0, Producer::streams)
     }
 
-    pub(super) fn connected_of_listed(&self) -> (usize, usize) {
+    pub(super) fn connected_and_total(&self) -> (usize, usize) {
         let addresses = self.addresses.values();
         let connected = addresses.filter(|address| address.is_connected);
         (connected.count(), self.addresses.len())
@@ -204,13 +204,13 @@ impl Table {
             producer.is_durable() && !read.contains(&***id)
         };
         let others = self.producers.iter().filter(is_other);
-        let others = others.take(PRODUCERS_SHOWN.saturating_sub(read.len()));
+        let others = others.take(PRODUCER_SERIES_MAX.saturating_sub(read.len()));
         let shown = read
             .iter()
             .filter_map(|id| self.producers.get_key_value(id));
         let producers = shown.chain(others).map(|(id, producer)| {
-            let figures = producer.figures(read.contains(&**id), now);
-            (Arc::clone(id), figures)
+            let status = producer.status(read.contains(&**id), now);
+            (Arc::clone(id), status)
         });
         Snapshot {
             addresses: self.addresses.clone(),

@@ -12,9 +12,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, HandOver, Limits, lock};
+use super::{BatchLimits, BatchSender, Failure, lock};
 use crate::{
-    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
+    batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
@@ -25,15 +25,15 @@ use crate::{
 
 /// Cookies that need not wait for more. A document costs mongod 3.5 µs in commands of 1,000, and 5 µs in commands of 200
 /// still; at 40,000 a second these come 75 ms before the default flush interval ends.
-const WORTHWHILE_COOKIES: usize = 5_000;
+const FLUSH_COOKIES: usize = 5_000;
 
 /// How far ahead of this machine's clock a producer's is believed.
-const AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
+const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
 /// What a collector has beside its two ends.
 #[derive(Debug)]
 pub struct Collector {
-    limits: Limits,
+    limits: BatchLimits,
     suppression: Arc<Mutex<Suppression>>,
     metrics: metrics::Sink,
     /// What is left in the buffer is left out when this is cancelled.
@@ -46,7 +46,7 @@ pub struct Collector {
 }
 
 /// Refuses cookies that have expired and those of DSPs without a slot, and filters the others by what is stored.
-struct Gate<'a> {
+struct AdmissionFilter<'a> {
     slots: &'a mut DspSlots,
     ttls: &'a Ttls,
     /// In microseconds since the Unix epoch.
@@ -54,7 +54,7 @@ struct Gate<'a> {
     suppression: &'a mut Suppression,
 }
 
-impl DedupFilter for Gate<'_> {
+impl DedupFilter for AdmissionFilter<'_> {
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
         self.suppression.fingerprint(cookie)
     }
@@ -63,18 +63,18 @@ impl DedupFilter for Gate<'_> {
         self.suppression.prefetch(fingerprints);
     }
 
-    fn verdict(
+    fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
         fingerprint: Fingerprint,
         batch: BatchId,
-    ) -> Verdict {
+    ) -> DedupDecision {
         if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
-            Verdict::Expired
+            DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
-            self.suppression.verdict(cookie, fingerprint, batch)
+            self.suppression.decide(cookie, fingerprint, batch)
         } else {
-            Verdict::Refuse
+            DedupDecision::NoDspSlot
         }
     }
 }
@@ -83,7 +83,7 @@ impl Collector {
     /// A collector that ends early when `fast_drain` is cancelled.
     #[must_use]
     pub fn new(
-        limits: Limits,
+        limits: BatchLimits,
         suppression: Arc<Mutex<Suppression>>,
         slots: DspSlots,
         ttls: Ttls,
@@ -114,20 +114,20 @@ impl Collector {
     pub async fn run(
         mut self,
         mut buffer: BufferReader,
-        hand_over: HandOver,
+        batch_sender: BatchSender,
     ) -> Result<(), Failure> {
         let limits = self.limits;
         let mut batch = Batch::new(limits.cookies_max, limits.bytes_max);
         let mut due_at: Option<Instant> = None;
         loop {
             let is_old = due_at.is_some_and(|due_at| due_at <= Instant::now());
-            let is_due = is_old || batch.is_full() || batch.len() >= WORTHWHILE_COOKIES;
+            let is_due = is_old || batch.is_full() || batch.len() >= FLUSH_COOKIES;
             tokio::select! {
-                idle = hand_over.idle(), if is_due => {
+                idle = batch_sender.idle(), if is_due => {
                     due_at = None;
                     let next = batch.next();
                     self.show_slots();
-                    hand_over.give(std::mem::replace(&mut batch, next), idle).await?;
+                    batch_sender.give(std::mem::replace(&mut batch, next), idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
                     let Some(item) = item else { break };
@@ -139,15 +139,15 @@ impl Collector {
                 }
                 () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
                 () = self.fast_drain.cancelled() => {
-                    self.leave_out(&mut buffer);
+                    self.skip_buffered(&mut buffer);
                     break;
                 }
             }
         }
         if !batch.is_empty() {
             self.show_slots();
-            let idle = hand_over.idle().await;
-            hand_over.give(batch, idle).await?;
+            let idle = batch_sender.idle().await;
+            batch_sender.give(batch, idle).await?;
         }
         Ok(())
     }
@@ -156,14 +156,17 @@ impl Collector {
         match item {
             Item::Chunk(producer, chunk) => {
                 let (now, at) = (unix_micros(), Instant::now());
-                let latest = self.clock.steady(now, at).saturating_add(AHEAD_MICROS_MAX);
+                let latest = self
+                    .clock
+                    .steady(now, at)
+                    .saturating_add(CLOCK_AHEAD_MICROS_MAX);
                 let header = chunk.header();
                 if header.accepted_unix_micros > latest {
                     self.metrics.clock_clamped.inc_by(header.count.into());
                 }
                 let mut suppression = lock(&self.suppression);
                 suppression.set_now(now);
-                let mut gate = Gate {
+                let mut gate = AdmissionFilter {
                     slots: &mut self.slots,
                     ttls: &self.ttls,
                     // Not the steady one: after a jump ahead and back, that would take everything for expired.
@@ -199,7 +202,7 @@ impl Collector {
     }
 
     /// Empties the buffer, and counts and says how much is left out.
-    fn leave_out(&self, buffer: &mut BufferReader) {
+    fn skip_buffered(&self, buffer: &mut BufferReader) {
         let mut cookies = 0;
         while let Some(item) = buffer.try_pop() {
             if let Item::Chunk(_, chunk) = item {

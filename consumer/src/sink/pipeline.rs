@@ -10,14 +10,14 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BATCH_BYTES_MAX, Collector, Failure, Limits, Writer, hand_over};
+use super::{BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_sender};
 use crate::{
-    aside::{Aside, Retries},
     config::Config,
     dead_letters::DeadLetters,
     dsp_slots::DspSlots,
     health::Health,
     metrics::Metrics,
+    retry_queue::{Retrier, RetryQueue},
     store::Store,
     subscription::buffer::{self, BufferWriter},
     suppression::Suppression,
@@ -25,13 +25,13 @@ use crate::{
 
 /// What makes a sink end before its buffer does.
 #[derive(Debug, Clone, Default)]
-pub struct Stops {
+pub struct StopTokens {
     /// What is left in the buffer is left out when this is cancelled.
     pub fast_drain: CancellationToken,
     /// The store is not waited for any longer when this is cancelled.
     pub at_once: CancellationToken,
     /// What is set aside is not retried any longer when this is cancelled.
-    pub retries: CancellationToken,
+    pub retrier: CancellationToken,
 }
 
 /// A sink, to be run: its three tasks at the same time. It ends in order when all writers of the buffer are dropped.
@@ -64,30 +64,30 @@ impl Pipeline {
         health: Arc<Health>,
         refused: watch::Receiver<BTreeSet<u32>>,
         metrics: &Metrics,
-        stops: Stops,
+        stops: StopTokens,
     ) -> Result<Self, Failure> {
-        let (buffer, received) = buffer::buffer(config.storing.buffer_bytes, &metrics.subscription);
-        let limits = Limits {
-            flush_interval: config.storing.flush_interval,
-            cookies_max: config.storing.batch_cookies,
+        let (buffer, received) = buffer::buffer(config.storage.buffer_bytes, &metrics.subscription);
+        let limits = BatchLimits {
+            flush_interval: config.storage.flush_interval,
+            cookies_max: config.storage.batch_cookies,
             bytes_max: BATCH_BYTES_MAX,
         };
-        let ttls = config.keeping.ttls();
+        let ttls = config.retention.ttls();
         let suppression = Suppression::new(
-            config.keeping.refresh_interval,
-            config.keeping.refresh_bytes,
+            config.retention.refresh_interval,
+            config.retention.refresh_bytes,
             ttls.clone(),
         );
         let suppression = Arc::new(Mutex::new(suppression));
-        let (hand_over, batches) = hand_over();
+        let (batch_sender, batches) = batch_sender();
         let dead_letters = DeadLetters::new(
-            config.storing.dead_letters.clone(),
-            config.storing.dead_letter_bytes,
+            config.storage.dead_letters.clone(),
+            config.storage.dead_letter_bytes,
             metrics.sink.dead_letters.clone(),
         );
-        let aside = Aside::new(config.storing.dsps(), metrics.aside.clone());
-        let retries = Retries::new(
-            aside.clone(),
+        let retry_queue = RetryQueue::new(config.storage.dsps(), metrics.retry_queue.clone());
+        let retrier = Retrier::new(
+            retry_queue.clone(),
             Arc::clone(&store),
             Arc::clone(&health),
             dead_letters.clone(),
@@ -97,7 +97,7 @@ impl Pipeline {
         let mut collector = Collector::new(
             limits,
             Arc::clone(&suppression),
-            DspSlots::new(config.storing.dsps(), config.storing.unlisted_dsps_max),
+            DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
             refused,
             metrics.sink.clone(),
@@ -109,7 +109,7 @@ impl Pipeline {
             Arc::clone(&health),
             metrics.sink.clone(),
             dead_letters,
-            aside,
+            retry_queue,
             stops.at_once,
         );
         let loaded = writer.load().await?;
@@ -117,9 +117,9 @@ impl Pipeline {
         collector.load(&loaded.slots);
         Ok(Self {
             buffer,
-            collecting: collector.run(received, hand_over).boxed(),
+            collecting: collector.run(received, batch_sender).boxed(),
             writing: writer.run(batches).boxed(),
-            retrying: retries.run(stops.retries).boxed(),
+            retrying: retrier.run(stops.retrier).boxed(),
         })
     }
 }

@@ -17,7 +17,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
-    aside::{Aside, Retries},
     batch::{
         Cursor,
         tests::{aged_chunk, batch, chunk},
@@ -25,9 +24,10 @@ use crate::{
     dead_letters::DeadLetters,
     dsp_slots::DspSlots,
     health::Health,
-    ledger::Figures,
+    ledger::LedgerCounts,
     metrics::Metrics,
-    store::{NotTaken, Store},
+    retry_queue::{Retrier, RetryQueue},
+    store::{DeferredCookies, Store},
     subscription::buffer::{self, BufferWriter, Item},
     ttl::Ttls,
 };
@@ -62,15 +62,15 @@ fn unrefused() -> tokio::sync::watch::Receiver<BTreeSet<u32>> {
     tokio::sync::watch::channel(BTreeSet::new()).1
 }
 
-fn start(store: FakeStore, limits: Limits) -> Sink {
+fn start(store: FakeStore, limits: BatchLimits) -> Sink {
     start_with(store, limits, forever())
 }
 
-fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
+fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (store, health) = (Arc::new(store), Arc::new(Health::default()));
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
-    let (hand_over, batches) = hand_over();
+    let (batch_sender, batches) = batch_sender();
     let suppression = suppression();
     let dir = TempDir::new().unwrap();
     let letters = dir.path().join("letters");
@@ -81,7 +81,7 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
         Arc::clone(&health),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        Aside::new(BTreeSet::new(), metrics.aside.clone()),
+        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
         stop.clone(),
     );
     let tasks = TaskTracker::new();
@@ -95,7 +95,7 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
         metrics.sink.clone(),
         fast_drain.clone(),
     );
-    tasks.spawn(collector.run(reader, hand_over));
+    tasks.spawn(collector.run(reader, batch_sender));
     let ended = tasks.spawn(writer.run(batches));
     Sink {
         store,
@@ -111,7 +111,7 @@ fn start_with(store: FakeStore, limits: Limits, ttls: Ttls) -> Sink {
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-const LIMITS: Limits = Limits {
+const LIMITS: BatchLimits = BatchLimits {
     flush_interval: Duration::from_millis(200),
     cookies_max: 4,
     bytes_max: 1 << 20,
@@ -119,10 +119,10 @@ const LIMITS: Limits = Limits {
 
 /// The ledger of a sink that has nothing left to do.
 #[track_caller]
-fn settled(metrics: &Metrics) -> Figures {
-    let figures = metrics.sink.ledger.figures();
-    assert!(figures.add_up() && figures.waiting == 0, "{figures:?}");
-    figures
+fn settled(metrics: &Metrics) -> LedgerCounts {
+    let counts = metrics.sink.ledger.counts();
+    assert!(counts.is_balanced() && counts.waiting == 0, "{counts:?}");
+    counts
 }
 
 async fn push(sink: &Sink, sequence: u64) {
@@ -145,8 +145,8 @@ async fn cookie_that_has_expired_when_it_comes_is_refused_and_takes_no_place() {
     let Sink { buffer, ended, .. } = sink;
     drop(buffer);
     ended.await.unwrap().unwrap();
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.expired, figures.written), (2, 1));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.expired, counts.written), (2, 1));
     assert_eq!(sink.metrics.sink.dsp_slots.get(), 1);
     let batches = sink.store.batches.lock().unwrap();
     assert_eq!(
@@ -157,7 +157,7 @@ async fn cookie_that_has_expired_when_it_comes_is_refused_and_takes_no_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cursor_waits_until_cookies_that_are_not_taken_are_durable_aside() {
+async fn cursor_waits_until_cookies_that_are_not_taken_are_durable_retry_queue() {
     let store = FakeStore {
         failing_dsp: Some(7),
         failed_puts: AtomicU32::new(2),
@@ -178,8 +178,8 @@ async fn cursor_waits_until_cookies_that_are_not_taken_are_durable_aside() {
         sink.health.failing_dsps(),
         [(7, "no right".to_owned())].into()
     );
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.written, figures.set_aside), (1, 2));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.written, counts.in_retry_queue), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,25 +189,25 @@ async fn queued_cookies_are_written_once_when_the_answer_to_their_removal_is_los
         lost_removals: AtomicU32::new(2),
         ..FakeStore::default()
     });
-    let aside = Aside::new(BTreeSet::new(), metrics.aside.clone());
+    let retry_queue = RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone());
     let batch = batch(&[chunk(1, 1, &[("a", 7, "b"), ("b", 7, "b")])]);
     metrics.sink.ledger.received(2);
-    let not_taken = NotTaken {
+    let deferred = DeferredCookies {
         dsp_id: 7,
         why: None,
         indices: vec![0, 1],
     };
-    let (full, _) = aside.pack(&batch, &[not_taken], |_| true);
+    let (full, _) = retry_queue.pack(&batch, &[deferred], |_| true);
     store
-        .put_aside(full.iter().cloned().collect())
+        .put_retry_entries(full.iter().cloned().collect())
         .await
         .unwrap();
-    aside.put(&full);
+    retry_queue.put(&full);
     let dir = TempDir::new().unwrap();
     let letters = dir.path().join("letters");
     let health = Arc::new(Health::default());
-    let retries = Retries::new(
-        aside.clone(),
+    let retrier = Retrier::new(
+        retry_queue.clone(),
         Arc::clone(&store) as Arc<dyn Store>,
         Arc::clone(&health),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
@@ -215,13 +215,13 @@ async fn queued_cookies_are_written_once_when_the_answer_to_their_removal_is_los
         forever(),
     );
     let stop = CancellationToken::new();
-    let ended = TaskTracker::new().spawn(retries.run(stop.clone()));
+    let ended = TaskTracker::new().spawn(retrier.run(stop.clone()));
     sleep(Duration::from_secs(60)).await;
     stop.cancel();
     ended.await.unwrap();
-    let figures = settled(&metrics);
-    assert_eq!((figures.written, figures.unreadable), (2, 0), "{figures:?}");
-    assert!(aside.dsps().is_empty() && health.failing_dsps().is_empty());
+    let counts = settled(&metrics);
+    assert_eq!((counts.written, counts.unreadable), (2, 0), "{counts:?}");
+    assert!(retry_queue.dsps().is_empty() && health.failing_dsps().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -295,8 +295,8 @@ async fn fast_drain_stores_the_batches_in_hand_and_leaves_the_buffer_out() {
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (4, 5)]);
     assert_eq!(sink.metrics.subscription.buffer_bytes.get(), 0);
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.written, figures.drain_skipped), (5, 5));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.written, counts.drain_skipped), (5, 5));
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,7 +325,7 @@ async fn store_that_does_not_answer_is_reported_while_it_is_waited_for() {
 async fn store_that_hangs_needs_a_restart_unless_it_answers_after_all() {
     let store = FakeStore {
         slow: Duration::from_secs(60),
-        hangs_after: Some(Duration::from_secs(30)),
+        hang_timeout: Some(Duration::from_secs(30)),
         ..FakeStore::default()
     };
     let sink = start(store, LIMITS);
@@ -369,8 +369,8 @@ async fn repeat_is_not_written_and_its_cursor_is() {
     let batches = sink.store.batches.lock().unwrap();
     let stored: Vec<_> = batches.iter().map(|(n, c)| (*n, c[0].sequence)).collect();
     assert_eq!(stored, [(1, 1), (0, 2), (1, 3)]);
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.suppressed, figures.written), (1, 2));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.suppressed, counts.written), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,8 +404,8 @@ async fn refused_cookie_becomes_a_dead_letter_before_its_batch_counts_and_holds_
     assert_eq!(users.len(), 2, "{letters}");
     assert!(users[0].contains("user-1") && users[1].contains("user-5"));
     assert!(letters.contains("not this one"));
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.written, figures.rejected), (6, 2));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.written, counts.rejected), (6, 2));
     assert_eq!(
         sink.metrics
             .sink
@@ -427,21 +427,21 @@ async fn cookies_wait_from_their_reception_until_they_are_durable() {
     for sequence in 1..=3 {
         push(&sink, sequence).await;
     }
-    let figures = || sink.metrics.sink.ledger.figures();
-    assert_eq!((figures().received, figures().waiting), (3, 3));
+    let counts = || sink.metrics.sink.ledger.counts();
+    assert_eq!((counts().received, counts().waiting), (3, 3));
     // Written for the first time after 10 s, not durable then, and again after 20 s and a delay.
     sleep(Duration::from_secs(15)).await;
-    assert_eq!((figures().written, figures().waiting), (0, 3));
-    assert!(figures().add_up());
+    assert_eq!((counts().written, counts().waiting), (0, 3));
+    assert!(counts().is_balanced());
     push(&sink, 4).await;
-    assert_eq!(figures().waiting, 4);
+    assert_eq!(counts().waiting, 4);
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
     settled(&sink.metrics);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_only_when_a_batch_is_written_again_counts_and_is_set_aside() {
+async fn what_is_refused_only_when_a_batch_is_written_again_counts_and_is_set_retry_queue() {
     let store = FakeStore {
         failed_commits: AtomicU32::new(1),
         ..FakeStore::default()
@@ -452,8 +452,8 @@ async fn what_is_refused_only_when_a_batch_is_written_again_counts_and_is_set_as
     }
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.written, figures.rejected), (3, 1));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.written, counts.rejected), (3, 1));
     let letters = std::fs::read_to_string(sink.dir.path().join("letters")).unwrap();
     assert!(letters.contains("user-1"), "{letters}");
 }
@@ -475,7 +475,7 @@ async fn store_that_can_be_read_but_not_written_does_not_count_as_working() {
         health,
         metrics.sink.clone(),
         letters,
-        Aside::new(BTreeSet::new(), metrics.aside.clone()),
+        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
         stop,
     );
     let loaded = writer.load();

@@ -26,15 +26,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Batches, Failure, attempts::Attempts, lock};
+use super::{BatchReceiver, Failure, lock, store_caller::StoreCaller};
 use crate::{
-    aside::Aside,
     batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
-    ledger::Figures,
+    ledger::LedgerCounts,
     metrics,
-    store::{Loaded, Store, StoreError, Written},
+    retry_queue::RetryQueue,
+    store::{Store, StoreError, StoredState, WriteOutcome},
     suppression::{self, Suppression},
 };
 
@@ -42,7 +42,7 @@ use crate::{
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Cookies of a batch that the suppression table records before it lets the collector in again.
-const RECORDED_AT_ONCE: usize = 5_000;
+const RECORD_COOKIES_MAX: usize = 5_000;
 
 /// Uses the store for the sink.
 #[derive(Debug)]
@@ -52,33 +52,33 @@ pub struct Writer {
     health: Arc<Health>,
     metrics: metrics::Sink,
     dead_letters: DeadLetters,
-    aside: Aside,
+    retry_queue: RetryQueue,
     stop: CancellationToken,
-    attempts: Attempts,
+    attempts: StoreCaller,
 }
 
 /// What the writer is doing.
-enum State {
+enum WriterState {
     /// There is nothing to write.
     Idle,
     /// This batch is written, and there is none to be committed.
-    Writing { next: Taken, attempt: Attempt },
+    CollectionWrite { next: NextBatch, attempt: Attempt },
     /// `previous` is committed, and `next` is written meanwhile if it has come.
     Committing {
-        previous: Volatile,
+        previous: UncommittedBatch,
         commit: Commit,
-        next: Option<Taken>,
+        next: Option<NextBatch>,
     },
 }
 
 /// What came of a first attempt to write, if there was one that counts.
-type Attempt = Option<Result<Written, StoreError>>;
+type Attempt = Option<Result<WriteOutcome, StoreError>>;
 
 /// A commit under way.
 type Commit = BoxFuture<'static, Result<(), StoreError>>;
 
 /// A batch as the writer takes it.
-struct Taken {
+struct NextBatch {
     batch: Arc<Batch>,
     /// Lets the collector hand over the next.
     idle: OwnedSemaphorePermit,
@@ -86,9 +86,9 @@ struct Taken {
 }
 
 /// A batch that was written, and must become durable.
-struct Volatile {
+struct UncommittedBatch {
     batch: Arc<Batch>,
-    written: Written,
+    written: WriteOutcome,
     began: Instant,
 }
 
@@ -101,10 +101,10 @@ impl Writer {
         health: Arc<Health>,
         metrics: metrics::Sink,
         dead_letters: DeadLetters,
-        aside: Aside,
+        retry_queue: RetryQueue,
         stop: CancellationToken,
     ) -> Self {
-        let attempts = Attempts::new(
+        let attempts = StoreCaller::new(
             Arc::clone(&store),
             Arc::clone(&health),
             metrics.clone(),
@@ -116,7 +116,7 @@ impl Writer {
             health,
             metrics,
             dead_letters,
-            aside,
+            retry_queue,
             stop,
             attempts,
         }
@@ -126,12 +126,12 @@ impl Writer {
     ///
     /// # Errors
     /// When the store is broken, or at `stop`.
-    pub async fn load(&mut self) -> Result<Loaded, Failure> {
+    pub async fn load(&mut self) -> Result<StoredState, Failure> {
         self.attempts.until_done(|store| store.ping()).await?;
         let mut loaded = self.attempts.until_done(|store| store.load()).await?;
-        self.aside.load(&loaded.aside);
+        self.retry_queue.load(&loaded.retry_queue);
         // These get their slots soon.
-        loaded.slots.extend(self.aside.dsps());
+        loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)
     }
 
@@ -139,31 +139,31 @@ impl Writer {
     ///
     /// # Errors
     /// When the store is broken, or at `stop`.
-    pub async fn run(mut self, mut batches: Batches) -> Result<(), Failure> {
-        let mut state = State::Idle;
+    pub async fn run(mut self, mut batches: BatchReceiver) -> Result<(), Failure> {
+        let mut state = WriterState::Idle;
         loop {
             state = match state {
-                State::Idle => match self.wait_for(&mut batches).await? {
-                    Some(next) => State::Writing {
+                WriterState::Idle => match self.wait_for(&mut batches).await? {
+                    Some(next) => WriterState::CollectionWrite {
                         next,
                         attempt: None,
                     },
                     None => return Ok(()),
                 },
-                State::Writing { next, attempt } => {
+                WriterState::CollectionWrite { next, attempt } => {
                     let previous = self.write(next, attempt).await?;
-                    State::Committing {
+                    WriterState::Committing {
                         commit: self.commit(&previous),
                         previous,
                         next: None,
                     }
                 }
-                State::Committing {
+                WriterState::Committing {
                     previous,
                     commit,
                     next: None,
                 } => self.commit_alone(previous, commit, &mut batches).await?,
-                State::Committing {
+                WriterState::Committing {
                     previous,
                     commit,
                     next: Some(next),
@@ -172,17 +172,20 @@ impl Writer {
         }
     }
 
-    fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> Taken {
-        batch.hold(self.aside.dsps());
-        Taken {
+    fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
+        batch.defer_dsps(self.retry_queue.dsps());
+        NextBatch {
             batch: Arc::new(batch),
             idle,
             began: Instant::now(),
         }
     }
 
-    /// From [`State::Idle`]: the next batch; meanwhile the store is pinged. None when there will be none.
-    async fn wait_for(&mut self, batches: &mut Batches) -> Result<Option<Taken>, Failure> {
+    /// From [`WriterState::Idle`]: the next batch; meanwhile the store is pinged. None when there will be none.
+    async fn wait_for(
+        &mut self,
+        batches: &mut BatchReceiver,
+    ) -> Result<Option<NextBatch>, Failure> {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return Err(Failure::Stopped),
@@ -196,9 +199,13 @@ impl Writer {
         }
     }
 
-    /// From [`State::Writing`]: writes a batch, unless an attempt has done so already.
-    async fn write(&mut self, next: Taken, attempt: Attempt) -> Result<Volatile, Failure> {
-        let Taken { batch, idle, began } = next;
+    /// From [`WriterState::CollectionWrite`]: writes a batch, unless an attempt has done so already.
+    async fn write(
+        &mut self,
+        next: NextBatch,
+        attempt: Attempt,
+    ) -> Result<UncommittedBatch, Failure> {
+        let NextBatch { batch, idle, began } = next;
         if let Some(attempt) = &attempt {
             self.attempts.note(attempt.as_ref().err())?;
         }
@@ -210,36 +217,36 @@ impl Writer {
                     .await?
             }
         };
-        self.put_elsewhere(&batch, &mut written).await?;
+        self.divert(&batch, &mut written).await?;
         self.record(&batch, &written).await;
         drop(idle);
-        Ok(Volatile {
+        Ok(UncommittedBatch {
             batch,
             written,
             began,
         })
     }
 
-    fn commit(&self, previous: &Volatile) -> Commit {
+    fn commit(&self, previous: &UncommittedBatch) -> Commit {
         let (store, batch) = (Arc::clone(&self.store), Arc::clone(&previous.batch));
         let receipt = previous.written.receipt;
         async move { store.commit(&batch, receipt).await }.boxed()
     }
 
-    /// From [`State::Committing`] with no next batch: until the commit ends, or one comes.
+    /// From [`WriterState::Committing`] with no next batch: until the commit ends, or one comes.
     async fn commit_alone(
         &mut self,
-        previous: Volatile,
+        previous: UncommittedBatch,
         mut commit: Commit,
-        batches: &mut Batches,
-    ) -> Result<State, Failure> {
+        batches: &mut BatchReceiver,
+    ) -> Result<WriterState, Failure> {
         tokio::select! {
             biased;
             committed = self.attempts.unless_stopped(&mut commit) => {
                 self.committed(previous, committed?).await?;
-                Ok(State::Idle)
+                Ok(WriterState::Idle)
             }
-            Some(next) = batches.0.recv() => Ok(State::Committing {
+            Some(next) = batches.0.recv() => Ok(WriterState::Committing {
                 previous,
                 commit,
                 next: Some(self.take(next)),
@@ -247,19 +254,19 @@ impl Writer {
         }
     }
 
-    /// From [`State::Committing`] with a next batch: until the commit and one attempt to write that batch have ended.
+    /// From [`WriterState::Committing`] with a next batch: until the commit and one attempt to write that batch have ended.
     async fn commit_beside(
         &mut self,
-        previous: Volatile,
+        previous: UncommittedBatch,
         commit: Commit,
-        next: Taken,
-    ) -> Result<State, Failure> {
+        next: NextBatch,
+    ) -> Result<WriterState, Failure> {
         let write = self.store.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
         let (committed, attempt) = self.attempts.unless_stopped(both).await?;
         // After a failure nothing that was written since the last commit is certain.
         let is_durable = self.committed(previous, committed).await?;
-        Ok(State::Writing {
+        Ok(WriterState::CollectionWrite {
             next,
             attempt: is_durable.then_some(attempt),
         })
@@ -268,7 +275,7 @@ impl Writer {
     /// Makes sure that a batch is durable, whatever came of its commit, and counts it. Tells whether that commit succeeded.
     async fn committed(
         &mut self,
-        mut previous: Volatile,
+        mut previous: UncommittedBatch,
         committed: Result<(), StoreError>,
     ) -> Result<bool, Failure> {
         self.attempts.note(committed.as_ref().err())?;
@@ -281,7 +288,7 @@ impl Writer {
 
     /// Writes and commits a batch of which it is not known whether the store has it. What the store refuses only now is
     /// set aside as well: what became of the batch is what came of the last time.
-    async fn write_again(&mut self, previous: &mut Volatile) -> Result<(), Failure> {
+    async fn write_again(&mut self, previous: &mut UncommittedBatch) -> Result<(), Failure> {
         let batch = Arc::clone(&previous.batch);
         let mut after = self
             .attempts
@@ -297,18 +304,18 @@ impl Writer {
             .await?;
         let before = std::mem::take(&mut previous.written);
         // What was set aside or became a dead letter has its fate, wherever else it is now.
-        let has_fate: HashSet<u32> = before.not_stored().collect();
-        after.stale.retain(|index| !has_fate.contains(index));
-        after.rejected.retain(|it| !has_fate.contains(&it.index));
-        for it in &mut after.not_taken {
-            it.indices.retain(|index| !has_fate.contains(index));
+        let diverted: HashSet<u32> = before.not_stored().collect();
+        after.stale.retain(|index| !diverted.contains(index));
+        after.rejected.retain(|it| !diverted.contains(&it.index));
+        for it in &mut after.deferred {
+            it.indices.retain(|index| !diverted.contains(index));
         }
-        self.put_elsewhere(&batch, &mut after).await?;
+        self.divert(&batch, &mut after).await?;
         let not_stored: HashSet<u32> = after.not_stored().collect();
         if !not_stored.is_empty() {
             lock(&self.suppression).forget(&batch, &not_stored);
         }
-        after.merge(Written {
+        after.merge(WriteOutcome {
             stale: Vec::new(),
             ..before
         });
@@ -317,51 +324,51 @@ impl Writer {
     }
 
     /// Sets aside what was not taken, and writes dead letters for what was refused, or has no room aside.
-    async fn put_elsewhere(
+    async fn divert(
         &mut self,
         batch: &Arc<Batch>,
-        written: &mut Written,
+        written: &mut WriteOutcome,
     ) -> Result<(), Failure> {
-        for it in &written.not_taken {
+        for it in &written.deferred {
             if let Some(why) = &it.why {
                 self.health.dsp_fails(it.dsp_id, why);
             }
         }
         let has_slot = |dsp_id| self.store.has_slot(dsp_id);
-        let (entries, no_room) = self.aside.pack(batch, &written.not_taken, has_slot);
+        let (entries, overflow) = self.retry_queue.pack(batch, &written.deferred, has_slot);
         if !entries.is_empty() {
             self.attempts
-                .until_done(|store| store.put_aside(Arc::clone(&entries)))
+                .until_done(|store| store.put_retry_entries(Arc::clone(&entries)))
                 .await?;
-            self.aside.put(&entries);
+            self.retry_queue.put(&entries);
         }
-        let refused: HashSet<u32> = no_room.iter().map(|it| it.index).collect();
-        for it in &mut written.not_taken {
+        let refused: HashSet<u32> = overflow.iter().map(|it| it.index).collect();
+        for it in &mut written.deferred {
             it.indices.retain(|index| !refused.contains(index));
         }
-        written.rejected.extend(no_room);
+        written.rejected.extend(overflow);
         let rejected = written.rejected.clone();
         self.dead_letters.write(batch, rejected).await;
         Ok(())
     }
 
     /// Counts a batch that is durable.
-    fn stored(&self, previous: &Volatile) {
+    fn stored(&self, previous: &UncommittedBatch) {
         let (batch, metrics) = (&previous.batch, &self.metrics);
         let now = unix_micros();
         let stale = previous.written.stale.len() as u64;
         let rejected = previous.written.rejected.len() as u64;
-        let not_taken = previous.written.not_taken.iter();
-        let set_aside = not_taken.map(|it| it.indices.len() as u64).sum();
-        let written = batch.len() as u64 - stale - rejected - set_aside;
-        let of_store = Figures {
+        let deferred = previous.written.deferred.iter();
+        let in_retry_queue = deferred.map(|it| it.indices.len() as u64).sum();
+        let written = batch.len() as u64 - stale - rejected - in_retry_queue;
+        let store_outcomes = LedgerCounts {
             written,
             stale,
             rejected,
-            set_aside,
-            ..Figures::default()
+            in_retry_queue,
+            ..LedgerCounts::default()
         };
-        metrics.ledger.settled(&batch.counts(), &of_store);
+        metrics.ledger.settled(&batch.counts(), &store_outcomes);
         metrics.batches.inc();
         let took = previous.began.elapsed();
         metrics.flush_seconds.observe(took.as_secs_f64());
@@ -373,8 +380,8 @@ impl Writer {
             metrics.stored_seconds.observe(took, cookies);
         }
         self.health.producers().committed(batch.cursors());
-        for end in batch.goodbyes() {
-            metrics.goodbyes.inc();
+        for end in batch.completed_epochs() {
+            metrics.completed_epochs.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);
             tracing::info!(
                 producer,
@@ -383,16 +390,23 @@ impl Writer {
                 "producer drained; all its cookies are stored"
             );
         }
-        tracing::debug!(cookies, ?took, stale, rejected, set_aside, "batch stored");
+        tracing::debug!(
+            cookies,
+            ?took,
+            stale,
+            rejected,
+            in_retry_queue,
+            "batch stored"
+        );
     }
 
     /// Lets the suppression table know what was stored, in parts: so that neither the collector waits for long for the
     /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of
     /// events then depends on nothing but the runtime, and a simulation can repeat it.
-    async fn record(&self, batch: &Batch, written: &Written) {
+    async fn record(&self, batch: &Batch, written: &WriteOutcome) {
         let mut outcomes = suppression::outcomes(batch, written);
-        for _ in (0..batch.len()).step_by(RECORDED_AT_ONCE) {
-            let part = outcomes.by_ref().take(RECORDED_AT_ONCE);
+        for _ in (0..batch.len()).step_by(RECORD_COOKIES_MAX) {
+            let part = outcomes.by_ref().take(RECORD_COOKIES_MAX);
             lock(&self.suppression).record(batch.id(), part);
             yield_now().await;
         }

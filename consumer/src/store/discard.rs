@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 
-use super::{Answer, Expired, Expiry, Found, Loaded, Store, Written};
+use super::{Answer, Expired, Expiry, LookupResult, Store, StoredState, WriteOutcome};
 use crate::batch::{Batch, Cursor};
 
 /// Remembers cursors for the life of the process, and nothing else.
@@ -14,26 +14,26 @@ pub struct DiscardStore {
 }
 
 impl Store for DiscardStore {
-    fn load(&self) -> Answer<'_, Loaded> {
+    fn load(&self) -> Answer<'_, StoredState> {
         let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = Loaded {
+        let loaded = StoredState {
             cursors: cursors.clone(),
-            ..Loaded::default()
+            ..StoredState::default()
         };
         std::future::ready(Ok(loaded)).boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         let mut cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
         for cursor in batch.cursors() {
             cursors.retain(|known| known.producer != cursor.producer);
             cursors.push(cursor.clone());
         }
-        std::future::ready(Ok(Written::default())).boxed()
+        std::future::ready(Ok(WriteOutcome::default())).boxed()
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, Found> {
-        std::future::ready(Ok(Found::default())).boxed()
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, LookupResult> {
+        std::future::ready(Ok(LookupResult::default())).boxed()
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -49,7 +49,7 @@ impl Store for DiscardStore {
         std::future::ready(Ok(nothing)).boxed()
     }
 
-    fn forget_cursors(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
         // They live no longer than the process.
         std::future::ready(Ok(Vec::new())).boxed()
     }

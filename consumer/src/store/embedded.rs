@@ -37,7 +37,7 @@ use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::{unfinished_store, unix_micros};
 use tokio::time::sleep;
 
-use super::{Answer, Expired, Found, Loaded, Store, StoreError, Written};
+use super::{Answer, Expired, LookupResult, Store, StoreError, StoredState, WriteOutcome};
 use crate::{
     batch::{Batch, BatchCookie},
     ttl::Ttls,
@@ -175,16 +175,16 @@ impl EmbeddedStore {
 }
 
 impl Store for EmbeddedStore {
-    fn load(&self) -> Answer<'_, Loaded> {
+    fn load(&self) -> Answer<'_, StoredState> {
         self.run(Inner::load)
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         let writing = self.run(move |inner| inner.write(&batch));
         Box::pin(self.while_it_works(writing))
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult> {
         let user_id = user_id.to_owned();
         self.run(move |inner| inner.lookup(&user_id))
     }
@@ -194,7 +194,7 @@ impl Store for EmbeddedStore {
         self.run(|inner| inner.database.persist(PersistMode::Buffer))
     }
 
-    fn hangs_after(&self) -> Option<Duration> {
+    fn hang_timeout(&self) -> Option<Duration> {
         Some(HANGS_AFTER)
     }
 
@@ -210,8 +210,8 @@ impl Store for EmbeddedStore {
         Box::pin(std::future::ready(Ok(expired)))
     }
 
-    fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
-        self.run(move |inner| inner.forget_cursors(before))
+    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
+        self.run(move |inner| inner.delete_cursors_before(before))
     }
 }
 
@@ -272,8 +272,8 @@ impl Inner {
         })
     }
 
-    fn load(&self) -> fjall::Result<Loaded> {
-        let mut loaded = Loaded::default();
+    fn load(&self) -> fjall::Result<StoredState> {
+        let mut loaded = StoredState::default();
         for pair in self.meta.prefix(CURSOR_PREFIX) {
             let (key, value) = pair.into_inner()?;
             loaded.cursors.extend(decode_cursor(&key, &value));
@@ -282,14 +282,14 @@ impl Inner {
         Ok(loaded)
     }
 
-    fn write(&self, batch: &Batch) -> fjall::Result<Written> {
+    fn write(&self, batch: &Batch) -> fjall::Result<WriteOutcome> {
         let mut recent = self.recent();
         let newest = recent.newest();
         let capacity = batch.len() + batch.cursors().len() + 1;
         let mut slots = self.slots();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
             .durability(Some(PersistMode::SyncData));
-        let mut done = Written::default();
+        let mut done = WriteOutcome::default();
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
         // In key order, neighbours in the tree are neighbours in memory.
         for index in batch.by_user() {
@@ -324,9 +324,9 @@ impl Inner {
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
-    fn lookup(&self, user_id: &str) -> fjall::Result<Found> {
+    fn lookup(&self, user_id: &str) -> fjall::Result<LookupResult> {
         let now = (self.tuning.now_unix_micros)();
-        let mut found = Found::default();
+        let mut found = LookupResult::default();
         for pair in self.cookies.prefix(user_prefix(user_id)) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
@@ -343,7 +343,7 @@ impl Inner {
         Ok(found)
     }
 
-    fn forget_cursors(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
         // No cursor is committed between the look and the removal.
         let _writing = self.recent();
         let mut forgotten = Vec::new();

@@ -25,7 +25,7 @@
 //!
 //! Cursors: see `mongodb/cursors.rs`.
 
-mod aside;
+mod batch_write;
 mod breakers;
 mod bson;
 mod collection;
@@ -40,7 +40,7 @@ mod insert_strategy;
 mod lookup;
 mod owner;
 mod retry_policy;
-mod round;
+mod retry_queue;
 mod sweep;
 mod write;
 
@@ -63,16 +63,16 @@ use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Answer, Compaction, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Store, StoreError,
-    Written,
+    Answer, Compaction, Expired, Expiry, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
+    StoredState, WriteOutcome,
 };
 use crate::{batch::Batch, ttl::Ttls};
 use breakers::Breakers;
 pub use connection::check_uri;
 use connection::{Connection, in_time};
-use cursors::Committed;
+use cursors::CommittedCursors;
 use insert_strategy::InsertStrategy;
-use sweep::commits::CommitTimes;
+use sweep::commit_times::CommitTimes;
 
 /// The collection of a DSP's database that holds its cookies.
 pub const COOKIES: &str = "cookies";
@@ -96,11 +96,11 @@ struct Inner {
     connected: OnceCell<Connection>,
     /// For lookups alone.
     lookups: OnceCell<Connection>,
-    dsps: Mutex<Dsps>,
+    dsps: Mutex<DspDatabases>,
     /// Which run of which server took the latest commit.
     server: Mutex<Option<Receipt>>,
     /// What that commit was.
-    committed: Mutex<Committed>,
+    committed: Mutex<CommittedCursors>,
     /// When this process began, by which its commits are known, in microseconds since the Unix epoch; and how many there were.
     started: i64,
     commits: AtomicI64,
@@ -172,14 +172,14 @@ impl fmt::Debug for Options {
 }
 
 #[derive(Debug, Default)]
-struct Dsps {
+struct DspDatabases {
     /// Those that were there at the start, and those that this process made a slot for.
     slots: BTreeSet<u32>,
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
 }
 
-impl Dsps {
+impl DspDatabases {
     /// Notes that there is a database of this DSP.
     fn add_slot(&mut self, dsp_id: u32) {
         self.slots.insert(dsp_id);
@@ -231,7 +231,7 @@ impl Inner {
         self.dsps().slots.contains(&dsp_id)
     }
 
-    fn dsps(&self) -> MutexGuard<'_, Dsps> {
+    fn dsps(&self) -> MutexGuard<'_, DspDatabases> {
         lock(&self.dsps)
     }
 }
@@ -260,23 +260,23 @@ fn number(value: &Bson) -> Option<u64> {
 }
 
 impl Store for MongodbStore {
-    fn load(&self) -> Answer<'_, Loaded> {
+    fn load(&self) -> Answer<'_, StoredState> {
         let inner = &self.inner;
         async move {
-            Ok(Loaded {
+            Ok(StoredState {
                 cursors: inner.load_committed().await?,
                 slots: inner.read_slots().await?,
-                aside: inner.read_aside_index().await?,
+                retry_queue: inner.read_retry_index().await?,
             })
         }
         .boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         Arc::clone(&self.inner).write_batch(batch).boxed()
     }
 
-    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         Arc::clone(&self.inner).retry_dsp(dsp_id, batch).boxed()
     }
 
@@ -284,23 +284,23 @@ impl Store for MongodbStore {
         self.inner.has_slot(dsp_id)
     }
 
-    fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
-        async move { self.inner.insert_aside(&entries).await }.boxed()
+    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
+        async move { self.inner.insert_retry_entries(&entries).await }.boxed()
     }
 
-    fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
-        self.inner.read_aside(numbers).boxed()
+    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        self.inner.read_retry_entries(numbers).boxed()
     }
 
-    fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
-        self.inner.delete_aside(numbers).boxed()
+    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+        self.inner.delete_retry_entries(numbers).boxed()
     }
 
     fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
         self.inner.commit_batch(batch, receipt).boxed()
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, Found> {
+    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult> {
         self.inner.find_user(user_id).boxed()
     }
 
@@ -308,7 +308,7 @@ impl Store for MongodbStore {
         self.inner.check_writable().boxed()
     }
 
-    fn maintained_by(&self) -> Answer<'_, Option<String>> {
+    fn maintenance_owner(&self) -> Answer<'_, Option<String>> {
         self.inner.other_owner().boxed()
     }
 
@@ -316,7 +316,7 @@ impl Store for MongodbStore {
         async move { self.inner.run_expiry(&expiry).await }.boxed()
     }
 
-    fn forget_cursors(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
         self.inner.delete_cursors(before).boxed()
     }
 

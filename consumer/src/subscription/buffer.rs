@@ -156,7 +156,7 @@ mod tests {
 
         let short = Duration::from_millis(20);
         assert!(timeout(short, writer.push(item())).await.is_err());
-        assert_eq!(metrics.ledger.figures().received, 2, "not the one left out");
+        assert_eq!(metrics.ledger.counts().received, 2, "not the one left out");
         assert!(reader.pop().await.is_some());
         writer.push(item()).await.unwrap();
 

@@ -14,9 +14,9 @@ use crate::batch::Cursor;
 /// A producer did what the contract forbids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Violation(String);
+pub struct ProtocolViolation(String);
 
-impl Violation {
+impl ProtocolViolation {
     pub(super) fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
@@ -24,7 +24,7 @@ impl Violation {
 
 /// How a stream begins, as far as the reader must act on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Beginning {
+pub enum Resumption {
     /// This producer was unknown, or it remembered more than we did.
     Fresh,
     /// Exactly where the cursor stood; a gap may be the next event.
@@ -47,7 +47,7 @@ pub struct Position {
     next: u64,
 }
 
-impl Beginning {
+impl Resumption {
     /// How far the epoch before was received, if the stream is of another.
     #[must_use]
     pub fn before(&self) -> Option<&Cursor> {
@@ -63,20 +63,20 @@ impl Position {
     ///
     /// # Errors
     /// When it does not answer them.
-    pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Beginning), Violation> {
+    pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Resumption), ProtocolViolation> {
         if !is_producer_id(&hello.producer_id) {
-            return Err(Violation::new("the producer's id is invalid"));
+            return Err(ProtocolViolation::new("the producer's id is invalid"));
         }
         let known = sent
             .iter()
             .find(|cursor| *cursor.producer == *hello.producer_id);
-        let (beginning, expected) = match known {
-            None => (Beginning::Fresh, hello.first_sequence.max(1)),
+        let (resumption, expected) = match known {
+            None => (Resumption::Fresh, hello.first_sequence.max(1)),
             Some(known) if known.epoch == hello.epoch => {
-                (Beginning::Resumed, known.sequence.saturating_add(1))
+                (Resumption::Resumed, known.sequence.saturating_add(1))
             }
             Some(known) => (
-                Beginning::NewEpoch {
+                Resumption::NewEpoch {
                     before: known.clone(),
                     tail: hello.tail,
                 },
@@ -84,18 +84,18 @@ impl Position {
             ),
         };
         let claims_new_epoch = hello.outcome() == ResumeOutcome::NewEpoch;
-        let is_new_epoch = matches!(beginning, Beginning::NewEpoch { .. });
+        let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
         if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
             let first = hello.first_sequence;
             let what = format!("hello begins at {first}, expected {expected}");
-            return Err(Violation::new(what));
+            return Err(ProtocolViolation::new(what));
         }
         let position = Self {
             producer: hello.producer_id.as_str().into(),
             epoch: hello.epoch,
             next: expected,
         };
-        Ok((position, beginning))
+        Ok((position, resumption))
     }
 
     /// The producer of the stream.
@@ -119,7 +119,7 @@ impl Position {
     ///
     /// # Errors
     /// When it is not the one that is due.
-    pub fn chunk(&mut self, header: &ChunkHeader) -> Result<(), Violation> {
+    pub fn chunk(&mut self, header: &ChunkHeader) -> Result<(), ProtocolViolation> {
         self.due(header.epoch, header.first_sequence)?;
         self.next = header.first_sequence + u64::from(header.count);
         Ok(())
@@ -129,11 +129,13 @@ impl Position {
     ///
     /// # Errors
     /// When it does not begin where something is due.
-    pub fn gap(&mut self, gap: &Gap) -> Result<u64, Violation> {
+    pub fn gap(&mut self, gap: &Gap) -> Result<u64, ProtocolViolation> {
         self.due(self.epoch, gap.first_sequence)?;
         if gap.last_sequence < gap.first_sequence || gap.last_sequence == u64::MAX {
             let (first, last) = (gap.first_sequence, gap.last_sequence);
-            return Err(Violation::new(format!("gap from {first} to {last}")));
+            return Err(ProtocolViolation::new(format!(
+                "gap from {first} to {last}"
+            )));
         }
         self.next = gap.last_sequence + 1;
         Ok(gap.last_sequence - gap.first_sequence + 1)
@@ -143,7 +145,7 @@ impl Position {
     ///
     /// # Errors
     /// When something is.
-    pub fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), Violation> {
+    pub fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), ProtocolViolation> {
         self.due(self.epoch, heartbeat.next_sequence)
     }
 
@@ -151,17 +153,17 @@ impl Position {
     ///
     /// # Errors
     /// When something is.
-    pub fn goodbye(&self, goodbye: &Goodbye) -> Result<(), Violation> {
+    pub fn goodbye(&self, goodbye: &Goodbye) -> Result<(), ProtocolViolation> {
         let missing = (goodbye.final_sequence.saturating_add(1)).saturating_sub(self.next);
         if missing == 0 {
             Ok(())
         } else {
             let what = format!("goodbye with {missing} cookies missing");
-            Err(Violation::new(what))
+            Err(ProtocolViolation::new(what))
         }
     }
 
-    fn due(&self, epoch: u64, sequence: u64) -> Result<(), Violation> {
+    fn due(&self, epoch: u64, sequence: u64) -> Result<(), ProtocolViolation> {
         if (epoch, sequence) == (self.epoch, self.next) {
             Ok(())
         } else {
@@ -169,7 +171,7 @@ impl Position {
                 "sequence {sequence} of epoch {epoch}, expected {}",
                 self.next
             );
-            Err(Violation::new(what))
+            Err(ProtocolViolation::new(what))
         }
     }
 }
@@ -207,9 +209,9 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Beginning>) {
+    fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Resumption>) {
         let begun = Position::begin(hello, sent);
-        assert_eq!(begun.ok().map(|(_, beginning)| beginning), expected);
+        assert_eq!(begun.ok().map(|(_, resumption)| resumption), expected);
     }
 
     #[test]
@@ -219,13 +221,13 @@ mod tests {
             producer: "q".into(),
             ..cursor(9, 9)
         };
-        check_begin(&hello(1, 1, Fresh), &[], Some(Beginning::Fresh));
-        check_begin(&hello(1, 50, Resumed), &[other], Some(Beginning::Fresh));
+        check_begin(&hello(1, 1, Fresh), &[], Some(Resumption::Fresh));
+        check_begin(&hello(1, 50, Resumed), &[other], Some(Resumption::Fresh));
         check_begin(&hello(1, 0, Fresh), &[], None);
         let known = [cursor(1, 49)];
-        check_begin(&hello(1, 50, Resumed), &known, Some(Beginning::Resumed));
+        check_begin(&hello(1, 50, Resumed), &known, Some(Resumption::Resumed));
         let with_gap = hello(1, 50, ResumedWithGap);
-        check_begin(&with_gap, &known, Some(Beginning::Resumed));
+        check_begin(&with_gap, &known, Some(Resumption::Resumed));
         check_begin(&hello(1, 51, Resumed), &known, None);
         check_begin(&hello(1, 50, NewEpoch), &known, None);
         let [before] = known.clone();
@@ -239,7 +241,7 @@ mod tests {
                 ..hello(2, 1, NewEpoch)
             };
             let before = before.clone();
-            let new_epoch = Some(Beginning::NewEpoch { before, tail });
+            let new_epoch = Some(Resumption::NewEpoch { before, tail });
             check_begin(&hello, &known, new_epoch);
         }
         check_begin(&hello(2, 50, NewEpoch), &known, None);

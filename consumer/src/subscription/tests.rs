@@ -36,6 +36,6 @@ async fn listener_that_never_says_hello_is_given_up() {
     );
     let began = Instant::now();
     let Err(ended) = subscription.stream().await;
-    assert!(matches!(ended, Ended::Unreachable(_)), "{ended}");
+    assert!(matches!(ended, StreamEnd::Unreachable(_)), "{ended}");
     assert!(began.elapsed() <= HELLO_TIMEOUT, "{:?}", began.elapsed());
 }

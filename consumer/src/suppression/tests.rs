@@ -8,7 +8,7 @@ use std::{
 use super::*;
 use crate::{
     batch::tests::{chunk, empty},
-    store::Rejected,
+    store::RejectedCookie,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -48,12 +48,12 @@ fn filter(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
     batch
 }
 
-fn store(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)], written: &Written) {
+fn store(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)], written: &WriteOutcome) {
     let batch = filter(table, at, cookies);
     record(table, &batch, written);
 }
 
-fn record(table: &mut Table, batch: &Batch, written: &Written) {
+fn record(table: &mut Table, batch: &Batch, written: &WriteOutcome) {
     table.record(batch.id(), outcomes(batch, written));
 }
 
@@ -82,7 +82,7 @@ fn passes(table: &mut Table, at: u64, cookie: (&str, u32, &str)) -> Passes {
 fn repeat_is_left_out_for_the_interval_and_a_change_never() {
     let mut table = table(1 << 20);
     assert_eq!(passes(&mut table, 0, ("u", 1, "b")), AsNew);
-    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     assert_eq!(passes(&mut table, MINUTE, ("u", 1, "b")), Not);
     assert_eq!(passes(&mut table, 59 * MINUTE, ("u", 1, "b")), Not);
     assert_eq!(passes(&mut table, 60 * MINUTE, ("u", 1, "b")), AsKnown);
@@ -90,7 +90,12 @@ fn repeat_is_left_out_for_the_interval_and_a_change_never() {
     for other in [("u", 2, "b"), ("v", 1, "b"), ("ub", 1, "x")] {
         assert_eq!(passes(&mut table, MINUTE, other), AsNew, "{other:?}");
     }
-    store(&mut table, MINUTE, &[("u", 1, "c")], &Written::default());
+    store(
+        &mut table,
+        MINUTE,
+        &[("u", 1, "c")],
+        &WriteOutcome::default(),
+    );
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "c")), Not);
 }
@@ -98,7 +103,7 @@ fn repeat_is_left_out_for_the_interval_and_a_change_never() {
 #[test]
 fn late_repeat_of_what_the_store_may_have_deleted_is_written() {
     let mut table = table(1 << 20);
-    store(&mut table, 0, &[("u", 9, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());
     let expires = BEGAN + 10 * MINUTE;
     for (now, expected) in [(expires, Not), (expires + 1, AsKnown)] {
         table.set_now(now);
@@ -109,7 +114,7 @@ fn late_repeat_of_what_the_store_may_have_deleted_is_written() {
 #[test]
 fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
     let mut table = table(1 << 20);
-    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     let repeat = filter(&mut table, MINUTE, &[("u", 1, "b")]);
     assert_eq!(repeat.counts().suppressed, 1);
     let late = filter(&mut table, 30 * SECOND, &[("u", 1, "c")]);
@@ -128,9 +133,9 @@ fn only_its_own_batch_confirms_a_pending_cookie() {
         .iter_mut()
         .for_each(|bucket| *bucket = [0; 3 * WAYS + 1]);
     let two = filter(&mut table, 3_000_000, &[("u", 1, "b")]);
-    record(&mut table, &one, &Written::default());
+    record(&mut table, &one, &WriteOutcome::default());
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), AsKnown);
-    record(&mut table, &two, &Written::default());
+    record(&mut table, &two, &WriteOutcome::default());
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), Not);
 }
 
@@ -162,7 +167,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
         stale += batch.counts().stale;
         let ready = collected.replace(batch);
         let Some(ready) = ready else { continue };
-        let mut written = Written::default();
+        let mut written = WriteOutcome::default();
         for (index, cookie) in (0..).zip(ready.cookies()) {
             let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
             let known = stored.entry(text(cookie.user_id)).or_default();
@@ -190,22 +195,22 @@ fn store_ends_with_the_newest_of_all_that_came() {
 fn only_what_was_stored_is_remembered() {
     let mut table = table(1 << 20);
     let cookies = [("a", 1, "x"), ("b", 1, "x"), ("c", 1, "x"), ("d", 1, "x")];
-    let rejected = Rejected {
+    let rejected = RejectedCookie {
         index: 0,
         reason: "too good".to_owned(),
     };
-    let written = Written {
+    let written = WriteOutcome {
         stale: vec![2],
         rejected: vec![rejected],
-        ..Written::default()
+        ..WriteOutcome::default()
     };
     store(&mut table, 0, &cookies, &written);
     let passing = cookies.map(|cookie| passes(&mut table, 1, cookie));
     assert_eq!(passing, [AsNew, Not, AsKnown, Not]);
     // The second is left out now, so the third has another index.
-    let written = Written {
+    let written = WriteOutcome {
         stale: vec![1],
-        ..Written::default()
+        ..WriteOutcome::default()
     };
     store(&mut table, 2, &cookies, &written);
     let passing = cookies.map(|cookie| passes(&mut table, 3, cookie));
@@ -218,14 +223,14 @@ fn batch_recorded_in_parts_is_gone_through_once() {
     const COOKIES: usize = 1_000;
     let users: Vec<_> = (0..COOKIES).map(|nth| format!("user-{nth}")).collect();
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "b")).collect();
-    let rejected = |index| Rejected {
+    let rejected = |index| RejectedCookie {
         index,
         reason: "too good".to_owned(),
     };
-    let written = Written {
+    let written = WriteOutcome {
         stale: (0..300).rev().collect(),
         rejected: (300..600).rev().map(rejected).collect(),
-        ..Written::default()
+        ..WriteOutcome::default()
     };
     for part in [1, 7, COOKIES - 1, COOKIES, 2 * COOKIES] {
         let mut table = table(1 << 20);
@@ -250,20 +255,20 @@ fn batch_recorded_in_parts_is_gone_through_once() {
 #[test]
 fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
     let mut table = table(1 << 20);
-    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     // While this one is being written, the one after it is collected.
     let change = filter(&mut table, 10 * SECOND, &[("u", 1, "c")]);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
     let back = filter(&mut table, 20 * SECOND, &[("u", 1, "b")]);
-    record(&mut table, &change, &Written::default());
+    record(&mut table, &change, &WriteOutcome::default());
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
     assert_eq!(
         passes(&mut table, 30 * SECOND, ("u", 1, "b")),
         AsKnown,
         "not stored yet"
     );
-    record(&mut table, &back, &Written::default());
+    record(&mut table, &back, &WriteOutcome::default());
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "c")), AsKnown);
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
 }
@@ -271,7 +276,7 @@ fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
 #[test]
 fn change_back_within_a_batch_is_written() {
     let mut table = table(1 << 20);
-    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     let cookies = [("u", 1, "b"), ("u", 1, "c"), ("u", 1, "b")];
     let batch = filter(&mut table, SECOND, &cookies);
     assert_eq!(batch.counts().suppressed, 1);
@@ -281,7 +286,7 @@ fn change_back_within_a_batch_is_written() {
 #[test]
 fn interval_is_at_most_half_of_the_time_to_live() {
     let mut table = table(1 << 20);
-    store(&mut table, 0, &[("u", 9, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());
     assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), Not);
     assert_eq!(passes(&mut table, 5 * MINUTE, ("u", 9, "b")), AsKnown);
 }
@@ -291,7 +296,7 @@ fn zero_interval_suppresses_nothing() {
     let ttls = Ttls::new(HOUR, BTreeMap::new());
     let table = Suppression::new(Duration::ZERO, 1 << 30, ttls);
     let mut table = Table(table, BatchId(0));
-    store(&mut table, 0, &[("u", 1, "b")], &Written::default());
+    store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     assert_eq!(passes(&mut table, 1, ("u", 1, "b")), AsNew);
 }
 
@@ -314,7 +319,7 @@ fn full_table_forgets_and_never_answers_wrongly() {
             let (stored, stored_at) = &model[&(user, dsp)];
             assert!(*stored == uid && at - stored_at < 60 * MINUTE + SECOND);
         } else {
-            store(&mut table, at, &[cookie], &Written::default());
+            store(&mut table, at, &[cookie], &WriteOutcome::default());
             model.insert((user, dsp), (uid, at));
         }
     }
@@ -326,7 +331,7 @@ fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not(
     let mut table = table(1 << 20);
     let cookies = [("u", 1, "b"), ("v", 1, "b"), ("w", 1, "b")];
     let batch = filter(&mut table, 0, &cookies);
-    record(&mut table, &batch, &Written::default());
+    record(&mut table, &batch, &WriteOutcome::default());
     filter(&mut table, MINUTE, &[("v", 1, "c")]);
     table.forget(&batch, &[0, 1].into());
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
@@ -338,15 +343,15 @@ fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not(
 #[test]
 fn what_stays_pending_is_confirmed_by_none_of_the_next_two_batches() {
     let mut table = table(1 << 20);
-    let stale = Written {
+    let stale = WriteOutcome {
         stale: vec![0],
-        ..Written::default()
+        ..WriteOutcome::default()
     };
     store(&mut table, MINUTE, &[("u", 1, "b")], &stale);
     for _ in 0..2 {
         let late = filter(&mut table, SECOND, &[("u", 1, "b")]);
         assert_eq!(late.len(), 1);
-        record(&mut table, &late, &Written::default());
+        record(&mut table, &late, &WriteOutcome::default());
         assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsKnown);
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use consumer::{
-    batch::{Batch, Counts},
+    batch::{Batch, BatchCounts},
     suppression::Suppression,
     ttl::Ttls,
 };
@@ -74,20 +74,20 @@ fn check_chunk(chunk: &ChunkRef) {
 }
 
 fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
-    let Counts {
+    let BatchCounts {
         received,
         suppressed,
         stale,
         superseded,
         malformed,
-        refused,
+        no_dsp_slot,
         expired,
     } = batch.counts();
     let said = u64::from(chunk.header().count);
     assert!((said..=said.max(walked as u64)).contains(&received));
     assert_eq!(
         received,
-        suppressed + stale + superseded + malformed + refused + expired + batch.len() as u64
+        suppressed + stale + superseded + malformed + no_dsp_slot + expired + batch.len() as u64
     );
     assert!(batch.len() <= walked);
     for cookie in batch.cookies() {

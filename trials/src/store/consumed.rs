@@ -17,7 +17,7 @@ use consumer::{
     health::Health,
     ledger::Ledger,
     metrics::Metrics,
-    sink::{Failure, Pipeline, Stops},
+    sink::{Failure, Pipeline, StopTokens},
     store::Store,
     subscription::buffer::{BufferWriter, Item},
 };
@@ -86,11 +86,11 @@ impl Consumed {
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).context("metrics")?;
         let ledger = metrics.sink.ledger.clone();
-        let discards = matches!(config.storing.store, StoreConfig::Discard);
+        let discards = matches!(config.storage.store, StoreConfig::Discard);
         let stop_retrying = CancellationToken::new();
-        let stops = Stops {
-            retries: stop_retrying.clone(),
-            ..Stops::default()
+        let stops = StopTokens {
+            retrier: stop_retrying.clone(),
+            ..StopTokens::default()
         };
         let opening = async move {
             let store = open_store(&config).await?;
@@ -98,7 +98,7 @@ impl Consumed {
                 &config,
                 Arc::clone(&store),
                 Arc::new(Health::default()),
-                watch::channel(config.storing.rejected_dsps()).1,
+                watch::channel(config.storage.rejected_dsps()).1,
                 &metrics,
                 stops,
             );
@@ -140,8 +140,8 @@ impl Consumed {
             due(began, rate, pushed).await;
             let settled = async {
                 let waiting = |ledger: &Ledger| {
-                    let figures = ledger.figures();
-                    figures.waiting + figures.set_aside
+                    let counts = ledger.counts();
+                    counts.waiting + counts.in_retry_queue
                 };
                 while waiting(ledger) > 0 {
                     sleep(Duration::from_millis(1)).await;

@@ -122,12 +122,12 @@ struct Moody {
 }
 
 impl Moody {
-    fn mood(dsp_id: u32, buyer_uid: &[u8]) -> Verdict {
+    fn mood(dsp_id: u32, buyer_uid: &[u8]) -> DedupDecision {
         match (u32::from(*buyer_uid.last().unwrap()) + dsp_id) % 6 {
-            0 => Verdict::LeaveOut,
-            1 => Verdict::Stale,
-            5 => Verdict::Refuse,
-            mood => Verdict::Take {
+            0 => DedupDecision::Suppress,
+            1 => DedupDecision::Stale,
+            5 => DedupDecision::NoDspSlot,
+            mood => DedupDecision::Write {
                 is_known: mood == 2,
             },
         }
@@ -144,12 +144,12 @@ impl DedupFilter for Moody {
         self.prefetched = fingerprints.iter().rev().copied().collect();
     }
 
-    fn verdict(
+    fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
         fingerprint: Fingerprint,
         _: BatchId,
-    ) -> Verdict {
+    ) -> DedupDecision {
         assert_eq!(self.prefetched.pop(), Some(fingerprint), "in this order");
         assert_eq!(fingerprint, self.fingerprint(cookie));
         Self::mood(cookie.dsp_id, cookie.buyer_uid)
@@ -162,7 +162,7 @@ struct Model {
     newest: HashMap<(String, u32), (u64, String)>,
     /// The pairs in the order in which they first came, and whether the first of each was known.
     order: Vec<((String, u32), bool)>,
-    counts: Counts,
+    counts: BatchCounts,
     cursors: HashMap<u8, u64>,
 }
 
@@ -173,18 +173,18 @@ impl Model {
         for sent in &chunk.cookies {
             let cookie = sent.cookie();
             let mood = Moody::mood(cookie.dsp_id, format!("buyer-{}", sent.buyer).as_bytes());
-            let verdict = if filtered {
+            let decide = if filtered {
                 mood
             } else {
-                Verdict::Take { is_known: false }
+                DedupDecision::Write { is_known: false }
             };
-            match (sent.broken, verdict) {
+            match (sent.broken, decide) {
                 (Some(_), _) => self.counts.malformed += 1,
-                (None, Verdict::LeaveOut) => self.counts.suppressed += 1,
-                (None, Verdict::Stale) => self.counts.stale += 1,
-                (None, Verdict::Refuse) => self.counts.refused += 1,
-                (None, Verdict::Expired) => self.counts.expired += 1,
-                (None, Verdict::Take { is_known }) => {
+                (None, DedupDecision::Suppress) => self.counts.suppressed += 1,
+                (None, DedupDecision::Stale) => self.counts.stale += 1,
+                (None, DedupDecision::NoDspSlot) => self.counts.no_dsp_slot += 1,
+                (None, DedupDecision::Expired) => self.counts.expired += 1,
+                (None, DedupDecision::Write { is_known }) => {
                     let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
                     self.take(cookie, accepted, is_known);
                 }
@@ -220,7 +220,7 @@ impl Model {
             + counts.stale
             + counts.superseded
             + counts.malformed
-            + counts.refused
+            + counts.no_dsp_slot
             + counts.expired;
         assert_eq!(
             counts.received,

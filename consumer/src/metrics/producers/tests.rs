@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use super::*;
 use crate::{
     batch::Cursor,
-    producers::{Arrival, Listed, Opening, Stream},
+    producers::{AddressGuard, Arrival, Stream, StreamStart},
 };
 
 /// When chunks were accepted, in microseconds since the Unix epoch.
@@ -19,21 +19,21 @@ fn cursor(producer: &str, sequence: u64) -> Cursor {
 }
 
 /// A stream of a producer at an address of its own.
-fn open(producers: &Producers, producer: &str, port: u16) -> (Listed, Stream) {
+fn open(producers: &Producers, producer: &str, port: u16) -> (AddressGuard, Stream) {
     let listed = producers.listed(SocketAddr::from(([127, 0, 0, 1], port)), "http://here");
-    let opening = Opening {
+    let start = StreamStart {
         at: &cursor(producer, 0),
         newest: 0,
         before: None,
     };
-    let (stream, _) = listed.opened(opening);
+    let (stream, _) = listed.opened(start);
     (listed, stream)
 }
 
 /// The values of a metric by label.
-fn values(producers: &Producers, figure: MetricDef) -> BTreeMap<String, f64> {
+fn values(producers: &Producers, metric: MetricDef) -> BTreeMap<String, f64> {
     let families = families(&producers.snapshot());
-    let found = families.iter().find(|it| it.name() == figure.name);
+    let found = families.iter().find(|it| it.name() == metric.name);
     let metrics = found.unwrap().get_metric().iter().map(|metric| {
         let label = metric.get_label().first();
         let label = label.map_or_else(String::new, |label| label.value().to_owned());
@@ -43,12 +43,12 @@ fn values(producers: &Producers, figure: MetricDef) -> BTreeMap<String, f64> {
 }
 
 #[track_caller]
-fn check(producers: &Producers, figure: MetricDef, expected: &[(&str, f64)]) {
+fn check(producers: &Producers, metric: MetricDef, expected: &[(&str, f64)]) {
     let expected = expected
         .iter()
         .map(|&(label, value)| (label.to_owned(), value))
         .collect();
-    assert_eq!(values(producers, figure), expected, "{}", figure.name);
+    assert_eq!(values(producers, metric), expected, "{}", metric.name);
 }
 
 #[test]
@@ -77,12 +77,12 @@ fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_k
 fn producers_are_bounded_and_those_that_are_read_stay() {
     let producers = Producers::default();
     let _read = open(&producers, "read", 1);
-    for number in 0..2 * PRODUCERS_SHOWN {
+    for number in 0..2 * PRODUCER_SERIES_MAX {
         producers.committed(&[cursor(&format!("gone-{number}"), 1)]);
     }
     assert_eq!(
         values(&producers, consumer::CURSOR).len(),
-        PRODUCERS_SHOWN - 1
+        PRODUCER_SERIES_MAX - 1
     );
     check(&producers, consumer::PRODUCER_CONNECTED, &[("read", 1.0)]);
 
@@ -90,10 +90,10 @@ fn producers_are_bounded_and_those_that_are_read_stay() {
     let all: Vec<_> = ports
         .map(|port| open(&producers, &format!("here-{port}"), port))
         .collect();
-    assert_eq!(all.len(), 2 * PRODUCERS_SHOWN);
+    assert_eq!(all.len(), 2 * PRODUCER_SERIES_MAX);
     assert_eq!(
         values(&producers, consumer::PRODUCER_CONNECTED).len(),
-        PRODUCERS_SHOWN
+        PRODUCER_SERIES_MAX
     );
     drop(all);
     assert_eq!(values(&producers, consumer::PRODUCER_CONNECTED).len(), 1);

@@ -45,15 +45,15 @@ impl Setting {
     }
 
     fn open_at(&mut self, key: Key, at: &Cursor, before: Option<&Cursor>) -> Option<ObservedRange> {
-        let opening = Opening {
+        let start = StreamStart {
             at,
             newest: at.sequence,
             before,
         };
-        self.table.opened(key, opening)
+        self.table.opened(key, start)
     }
 
-    fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> Advanced {
+    fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> AdvanceResult {
         self.table.advanced(cursor, None, had_advanced, self.now)
     }
 
@@ -61,12 +61,12 @@ impl Setting {
         self.table.closed(key, id);
     }
 
-    fn figures(&self, id: &str) -> Option<ProducerFigures> {
+    fn status(&self, id: &str) -> Option<ProducerStatus> {
         self.table.snapshot(self.now).producers.get(id).cloned()
     }
 
     fn lag(&self) -> Option<u64> {
-        self.figures("p")?.lag_cookies
+        self.status("p")?.lag_cookies
     }
 }
 
@@ -76,7 +76,7 @@ fn newest_position_of_any_stream_counts() {
     let [_older, _newer] = [(); 2].map(|()| it.open(HERE, &cursor("p", 1, 5)));
     it.advance(&cursor("p", 1, 9), false);
     let behind = it.advance(&cursor("p", 1, 7), false);
-    assert_eq!(behind, Advanced::Alone);
+    assert_eq!(behind, AdvanceResult::Normal);
     assert_eq!(
         it.table.cursors(),
         [cursor("p", 1, 9), cursor("q", 1, 1)],
@@ -89,10 +89,10 @@ fn producers_that_share_an_id_are_found_and_a_restart_is_none() {
     let mut it = Setting::new(Vec::new());
     let in_epoch = |epoch| cursor("p", epoch, 1);
     let [first, _second] = [1, 2].map(|epoch| it.open(HERE, &in_epoch(epoch)));
-    let alone = Advanced::Alone;
+    let alone = AdvanceResult::Normal;
     assert_eq!(it.advance(&in_epoch(1), false), alone);
     assert_eq!(it.advance(&in_epoch(2), false), alone, "a restart");
-    let found = |is_news| Advanced::Duplicate { is_news };
+    let found = |is_first| AdvanceResult::Duplicate { is_first };
     assert_eq!(it.advance(&in_epoch(1), true), found(true));
     assert_eq!(it.advance(&in_epoch(2), true), found(false));
     it.close(first, "p");
@@ -106,7 +106,7 @@ fn forgotten_unless_a_stream_is_open() {
     let key = it.open(HERE, &stored);
     assert_eq!(it.table.forget("p"), None);
     assert_eq!(it.table.cursors(), std::slice::from_ref(&stored));
-    assert_eq!(it.figures("p").unwrap().durable, None);
+    assert_eq!(it.status("p").unwrap().durable, None);
     it.close(key, "p");
     assert_eq!(it.table.forget("p"), Some(stored));
     assert!(it.table.cursors().is_empty());
@@ -152,12 +152,12 @@ fn epoch_that_an_earlier_process_watched_was_seen_by_it_alone() {
 fn lag_is_what_is_known_and_not_durable() {
     let mut it = Setting::new(Vec::new());
     let (key, at) = (it.listed(HERE), cursor("p", 1, 100));
-    let opening = Opening {
+    let start = StreamStart {
         at: &at,
         newest: 500,
         before: None,
     };
-    it.table.opened(key, opening);
+    it.table.opened(key, start);
     assert_eq!(it.lag(), Some(400));
     it.table.committed(&[cursor("p", 1, 300)]);
     assert_eq!(it.lag(), Some(200));
@@ -175,7 +175,7 @@ fn lag_in_a_new_epoch_does_not_count_from_the_cursor_of_the_old() {
     assert_eq!(it.lag(), Some(50));
     it.table.committed(&[cursor("p", 2, 20)]);
     assert_eq!(it.lag(), Some(30));
-    assert_eq!(it.figures("p").unwrap().durable, Some((2, 20)));
+    assert_eq!(it.status("p").unwrap().durable, Some((2, 20)));
 }
 
 #[test]
@@ -187,14 +187,14 @@ fn producer_is_known_while_an_address_reads_from_it_or_it_has_a_cursor() {
     it.close(one, "p");
     it.table.unlisted(one);
     it.close(other, "p");
-    let figures = it.figures("p").unwrap();
-    assert!(figures.is_read && figures.streams == 0, "{figures:?}");
+    let status = it.status("p").unwrap();
+    assert!(status.is_read && status.streams == 0, "{status:?}");
     it.open_at(other, &cursor("next", 1, 0), None);
-    let figures = it.figures("p").unwrap();
-    assert!(!figures.is_read, "another is there now: {figures:?}");
-    assert_eq!(figures.durable, Some((1, 7)));
+    let status = it.status("p").unwrap();
+    assert!(!status.is_read, "another is there now: {status:?}");
+    assert_eq!(status.durable, Some((1, 7)));
     it.table.forget("p");
-    assert_eq!(it.figures("p"), None);
+    assert_eq!(it.status("p"), None);
     it.close(other, "next");
     it.table.unlisted(other);
     assert_eq!(it.table.snapshot(it.now), Snapshot::default());
@@ -209,7 +209,7 @@ fn address_shows_its_last_stream() {
     assert_eq!(shown(&it).why_not.as_deref(), Some("Connection refused"));
     let at = cursor("p", 7, 41);
     it.open_at(key, &at, None);
-    assert_eq!(it.table.connected_of_listed(), (1, 1));
+    assert_eq!(it.table.connected_and_total(), (1, 1));
     let arrival = Arrival {
         accepted_unix_micros: 1_000_000,
         received_unix_micros: 1_012_000,
@@ -226,9 +226,9 @@ fn address_shows_its_last_stream() {
         why_not: None,
     };
     assert_eq!(shown(&it), expected);
-    assert_eq!(it.table.connected_of_listed(), (0, 1));
-    let figures = it.figures("p").unwrap();
-    assert_eq!(figures.skew_micros, Some(12_000));
+    assert_eq!(it.table.connected_and_total(), (0, 1));
+    let status = it.status("p").unwrap();
+    assert_eq!(status.skew_micros, Some(12_000));
 }
 
 #[test]
@@ -238,8 +238,8 @@ fn address_that_was_listed_again_is_not_unlisted_by_the_end_of_the_one_before() 
     let again = it.table.listed(before.address, "http://again");
     it.close(before, "p");
     it.table.unlisted(before);
-    assert_eq!(it.table.connected_of_listed(), (0, 1));
+    assert_eq!(it.table.connected_and_total(), (0, 1));
     assert_eq!(it.table.streams("p"), 0);
     it.table.unlisted(again);
-    assert_eq!(it.table.connected_of_listed(), (0, 0));
+    assert_eq!(it.table.connected_and_total(), (0, 0));
 }

@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Answer, Expired, Expiry, Found, FullEntry, Loaded, Receipt, Rejected, Store, StoreError,
-    Written,
+    Answer, Expired, Expiry, FullRetryEntry, LookupResult, Receipt, RejectedCookie, Store,
+    StoreError, StoredState, WriteOutcome,
 };
 
 /// Fails some times, then writes slowly.
@@ -19,7 +19,7 @@ pub(super) struct FakeStore {
     pub(super) slow: Duration,
     /// How long a commit takes, whether it fails or not.
     pub(super) slow_commit: Duration,
-    pub(super) hangs_after: Option<Duration>,
+    pub(super) hang_timeout: Option<Duration>,
     pub(super) broken: bool,
     /// Refuses the first cookie of every batch forever.
     pub(super) picky: bool,
@@ -31,7 +31,7 @@ pub(super) struct FakeStore {
     /// Times that it puts nothing into its retry queue.
     pub(super) failed_puts: AtomicU32,
     /// What is in its retry queue.
-    pub(super) aside: Mutex<Vec<FullEntry>>,
+    pub(super) retry_queue: Mutex<Vec<FullRetryEntry>>,
     /// Times that the answer to a removal from the retry queue is lost.
     pub(super) lost_removals: AtomicU32,
     /// Times that it can be read but not written.
@@ -50,11 +50,11 @@ impl FakeStore {
 }
 
 impl Store for FakeStore {
-    fn load(&self) -> Answer<'_, Loaded> {
-        std::future::ready(Ok(Loaded::default())).boxed()
+    fn load(&self) -> Answer<'_, StoredState> {
+        std::future::ready(Ok(StoredState::default())).boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         async move {
             self.note("write", &batch);
             if self.broken {
@@ -72,16 +72,16 @@ impl Store for FakeStore {
             self.note("written", &batch);
             let cursors = batch.cursors().to_vec();
             self.batches.lock().unwrap().push((batch.len(), cursors));
-            let rejected = Rejected {
+            let rejected = RejectedCookie {
                 index: 0,
                 reason: "not this one".to_owned(),
             };
-            let mut written = Written::default();
+            let mut written = WriteOutcome::default();
             if let Some(dsp_id) = self.failing_dsp {
                 let indices = (0..).zip(batch.cookies());
                 let indices = indices.filter(|(_, cookie)| cookie.dsp_id == dsp_id);
                 let indices = indices.map(|(index, _)| index).collect();
-                written.not_taken(dsp_id, Some("no right".into()), indices);
+                written.deferred(dsp_id, Some("no right".into()), indices);
             }
             let is_picky = self.picky || self.has_failed_commit.load(Ordering::Relaxed);
             written.rejected.extend(is_picky.then_some(rejected));
@@ -106,7 +106,7 @@ impl Store for FakeStore {
         .boxed()
     }
 
-    fn put_aside(&self, entries: Arc<[FullEntry]>) -> Answer<'_, ()> {
+    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let answer = match self.failed_puts.fetch_update(set, fetch, less) {
@@ -114,8 +114,8 @@ impl Store for FakeStore {
             Err(_) => Ok(()),
         };
         if answer.is_ok() {
-            let mut aside = self.aside.lock().unwrap();
-            aside.extend(entries.iter().cloned());
+            let mut retry_queue = self.retry_queue.lock().unwrap();
+            retry_queue.extend(entries.iter().cloned());
         }
         let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
         let event = format!("put {cookies}: {}", answer.is_ok());
@@ -123,18 +123,18 @@ impl Store for FakeStore {
         std::future::ready(answer).boxed()
     }
 
-    fn read_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
-        let aside = self.aside.lock().unwrap();
-        let found = aside
+    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+        let retry_queue = self.retry_queue.lock().unwrap();
+        let found = retry_queue
             .iter()
             .filter(|full| numbers.contains(&full.entry.number));
         let chunks = found.map(|full| full.chunk.clone()).collect();
         std::future::ready(Ok(chunks)).boxed()
     }
 
-    fn remove_aside<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
-        let mut aside = self.aside.lock().unwrap();
-        aside.retain(|full| !numbers.contains(&full.entry.number));
+    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+        let mut retry_queue = self.retry_queue.lock().unwrap();
+        retry_queue.retain(|full| !numbers.contains(&full.entry.number));
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let answer = match self.lost_removals.fetch_update(set, fetch, less) {
@@ -144,8 +144,8 @@ impl Store for FakeStore {
         std::future::ready(answer).boxed()
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, Found> {
-        std::future::ready(Ok(Found::default())).boxed()
+    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, LookupResult> {
+        std::future::ready(Ok(LookupResult::default())).boxed()
     }
 
     fn ping(&self) -> Answer<'_, ()> {
@@ -167,11 +167,11 @@ impl Store for FakeStore {
         std::future::ready(Ok(nothing)).boxed()
     }
 
-    fn hangs_after(&self) -> Option<Duration> {
-        self.hangs_after
+    fn hang_timeout(&self) -> Option<Duration> {
+        self.hang_timeout
     }
 
-    fn forget_cursors(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
         std::future::ready(Ok(Vec::new())).boxed()
     }
 }

@@ -72,7 +72,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let store = Arc::new(store.unwrap());
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
-    let (hand_over, batches) = hand_over();
+    let (batch_sender, batches) = batch_sender();
     let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
     let suppression = Arc::new(Mutex::new(suppression));
     let letters = dir.path().join("letters");
@@ -82,10 +82,10 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         Arc::new(Health::default()),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        Aside::new(BTreeSet::new(), metrics.aside.clone()),
+        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
         CancellationToken::new(),
     );
-    let limits = Limits {
+    let limits = BatchLimits {
         flush_interval: Duration::from_millis(1),
         cookies_max: 3,
         bytes_max: 1 << 20,
@@ -101,7 +101,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         fast_drain,
     );
     let tasks = TaskTracker::new();
-    let collecting = tasks.spawn(collector.run(reader, hand_over));
+    let collecting = tasks.spawn(collector.run(reader, batch_sender));
     let writing = tasks.spawn(writer.run(batches));
 
     let began = unix_micros() - 60_000_000;

@@ -40,8 +40,8 @@ async fn batch_is_written_while_the_one_before_is_committed_and_committed_after_
     let sink = overlapping(slow()).await;
     let overlap = ["write 1", "written 1", "commit 1", "write 2", "written 2"];
     check_events(&sink.store, &overlap);
-    let figures = sink.metrics.sink.ledger.figures();
-    assert_eq!((figures.written, figures.waiting), (0, 2));
+    let counts = sink.metrics.sink.ledger.counts();
+    assert_eq!((counts.written, counts.waiting), (0, 2));
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
     let events = sink.store.events.lock().unwrap();
@@ -63,8 +63,8 @@ async fn batch_counts_as_soon_as_it_is_durable() {
     push(&sink, 2).await;
     sleep(2 * SECOND).await;
     // The next batch fails on and on, but this one does not wait for it.
-    let figures = sink.metrics.sink.ledger.figures();
-    assert_eq!((figures.written, figures.waiting), (1, 1));
+    let counts = sink.metrics.sink.ledger.counts();
+    assert_eq!((counts.written, counts.waiting), (1, 1));
     sink.stop.cancel();
 }
 
@@ -146,8 +146,8 @@ async fn what_is_refused_only_when_a_batch_is_written_again_is_no_reason_to_leav
     }
     drop(sink.buffer);
     sink.ended.await.unwrap().unwrap();
-    let figures = settled(&sink.metrics);
-    assert_eq!((figures.suppressed, figures.rejected), (0, 2));
+    let counts = settled(&sink.metrics);
+    assert_eq!((counts.suppressed, counts.rejected), (0, 2));
 }
 
 #[tokio::test(start_paused = true)]

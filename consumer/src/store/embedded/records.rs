@@ -1,7 +1,7 @@
 //! How records lie on the disk.
 //!
 //! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`; so one range read gives all of
-//! a user's buyer uids, and user `ab` is never mistaken for the beginning of `abc`. Value: the time accepted as
+//! a user's buyer uids, and user `ab` is never mistaken for the resumption of `abc`. Value: the time accepted as
 //! big-endian `u64`, then the buyer uid.
 
 use proto::limits::USER_ID_BYTES_MAX;

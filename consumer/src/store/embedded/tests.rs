@@ -32,7 +32,7 @@ async fn open(dir: &TempDir) -> EmbeddedStore {
     EmbeddedStore::open_with(dir, ttls(), TUNING).await.unwrap()
 }
 
-async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) -> Written {
+async fn write(store: &EmbeddedStore, at: u64, cookies: &[(&str, u32, &str)]) -> WriteOutcome {
     let batch = Arc::new(batch(&[chunk(1, at, cookies)]));
     store.write(batch).await.unwrap()
 }
@@ -241,9 +241,12 @@ async fn cursors_untouched_for_long_are_forgotten() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
-    assert!(store.forget_cursors(NOW).await.unwrap().is_empty());
+    assert!(store.delete_cursors_before(NOW).await.unwrap().is_empty());
     assert_eq!(store.load().await.unwrap().cursors.len(), 1);
-    assert_eq!(store.forget_cursors(NOW + 1).await.unwrap(), ["p".into()]);
+    assert_eq!(
+        store.delete_cursors_before(NOW + 1).await.unwrap(),
+        ["p".into()]
+    );
     assert!(store.load().await.unwrap().cursors.is_empty());
 }
 

@@ -45,7 +45,7 @@ pub enum Kind {
     /// Inserts them, each on its own: those whose user is there already come back as duplicates.
     Insert,
     /// Asks which users are there, and with which time.
-    Look,
+    Find,
     /// Replaces those that are there by newer ones; neither inserts one nor replaces a newer one. Says how many
     /// were there and how many were replaced.
     ///
@@ -81,7 +81,7 @@ impl Kind {
         let mut bson = Bson::with_capacity((indices.len() + 1) * COOKIE_BYTES);
         let command = bson.begin();
         bson.string(self.name(), COOKIES.as_bytes());
-        if self == Self::Look {
+        if self == Self::Find {
             look(&mut bson, cookies);
         } else {
             head(&mut bson, concern);
@@ -100,7 +100,7 @@ impl Kind {
                 Self::Upsert => cookies
                     .enumerate()
                     .for_each(|(at, cookie)| upsert(&mut bson, at, &cookie)),
-                Self::Replace | Self::Look => {
+                Self::Replace | Self::Find => {
                     for (at, group) in indices.chunks(REPLACE_GROUP).enumerate() {
                         replace(&mut bson, at, batch, group);
                     }
@@ -114,7 +114,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Self::Insert => "insert",
-            Self::Look => "find",
+            Self::Find => "find",
             Self::Replace | Self::Upsert => "update",
         }
     }

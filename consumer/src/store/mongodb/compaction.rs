@@ -45,16 +45,16 @@ const REUSABLE_PART: u64 = 10;
 
 /// What the last compaction of a collection did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Last {
+struct LastCompaction {
     at_millis: i64,
     reusable: u64,
     freed: u64,
 }
 
 /// Whether to compact a collection of which so many bytes are [`reusable`] now.
-fn is_worth_it(reusable: u64, last: Option<Last>) -> bool {
-    let was_in_vain = |last: Last| last.freed < last.reusable / 10;
-    let grew = |last: Last| reusable > last.reusable + last.reusable / 4;
+fn is_worth_it(reusable: u64, last: Option<LastCompaction>) -> bool {
+    let was_in_vain = |last: LastCompaction| last.freed < last.reusable / 10;
+    let grew = |last: LastCompaction| reusable > last.reusable + last.reusable / 4;
     reusable > 0 && last.is_none_or(|last| !was_in_vain(last) || grew(last))
 }
 
@@ -87,7 +87,7 @@ impl Inner {
                 return Ok(false);
             }
             let database = self.database(connection, dsp_id);
-            let one = One {
+            let one = CollectionCompaction {
                 store: self,
                 connection,
                 namespace: format!("{}.{COOKIES}", database.name()),
@@ -97,7 +97,7 @@ impl Inner {
             if compacted.is_err() && compaction.stop.is_cancelled() {
                 return Ok(false);
             }
-            complete &= self.of_one(compacted, &mut failed).await? != Some(false);
+            complete &= self.isolate(compacted, &mut failed).await? != Some(false);
         }
         failed.map_or(Ok(complete), Err)
     }
@@ -108,9 +108,9 @@ impl Inner {
         connection: &Connection,
         compaction: &Compaction<'_>,
         failed: &mut Option<StoreError>,
-    ) -> Result<Vec<(u32, Option<Last>)>, StoreError> {
+    ) -> Result<Vec<(u32, Option<LastCompaction>)>, StoreError> {
         let records = self.find_own(RECORDS, doc! {}).await?;
-        let records: HashMap<&str, Last> = records.iter().filter_map(decode).collect();
+        let records: HashMap<&str, LastCompaction> = records.iter().filter_map(decode).collect();
         // One that is said to be later than now was recorded by a clock that was ahead.
         let now = compaction.clock.now().as_millisecond();
         let recently = date(compaction.since).timestamp_millis()..=now;
@@ -118,7 +118,7 @@ impl Inner {
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let has_cookies = self.has_cookies(&database).await;
-            if self.of_one(has_cookies, failed).await? != Some(true) {
+            if self.isolate(has_cookies, failed).await? != Some(true) {
                 continue;
             }
             let namespace = format!("{}.{COOKIES}", database.name());
@@ -158,8 +158,8 @@ async fn operations(connection: &Connection, filter: Document) -> Result<Vec<Bso
         .collect())
 }
 
-fn decode(record: &Document) -> Option<(&str, Last)> {
-    let last = Last {
+fn decode(record: &Document) -> Option<(&str, LastCompaction)> {
+    let last = LastCompaction {
         at_millis: record.get_datetime("at").ok()?.timestamp_millis(),
         reusable: record.get("reusable").and_then(number)?,
         freed: record.get("freed").and_then(number)?,
@@ -168,18 +168,18 @@ fn decode(record: &Document) -> Option<(&str, Last)> {
 }
 
 /// The compaction of one collection.
-struct One<'a> {
+struct CollectionCompaction<'a> {
     store: &'a Inner,
     connection: &'a Connection,
     namespace: String,
     database: Database,
 }
 
-impl One<'_> {
+impl CollectionCompaction<'_> {
     /// Compacts it if that is worth it; false where somebody else's compaction of it is running.
     async fn compact(
         &self,
-        last: Option<Last>,
+        last: Option<LastCompaction>,
         compaction: &Compaction<'_>,
     ) -> Result<bool, Failure> {
         let stats = run(self.database.run_command(doc! { "collStats": COOKIES })).await?;
@@ -267,7 +267,7 @@ mod tests {
 
     #[track_caller]
     fn check(reusable: u64, last: Option<(u64, u64)>, expected: bool) {
-        let last = last.map(|(reusable, freed)| Last {
+        let last = last.map(|(reusable, freed)| LastCompaction {
             at_millis: 0,
             reusable,
             freed,

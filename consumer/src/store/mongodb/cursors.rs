@@ -43,9 +43,9 @@ const ACKNOWLEDGED_MILLIS: i32 = 3_000;
 
 /// The latest commit that had cursors, or what was loaded at the start.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Committed(Vec<Cursor>);
+pub(super) struct CommittedCursors(Vec<Cursor>);
 
-impl Committed {
+impl CommittedCursors {
     /// Whether a server that has `found` may well have all that was committed: the same cursors, or those of a later commit
     /// whose answer was lost, which is the one of `batch`.
     fn is_within(&self, found: &[Cursor], batch: &Batch) -> bool {
@@ -67,13 +67,13 @@ impl Inner {
     pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
         self.server(self.connection().await?).await?;
         let cursors = self.read_cursors().await?;
-        *lock(&self.committed) = Committed(cursors.clone());
+        *lock(&self.committed) = CommittedCursors(cursors.clone());
         Ok(cursors)
     }
 
     /// Fails for good when the server lacks what was committed before: it, or another in its place, was set up anew,
     /// restored from a backup, or rolled back. Cookies since then are gone from it, which this process takes for stored.
-    async fn check_kept(&self, batch: &Batch) -> Result<(), StoreError> {
+    async fn check_cursors_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let found = self.read_cursors().await?;
         if lock(&self.committed).is_within(&found, batch) {
             return Ok(());
@@ -93,13 +93,13 @@ impl Inner {
         let connection = self.connection().await?;
         let _commit = self.commit_times.begin();
         self.check_server(connection, receipt).await?;
-        self.check_kept(batch).await?;
+        self.check_cursors_kept(batch).await?;
         if !batch.cursors().is_empty() {
             self.commit_cursors(connection, batch.cursors()).await?;
         }
         self.check_server(connection, receipt).await?;
         if !batch.cursors().is_empty() {
-            *lock(&self.committed) = Committed(batch.cursors().to_vec());
+            *lock(&self.committed) = CommittedCursors(batch.cursors().to_vec());
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Inner {
         match known {
             Some(server) => Ok(server),
             None => {
-                let server = ask_server(connection).await?;
+                let server = server_process(connection).await?;
                 *lock(&self.server) = Some(server);
                 Ok(server)
             }
@@ -122,7 +122,7 @@ impl Inner {
         connection: &Connection,
         expected: Receipt,
     ) -> Result<(), StoreError> {
-        let found = ask_server(connection).await?;
+        let found = server_process(connection).await?;
         *lock(&self.server) = Some(found);
         if found == expected {
             return Ok(());
@@ -174,14 +174,14 @@ impl Inner {
     }
 
     /// Whether the server can be written soon, so that what fails is a matter of one database.
-    pub(super) async fn works_elsewhere(&self) -> bool {
+    pub(super) async fn is_server_available(&self) -> bool {
         let check = timeout(WORKS_WITHIN, self.check_writable()).await;
         check.is_ok_and(|check| check.is_ok())
     }
 
     /// What came of one DSP's part of a task for all. Its trouble is noted in `failed`, and none of the others'; only that of
     /// the whole server is an error.
-    pub(super) async fn of_one<T>(
+    pub(super) async fn isolate<T>(
         &self,
         result: Result<T, Failure>,
         failed: &mut Option<StoreError>,
@@ -189,7 +189,7 @@ impl Inner {
         let error = match result {
             Ok(done) => return Ok(Some(done)),
             Err(Failure::Dsp(why)) => StoreError::Unavailable(why),
-            Err(Failure::Server(error)) if self.works_elsewhere().await => error,
+            Err(Failure::Server(error)) if self.is_server_available().await => error,
             Err(Failure::Server(error)) => return Err(error),
         };
         failed.get_or_insert(error);
@@ -237,7 +237,7 @@ impl Inner {
         // Nobody accounts for these any more.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
-        self.delete_aside_of_others(gone).await?;
+        self.delete_abandoned_retries(gone).await?;
         let gone = doc! { "at": { "$lt": date(gone) } };
         self.delete_own(COLLECTION, gone).await?;
         if !found.is_empty() {
@@ -307,7 +307,7 @@ fn decode_cursor(document: &Document) -> Option<Cursor> {
 }
 
 /// The id of the server's process, new at each start; none tells the same where it has none.
-async fn ask_server(connection: &Connection) -> Result<Receipt, StoreError> {
+async fn server_process(connection: &Connection) -> Result<Receipt, StoreError> {
     let admin = connection.client.database("admin");
     let hello = in_time(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
     receipt_of(&hello)
@@ -349,7 +349,7 @@ mod tests {
             sequence,
             complete: true,
         };
-        let committed = Committed(vec![cursor(1, 50)]);
+        let committed = CommittedCursors(vec![cursor(1, 50)]);
         let mut batch = Batch::new(1, 1);
         let within = |found: &[Cursor], batch: &Batch| committed.is_within(found, batch);
         assert!(within(&[cursor(1, 50)], &batch) && within(&[cursor(1, 60)], &batch));
@@ -358,6 +358,6 @@ mod tests {
         assert!(!within(&[cursor(2, 10)], &batch));
         batch.advance(&cursor(2, 10));
         assert!(within(&[cursor(2, 10)], &batch));
-        assert!(Committed::default().is_within(&[], &batch));
+        assert!(CommittedCursors::default().is_within(&[], &batch));
     }
 }

@@ -33,10 +33,10 @@ use super::{
     connection::{Connection, answered, run},
     lock,
     retry_policy::{Failure, code, failure, unavailable},
-    sweep::{Record, Records},
+    sweep::{SweepRecord, SweepRecords},
 };
 use crate::store::{Expired, Expiry, StoreError};
-use plan::{NAME, Plan, Todo, Wanted, plan};
+use plan::{DesiredIndex, IndexAction, IndexPlan, NAME, plan};
 
 /// How long the server may wait for a lock before it gives a change up, and lets writes go on.
 const CHANGE_MILLIS: i32 = 5_000;
@@ -48,14 +48,14 @@ impl Inner {
     /// Creates the collection of a DSP, which creates its database; with its index, where cookies expire by one. The index
     /// expires nothing until the next look at all collections, as by day. If this ends between the two, or the collection is there
     /// already, that look creates the index: with millions of documents it takes minutes.
-    pub(super) async fn make_slot(
+    pub(super) async fn create_slot(
         &self,
         connection: &Connection,
         dsp_id: u32,
     ) -> Result<(), Failure> {
         let database = self.database(connection, dsp_id);
         if !self.has_cookies(&database).await? {
-            let mode = self.mode_of_server(connection).await?;
+            let mode = self.server_mode(connection).await?;
             let made = answered(async {
                 collection::create(&database).await?;
                 match mode {
@@ -98,13 +98,20 @@ impl Inner {
     }
 
     /// What the index of a collection is to be, which may have been swept.
-    fn wanted(&self, dsp_id: u32, expiry: &Expiry<'_>, swept: Option<&Record>) -> Wanted {
+    fn desired(
+        &self,
+        dsp_id: u32,
+        expiry: &Expiry<'_>,
+        swept: Option<&SweepRecord>,
+    ) -> DesiredIndex {
         match self.options.expiry {
             ExpiryMode::Index if expiry.open || swept.is_none() => {
-                Wanted::After(self.expire_after_seconds(dsp_id, expiry.open))
+                DesiredIndex::After(self.expire_after_seconds(dsp_id, expiry.open))
             }
-            ExpiryMode::Sweep if expiry.open && swept.is_some_and(Record::is_swept) => Wanted::Gone,
-            ExpiryMode::Index | ExpiryMode::Sweep => Wanted::Off,
+            ExpiryMode::Sweep if expiry.open && swept.is_some_and(SweepRecord::is_swept) => {
+                DesiredIndex::Gone
+            }
+            ExpiryMode::Index | ExpiryMode::Sweep => DesiredIndex::Off,
         }
     }
 
@@ -113,7 +120,7 @@ impl Inner {
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
-        records: &Records,
+        records: &SweepRecords,
     ) -> Result<Expired, StoreError> {
         let Expiry { now, stop, .. } = *expiry;
         let mut expired = Expired {
@@ -125,9 +132,9 @@ impl Inner {
             let database = self.database(connection, dsp_id);
             let namespace = format!("{}.{COOKIES}", database.name());
             let swept = records.get(&namespace);
-            let wanted = self.wanted(dsp_id, expiry, swept);
+            let desired = self.desired(dsp_id, expiry, swept);
             let has_cookies = self.has_cookies(&database).await;
-            if self.of_one(has_cookies, failed).await? != Some(true) {
+            if self.isolate(has_cookies, failed).await? != Some(true) {
                 continue;
             }
             if stop.is_cancelled() {
@@ -146,14 +153,14 @@ impl Inner {
             if over > Duration::ZERO {
                 expired.overdue.insert(dsp_id, over);
             }
-            let looked = self.look_at(connection, &database, wanted).await;
+            let looked = self.update_index(connection, &database, desired).await;
             let looked = looked.map_err(|failure| match failure {
                 Failure::Dsp(why) => Failure::Dsp(format!("the index of {namespace}: {why}")),
                 failure @ Failure::Server(_) => failure,
             });
-            let done = self.of_one(looked, failed).await?;
+            let done = self.isolate(looked, failed).await?;
             expired.complete &= done != Some(false);
-            if done == Some(true) && swept.is_some() && matches!(wanted, Wanted::After(_)) {
+            if done == Some(true) && swept.is_some() && matches!(desired, DesiredIndex::After(_)) {
                 self.forget_record(&namespace).await?;
             }
         }
@@ -161,14 +168,14 @@ impl Inner {
     }
 
     /// Looks at one collection; false when its index has to wait for a compaction.
-    async fn look_at(
+    async fn update_index(
         &self,
         connection: &Connection,
         database: &Database,
-        wanted: Wanted,
+        desired: DesiredIndex,
     ) -> Result<bool, Failure> {
-        let plan = plan(&list_indexes(database).await?, wanted);
-        if plan == Plan::default() {
+        let plan = plan(&list_indexes(database).await?, desired);
+        if plan == IndexPlan::default() {
             return Ok(true);
         }
         if self.is_building(database.name())
@@ -176,12 +183,12 @@ impl Inner {
         {
             return Ok(false);
         }
-        let seconds = match wanted {
-            Wanted::After(seconds) => seconds,
-            Wanted::Off | Wanted::Gone => NEVER_SECONDS,
+        let seconds = match desired {
+            DesiredIndex::After(seconds) => seconds,
+            DesiredIndex::Off | DesiredIndex::Gone => NEVER_SECONDS,
         };
-        let create = plan.todo == Todo::Create;
-        let carried_out = answered(carry_out(database, plan, seconds)).await?;
+        let create = plan.todo == IndexAction::Create;
+        let carried_out = answered(apply_plan(database, plan, seconds)).await?;
         carried_out.map_err(|error| failure(&error))?;
         if create {
             self.build_index(database, seconds).await
@@ -280,14 +287,14 @@ async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
     database.run_command(command).await.map(|_| ())
 }
 
-async fn carry_out(database: &Database, plan: Plan, seconds: i64) -> Result<(), Error> {
+async fn apply_plan(database: &Database, plan: IndexPlan, seconds: i64) -> Result<(), Error> {
     for name in &plan.drop {
         drop_index(database, name).await?;
     }
     match &plan.todo {
         // What has to be made is not waited for here.
-        Todo::Nothing | Todo::Create => Ok(()),
-        Todo::Change(name) => {
+        IndexAction::Nothing | IndexAction::Create => Ok(()),
+        IndexAction::Change(name) => {
             let change = doc! {
                 "collMod": COOKIES,
                 "index": { "name": name, "expireAfterSeconds": seconds },

@@ -5,7 +5,7 @@
 //! repeat in eleven on (see the costs in `command.rs`).
 
 /// From this share of repeats on cookies are looked for first.
-const LOOK_FROM: f64 = 0.10;
+const FIND_FROM: f64 = 0.10;
 
 /// Below this share they are inserted at once again.
 const INSERT_BELOW: f64 = 0.05;
@@ -18,13 +18,13 @@ const MEMORY: f64 = 0.8;
 pub(super) struct InsertStrategy {
     cookies: f64,
     repeats: f64,
-    looks_first: bool,
+    finds_first: bool,
 }
 
 impl InsertStrategy {
     /// Whether to look before inserting.
-    pub(super) fn looks_first(&self) -> bool {
-        self.looks_first
+    pub(super) fn finds_first(&self) -> bool {
+        self.finds_first
     }
 
     /// Notes how many of so many cookies were there already.
@@ -33,10 +33,10 @@ impl InsertStrategy {
         self.cookies = self.cookies * MEMORY + as_f64(cookies);
         self.repeats = self.repeats * MEMORY + as_f64(repeats);
         let share = self.repeats / self.cookies.max(1.0);
-        if share >= LOOK_FROM {
-            self.looks_first = true;
+        if share >= FIND_FROM {
+            self.finds_first = true;
         } else if share < INSERT_BELOW {
-            self.looks_first = false;
+            self.finds_first = false;
         }
     }
 }
@@ -48,22 +48,22 @@ mod tests {
     #[test]
     fn strategy_changes_with_the_share_and_not_between_its_bounds() {
         let mut strategy = InsertStrategy::default();
-        assert!(!strategy.looks_first());
+        assert!(!strategy.finds_first());
         for _ in 0..50 {
             strategy.observe(1_000, 70);
         }
-        assert!(!strategy.looks_first(), "7 % do not turn it");
+        assert!(!strategy.finds_first(), "7 % do not turn it");
         strategy.observe(1_000, 800);
-        assert!(strategy.looks_first());
+        assert!(strategy.finds_first());
         for _ in 0..50 {
             strategy.observe(1_000, 70);
         }
-        assert!(strategy.looks_first(), "nor back");
+        assert!(strategy.finds_first(), "nor back");
         for _ in 0..10 {
             strategy.observe(1_000, 0);
         }
-        assert!(!strategy.looks_first());
+        assert!(!strategy.finds_first());
         strategy.observe(0, 0);
-        assert!(!strategy.looks_first());
+        assert!(!strategy.finds_first());
     }
 }

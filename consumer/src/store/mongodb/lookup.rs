@@ -22,23 +22,23 @@ use super::{
 };
 use tokio::time::timeout;
 
-use crate::store::{Found, StoreError};
+use crate::store::{LookupResult, StoreError};
 
 /// How long the list of DSPs is believed when it is only for a lookup.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// DSPs that one lookup asks at the same time: more only make mongod's threads wait for each other.
-const FINDS_AT_ONCE: usize = 32;
+const CONCURRENT_FINDS_MAX: usize = 32;
 
 /// How long one DSP's database is waited for.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Inner {
-    pub(super) async fn find_user(&self, user_id: &str) -> Result<Found, StoreError> {
+    pub(super) async fn find_user(&self, user_id: &str) -> Result<LookupResult, StoreError> {
         let connection = self.lookups().await?;
         let now = unix_micros();
         let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
-        let mut all = Found::default();
+        let mut all = LookupResult::default();
         // One command is in flight there already, and each lookup would wait as long as it.
         dsps.retain(|dsp_id| {
             let hangs = !self.breakers.may_try(*dsp_id);
@@ -55,7 +55,7 @@ impl Inner {
             let found = find(connection, database, user_id, before);
             async move { (dsp_id, found.await) }
         });
-        let mut finds = stream::iter(finds).buffer_unordered(FINDS_AT_ONCE);
+        let mut finds = stream::iter(finds).buffer_unordered(CONCURRENT_FINDS_MAX);
         while let Some((dsp_id, found)) = finds.next().await {
             match found {
                 Ok(buyer_uid) => all.buyer_uids.extend(buyer_uid.map(|it| (dsp_id, it))),

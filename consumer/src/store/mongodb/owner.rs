@@ -51,7 +51,7 @@ impl Inner {
     }
 
     /// How cookies expire in this server: as the owner says.
-    pub(super) async fn mode_of_server(
+    pub(super) async fn server_mode(
         &self,
         connection: &Connection,
     ) -> Result<ExpiryMode, StoreError> {

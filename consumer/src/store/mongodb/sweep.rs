@@ -12,7 +12,7 @@
 //! The collection whose newest pass began the longest ago is first: one that needs more than a window keeps no other from its
 //! turn.
 
-pub(super) mod commits;
+pub(super) mod commit_times;
 mod pace;
 mod pass;
 mod record;
@@ -31,16 +31,16 @@ use super::{
     date, number,
     retry_policy::{Failure, write_errors},
 };
-use crate::store::{Expiry, StoreError, Swept};
-use pace::{Pace, Took};
-use pass::{Pass, Seen, expired};
-pub(super) use record::Record;
+use crate::store::{Expiry, StoreError, SweepProgress};
+use pace::{Pace, StepTiming};
+use pass::{Pass, SweptDocument, expired};
+pub(super) use record::SweepRecord;
 
 /// The collection of records.
 const RECORDS: &str = "sweeps";
 
 /// Most documents that one command deletes: 5 to 12 µs each.
-const DELETED_AT_ONCE: usize = 1_000;
+const DELETES_PER_COMMAND_MAX: usize = 1_000;
 
 /// How often the lease of the maintenance is prolonged meanwhile.
 const LEASE_INTERVAL: Duration = Duration::from_secs(300);
@@ -53,7 +53,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const SWEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// What is noted of the sweeps of each collection, by namespace.
-pub(super) type Records = BTreeMap<String, Record>;
+pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
 
 /// One sweep through all collections.
 struct Sweep<'a> {
@@ -78,7 +78,7 @@ struct Due {
     namespace: String,
     database: Database,
     ttl: Duration,
-    record: Record,
+    record: SweepRecord,
     /// When the sweep began.
     documents: u64,
 }
@@ -92,9 +92,9 @@ struct Documents<'a> {
 }
 
 impl Inner {
-    pub(super) async fn read_records(&self) -> Result<Records, StoreError> {
+    pub(super) async fn read_records(&self) -> Result<SweepRecords, StoreError> {
         let found = self.find_own(RECORDS, doc! {}).await?;
-        Ok(found.iter().filter_map(Record::decode).collect())
+        Ok(found.iter().filter_map(SweepRecord::decode).collect())
     }
 
     /// Notes that a collection is not swept any more.
@@ -117,7 +117,7 @@ impl Inner {
     pub(super) async fn sweep(
         &self,
         expiry: &Expiry<'_>,
-        records: Records,
+        records: SweepRecords,
         failed: &mut Option<StoreError>,
     ) -> Result<(bool, bool), StoreError> {
         let connection = self.connection().await?;
@@ -153,7 +153,7 @@ impl Inner {
             }
             sweep.waiting -= due.documents;
             let swept = sweep.one(due).await;
-            match self.of_one(swept, failed).await? {
+            match self.isolate(swept, failed).await? {
                 Some(true) => {}
                 Some(false) => {
                     complete = false;
@@ -172,7 +172,7 @@ impl Inner {
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
-        mut records: Records,
+        mut records: SweepRecords,
         failed: &mut Option<StoreError>,
     ) -> Result<Vec<Due>, StoreError> {
         let mut all = Vec::new();
@@ -188,7 +188,7 @@ impl Inner {
                 continue;
             }
             let documents = self.documents(&database).await;
-            let Some(Some(documents)) = self.of_one(documents, failed).await? else {
+            let Some(Some(documents)) = self.isolate(documents, failed).await? else {
                 continue;
             };
             all.push(Due {
@@ -233,13 +233,13 @@ impl Sweep<'_> {
             }
             let began = Instant::now();
             let seen = documents.next(self.pace.documents()).await?;
-            let mut took = Took {
+            let mut took = StepTiming {
                 command: began.elapsed(),
                 documents: seen.len() as u64,
-                ..Took::default()
+                ..StepTiming::default()
             };
             let is_complete = pass.look(&seen) || documents.cursor == Some(0);
-            for ids in expired(seen, before).chunks(DELETED_AT_ONCE) {
+            for ids in expired(seen, before).chunks(DELETES_PER_COMMAND_MAX) {
                 if self.expiry.stop.is_cancelled() {
                     return Ok(false);
                 }
@@ -285,9 +285,9 @@ impl Sweep<'_> {
         let answer = run(database.run_command(command)).await?;
         let deleted = answer.get("n").and_then(number).unwrap_or_default();
         self.deleted += deleted;
-        (self.expiry.report)(&Swept {
+        (self.expiry.report)(&SweepProgress {
             deleted,
-            ..Swept::default()
+            ..SweepProgress::default()
         });
         match write_errors(&answer)?.next() {
             None => Ok(()),
@@ -295,9 +295,9 @@ impl Sweep<'_> {
         }
     }
 
-    fn report(&mut self, took: &Took, documents_left: u64) {
+    fn report(&mut self, took: &StepTiming, documents_left: u64) {
         self.looked += took.documents;
-        (self.expiry.report)(&Swept {
+        (self.expiry.report)(&SweepProgress {
             looked: took.documents,
             deleted: 0,
             left: Some(documents_left),
@@ -322,7 +322,7 @@ impl Sweep<'_> {
 
 impl Documents<'_> {
     /// The next documents, at most so many.
-    async fn next(&mut self, most: usize) -> Result<Vec<Seen>, Failure> {
+    async fn next(&mut self, most: usize) -> Result<Vec<SweptDocument>, Failure> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let command = match self.cursor {
             Some(cursor) => doc! { "getMore": cursor, "collection": COOKIES, "batchSize": most },
@@ -351,7 +351,7 @@ impl Documents<'_> {
             return Ok(Vec::new());
         };
         let seen = documents.into_iter().filter_map(|document| match document {
-            Bson::Document(mut document) => Some(Seen {
+            Bson::Document(mut document) => Some(SweptDocument {
                 accepted: document.get_datetime("t").ok().copied(),
                 id: document.remove("_id").unwrap_or(Bson::Null),
             }),

@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     batch::Batch,
-    store::{Rejected, StoreError, Written},
+    store::{RejectedCookie, StoreError, WriteOutcome},
 };
 
 impl Inner {
@@ -44,7 +44,7 @@ impl Inner {
         self: Arc<Self>,
         dsp_id: u32,
         batch: Arc<Batch>,
-    ) -> Result<Written, StoreError> {
+    ) -> Result<WriteOutcome, StoreError> {
         if !self.breakers.may_try(dsp_id) {
             let why = "no answer yet to what was sent before";
             return Err(StoreError::Unavailable(why.to_owned()));
@@ -70,22 +70,22 @@ impl Inner {
         connection: &Connection,
         dsp_id: u32,
         batch: &Arc<Batch>,
-    ) -> Result<Written, Failure> {
+    ) -> Result<WriteOutcome, Failure> {
         let by_dsp = self.by_dsp(batch).await?;
         if !self.has_slot(dsp_id) {
-            self.make_slot(connection, dsp_id).await?;
+            self.create_slot(connection, dsp_id).await?;
         }
         if by_dsp.is_empty() {
             return self.probe(connection, dsp_id).await;
         }
-        let mut total = Written::default();
+        let mut total = WriteOutcome::default();
         for (dsp_id, indices) in by_dsp {
-            let writing = Writing::new(
+            let writing = CollectionWrite::new(
                 Arc::clone(self),
                 connection.clone(),
                 Arc::clone(batch),
                 dsp_id,
-                Answered::now(),
+                LastReply::now(),
             );
             total.merge(writing.write(indices).await?);
         }
@@ -93,11 +93,11 @@ impl Inner {
     }
 
     /// Writes into a DSP's collection what changes nothing.
-    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<Written, Failure> {
+    async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<WriteOutcome, Failure> {
         let nobody = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
         let command = doc! { "update": COOKIES, "updates": [nobody] };
         run(self.database(connection, dsp_id).run_command(command)).await?;
-        Ok(Written::default())
+        Ok(WriteOutcome::default())
     }
 
     /// Where its milliseconds of CPU hold up no other task.
@@ -110,10 +110,10 @@ impl Inner {
         sorted.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
     }
 
-    fn looks_first(&self, dsp_id: u32) -> bool {
+    fn finds_first(&self, dsp_id: u32) -> bool {
         lock(&self.insert_strategies)
             .get(&dsp_id)
-            .is_some_and(InsertStrategy::looks_first)
+            .is_some_and(InsertStrategy::finds_first)
     }
 
     fn observe(&self, dsp_id: u32, cookies: usize, repeats: usize) {
@@ -127,9 +127,9 @@ impl Inner {
 
 /// When a collection last gave a sign.
 #[derive(Debug, Clone)]
-pub(super) struct Answered(Arc<Mutex<Instant>>);
+pub(super) struct LastReply(Arc<Mutex<Instant>>);
 
-impl Answered {
+impl LastReply {
     pub(super) fn now() -> Self {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
@@ -144,22 +144,22 @@ impl Answered {
 }
 
 /// Brings the cookies of one batch into one collection.
-pub(super) struct Writing {
+pub(super) struct CollectionWrite {
     store: Arc<Inner>,
     connection: Connection,
     batch: Arc<Batch>,
     dsp_id: u32,
-    answered: Answered,
-    done: Written,
+    answered: LastReply,
+    done: WriteOutcome,
 }
 
-impl Writing {
+impl CollectionWrite {
     pub(super) fn new(
         store: Arc<Inner>,
         connection: Connection,
         batch: Arc<Batch>,
         dsp_id: u32,
-        answered: Answered,
+        answered: LastReply,
     ) -> Self {
         Self {
             store,
@@ -167,18 +167,18 @@ impl Writing {
             batch,
             dsp_id,
             answered,
-            done: Written::default(),
+            done: WriteOutcome::default(),
         }
     }
 
     /// Brings in the cookies at these indices, which are all of this DSP.
-    pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<Written, Failure> {
+    pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
         let mut rest = Vec::new();
         if !new.is_empty() {
             let count = new.len();
-            let to_look_for = if self.store.looks_first(self.dsp_id) {
+            let to_look_for = if self.store.finds_first(self.dsp_id) {
                 new
             } else {
                 self.insert(new).await?
@@ -214,7 +214,7 @@ impl Writing {
     async fn look(&mut self, mut cookies: Vec<u32>) -> Result<(Vec<u32>, Vec<u32>), Failure> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         while !cookies.is_empty() {
-            let (now, answer) = self.run(Kind::Look, &mut cookies).await?;
+            let (now, answer) = self.run(Kind::Find, &mut cookies).await?;
             let times = times(&answer);
             for index in now {
                 let cookie = self.batch.cookie(index as usize);
@@ -280,7 +280,7 @@ impl Writing {
             Some(index) if error.is_final() => {
                 let index = *index;
                 let reason = format!("code {}: {}", error.code, error.message);
-                self.done.rejected.push(Rejected { index, reason });
+                self.done.rejected.push(RejectedCookie { index, reason });
                 Ok(())
             }
             _ => Err(error.failure()),

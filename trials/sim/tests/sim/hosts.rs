@@ -155,13 +155,13 @@ pub(crate) async fn consume(
 ) -> anyhow::Result<()> {
     let (stop, registry) = seat.begin();
     store.forget_unsure(&seat.name);
-    let surroundings = consumer::app::Surroundings {
+    let dependencies = consumer::app::Dependencies {
         store: Arc::new(store),
         admin: SimListener::bind(ADMIN, &seat.stall).await?,
         network: Arc::new(SimNetwork),
     };
     let config = consumer::config::Config::load(arguments)?;
-    let app = consumer::app::App::start_in(surroundings, config, registry)?;
+    let app = consumer::app::App::start_in(dependencies, config, registry)?;
     tokio::select! {
         why = app.failed() => return Err(why.context(format!("{} failed", seat.name))),
         () = stop.cancelled() => {}

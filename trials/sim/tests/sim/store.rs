@@ -12,7 +12,10 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    store::{Answer, Expired, Expiry, Found, Loaded, Receipt, Store, StoreError, Written},
+    store::{
+        Answer, Expired, Expiry, LookupResult, Receipt, Store, StoreError, StoredState,
+        WriteOutcome,
+    },
 };
 use tokio::time::sleep;
 
@@ -188,7 +191,7 @@ impl SimStore {
         }
     }
 
-    async fn write_parts(&self, batch: &Batch) -> Result<Written, StoreError> {
+    async fn write_parts(&self, batch: &Batch) -> Result<WriteOutcome, StoreError> {
         let generation = self.work().await?;
         let middle = self.disk().random.usize(0..=batch.len());
         let mut stale = Vec::new();
@@ -208,10 +211,10 @@ impl SimStore {
         }
         let mut receipt = Receipt::default();
         receipt.0[..8].copy_from_slice(&generation.to_be_bytes());
-        Ok(Written {
+        Ok(WriteOutcome {
             stale,
             receipt,
-            ..Written::default()
+            ..WriteOutcome::default()
         })
     }
 
@@ -234,7 +237,7 @@ impl SimStore {
             disk.cursors
                 .insert(Arc::clone(&cursor.producer), cursor.clone());
         }
-        for end in batch.goodbyes() {
+        for end in batch.completed_epochs() {
             let incarnation = (Arc::clone(&end.producer), end.epoch);
             disk.completed.insert(incarnation);
         }
@@ -247,18 +250,18 @@ impl SimStore {
 }
 
 impl Store for SimStore {
-    fn load(&self) -> Answer<'_, Loaded> {
+    fn load(&self) -> Answer<'_, StoredState> {
         Box::pin(async {
             self.work().await?;
             let disk = self.disk();
-            Ok(Loaded {
+            Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
-                ..Loaded::default()
+                ..StoredState::default()
             })
         })
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, Written> {
+    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
         Box::pin(async move { self.write_parts(&batch).await })
     }
 
@@ -266,7 +269,7 @@ impl Store for SimStore {
         Box::pin(self.commit_parts(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, Found> {
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, LookupResult> {
         // Nobody asks here: what is stored is read from the disk.
         let why = "this store is not for reading".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Unavailable(why))))
@@ -285,7 +288,7 @@ impl Store for SimStore {
         Box::pin(std::future::ready(Ok(nothing)))
     }
 
-    fn forget_cursors(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
-    store::{Expiry, Store, Swept, mongodb::ExpiryMode},
+    store::{Expiry, Store, SweepProgress, mongodb::ExpiryMode},
 };
 use mongodb::bson::{DateTime, Document, doc};
 use tempfile::TempDir;
@@ -271,11 +271,11 @@ async fn sweep_until(
     mongod: &Mongod,
     who: impl Into<Who>,
     night: &str,
-    is_enough: impl Fn(&[Swept]) -> bool + Send + Sync,
-) -> Result<Vec<Swept>> {
+    is_enough: impl Fn(&[SweepProgress]) -> bool + Send + Sync,
+) -> Result<Vec<SweepProgress>> {
     let store = who.into().store(&mongod.uri());
     let (stop, reports) = (CancellationToken::new(), Mutex::new(Vec::new()));
-    let report = |swept: &Swept| {
+    let report = |swept: &SweepProgress| {
         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
         reports.push(*swept);
         if is_enough(&reports) {
@@ -292,7 +292,7 @@ async fn sweep_until(
 }
 
 /// How many documents each step looked at.
-fn steps(reports: &[Swept]) -> Vec<u64> {
+fn steps(reports: &[SweepProgress]) -> Vec<u64> {
     let looked = reports.iter().map(|swept| swept.looked);
     looked.filter(|looked| *looked > 0).collect()
 }
@@ -302,7 +302,7 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let sweep = async |night: &str, count: usize| {
-        let is_enough = |reports: &[Swept]| steps(reports).len() >= count;
+        let is_enough = |reports: &[SweepProgress]| steps(reports).len() >= count;
         sweep_until(&mongod, ExpiryMode::Sweep, night, is_enough).await
     };
     fill(&server, "17.cookies", 8_000).await?;
@@ -315,7 +315,7 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
     let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
     let looked = steps(&third);
     ensure!(looked == [5_000, 500, 500], "{looked:?}");
-    let left = |swept: Option<&Swept>| swept?.left;
+    let left = |swept: Option<&SweepProgress>| swept?.left;
     ensure!(left(first) == Some(500 + 500), "{third:?}");
     ensure!(left(last) == Some(0), "{third:?}");
     for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {
@@ -330,7 +330,7 @@ async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 4_500).await?;
-    let has_deleted = |reports: &[Swept]| reports.iter().any(|swept| swept.deleted > 0);
+    let has_deleted = |reports: &[SweepProgress]| reports.iter().any(|swept| swept.deleted > 0);
     let reports = sweep_until(&mongod, ExpiryMode::Sweep, "10T01:00", has_deleted).await?;
     let deleted: Vec<_> = reports.iter().map(|swept| swept.deleted).collect();
     ensure!(deleted == [1_000], "{reports:?}");
@@ -366,7 +366,7 @@ async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
         ttl: DAY * 7,
         ..ExpiryMode::Sweep.into()
     };
-    let one_step = |reports: &[Swept]| steps(reports).len() == 1;
+    let one_step = |reports: &[SweepProgress]| steps(reports).len() == 1;
     sweep_until(&mongod, week, "10T01:00", one_step).await?;
     ensure!(!is_swept(&server, "17.cookies").await?);
     sweep_until(&mongod, ExpiryMode::Sweep, "10T01:10", |_| false).await?;

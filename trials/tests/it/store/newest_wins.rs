@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 use bench::{http::HttpClient, mongod::Mongod, scrape::names};
 use bytes::Bytes;
 use consumer::{
-    batch::{Batch, BatchCookie, BatchId, DedupFilter, Fingerprint, Verdict},
+    batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     store::{
-        Store, Written,
+        Store, WriteOutcome,
         mongodb::{COOKIES, ExpiryMode, MongodbStore, Options},
     },
     ttl::Ttls,
@@ -81,8 +81,8 @@ impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
 
     fn prefetch(&mut self, _: &[Fingerprint]) {}
 
-    fn verdict(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> Verdict {
-        Verdict::Take { is_known: self.0() }
+    fn decide(&mut self, _: &BatchCookie<'_>, _: Fingerprint, _: BatchId) -> DedupDecision {
+        DedupDecision::Write { is_known: self.0() }
     }
 }
 
@@ -123,7 +123,7 @@ impl Model {
     }
 }
 
-fn named_stale(batch: &Batch, written: &Written) -> BTreeSet<(String, u32)> {
+fn named_stale(batch: &Batch, written: &WriteOutcome) -> BTreeSet<(String, u32)> {
     let cookies = written
         .stale
         .iter()

@@ -64,7 +64,7 @@ fn look_is_the_bson_that_the_driver_would_write() {
         "find": "cookies", "filter": { "_id": { "$in": users(0..11) } }, "projection": { "t": 1 },
         "batchSize": 11, "singleBatch": true,
     };
-    check(Kind::Look, 11, &doc! { "w": 1 }, &command);
+    check(Kind::Find, 11, &doc! { "w": 1 }, &command);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn largest_command_is_far_below_what_the_server_takes() {
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, &*uid)).collect();
     let batch = batch(&[chunk(1, 1, &cookies)]);
     let indices: Vec<u32> = (0..count).collect();
-    for kind in [Kind::Insert, Kind::Look, Kind::Replace, Kind::Upsert] {
+    for kind in [Kind::Insert, Kind::Find, Kind::Replace, Kind::Upsert] {
         let raw = kind.encode(&batch, &indices, &doc! {});
         assert!(raw.as_bytes().len() < 8 << 20, "{kind:?}");
     }

@@ -21,15 +21,15 @@ const HARMLESS: [&str; 9] = [
 
 /// What is to be done about a collection's indexes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct IndexPlan {
     /// These are in the way.
     pub(super) drop: Vec<String>,
-    pub(super) todo: Todo,
+    pub(super) todo: IndexAction,
 }
 
 /// What is to be done about the index that expires cookies.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) enum Todo {
+pub(super) enum IndexAction {
     #[default]
     Nothing,
     /// The index of this name is to be switched.
@@ -47,7 +47,7 @@ fn is_on_t(index: &Document) -> bool {
 
 /// What the index is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum DesiredIndex {
     /// There, and expiring cookies after so many seconds.
     After(i64),
     /// Expiring none if it is there, and not made if it is not.
@@ -56,30 +56,30 @@ pub(super) enum Wanted {
     Gone,
 }
 
-/// What is to be done so that the index is as it is `wanted`.
-pub(super) fn plan(indexes: &[Document], wanted: Wanted) -> Plan {
-    match wanted {
-        Wanted::After(seconds) => with_index(indexes, seconds),
-        Wanted::Off => {
+/// What is to be done so that the index is as it is `desired`.
+pub(super) fn plan(indexes: &[Document], desired: DesiredIndex) -> IndexPlan {
+    match desired {
+        DesiredIndex::After(seconds) => with_index(indexes, seconds),
+        DesiredIndex::Off => {
             let expiring: Vec<_> = indexes.iter().filter(|it| expires(it)).cloned().collect();
             match with_index(&expiring, NEVER_SECONDS) {
-                Plan {
+                IndexPlan {
                     drop,
-                    todo: Todo::Create,
-                } => Plan {
+                    todo: IndexAction::Create,
+                } => IndexPlan {
                     drop,
-                    todo: Todo::Nothing,
+                    todo: IndexAction::Nothing,
                 },
                 plan => plan,
             }
         }
-        Wanted::Gone => Plan {
+        DesiredIndex::Gone => IndexPlan {
             drop: indexes
                 .iter()
                 .filter(|index| is_on_t(index) && (expires(index) || is_unique(index)))
                 .map(name)
                 .collect(),
-            todo: Todo::Nothing,
+            todo: IndexAction::Nothing,
         },
     }
 }
@@ -98,7 +98,7 @@ fn is_unique(index: &Document) -> bool {
 
 /// Chooses the index that expires cookies, and what is in its way: others that expire, or refuse, cookies; and if
 /// there is none to choose, all on `t`.
-fn with_index(indexes: &[Document], seconds: i64) -> Plan {
+fn with_index(indexes: &[Document], seconds: i64) -> IndexPlan {
     let on_t = || indexes.iter().filter(|index| is_on_t(index));
     let chosen = on_t()
         .filter(|index| index.keys().all(|option| HARMLESS.contains(&&**option)))
@@ -108,14 +108,14 @@ fn with_index(indexes: &[Document], seconds: i64) -> Plan {
         None => true,
     };
     let todo = match chosen {
-        None => Todo::Create,
+        None => IndexAction::Create,
         Some(index) => match index.get("expireAfterSeconds").and_then(number) {
-            Some(found) if i64::try_from(found) == Ok(seconds) => Todo::Nothing,
-            _ => Todo::Change(name(index)),
+            Some(found) if i64::try_from(found) == Ok(seconds) => IndexAction::Nothing,
+            _ => IndexAction::Change(name(index)),
         },
     };
     let in_the_way = on_t().filter(|index| is_in_the_way(index));
-    Plan {
+    IndexPlan {
         drop: in_the_way.map(name).collect(),
         todo,
     }
@@ -128,9 +128,12 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(indexes: &[Document], drop: &[&str], todo: Todo) {
+    fn check(indexes: &[Document], drop: &[&str], todo: IndexAction) {
         let drop = drop.iter().map(ToString::to_string).collect();
-        assert_eq!(plan(indexes, Wanted::After(60)), Plan { drop, todo });
+        assert_eq!(
+            plan(indexes, DesiredIndex::After(60)),
+            IndexPlan { drop, todo }
+        );
     }
 
     fn index(name: &str, options: Document) -> Document {
@@ -139,16 +142,16 @@ mod tests {
         index
     }
 
-    fn change(name: &str) -> Todo {
-        Todo::Change(name.to_owned())
+    fn change(name: &str) -> IndexAction {
+        IndexAction::Change(name.to_owned())
     }
 
     #[test]
     fn index_in_the_right_state_is_left_alone() {
         let right = index(NAME, doc! { "expireAfterSeconds": 60 });
-        check(std::slice::from_ref(&right), &[], Todo::Nothing);
+        check(std::slice::from_ref(&right), &[], IndexAction::Nothing);
         let double = doc! { "key": { "t": 1.0 }, "expireAfterSeconds": 60.0, "hidden": true };
-        check(&[index("ttl", double)], &[], Todo::Nothing);
+        check(&[index("ttl", double)], &[], IndexAction::Nothing);
         let others = [
             doc! { "v": 2, "key": { "_id": 1 }, "name": "_id_" },
             doc! { "v": 2, "key": { "t": 1, "b": 1 }, "name": "both", "unique": true },
@@ -156,33 +159,47 @@ mod tests {
             index("partial", doc! { "partialFilterExpression": {} }),
             right,
         ];
-        check(&others, &[], Todo::Nothing);
-        check(&others[..3], &[], Todo::Create);
+        check(&others, &[], IndexAction::Nothing);
+        check(&others[..3], &[], IndexAction::Create);
     }
 
     #[test]
     fn index_of_a_collection_that_is_swept_is_switched_off_and_then_dropped() {
-        let check = |indexes: &[Document], wanted, drop: &[&str], todo: Todo| {
+        let check = |indexes: &[Document], desired, drop: &[&str], todo: IndexAction| {
             let drop = drop.iter().map(ToString::to_string).collect();
-            assert_eq!(plan(indexes, wanted), Plan { drop, todo }, "{indexes:?}");
+            assert_eq!(
+                plan(indexes, desired),
+                IndexPlan { drop, todo },
+                "{indexes:?}"
+            );
         };
         let ours = index(NAME, doc! { "expireAfterSeconds": 60 });
         let off = index(NAME, doc! { "expireAfterSeconds": NEVER_SECONDS });
         let theirs = index("theirs", doc! {});
         let both = [ours, theirs.clone()];
-        check(&both, Wanted::Off, &[], change(NAME));
-        check(&[off, theirs.clone()], Wanted::Off, &[], Todo::Nothing);
-        check(&both, Wanted::Gone, &[NAME], Todo::Nothing);
-        for wanted in [Wanted::Off, Wanted::Gone] {
-            check(&[], wanted, &[], Todo::Nothing);
-            check(std::slice::from_ref(&theirs), wanted, &[], Todo::Nothing);
+        check(&both, DesiredIndex::Off, &[], change(NAME));
+        check(
+            &[off, theirs.clone()],
+            DesiredIndex::Off,
+            &[],
+            IndexAction::Nothing,
+        );
+        check(&both, DesiredIndex::Gone, &[NAME], IndexAction::Nothing);
+        for desired in [DesiredIndex::Off, DesiredIndex::Gone] {
+            check(&[], desired, &[], IndexAction::Nothing);
+            check(
+                std::slice::from_ref(&theirs),
+                desired,
+                &[],
+                IndexAction::Nothing,
+            );
         }
         let part = doc! { "partialFilterExpression": {}, "expireAfterSeconds": 60 };
         check(
             &[index("part", part)],
-            Wanted::Off,
+            DesiredIndex::Off,
             &["part"],
-            Todo::Nothing,
+            IndexAction::Nothing,
         );
     }
 
@@ -203,12 +220,12 @@ mod tests {
     fn index_that_is_in_the_way_is_dropped() {
         for option in ["unique", "partialFilterExpression", "unheardOf"] {
             let unfit = index(NAME, doc! { option: true, "expireAfterSeconds": 60 });
-            check(&[unfit], &[NAME], Todo::Create);
+            check(&[unfit], &[NAME], IndexAction::Create);
         }
         let two = [
             index("other", doc! { "expireAfterSeconds": 60 }),
             index(NAME, doc! { "expireAfterSeconds": 60 }),
         ];
-        check(&two, &["other"], Todo::Nothing);
+        check(&two, &["other"], IndexAction::Nothing);
     }
 }

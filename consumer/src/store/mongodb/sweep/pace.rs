@@ -35,7 +35,7 @@ pub(super) struct Pace {
 
 /// What a step took.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Took {
+pub(super) struct StepTiming {
     pub(super) documents: u64,
     pub(super) all: Duration,
     /// Its slowest command.
@@ -63,7 +63,7 @@ impl Pace {
     /// How long to pause after a step, with so many documents and so much time left.
     pub(super) fn pause(
         &mut self,
-        step: &Took,
+        step: &StepTiming,
         documents_left: u64,
         time_left: Duration,
     ) -> Duration {
@@ -113,7 +113,7 @@ mod tests {
             let documents = left.min(pace.documents() as u64);
             left -= documents;
             let all = Duration::from_micros(micros_each * documents);
-            let step = Took {
+            let step = StepTiming {
                 documents,
                 all,
                 command: all,
@@ -141,13 +141,13 @@ mod tests {
     #[test]
     fn slow_commands_and_commits_make_it_pause_until_they_are_fast() {
         for slow in [
-            Took {
+            StepTiming {
                 documents: 5_000,
                 all: millis(300),
                 command: millis(300),
                 commit: None,
             },
-            Took {
+            StepTiming {
                 documents: 5_000,
                 all: millis(10),
                 command: millis(10),
@@ -158,7 +158,7 @@ mod tests {
             let mut pauses = (0..8).map(|_| pace.pause(&slow, 1, Duration::ZERO));
             assert_eq!(pauses.next(), Some(BACKOFF_MIN));
             assert_eq!(pauses.last(), Some(BACKOFF_MAX));
-            let fast = Took {
+            let fast = StepTiming {
                 documents: 500,
                 all: millis(5),
                 command: millis(5),
@@ -167,18 +167,18 @@ mod tests {
             let pauses = (0..8).map(|_| pace.pause(&fast, 1, Duration::ZERO));
             assert_eq!(pauses.last(), Some(Duration::ZERO));
         }
-        let usual = Took {
+        let usual = StepTiming {
             commit: Some(millis(800)),
-            ..Took::default()
+            ..StepTiming::default()
         };
         assert_eq!(
             Pace::new(Some(millis(600))).pause(&usual, 1, HOUR),
             Duration::ZERO
         );
         let outage = Duration::from_secs(30);
-        let slow = Took {
+        let slow = StepTiming {
             commit: Some(millis(2_100)),
-            ..Took::default()
+            ..StepTiming::default()
         };
         assert_eq!(Pace::new(Some(outage)).pause(&slow, 1, HOUR), BACKOFF_MIN);
     }
@@ -190,7 +190,7 @@ mod tests {
         ) {
             let mut pace = Pace::new(None);
             for (documents, command, commit, left, time) in steps {
-                let step = Took {
+                let step = StepTiming {
                     documents,
                     all: millis(command),
                     command: millis(command),

@@ -6,7 +6,7 @@ use super::super::date;
 
 /// A document as a sweep sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct SweptDocument {
     pub(super) id: Bson,
     /// What has none is none of ours.
     pub(super) accepted: Option<DateTime>,
@@ -33,10 +33,11 @@ impl Pass {
 
     /// Notes the next documents. Tells whether every document that there was when the pass began has been looked at: newer ones
     /// come after all others.
-    pub(super) fn look(&mut self, seen: &[Seen]) -> bool {
+    pub(super) fn look(&mut self, seen: &[SweptDocument]) -> bool {
         let had_all = self.looked >= self.documents;
         self.looked += seen.len() as u64;
-        let is_new = |it: &Seen| it.accepted.is_some_and(|accepted| accepted >= self.began);
+        let is_new =
+            |it: &SweptDocument| it.accepted.is_some_and(|accepted| accepted >= self.began);
         had_all && seen.iter().all(is_new)
     }
 
@@ -47,9 +48,9 @@ impl Pass {
 }
 
 /// Those of the documents that were accepted before `due`, in microseconds since the Unix epoch.
-pub(super) fn expired(seen: Vec<Seen>, due: u64) -> Vec<Bson> {
+pub(super) fn expired(seen: Vec<SweptDocument>, due: u64) -> Vec<Bson> {
     let due = date(due);
-    let is_expired = |it: &Seen| it.accepted.is_some_and(|accepted| accepted < due);
+    let is_expired = |it: &SweptDocument| it.accepted.is_some_and(|accepted| accepted < due);
     let expired = seen.into_iter().filter(is_expired);
     expired.map(|it| it.id).collect()
 }

@@ -8,7 +8,7 @@ use super::super::{date, number};
 
 /// What is noted of the sweeps of a collection; times in microseconds since the Unix epoch.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(in super::super) struct Record {
+pub(in super::super) struct SweepRecord {
     /// When the first pass began.
     began: Option<u64>,
     /// When the newest pass began.
@@ -17,7 +17,7 @@ pub(in super::super) struct Record {
     complete: Option<(u64, Duration)>,
 }
 
-impl Record {
+impl SweepRecord {
     /// Whether a pass that began after `since`, with this time to live, is complete. One that began after `now` was noted by
     /// a clock that was ahead.
     pub(super) fn had_turn(&self, since: u64, now: u64, ttl: Duration) -> bool {
@@ -95,8 +95,8 @@ mod tests {
     const NOW: u64 = 1_000 * MINUTE;
     const TTL: Duration = Duration::from_secs(3600);
 
-    fn begun(now: u64) -> Record {
-        let mut record = Record::default();
+    fn begun(now: u64) -> SweepRecord {
+        let mut record = SweepRecord::default();
         record.begin(now);
         record
     }
@@ -105,7 +105,7 @@ mod tests {
     fn record_is_read_as_it_was_written() {
         let mut record = begun(NOW);
         for _ in 0..2 {
-            let read = Record::decode(&record.encode("n"));
+            let read = SweepRecord::decode(&record.encode("n"));
             assert_eq!(read, Some(("n".to_owned(), record.clone())));
             record.end(TTL);
         }
@@ -136,7 +136,7 @@ mod tests {
         record.begin(NOW + 60 * MINUTE);
         let overdue = record.overdue(NOW + 60 * MINUTE, TTL);
         assert_eq!(overdue, Duration::from_secs(3600));
-        assert_eq!(Record::default().overdue(NOW, TTL), Duration::ZERO);
+        assert_eq!(SweepRecord::default().overdue(NOW, TTL), Duration::ZERO);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("What became of cookies", "consumer/src/ledger.rs", ""),
     group(
         "Retry queue and failing DSPs",
-        "consumer/src/metrics/aside.rs",
+        "consumer/src/metrics/retry_queue.rs",
         "",
     ),
     group("Each producer", "consumer/src/metrics/producers.rs", ""),

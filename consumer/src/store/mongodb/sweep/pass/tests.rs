@@ -24,9 +24,9 @@ impl Held {
     }
 
     /// What a cursor at this place finds next.
-    fn look(&self, from: u32, most: usize) -> Vec<Seen> {
+    fn look(&self, from: u32, most: usize) -> Vec<SweptDocument> {
         let found = self.documents.range(from..).take(most);
-        let seen = found.map(|(id, accepted)| Seen {
+        let seen = found.map(|(id, accepted)| SweptDocument {
             id: Bson::Int64((*id).into()),
             accepted: Some(date(*accepted)),
         });
@@ -126,7 +126,7 @@ proptest! {
 
 #[test]
 fn pass_ends_where_documents_begin_that_came_meanwhile() {
-    let at = |accepted| Seen {
+    let at = |accepted| SweptDocument {
         id: Bson::Null,
         accepted: Some(date(accepted)),
     };

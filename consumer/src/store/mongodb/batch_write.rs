@@ -21,34 +21,34 @@ use super::{
     Inner,
     connection::{COMMAND_TIMEOUT, Connection},
     retry_policy::Failure,
-    write::{Answered, Writing},
+    write::{CollectionWrite, LastReply},
 };
 use crate::{
     batch::Batch,
-    store::{StoreError, Written},
+    store::{StoreError, WriteOutcome},
 };
 
 /// How long a collection may give no sign after all others are done, and how long the server may take to show that it
 /// works. A command has at most a thousand cookies, which take a slow server a tenth of that.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-type Outcome = (u32, Result<Written, Failure>);
+type Outcome = (u32, Result<WriteOutcome, Failure>);
 
 /// The writing of one batch.
-pub(super) struct Round<'a> {
+pub(super) struct BatchWrite<'a> {
     store: &'a Arc<Inner>,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
     waiting: VecDeque<(u32, Vec<u32>)>,
     tasks: FuturesUnordered<JoinHandle<Outcome>>,
-    running: BTreeMap<u32, Running>,
-    done: Written,
+    running: BTreeMap<u32, RunningWrite>,
+    done: WriteOutcome,
 }
 
-struct Running {
+struct RunningWrite {
     indices: Vec<u32>,
     /// When a command was last answered.
-    answered: Answered,
+    answered: LastReply,
     stop: tokio::task::AbortHandle,
 }
 
@@ -56,17 +56,17 @@ impl Inner {
     pub(super) async fn write_batch(
         self: Arc<Self>,
         batch: Arc<Batch>,
-    ) -> Result<Written, StoreError> {
+    ) -> Result<WriteOutcome, StoreError> {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
         let by_dsp = self.by_dsp(&batch).await?;
-        let round = Round::new(&self, connection, &batch);
+        let round = BatchWrite::new(&self, connection, &batch);
         let written = round.run(by_dsp).await?;
-        Ok(Written { receipt, ..written })
+        Ok(WriteOutcome { receipt, ..written })
     }
 }
 
-impl<'a> Round<'a> {
+impl<'a> BatchWrite<'a> {
     pub(super) fn new(
         store: &'a Arc<Inner>,
         connection: &'a Connection,
@@ -79,7 +79,7 @@ impl<'a> Round<'a> {
             waiting: VecDeque::new(),
             tasks: FuturesUnordered::new(),
             running: BTreeMap::new(),
-            done: Written::default(),
+            done: WriteOutcome::default(),
         }
     }
 
@@ -90,7 +90,7 @@ impl<'a> Round<'a> {
     pub(super) async fn run(
         mut self,
         by_dsp: BTreeMap<u32, Vec<u32>>,
-    ) -> Result<Written, StoreError> {
+    ) -> Result<WriteOutcome, StoreError> {
         self.waiting.extend(by_dsp);
         let result = self.run_all().await;
         for running in self.running.values() {
@@ -124,13 +124,13 @@ impl<'a> Round<'a> {
 
     fn begin(&mut self, dsp_id: u32, indices: Vec<u32>) {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
-            return self.done.not_taken(dsp_id, Some(why), indices);
+            return self.done.deferred(dsp_id, Some(why), indices);
         }
-        if self.batch.is_held(dsp_id) || !self.store.has_slot(dsp_id) {
-            return self.done.not_taken(dsp_id, None, indices);
+        if self.batch.is_deferred(dsp_id) || !self.store.has_slot(dsp_id) {
+            return self.done.deferred(dsp_id, None, indices);
         }
-        let answered = Answered::now();
-        let writing = Writing::new(
+        let answered = LastReply::now();
+        let writing = CollectionWrite::new(
             Arc::clone(self.store),
             self.connection.clone(),
             Arc::clone(self.batch),
@@ -142,7 +142,7 @@ impl<'a> Round<'a> {
         let task = self.store.tasks.spawn(writing);
         let stop = task.abort_handle();
         self.tasks.push(task);
-        let running = Running {
+        let running = RunningWrite {
             indices,
             answered,
             stop,
@@ -153,7 +153,7 @@ impl<'a> Round<'a> {
     async fn ended(
         &mut self,
         dsp_id: u32,
-        result: Result<Written, Failure>,
+        result: Result<WriteOutcome, Failure>,
     ) -> Result<(), StoreError> {
         let Some(running) = self.running.remove(&dsp_id) else {
             return Ok(());
@@ -162,7 +162,7 @@ impl<'a> Round<'a> {
             Ok(written) => self.done.merge(written),
             // It got no answer at all, and so long that others may have got theirs.
             Err(Failure::Server(error)) if running.answered.silence() >= COMMAND_TIMEOUT => {
-                if !self.store.works_elsewhere().await {
+                if !self.store.is_server_available().await {
                     return Err(error);
                 }
                 self.failed(dsp_id, &error.to_string(), running.indices);
@@ -175,12 +175,12 @@ impl<'a> Round<'a> {
 
     fn failed(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
         let why = self.store.breakers.trip(dsp_id, why);
-        self.done.not_taken(dsp_id, Some(why), indices);
+        self.done.deferred(dsp_id, Some(why), indices);
     }
 
     /// Nothing ended for a while, and nothing waits for a slot.
     async fn silent(&mut self) -> Result<(), StoreError> {
-        let is_silent = |running: &Running| running.answered.silence() >= SILENCE_MAX;
+        let is_silent = |running: &RunningWrite| running.answered.silence() >= SILENCE_MAX;
         if !self.running.values().all(is_silent) {
             return Ok(());
         }

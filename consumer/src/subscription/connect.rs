@@ -9,7 +9,7 @@ use proto::{
 use runtime::connect::Connector;
 use tonic::Streaming;
 
-use super::{Ended, Subscription, sequence::Violation};
+use super::{StreamEnd, Subscription, sequence::ProtocolViolation};
 use crate::batch::Cursor;
 
 /// Bytes of all windows together: what the producers may have sent and this process has not looked at. For three
@@ -27,24 +27,26 @@ fn window_bytes(streams: usize) -> u32 {
 
 impl Subscription {
     /// Connects and receives the producer's `Hello`.
-    pub(super) async fn greet(
+    pub(super) async fn handshake(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), Ended> {
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), StreamEnd> {
         let mut stream = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
             StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream)),
-            _ => Err(self.violation(Violation::new("the stream does not begin with hello"))),
+            _ => Err(self.violation(ProtocolViolation::new(
+                "the stream does not begin with hello",
+            ))),
         }
     }
 
-    async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, Ended> {
-        let unreachable = |error: tonic::transport::Error| Ended::Unreachable(chain(&error));
+    async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, StreamEnd> {
+        let unreachable = |error: tonic::transport::Error| StreamEnd::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
-            Ended::Unreachable(format!("`{}` is not an origin of requests", self.origin))
+            StreamEnd::Unreachable(format!("`{}` is not an origin of requests", self.origin))
         })?;
         let expected = self.context.producers_expected;
-        let (_, listed) = self.context.producers.connected_of_listed();
+        let (_, listed) = self.context.producers.connected_and_total();
         let window_bytes = window_bytes(expected.max(listed));
         let endpoint = client::endpoint(format!("http://{}", self.address()))
             .map_err(unreachable)?
@@ -53,8 +55,8 @@ impl Subscription {
             .origin(origin);
         let host = (self.producer.host.as_str(), self.producer.https);
         let (network, security) = (&self.context.network, &self.context.security);
-        let connector =
-            Connector::new(network, self.address(), host, security).map_err(Ended::Unreachable)?;
+        let connector = Connector::new(network, self.address(), host, security)
+            .map_err(StreamEnd::Unreachable)?;
         let request = SubscribeRequest {
             subscriber: self.context.name.clone(),
             cursors: cursors.iter().map(wire_cursor).collect(),
@@ -65,11 +67,11 @@ impl Subscription {
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
             let subscribed = client::subscribe(channel, connector.request(request)).await?;
-            Ok::<_, Ended>(subscribed.into_inner())
+            Ok::<_, StreamEnd>(subscribed.into_inner())
         };
         // What is known of the connection says more than how the call on it ended.
         let better = |ended| match connector.trouble() {
-            Some(trouble) => Ended::Unreachable(trouble.to_owned()),
+            Some(trouble) => StreamEnd::Unreachable(trouble.to_owned()),
             None => ended,
         };
         opened.await.map_err(better)

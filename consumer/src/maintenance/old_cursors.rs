@@ -2,14 +2,14 @@
 
 use jiff::Zoned;
 
-use super::Night;
+use super::MaintenanceTask;
 use crate::{clock::unix_micros, store::StoreError, subscription::restarts, ttl::before};
 
-impl Night {
+impl MaintenanceTask {
     /// Forgets producers that are gone, in the store and in memory.
-    pub(super) async fn forget_cursors(&self, now: &Zoned) -> Result<bool, StoreError> {
+    pub(super) async fn delete_cursors_before(&self, now: &Zoned) -> Result<bool, StoreError> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
-        for producer in self.store.forget_cursors(before).await? {
+        for producer in self.store.delete_cursors_before(before).await? {
             let stood = self.producers.forget(&producer);
             if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
                 restarts::report_gone(&self.subscription, &stood);

@@ -13,7 +13,7 @@ const FAILING_MAX: usize = 64;
 
 /// What is counted of cookies that are set aside.
 #[derive(Clone, Debug)]
-pub struct Aside {
+pub struct RetryQueue {
     /// How many there are, and what becomes of them.
     pub ledger: Ledger,
     /// Bytes that they take in the queue.
@@ -21,7 +21,7 @@ pub struct Aside {
     failing: IntGaugeVec,
 }
 
-impl Aside {
+impl RetryQueue {
     /// Shows these as failing, and no others.
     pub fn fail(&self, dsps: &BTreeSet<u32>) {
         self.failing.reset();
@@ -36,12 +36,12 @@ impl Aside {
     }
 
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
-        let aside = Self {
+        let retry_queue = Self {
             ledger,
             bytes: registry.add(consumer::RETRY_QUEUE_BYTES)?,
             failing: registry.add(consumer::DSP_FAILING)?,
         };
-        aside.fail(&BTreeSet::new());
-        Ok(aside)
+        retry_queue.fail(&BTreeSet::new());
+        Ok(retry_queue)
     }
 }

@@ -30,9 +30,9 @@ use tokio::sync::Notify;
 use crate::{
     batch::Batch,
     metrics,
-    store::{Entry, FullEntry, NotTaken, Rejected},
+    store::{DeferredCookies, Entry, FullRetryEntry, RejectedCookie},
 };
-pub use retry::Retries;
+pub use retry::Retrier;
 
 /// Maximum bytes of the queue.
 const BYTES_MAX: u64 = 256 << 20;
@@ -45,38 +45,38 @@ const ENTRY_COOKIES_MAX: usize = 1_000;
 const ENTRY_BYTES: u64 = 1 << 10;
 
 /// Maximum bytes that are retried at once.
-const RETRIED_BYTES_MAX: u64 = 1 << 20;
+const RETRY_BYTES_MAX: u64 = 1 << 20;
 
 /// The index of one consumer's retry queue; clones share it.
 #[derive(Debug, Clone)]
-pub struct Aside {
+pub struct RetryQueue {
     index: Arc<Mutex<Index>>,
     /// Notified when something was queued.
     changed: Arc<Notify>,
     /// DSPs that always get a slot.
     listed: Arc<BTreeSet<u32>>,
     bytes_max: u64,
-    metrics: metrics::Aside,
+    metrics: metrics::RetryQueue,
 }
 
 #[derive(Debug, Default)]
 struct Index {
-    dsps: BTreeMap<u32, OfDsp>,
+    dsps: BTreeMap<u32, DspEntries>,
     last_number: u64,
     bytes: u64,
 }
 
 /// The entries of one DSP, the oldest first.
 #[derive(Debug, Default)]
-struct OfDsp {
+struct DspEntries {
     entries: VecDeque<Entry>,
     bytes: u64,
 }
 
-impl Aside {
+impl RetryQueue {
     /// An empty queue, for a store with slots for DSPs that are `listed`.
     #[must_use]
-    pub fn new(listed: BTreeSet<u32>, metrics: metrics::Aside) -> Self {
+    pub fn new(listed: BTreeSet<u32>, metrics: metrics::RetryQueue) -> Self {
         Self {
             index: Arc::default(),
             changed: Arc::default(),
@@ -90,7 +90,7 @@ impl Aside {
     pub fn load(&self, entries: &[Entry]) {
         let cookies: u64 = entries.iter().map(|entry| entry.cookies).sum();
         self.add(entries.iter().copied());
-        self.metrics.ledger.found(cookies);
+        self.metrics.ledger.recovered(cookies);
         if cookies > 0 {
             let dsps = self.dsps().len();
             tracing::info!(cookies, dsps, "retrying cookies queued by the previous run");
@@ -102,29 +102,32 @@ impl Aside {
     pub fn pack(
         &self,
         batch: &Batch,
-        not_taken: &[NotTaken],
+        deferred: &[DeferredCookies],
         has_slot: impl Fn(u32) -> bool,
-    ) -> (Arc<[FullEntry]>, Vec<Rejected>) {
+    ) -> (Arc<[FullRetryEntry]>, Vec<RejectedCookie>) {
         let is_expected = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
         let mut index = self.index();
         let unexpected = index
             .dsps
             .iter()
             .filter(|(dsp_id, _)| !is_expected(**dsp_id));
-        let mut unexpected_bytes: u64 = unexpected.map(|(_, of_dsp)| of_dsp.bytes).sum();
+        let mut unexpected_bytes: u64 = unexpected.map(|(_, dsp_entries)| dsp_entries.bytes).sum();
         let mut bytes_all = index.bytes;
-        let (mut entries, mut no_room) = (Vec::new(), Vec::new());
-        for NotTaken {
+        let (mut entries, mut overflow) = (Vec::new(), Vec::new());
+        for DeferredCookies {
             dsp_id, indices, ..
-        } in not_taken
+        } in deferred
         {
             let packed = pack_dsp(batch, *dsp_id, indices);
             let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();
-            let has = index.dsps.get(dsp_id).map_or(0, |of_dsp| of_dsp.bytes);
+            let has = index
+                .dsps
+                .get(dsp_id)
+                .map_or(0, |dsp_entries| dsp_entries.bytes);
             let has_room = has + bytes <= self.bytes_max.saturating_sub(bytes_all + bytes);
             let is_welcome = is_expected(*dsp_id) || unexpected_bytes + bytes <= self.bytes_max / 2;
             if !has_room || !is_welcome {
-                no_room.extend(indices.iter().map(|index| Rejected {
+                overflow.extend(indices.iter().map(|index| RejectedCookie {
                     index: *index,
                     reason: "the store rejected it and the retry queue is full".to_owned(),
                 }));
@@ -140,13 +143,13 @@ impl Aside {
                 entries.push(full);
             }
         }
-        (entries.into(), no_room)
+        (entries.into(), overflow)
     }
 
     /// Adds entries that are durable.
-    pub fn put(&self, entries: &[FullEntry]) {
+    pub fn put(&self, entries: &[FullRetryEntry]) {
         let cookies = entries.iter().map(|full| full.entry.cookies).sum();
-        self.metrics.ledger.set_aside(cookies);
+        self.metrics.ledger.in_retry_queue(cookies);
         self.add(entries.iter().map(|full| full.entry));
         self.changed.notify_one();
     }
@@ -167,11 +170,11 @@ impl Aside {
         let index = self.index();
         let mut bytes = 0;
         let entries = index.dsps.get(&dsp_id).into_iter();
-        let entries = entries.flat_map(|of_dsp| &of_dsp.entries);
+        let entries = entries.flat_map(|dsp_entries| &dsp_entries.entries);
         let fits = |entry: &&Entry| {
             let is_first = bytes == 0;
             bytes += entry.bytes;
-            is_first || bytes <= RETRIED_BYTES_MAX
+            is_first || bytes <= RETRY_BYTES_MAX
         };
         entries.take_while(fits).copied().collect()
     }
@@ -179,13 +182,13 @@ impl Aside {
     /// Forgets the oldest entries of a DSP.
     fn done(&self, dsp_id: u32, entries: usize) {
         let mut index = self.index();
-        let Some(of_dsp) = index.dsps.get_mut(&dsp_id) else {
+        let Some(dsp_entries) = index.dsps.get_mut(&dsp_id) else {
             return;
         };
-        let done = of_dsp.entries.drain(..entries);
+        let done = dsp_entries.entries.drain(..entries);
         let bytes: u64 = done.map(|entry| entry.bytes).sum();
-        of_dsp.bytes -= bytes;
-        if of_dsp.entries.is_empty() {
+        dsp_entries.bytes -= bytes;
+        if dsp_entries.entries.is_empty() {
             index.dsps.remove(&dsp_id);
         }
         index.bytes -= bytes;
@@ -195,9 +198,9 @@ impl Aside {
     fn add(&self, entries: impl Iterator<Item = Entry>) {
         let mut index = self.index();
         for entry in entries {
-            let of_dsp = index.dsps.entry(entry.dsp_id).or_default();
-            of_dsp.entries.push_back(entry);
-            of_dsp.bytes += entry.bytes;
+            let dsp_entries = index.dsps.entry(entry.dsp_id).or_default();
+            dsp_entries.entries.push_back(entry);
+            dsp_entries.bytes += entry.bytes;
             index.bytes += entry.bytes;
             index.last_number = index.last_number.max(entry.number);
         }
@@ -211,7 +214,7 @@ impl Aside {
 
 /// The cookies at these indices, which are of one DSP, as entries without numbers. The times of an entry differ by less than the largest age that
 /// a chunk can state, so all of them are read back exactly.
-fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullEntry> {
+fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> {
     let span = |index: &u32| batch.cookie(*index as usize).accepted_unix_micros / AGE_MICROS_MAX;
     let mut indices = indices.to_vec();
     indices.sort_by_key(span);
@@ -225,7 +228,7 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullEntry> {
             cookies: part.len() as u64,
             bytes: chunk.len() as u64 + ENTRY_BYTES,
         };
-        FullEntry { entry, chunk }
+        FullRetryEntry { entry, chunk }
     });
     parts.collect()
 }

@@ -21,7 +21,7 @@ const REASONS_MAX: usize = 8;
 
 /// Asks the store, and tells health, metrics and log when it begins and ends to fail.
 #[derive(Debug)]
-pub(super) struct Attempts {
+pub(super) struct StoreCaller {
     store: Arc<dyn Store>,
     health: Arc<Health>,
     metrics: metrics::Sink,
@@ -30,7 +30,7 @@ pub(super) struct Attempts {
     reasons: Vec<String>,
 }
 
-impl Attempts {
+impl StoreCaller {
     /// Attempts that are given up when `stop` is cancelled.
     pub(super) fn new(
         store: Arc<dyn Store>,
@@ -93,12 +93,12 @@ impl Attempts {
             return answer;
         }
         self.is_failing(format!("no answer for {TIMEOUT:?}"));
-        if let Some(hangs_after) = self.store.hangs_after() {
-            if let Ok(answer) = timeout(hangs_after.saturating_sub(TIMEOUT), &mut asked).await {
+        if let Some(hang_timeout) = self.store.hang_timeout() {
+            if let Ok(answer) = timeout(hang_timeout.saturating_sub(TIMEOUT), &mut asked).await {
                 return answer;
             }
             let why = format!(
-                "no answer for {hangs_after:?}: it hangs, and may go on only after a restart"
+                "no answer for {hang_timeout:?}: it hangs, and may go on only after a restart"
             );
             tracing::error!(why, "store is not responding, still waiting");
             self.health.store_needs_restart(why);

@@ -17,18 +17,18 @@ use crate::{
 /// # Errors
 /// When it can never work, with what to do.
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    Ok(match &config.storing.store {
+    Ok(match &config.storage.store {
         StoreConfig::Embedded(dir) => {
-            let (dir, ttls) = (dir.clone(), config.keeping.ttls());
+            let (dir, ttls) = (dir.clone(), config.retention.ttls());
             Arc::new(EmbeddedStore::open(dir, ttls).await?)
         }
         StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(Options {
             uri: uri.clone(),
-            name: config.reading.name.clone(),
+            name: config.producers.name.clone(),
             prefix: config.mongodb.mongodb_prefix.clone(),
             writers: config.mongodb.mongodb_writers,
-            ttls: config.keeping.ttls(),
-            expiry: config.night.expiry,
+            ttls: config.retention.ttls(),
+            expiry: config.maintenance.expiry,
         })),
         StoreConfig::Discard => Arc::new(DiscardStore::default()),
     })

@@ -15,7 +15,7 @@ use super::{
     Inner,
     connection::{in_time, write},
 };
-use crate::store::{Entry, FullEntry, StoreError};
+use crate::store::{Entry, FullRetryEntry, StoreError};
 
 const COLLECTION: &str = "retry_queue";
 
@@ -24,9 +24,9 @@ const INSERT_BYTES: u64 = 8 << 20;
 
 impl Inner {
     /// The entries of this consumer, by number.
-    pub(super) async fn read_aside_index(&self) -> Result<Vec<Entry>, StoreError> {
-        let aside = self.own_collection(COLLECTION).await?;
-        let found = aside.find(self.own_ids("n")).sort(doc! { "_id": 1 });
+    pub(super) async fn read_retry_index(&self) -> Result<Vec<Entry>, StoreError> {
+        let retry_queue = self.own_collection(COLLECTION).await?;
+        let found = retry_queue.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 }).into_future();
         // Of many entries no more than a page of documents is in memory at a time.
         in_time(async {
@@ -39,7 +39,10 @@ impl Inner {
     }
 
     /// Inserts entries; they are durable when it returns.
-    pub(super) async fn insert_aside(&self, entries: &[FullEntry]) -> Result<(), StoreError> {
+    pub(super) async fn insert_retry_entries(
+        &self,
+        entries: &[FullRetryEntry],
+    ) -> Result<(), StoreError> {
         let connection = self.connection().await?;
         let mut rest = entries;
         while !rest.is_empty() {
@@ -64,7 +67,10 @@ impl Inner {
     }
 
     /// The chunks of the entries that are there.
-    pub(super) async fn read_aside(&self, numbers: &[u64]) -> Result<Vec<Bytes>, StoreError> {
+    pub(super) async fn read_retry_entries(
+        &self,
+        numbers: &[u64],
+    ) -> Result<Vec<Bytes>, StoreError> {
         let found = self.find_own(COLLECTION, self.of_numbers(numbers)).await?;
         let chunks = found
             .into_iter()
@@ -79,18 +85,18 @@ impl Inner {
         Ok(bytes.collect())
     }
 
-    pub(super) async fn delete_aside(&self, numbers: &[u64]) -> Result<(), StoreError> {
+    pub(super) async fn delete_retry_entries(&self, numbers: &[u64]) -> Result<(), StoreError> {
         self.delete_own(COLLECTION, self.of_numbers(numbers)).await
     }
 
     /// Deletes the entries of other consumers that were queued before this, in microseconds since the Unix epoch.
-    pub(super) async fn delete_aside_of_others(&self, before: u64) -> Result<(), StoreError> {
+    pub(super) async fn delete_abandoned_retries(&self, before: u64) -> Result<(), StoreError> {
         let old =
             doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": number(before) } };
         self.delete_own(COLLECTION, old).await
     }
 
-    fn encode(&self, FullEntry { entry, chunk }: &FullEntry) -> Document {
+    fn encode(&self, FullRetryEntry { entry, chunk }: &FullRetryEntry) -> Document {
         let chunk = Binary {
             subtype: BinarySubtype::Generic,
             bytes: chunk.to_vec(),

@@ -18,22 +18,22 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Aside, unpack};
+use super::{RetryQueue, unpack};
 use crate::{
     backoff::Backoff,
     batch::Batch,
     dead_letters::DeadLetters,
     health::Health,
-    ledger::Figures,
-    store::{Rejected, Store, StoreError, Written},
+    ledger::LedgerCounts,
+    store::{RejectedCookie, Store, StoreError, WriteOutcome},
     ttl::Ttls,
 };
 
 /// DSPs that are tried at the same time.
-const TRIED_AT_ONCE: usize = 16;
+const CONCURRENT_DSPS_MAX: usize = 16;
 
 /// How often in a row one DSP is tried before others that wait have their turn: more may come as fast as it is written.
-const TRIES_IN_A_ROW: usize = 8;
+const ATTEMPTS_IN_A_ROW_MAX: usize = 8;
 
 /// The delays from one try of a DSP to the next.
 fn backoff() -> Backoff {
@@ -49,8 +49,8 @@ const NEW_SLOTS: (f64, f64) = (32.0, 5.0);
 
 /// The task that tries again.
 #[derive(Debug)]
-pub struct Retries {
-    aside: Aside,
+pub struct Retrier {
+    retry_queue: RetryQueue,
     store: Arc<dyn Store>,
     health: Arc<Health>,
     dead_letters: DeadLetters,
@@ -75,13 +75,13 @@ impl Due {
 }
 
 /// What came of trying a DSP.
-type Tried = (u32, Result<(), StoreError>);
+type RetryResult = (u32, Result<(), StoreError>);
 
-impl Retries {
-    /// What is in `aside` into `store`.
+impl Retrier {
+    /// What is in `retry_queue` into `store`.
     #[must_use]
     pub fn new(
-        aside: Aside,
+        retry_queue: RetryQueue,
         store: Arc<dyn Store>,
         health: Arc<Health>,
         dead_letters: DeadLetters,
@@ -89,7 +89,7 @@ impl Retries {
         ttls: Ttls,
     ) -> Self {
         Self {
-            aside,
+            retry_queue,
             store,
             health,
             dead_letters,
@@ -101,7 +101,7 @@ impl Retries {
     /// Tries until `stop` is cancelled; what is set aside then is tried after the next start.
     pub async fn run(self, stop: CancellationToken) {
         let mut dues: BTreeMap<u32, Due> = BTreeMap::new();
-        let mut tried: FuturesUnordered<BoxFuture<'_, Tried>> = FuturesUnordered::new();
+        let mut tried: FuturesUnordered<BoxFuture<'_, RetryResult>> = FuturesUnordered::new();
         let mut under_way = BTreeSet::new();
         let mut pace = Pace::new();
         let mut shown = BTreeSet::new();
@@ -109,10 +109,10 @@ impl Retries {
             let now = Instant::now();
             let mut failing: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
             if shown != failing {
-                self.aside.metrics.fail(&failing);
+                self.retry_queue.metrics.fail(&failing);
                 shown.clone_from(&failing);
             }
-            failing.extend(self.aside.dsps());
+            failing.extend(self.retry_queue.dsps());
             dues.retain(|dsp_id, _| failing.contains(dsp_id));
             let is_idle = failing.is_empty() && tried.is_empty();
             for dsp_id in failing {
@@ -123,7 +123,7 @@ impl Retries {
             let mut due: Vec<_> = due.map(|(dsp_id, due)| (due.at, *dsp_id)).collect();
             due.sort_unstable();
             for (_, dsp_id) in due {
-                if under_way.len() >= TRIED_AT_ONCE {
+                if under_way.len() >= CONCURRENT_DSPS_MAX {
                     break;
                 }
                 if under_way.contains(&dsp_id) {
@@ -133,7 +133,7 @@ impl Retries {
                     continue;
                 }
                 under_way.insert(dsp_id);
-                tried.push(self.try_dsp(dsp_id).boxed());
+                tried.push(self.retry_dsp(dsp_id).boxed());
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -152,14 +152,14 @@ impl Retries {
                         }
                     }
                 }
-                () = self.aside.changed(), if is_idle => {}
+                () = self.retry_queue.changed(), if is_idle => {}
                 () = sleep_until(now + LOOK_INTERVAL), if !is_idle => {}
             }
         }
     }
 
     /// Why cookies are not to be tried again, if so.
-    fn not_wanted(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
+    fn rejection_reason(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
         if self.refused.borrow().contains(&dsp_id) {
             return Some("its DSP is refused");
         }
@@ -169,20 +169,20 @@ impl Retries {
     }
 
     /// Gives the store what is set aside of a DSP; or, if that is nothing, asks whether it could be written.
-    async fn try_dsp(&self, dsp_id: u32) -> Tried {
-        (dsp_id, self.try_all(dsp_id).await)
+    async fn retry_dsp(&self, dsp_id: u32) -> RetryResult {
+        (dsp_id, self.retry_all(dsp_id).await)
     }
 
-    async fn try_all(&self, dsp_id: u32) -> Result<(), StoreError> {
+    async fn retry_all(&self, dsp_id: u32) -> Result<(), StoreError> {
         let mut has_tried = false;
-        for _ in 0..TRIES_IN_A_ROW {
-            let entries = self.aside.oldest(dsp_id);
+        for _ in 0..ATTEMPTS_IN_A_ROW_MAX {
+            let entries = self.retry_queue.oldest(dsp_id);
             if entries.is_empty() {
                 break;
             }
             let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
-            let batch = Arc::new(unpack(self.store.read_aside(&numbers).await?));
-            let written = match self.not_wanted(dsp_id, &batch) {
+            let batch = Arc::new(unpack(self.store.read_retry_entries(&numbers).await?));
+            let written = match self.rejection_reason(dsp_id, &batch) {
                 Some(why) => all_rejected(&batch, why),
                 None => self.store.retry(dsp_id, Arc::clone(&batch)).await?,
             };
@@ -200,16 +200,16 @@ impl Retries {
             }
             self.dead_letters.write(&batch, written.rejected).await;
             self.remove(dsp_id, &numbers).await;
-            self.aside.done(dsp_id, entries.len());
-            let fates = Figures {
+            self.retry_queue.done(dsp_id, entries.len());
+            let outcomes = LedgerCounts {
                 written: cookies - stale - rejected,
                 superseded,
                 stale,
                 rejected,
                 unreadable,
-                ..Figures::default()
+                ..LedgerCounts::default()
             };
-            self.aside.metrics.ledger.retried(&fates);
+            self.retry_queue.metrics.ledger.retried(&outcomes);
         }
         if self.refused.borrow().contains(&dsp_id) {
             self.health.dsp_works(dsp_id);
@@ -225,7 +225,7 @@ impl Retries {
     /// is nothing left to read and write again.
     async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
         let mut backoff = backoff();
-        while let Err(error) = self.store.remove_aside(numbers).await {
+        while let Err(error) = self.store.remove_retry_entries(numbers).await {
             self.health.dsp_fails(dsp_id, &error.to_string());
             sleep(backoff.delay()).await;
         }
@@ -233,15 +233,15 @@ impl Retries {
     }
 }
 
-fn all_rejected(batch: &Batch, why: &str) -> Written {
+fn all_rejected(batch: &Batch, why: &str) -> WriteOutcome {
     let indices = 0..u32::try_from(batch.len()).expect("a batch is bounded in cookies");
-    let rejected = indices.map(|index| Rejected {
+    let rejected = indices.map(|index| RejectedCookie {
         index,
         reason: why.to_owned(),
     });
-    Written {
+    WriteOutcome {
         rejected: rejected.collect(),
-        ..Written::default()
+        ..WriteOutcome::default()
     }
 }
 
