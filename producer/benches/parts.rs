@@ -13,8 +13,8 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    log::{Burst, Config, Delivery, Log, Reader},
-    shaping::{Shaping, contract},
+    log::{AppendBatch, Config, Delivery, Log, Reader},
+    shaping::{Shaping, limits_file},
 };
 use proto::wire::{ChunkRef, CookieRef};
 use runtime::reload::{NamedFile, Reloader};
@@ -42,7 +42,7 @@ mod counted {
             head,
             request::{self, Scratch},
         },
-        log::{Burst, Delivery, Log, Reader},
+        log::{AppendBatch, Delivery, Log, Reader},
         shaping::Shaping,
     };
     use proto::wire::{self, ChunkRef, CookieRef};
@@ -65,15 +65,20 @@ mod counted {
 
     /// Cookies to chunks in the ring, so many with each lock.
     #[inline(never)]
-    pub(super) fn append(log: &Log, burst: &mut Burst, cookies: &[CookieRef<'_>], together: usize) {
+    pub(super) fn append(
+        log: &Log,
+        batch: &mut AppendBatch,
+        cookies: &[CookieRef<'_>],
+        together: usize,
+    ) {
         for read in cookies.chunks(together) {
             for cookie in read {
-                if burst.is_full() {
-                    log.append(burst).expect("it is open");
+                if batch.is_full() {
+                    log.append(batch).expect("it is open");
                 }
-                burst.push(cookie);
+                batch.push(cookie);
             }
-            log.append(burst).expect("it is open");
+            log.append(batch).expect("it is open");
         }
     }
 
@@ -81,19 +86,19 @@ mod counted {
     #[inline(never)]
     pub(super) fn limited(
         shaping: &Shaping,
-        burst: &mut Burst,
+        batch: &mut AppendBatch,
         cookies: &[CookieRef<'_>],
         together: usize,
     ) {
         for read in cookies.chunks(together) {
             let now = Instant::now();
             for cookie in read {
-                if burst.is_full() {
-                    shaping.append(burst, now).expect("it is open");
+                if batch.is_full() {
+                    shaping.append(batch, now).expect("it is open");
                 }
-                burst.push(cookie);
+                batch.push(cookie);
             }
-            shaping.append(burst, now).expect("it is open");
+            shaping.append(batch, now).expect("it is open");
         }
     }
 
@@ -205,14 +210,14 @@ fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
 
 /// What [`counted::append`] does, not counted.
 fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
-    let mut burst = Burst::default();
+    let mut batch = AppendBatch::default();
     for cookie in cookies {
-        burst.push(cookie);
-        if burst.is_full() {
-            log.append(&mut burst).expect("it is open");
+        batch.push(cookie);
+        if batch.is_full() {
+            log.append(&mut batch).expect("it is open");
         }
     }
-    log.append(&mut burst).expect("it is open");
+    log.append(&mut batch).expect("it is open");
 }
 
 /// A log with a ring of `CHUNKS` chunks, and where it begins.
@@ -246,10 +251,10 @@ fn append(bencher: Bencher<'_, '_>, together: usize) {
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
-    let mut burst = Burst::default();
+    let mut batch = AppendBatch::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::append(&log, &mut burst, &cookies, together));
+        .bench_local(|| counted::append(&log, &mut batch, &cookies, together));
 }
 
 /// The same with one rule for each cookie, which only looks on.
@@ -264,17 +269,17 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
     file.write_all(LIMITS.as_bytes()).expect("it is written");
     let path = file.path().display().to_string();
     let named = NamedFile::from_flag("--limits", &path).expect("it has a name");
-    let limits = Reloader::load(contract::File(named)).expect("it is in order");
+    let limits = Reloader::load(limits_file::File(named)).expect("it is in order");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
     let synced = Synced::many();
     let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
     let shaping = Shaping::new(Arc::new(limits), log);
-    let mut burst = Burst::default();
+    let mut batch = AppendBatch::default();
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::limited(&shaping, &mut burst, &cookies, together));
+        .bench_local(|| counted::limited(&shaping, &mut batch, &cookies, together));
 }
 
 /// An item is a chunk that a reader gets. Readers that go side by side find the same chunk right after each other.

@@ -28,7 +28,7 @@ use self::{
     response::Outcome,
 };
 use crate::{
-    log::{Burst, Closed, Log},
+    log::{AppendBatch, Closed, Log},
     shaping::Shaping,
 };
 
@@ -83,14 +83,14 @@ impl Edge {
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request that was read at `read_at`; an accepted cookie is then in `burst` or already appended.
+    /// Handles one request that was read at `read_at`; an accepted cookie is then in `batch` or already appended.
     fn handle(
         &self,
         head: &Head<'_>,
         lines: &[Header<'_>],
         read_at: Instant,
         known: &mut KnownDsps,
-        burst: &mut Burst,
+        batch: &mut AppendBatch,
         tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
         if !matches!(head.path, "/" | "/sync") {
@@ -99,8 +99,8 @@ impl Edge {
         if !matches!(head.method, "GET" | "HEAD") {
             return Ok(Outcome::MethodNotAllowed);
         }
-        if burst.is_full() || tally.is_full() {
-            self.append(burst, tally, known, read_at)?;
+        if batch.is_full() || tally.is_full() {
+            self.append(batch, tally, known, read_at)?;
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(lines);
@@ -116,7 +116,7 @@ impl Edge {
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
         tally.accepted(cookie.dsp_id);
-        burst.push(&cookie);
+        batch.push(&cookie);
         Ok(Outcome::Accepted)
     }
 
@@ -124,16 +124,16 @@ impl Edge {
     /// so, and counts the requests.
     fn append(
         &self,
-        burst: &mut Burst,
+        batch: &mut AppendBatch,
         tally: &mut Tally,
         known: &mut KnownDsps,
         read_at: Instant,
     ) -> Result<(), Closed> {
-        let count = u64::from(burst.count());
+        let count = u64::from(batch.count());
         if count > 0 {
             match &self.shaping {
-                Some(shaping) => shaping.append(burst, read_at)?,
-                None => self.log.append(burst)?,
+                Some(shaping) => shaping.append(batch, read_at)?,
+                None => self.log.append(batch)?,
             }
             self.metrics.accepted.inc_by(count);
         }

@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //!
-//! Cookies are encoded in [`Burst`]s and appended to one *open* buffer. The buffer is *sealed* when the next burst
+//! Cookies are encoded in [`AppendBatch`]s and appended to one *open* buffer. The buffer is *sealed* when the next batch
 //! would not fit, or when its first cookie is [`Config::chunk_age`] old, or three times that while it is small: by the
 //! task of [`run_timers`], or by the next append where that comes first.
 //! Sealing writes the first sequence and the headers into the buffer, in place, and turns it into an immutable
@@ -26,7 +26,7 @@
 //!   different producers and rely on this.
 //! - Two locks, always taken in the order *open*, *ring*; readers take only *ring*, for a few instructions; wake-ups
 //!   happen under neither. All appenders share one lock, which gives all cookies one order, and sealing one place. They
-//!   take it once for each [`Burst`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of it spent
+//!   take it once for each [`AppendBatch`]: taking it for each cookie cost a twelfth of all CPU at 800 k/s, most of it spent
 //!   waiting for a holder that had been preempted.
 //! - After [`Log::close`] nothing can be appended; readers get the rest and then [`Delivery::End`].
 //!
@@ -35,7 +35,7 @@
 //! The ring counts the allocated bytes of each chunk and its bookkeeping. A chunk that is sealed by age, hence small,
 //! is copied into an allocation of its own size, so that chunks of quiet hours do not take 64 KiB each.
 
-pub(crate) mod burst;
+pub(crate) mod append_batch;
 mod chunk;
 mod progress;
 mod reader;
@@ -54,7 +54,7 @@ use tokio::sync::{Notify, watch};
 
 use self::seal::Open;
 pub use self::{
-    burst::Burst,
+    append_batch::AppendBatch,
     chunk::Chunk,
     progress::Progress,
     reader::{Delivery, GapReason, Reader},

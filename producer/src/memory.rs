@@ -76,7 +76,7 @@ pub fn parts(config: &Config) -> [Part; 9] {
         Part {
             what: "cookies that wait for their limits",
             bound: "`queue_bytes` in `--limits`, for each DSP that is shaped",
-            bytes: config.shaping.held_bytes_max(),
+            bytes: config.shaping.queue_bytes_max(),
         },
         Part {
             what: "the process itself",

@@ -41,7 +41,7 @@ impl Readiness {
     #[must_use]
     pub fn components(&self) -> Vec<Component> {
         let limits = self.shaping.iter();
-        let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.state_in_words())));
+        let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.describe())));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
         [ready::drain(self.is_draining())]
             .into_iter()

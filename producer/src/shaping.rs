@@ -1,37 +1,39 @@
-//! Contracts at the edge: cookies are accepted at any time, and released into the log at the rate that was agreed.
+//! DSP rate limits: cookies are accepted at any rate, and released into the log at the rate of their limit.
 //!
-//! A browser is answered at once, whatever its DSP has agreed on; the *cookie* may wait. `--limits FILE` says which DSPs are under which limits,
-//! and what is done with what is over: nothing but counting (`observe`), dropping (`police`), or waiting (`shape`). Without it none of this exists.
+//! The response to a browser never waits; the *cookie* may. `--limits FILE` defines the limits, and how to handle cookies
+//! above them: only count (`observe`), drop (`police`) or queue (`shape`). Without `--limits`, none of this is used.
 //!
-//! # The way of a cookie under a limit that shapes
+//! # Life of a cookie under a shaping limit
 //!
-//! Accepted, it goes into the log at once if that is within the limits, and else into the waiting room of its DSP (`room.rs`). There it is *released* at
-//! its turn, with its age, so that no store takes it for newer than it is. A newer cookie of its pair takes its place. What would wait for longer than
-//! the maximum wait is sent back for that long and asks again; what gets older than allowed is a dead letter, which is requeued later, at a share of the rate,
-//! and at last parked. `docs/dsp-limits.md` has the life cycle.
+//! An accepted cookie goes straight into the log if it is within the limits, otherwise into the queue of its DSP
+//! (`queue.rs`). From there it is *released* at its slot, with its age, so that stores do not take it for newer than it
+//! is. A newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred
+//! and tries again later; one older than `max_age` becomes a dead letter, which is requeued at a share of the rate and
+//! finally parked. `docs/dsp-limits.md` describes the details.
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! - Each cookie that is accepted has one fate or is held, in every scrape ([`figures::sums::SHAPING`](::figures::sums::SHAPING)).
-//! - A cookie goes into the log before any later one of its pair, or never.
-//! - Rooms are bounded in bytes, each by itself, and there is one for each DSP that the file names and one for all others.
-//! - When the process is killed, the waiting cookies are lost, and no others. When it stops, they are kept in a file (`--limits-spool`), or else
-//!   released before their time.
+//! - Each accepted cookie has exactly one outcome or is held, in every scrape
+//!   ([`metric_defs::equations::SHAPING`](::metric_defs::equations::SHAPING)).
+//! - A cookie goes into the log before any later cookie of the same user and DSP, or never.
+//! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
+//! - A killed process loses its queued cookies and no others. A process that stops saves them in the spool
+//!   (`--limits-spool`), or else releases them early.
 //!
 //! # Cost
 //!
-//! A lock that all connections share, taken once for the cookies of one read and held for a lookup and a reservation for each:
-//! `cargo bench -p producer` has the figures. Its task wakes when something is due, and not before.
+//! All connections share one lock. It is taken once per read, for a lookup and a reservation per cookie
+//! (`cargo bench -p producer` measures it). The release task wakes only when a cookie is due.
 
-pub mod contract;
+mod cookie_table;
 mod counters;
-mod held;
+pub mod limits_file;
 mod metrics;
-mod room;
+mod queue;
 mod shaper;
 mod sharing;
 mod spool;
-mod told;
+mod status;
 
 use std::{
     io,
@@ -47,63 +49,63 @@ use tokio::{sync::Notify, task::spawn_blocking, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    contract::LimitsFile,
-    counters::Fate,
-    held::Held,
-    room::Offered,
-    shaper::{Shaper, TURN_COOKIES_MAX},
+    cookie_table::QueuedCookie,
+    counters::RemovalOutcome,
+    limits_file::LimitsFile,
+    queue::Admission,
+    shaper::{RELEASE_BATCH_MAX, Shaper},
 };
-pub(crate) use self::{counters::Dropped, metrics::register, shaper::Summary, spool::Spool};
+pub(crate) use self::{counters::DropReason, metrics::register, spool::Spool};
 use crate::{
     config::LimitsConfig,
-    log::{Burst, Closed, Log},
+    log::{AppendBatch, Closed, Log},
 };
 
-/// How often a new version of the file is looked for, where nothing else is due.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// How often [`Shaping::run`] checks for a new version of the limits file while no cookie is due.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The limits of one producer; clones share them.
+/// The DSP limits of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Shaping {
-    shared: Arc<Shared>,
+    shared: Arc<ShapingShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ShapingShared {
     log: Log,
     file: LimitsFile,
     spool: Option<Spool>,
-    began: Instant,
-    began_unix_nanos: u64,
-    woken: Notify,
-    state: Mutex<State>,
+    started: Instant,
+    started_unix_nanos: u64,
+    wake: Notify,
+    state: Mutex<ShapingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ShapingState {
     shaper: Shaper,
     rules: Arc<Rules>,
     version: u64,
-    /// When [`Shaping::run`] looks next.
-    planned: u64,
-    /// What of the limits is this producer's, where several share them.
-    leased: Option<sharing::Leased>,
-    /// When its shares change by themselves.
-    shares_change: u64,
-    is_over: bool,
+    /// When [`Shaping::run`] wakes next.
+    next_wake: u64,
+    /// This producer's shares in shared limits.
+    leased: Option<sharing::LeasedShares>,
+    /// When the current shares must be computed again.
+    shares_expire_at: u64,
+    is_draining: bool,
 }
 
 impl Shaping {
-    /// The limits of `file`, releasing into `log`; nothing is kept beyond this run.
+    /// Applies the limits of `file` and releases into `log`, without a spool.
     #[must_use]
     pub fn new(file: LimitsFile, log: Log) -> Self {
         Self::start("", file, None, log)
     }
 
-    /// The limits of the producer of this name, if there are any.
+    /// Applies the configured limits; `None` without `--limits`. `name` is the producer's.
     ///
     /// # Errors
-    /// When another process uses the file that keeps what waits.
+    /// When another process uses the spool.
     pub(crate) fn open(
         name: &str,
         config: &LimitsConfig,
@@ -112,90 +114,87 @@ impl Shaping {
         let Some(file) = config.file.clone() else {
             return Ok(None);
         };
-        let take = |path: &PathBuf| {
-            let taken = Spool::take(path.clone());
-            taken.with_context(|| format!("--limits-spool: {}", path.display()))
+        let lock = |path: &PathBuf| {
+            let locked = Spool::lock(path.clone());
+            locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
-        let spool = config.spool.as_ref().map(take).transpose()?;
+        let spool = config.spool.as_ref().map(lock).transpose()?;
         Ok(Some(Self::start(name, file, spool, log.clone())))
     }
 
-    /// The limits of `file`, releasing into `log`. What an earlier run kept waits again.
-    ///
-    /// `name` is the producer's.
+    /// Like [`new`](Self::new); also restores the cookies in the spool. `name` is the producer's.
     pub(crate) fn start(name: &str, file: LimitsFile, spool: Option<Spool>, log: Log) -> Self {
         let rules = file.current();
-        let leased = sharing::leased(rules.sharing.as_ref(), name);
-        let began_unix_nanos = unix_micros().saturating_mul(1000);
+        let leased = sharing::lease(rules.sharing.as_ref(), name);
+        let started_unix_nanos = unix_micros().saturating_mul(1000);
         let shaping = Self {
-            shared: Arc::new(Shared {
-                state: Mutex::new(State {
-                    shaper: Shaper::new(&rules, began_unix_nanos),
+            shared: Arc::new(ShapingShared {
+                state: Mutex::new(ShapingState {
+                    shaper: Shaper::new(&rules, started_unix_nanos),
                     rules,
                     version: 1,
-                    planned: u64::MAX,
+                    next_wake: u64::MAX,
                     leased,
-                    shares_change: 0,
-                    is_over: false,
+                    shares_expire_at: 0,
+                    is_draining: false,
                 }),
                 log,
                 file,
                 spool,
-                began: Instant::now(),
-                began_unix_nanos,
-                woken: Notify::new(),
+                started: Instant::now(),
+                started_unix_nanos,
+                wake: Notify::new(),
             }),
         };
-        shaping.look_at_shares(&mut shaping.state());
-        shaping.take_back();
+        shaping.update_shares(&mut shaping.state());
+        shaping.restore_spool();
         shaping
     }
 
-    /// When this was, by the clock that limits go by: nanoseconds since the Unix epoch, as if nobody had set the system's clock
-    /// since the start.
+    /// The time of an instant by the shaper's clock: Unix time in nanoseconds at the start, and monotonic from there.
     fn nanos(&self, instant: Instant) -> u64 {
-        let elapsed = instant.saturating_duration_since(self.shared.began);
+        let elapsed = instant.saturating_duration_since(self.shared.started);
         let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        self.shared.began_unix_nanos.saturating_add(elapsed)
+        self.shared.started_unix_nanos.saturating_add(elapsed)
     }
 
     fn now(&self) -> u64 {
         self.nanos(Instant::now())
     }
 
-    /// Appends those cookies of a burst that was read at `read_at` to the log that may go now, and empties it. What is held of
-    /// the others is copied.
+    /// Appends the cookies of a batch that are within their limits to the log, copies others into their queues, and empties
+    /// the batch, which was read at `read_at`.
     ///
-    /// All under one lock: a later cookie of the same pair can be released by nobody before these are in the log.
+    /// Holds the lock until the cookies are in the log, so that no later cookie of the same user and DSP is released first.
     ///
     /// # Errors
-    /// [`Closed`] when the log is; those that might go are then counted as released all the same.
-    pub fn append(&self, burst: &mut Burst, read_at: Instant) -> Result<(), Closed> {
+    /// [`Closed`] when the log is closed. The cookies within their limits count as released even then.
+    pub fn append(&self, batch: &mut AppendBatch, read_at: Instant) -> Result<(), Closed> {
         let now = self.nanos(read_at);
         let mut state = self.state();
-        self.look_at_shares(&mut state);
+        self.update_shares(&mut state);
         let log = &self.shared.log;
-        // Else the log is about to be closed, and refuses them.
-        if !state.is_over {
-            let mut is_held = false;
-            burst.retain(|cookie| {
-                let offered = state.shaper.offer(cookie, now, || log.unix_micros());
-                is_held |= offered == Offered::Held;
-                offered == Offered::Release
+        // While draining, the log is about to close and rejects the batch.
+        if !state.is_draining {
+            let mut is_queued = false;
+            batch.retain(|cookie| {
+                let admission = state.shaper.offer(cookie, now, || log.unix_micros());
+                is_queued |= admission == Admission::Queued;
+                admission == Admission::Release
             });
-            if is_held && state.shaper.due() < state.planned {
-                // Once: until the task has looked, nobody else need wake it.
-                state.planned = 0;
-                self.shared.woken.notify_one();
+            if is_queued && state.shaper.due() < state.next_wake {
+                // Prevents further notifications until the task has run.
+                state.next_wake = 0;
+                self.shared.wake.notify_one();
             }
         }
-        log.append(burst)
+        log.append(batch)
     }
 
-    /// Releases what is due, and takes new versions of the file into force, until `stop`.
+    /// Releases due cookies and applies new versions of the limits file, until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
         loop {
-            let wait = self.turn();
+            let wait = self.release_due();
             if wait.is_zero() {
                 tokio::task::yield_now().await;
                 if stop.is_cancelled() {
@@ -206,131 +205,138 @@ impl Shaping {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
-                () = self.shared.woken.notified() => {}
+                () = self.shared.wake.notified() => {}
             }
         }
     }
 
-    /// Does what is due; returns how long nothing more is.
-    fn turn(&self) -> Duration {
+    /// Releases due cookies; returns the time until the next call.
+    fn release_due(&self) -> Duration {
         let now = self.now();
         let mut state = self.state();
-        if state.is_over {
-            return LOOK_INTERVAL;
+        if state.is_draining {
+            return POLL_INTERVAL;
         }
-        self.look_at_file(&mut state, now);
-        self.look_at_shares(&mut state);
+        self.update_rules(&mut state, now);
+        self.update_shares(&mut state);
         let mut released = Vec::new();
-        state.shaper.turn(now, |held| released.push(held));
-        self.release(&mut state, &released);
-        let longest = u64::try_from(LOOK_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
-        let wait = state.shaper.due().saturating_sub(now).min(longest);
-        state.planned = now.saturating_add(wait);
+        let release = |cookie| released.push(cookie);
+        state.shaper.release_due(now, release);
+        self.append_released(&mut state, &released);
+        let wait_max = u64::try_from(POLL_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
+        let wait = state.shaper.due().saturating_sub(now).min(wait_max);
+        state.next_wake = now.saturating_add(wait);
         Duration::from_nanos(wait)
     }
 
-    /// Appends what was released, while nobody else can release a later cookie of the same pair.
-    fn release(&self, state: &mut State, released: &[Held]) {
+    /// Appends released cookies under the lock, so that no later cookie of the same user and DSP is released first.
+    fn append_released(&self, state: &mut ShapingState, released: &[QueuedCookie]) {
         if !append(&self.shared.log, released) {
-            // It is closed after this has ended; if it is closed all the same, they are gone.
+            // A bug: the log is closed after this task has ended.
             tracing::error!(
                 cookies = released.len(),
-                "cookies were released after the log was closed"
+                "lost released cookies: the log is closed"
             );
-            state.is_over = true;
+            state.is_draining = true;
         }
     }
 
-    fn look_at_file(&self, state: &mut State, now: u64) {
+    fn update_rules(&self, state: &mut ShapingState, now: u64) {
         let newest = self.shared.file.current();
         if !Arc::ptr_eq(&newest, &state.rules) {
             if newest.sharing != state.rules.sharing {
                 tracing::warn!("[sharing] changed; the change takes effect after a restart");
             }
-            state.shaper.change(&newest, now);
+            state.shaper.set_rules(&newest, now);
             state.rules = newest;
-            state.shares_change = 0;
+            state.shares_expire_at = 0;
             if let Some(leased) = &state.leased {
                 leased.lease.refresh_now();
             }
             state.version += 1;
-            let held_bytes_max = contract::held_bytes_max(&state.rules);
+            let queue_bytes_max = limits_file::queue_bytes_max(&state.rules);
             let version = state.version;
-            tracing::info!(version, held_bytes_max, "limits reloaded");
+            tracing::info!(version, queue_bytes_max, "limits reloaded");
         }
     }
 
-    /// Takes what waits out of the rooms, when no more comes: into the file if there is one and it is written by `deadline`, else into the
-    /// log.
+    /// Empties the queues at shutdown: into the spool if it can be written by `deadline`, otherwise into the log.
     pub(crate) async fn drain(&self, deadline: tokio::time::Instant) {
         let now = self.now();
-        let held = {
+        let cookies = {
             let mut state = self.state();
-            state.is_over = true;
-            state.shaper.take_all(now)
+            state.is_draining = true;
+            state.shaper.remove_all(now)
         };
-        let (count, log) = (held.len(), &self.shared.log);
-        let held = Arc::new(held);
+        let (count, log) = (cookies.len(), &self.shared.log);
+        let cookies = Arc::new(cookies);
         let is_spooled = match &self.shared.spool {
-            Some(spool) if count > 0 => keep(spool, Arc::clone(&held), log.unix_micros(), deadline)
-                .await
-                .inspect_err(|error| {
-                    tracing::error!(path = %spool.path().display(), %error, "cannot write the spool");
-                })
-                .is_ok(),
+            Some(spool) if count > 0 => {
+                write_spool(spool, Arc::clone(&cookies), log.unix_micros(), deadline)
+                    .await
+                    .inspect_err(|error| {
+                        let path = spool.path().display();
+                        tracing::error!(%path, %error, "failed to write the spool");
+                    })
+                    .is_ok()
+            }
             _ => false,
         };
         let mut state = self.state();
-        let fate = if is_spooled {
-            Fate::Spooled
-        } else if held.chunks(TURN_COOKIES_MAX).all(|part| append(log, part)) {
-            Fate::ReleasedEarly
+        let mut batches = cookies.chunks(RELEASE_BATCH_MAX);
+        let outcome = if is_spooled {
+            RemovalOutcome::Spooled
+        } else if batches.all(|batch| append(log, batch)) {
+            RemovalOutcome::ReleasedEarly
         } else {
-            Fate::Dropped(Dropped::Drain)
+            RemovalOutcome::Dropped(DropReason::Drain)
         };
-        state.shaper.settle(fate);
+        state.shaper.settle(outcome);
         drop(state);
-        match fate {
+        let cookies = count;
+        match outcome {
             _ if count == 0 => {}
-            Fate::Spooled => tracing::info!(cookies = count, "wrote queued cookies to the spool"),
-            Fate::ReleasedEarly => tracing::info!(cookies = count, "released queued cookies early"),
-            Fate::Dropped(_) => tracing::error!(
-                cookies = count,
-                "queued cookies lost: it could be neither kept nor released"
+            RemovalOutcome::Spooled => tracing::info!(cookies, "wrote queued cookies to the spool"),
+            RemovalOutcome::ReleasedEarly => {
+                tracing::info!(cookies, "released queued cookies early")
+            }
+            RemovalOutcome::Dropped(_) => tracing::error!(
+                cookies,
+                "lost queued cookies: they could be neither spooled nor released"
             ),
         }
     }
 
-    /// Holds again what an earlier run kept, if it kept anything.
-    fn take_back(&self) {
+    /// Queues the cookies that the previous run saved in the spool.
+    fn restore_spool(&self) {
         let Some(spool) = &self.shared.spool else {
             return;
         };
         let now = self.now();
-        let kept = spool.read(|cookie, accepted_unix_micros| {
+        let restored = spool.read(|cookie, accepted_unix_micros| {
             let age = self.shared.log.unix_micros();
             let age = age.saturating_sub(accepted_unix_micros);
             let accepted = now.saturating_sub(age.saturating_mul(1000));
-            Held::new(&cookie, accepted_unix_micros, accepted)
+            QueuedCookie::new(&cookie, accepted_unix_micros, accepted)
         });
-        let kept = kept.unwrap_or_default();
-        if kept.is_empty() {
+        let restored = restored.unwrap_or_default();
+        if restored.is_empty() {
             return;
         }
         tracing::info!(
-            cookies = kept.len(),
+            cookies = restored.len(),
             "restored queued cookies from the spool"
         );
         let mut state = self.state();
-        let take_back = |held| state.shaper.take_back(held, now);
-        let at_once: Vec<_> = kept.into_iter().filter_map(take_back).collect();
-        for part in at_once.chunks(TURN_COOKIES_MAX) {
-            self.release(&mut state, part);
+        let restore = |cookie| state.shaper.restore(cookie, now);
+        let unlimited: Vec<_> = restored.into_iter().filter_map(restore).collect();
+        for batch in unlimited.chunks(RELEASE_BATCH_MAX) {
+            self.append_released(&mut state, batch);
         }
         spool.remove();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ShapingState> {
         self.shared
             .state
             .lock()
@@ -339,26 +345,27 @@ impl Shaping {
 }
 
 /// Appends cookies with their ages; false when the log is closed.
-fn append<'a>(log: &Log, held: impl IntoIterator<Item = &'a Held>) -> bool {
-    let cookies = held
+fn append<'a>(log: &Log, cookies: impl IntoIterator<Item = &'a QueuedCookie>) -> bool {
+    let cookies = cookies
         .into_iter()
-        .map(|held| (held.cookie(), held.accepted_unix_micros));
+        .map(|queued| (queued.cookie(), queued.accepted_unix_micros));
     log.append_accepted(cookies).is_ok()
 }
 
-/// Keeps what waited in the file, if it is written by `deadline`.
+/// Saves cookies in the spool, if they are written by `deadline`.
 ///
-/// What is written later never gets the file's name, since its cookies are released. Renaming has no deadline: until its end nobody knows which of the two holds.
-async fn keep(
+/// A file that is written later is never renamed, because its cookies are released. The rename itself has no deadline:
+/// until it returns, it is unknown whether the spool contains the cookies.
+async fn write_spool(
     spool: &Spool,
-    held: Arc<Vec<Held>>,
+    cookies: Arc<Vec<QueuedCookie>>,
     now: u64,
     deadline: tokio::time::Instant,
 ) -> io::Result<()> {
     let unfinished = spool.clone();
-    let writing = spawn_blocking(move || unfinished.write(&held, now));
-    let late = |_| io::Error::other("it is not written in time");
-    timeout_at(deadline, writing).await.map_err(late)???;
+    let writing = spawn_blocking(move || unfinished.write(&cookies, now));
+    let timed_out = |_| io::Error::new(io::ErrorKind::TimedOut, "drain deadline exceeded");
+    timeout_at(deadline, writing).await.map_err(timed_out)???;
     let written = spool.clone();
     spawn_blocking(move || written.publish()).await?
 }

@@ -8,7 +8,7 @@ use runtime::{
     settings::{CONTENTS, ConfigErrors},
 };
 
-use crate::shaping::contract::{self, File, LimitsFile};
+use crate::shaping::limits_file::{self, File, LimitsFile};
 
 /// The settings, a field for each; an empty string means not set.
 #[derive(Debug, Clone, clap::Args)]
@@ -70,8 +70,8 @@ impl LimitsConfig {
     }
 
     /// Most bytes that what waits may take, by the file as it is now.
-    pub(crate) fn held_bytes_max(&self) -> u64 {
+    pub(crate) fn queue_bytes_max(&self) -> u64 {
         let file = self.file.as_ref();
-        file.map_or(0, |file| contract::held_bytes_max(&file.current()))
+        file.map_or(0, |file| limits_file::queue_bytes_max(&file.current()))
     }
 }

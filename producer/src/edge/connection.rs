@@ -25,7 +25,7 @@
 //!
 //! Latency is measured once for all requests of one read, with two readings of the monotonic clock: after the read, and
 //! after the responses are made. The first also decides when to read the time of day for the date of the responses,
-//! which happens ten times a second. A burst thus costs one reading of a clock and two atomic additions more than
+//! which happens ten times a second. A batch thus costs one reading of a clock and two atomic additions more than
 //! without. Together with the counts of [`dsps`](super::dsps), a request of 16 in flight on each of 32 connections took
 //! 1.27 µs of CPU time instead of 1.26 in the best of five alternating runs, and 1.34 instead of 1.31 in the median
 //! (`bench load -c 32 -p 16 -d 4s`); for a single request the difference was below the noise.
@@ -48,7 +48,7 @@ use super::{
     head::{self, HEAD_BYTES_MAX, Refusal},
     response::{Outcome, ResponseOptions, Responses},
 };
-use crate::log::{Burst, Closed};
+use crate::log::{AppendBatch, Closed};
 
 /// Buffer space an idle connection keeps.
 const RESTING_BYTES: usize = 4 * 1024;
@@ -88,7 +88,7 @@ enum Next {
 pub(super) struct Connection {
     input: Vec<u8>,
     output: Vec<u8>,
-    burst: Burst,
+    batch: AppendBatch,
     known: KnownDsps,
     responses: Responses,
     /// When the date of the responses was last set.
@@ -208,7 +208,7 @@ impl Connection {
                         lines,
                         read_at,
                         &mut self.known,
-                        &mut self.burst,
+                        &mut self.batch,
                         &mut tally,
                     )?;
                     (outcome, options)
@@ -232,7 +232,7 @@ impl Connection {
         }
         self.input.drain(..consumed);
         // The cookies must be in the log before the responses promise it.
-        edge.append(&mut self.burst, &mut tally, &mut self.known, read_at)?;
+        edge.append(&mut self.batch, &mut tally, &mut self.known, read_at)?;
         Ok((next, requests))
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! # What it costs
 //!
-//! A burst clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the burst is in the log, one lookup
+//! A batch clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the batch is in the log, one lookup
 //! and one addition are made for each request, to a counter that apart from scrapes another thread rarely uses. Each
 //! connection has its own handle of the table of DSPs, which is replaced as a whole when it changes, so no lock is taken.
 //! `edge/connection.rs` has the measured times.
@@ -46,7 +46,7 @@ const KEPT_MAX: usize = 3 * SHOWN_MAX;
 /// The most sets of counts of a series: with more threads than these, some share one.
 const SHARDS_MAX: usize = 64;
 
-/// The most requests that a tally holds; unless they are rejected, fewer fill a burst.
+/// The most requests that a tally holds; unless they are rejected, fewer fill a batch.
 const TALLY_MAX: usize = 64;
 
 /// The index of accepted cookies; that of a rejection is one more than its discriminant.
@@ -98,7 +98,7 @@ impl Table {
     }
 }
 
-/// The requests of one burst.
+/// The requests of one batch.
 #[derive(Debug)]
 pub struct Tally {
     dsps: [u32; TALLY_MAX],
@@ -221,14 +221,14 @@ impl Dsps {
         Ok(dsps)
     }
 
-    /// Updates the known DSPs of a connection, to be called before each burst.
+    /// Updates the known DSPs of a connection, to be called before each batch.
     pub fn refresh(&self, known: &mut KnownDsps) {
         if known.0.version != self.shared.version.load(Ordering::Relaxed) {
             known.0 = Arc::clone(&self.shared.table());
         }
     }
 
-    /// Applies another list to the bursts that begin after it.
+    /// Applies another list to the batches that begin after it.
     pub fn show(&self, shown: &Shown) {
         let shared = &*self.shared;
         if shared.table().shown == *shown {
@@ -237,7 +237,7 @@ impl Dsps {
         shared.change(|table| {
             let Table { counting, left, .. } = table;
             if counting.len() + left.len() + shown.named.len() > KEPT_MAX {
-                // Not those that leave now: a burst may still count for them.
+                // Not those that leave now: a batch may still count for them.
                 for (_, gone) in left.drain() {
                     for (outcome, count) in gone.sums().into_iter().enumerate() {
                         shared.other.add(0, outcome, count);
@@ -255,7 +255,7 @@ impl Dsps {
         });
     }
 
-    /// Counts the requests of a burst and empties the tally; to be called when the cookies are in the log.
+    /// Counts the requests of a batch and empties the tally; to be called when the cookies are in the log.
     pub fn add(&self, tally: &mut Tally, known: &mut KnownDsps) {
         let shared = &*self.shared;
         let thread = thread_number();

@@ -33,7 +33,7 @@ mod tests {
     use proto::wire::CookieRef;
 
     use super::{
-        super::{Burst, Config, Log},
+        super::{AppendBatch, Config, Log},
         *,
     };
 
@@ -78,16 +78,16 @@ mod tests {
         };
         let log = Log::with_progress(config, Some(Box::new(told.clone())));
         for round in 1..=2_000_u64 {
-            let mut burst = Burst::default();
+            let mut batch = AppendBatch::default();
             for _ in 0..=round % 7 {
-                burst.push(&CookieRef {
+                batch.push(&CookieRef {
                     user_id: "u",
                     dsp_id: 1,
                     buyer_uid: "b",
                     age_micros: 0,
                 });
             }
-            log.append(&mut burst).unwrap();
+            log.append(&mut batch).unwrap();
             let appended = log.stats().appended;
             assert!((appended..=appended + 100).contains(&told.last()));
             if round % 50 == 0 {

@@ -11,7 +11,7 @@ use proto::{
     wire::{self, ChunkHeader, CookieRef},
 };
 
-use super::{Burst, Closed, Head, Log, Progress, Sequence, Shared, chunk::Chunk};
+use super::{AppendBatch, Closed, Head, Log, Progress, Sequence, Shared, chunk::Chunk};
 
 /// A buffer below this size waits three times as long: about 30 cookies, which 1,000 a second bring in that time.
 const SMALL_BYTES: usize = 2 * 1024;
@@ -147,25 +147,25 @@ fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
 }
 
 impl Log {
-    /// Appends the cookies of `burst` and empties it; when this returns, they are in the log.
+    /// Appends the cookies of `batch` and empties it; when this returns, they are in the log.
     ///
-    /// Costs one lock, one reading of the clock and one copy for the burst; for each chunk, one allocation and the wake-up
+    /// Costs one lock, one reading of the clock and one copy for the batch; for each chunk, one allocation and the wake-up
     /// of all readers.
     ///
     /// # Errors
-    /// [`Closed`] after [`Log::close`], unless the burst is empty; the burst is then unchanged.
-    pub fn append(&self, burst: &mut Burst) -> Result<(), Closed> {
-        if burst.is_empty() {
+    /// [`Closed`] after [`Log::close`], unless the batch is empty; the batch is then unchanged.
+    pub fn append(&self, batch: &mut AppendBatch) -> Result<(), Closed> {
+        if batch.is_empty() {
             return Ok(());
         }
         self.append_by(|open, now| {
-            self.make_room(open, burst.encoded().len());
+            self.make_room(open, batch.encoded().len());
             open.begin(now, &self.shared);
-            open.reserve(burst.count());
-            open.buffer.extend_from_slice(burst.encoded());
-            open.count += burst.count();
+            open.reserve(batch.count());
+            open.buffer.extend_from_slice(batch.encoded());
+            open.count += batch.count();
         })?;
-        burst.clear();
+        batch.clear();
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use proto::{
     wire::{self, CookieRef, StreamMessage},
 };
 
-use super::{Burst, Closed, Config, Delivery, GapReason, Log, Reader};
+use super::{AppendBatch, Closed, Config, Delivery, GapReason, Log, Reader};
 
 const CONFIG: Config = Config {
     epoch: 9,
@@ -31,13 +31,13 @@ fn user(sequence: u64) -> String {
 }
 
 fn append(log: &Log, sequence: u64) -> Result<(), Closed> {
-    let mut burst = Burst::default();
-    push(&mut burst, sequence);
-    log.append(&mut burst)
+    let mut batch = AppendBatch::default();
+    push(&mut batch, sequence);
+    log.append(&mut batch)
 }
 
-fn push(burst: &mut Burst, sequence: u64) {
-    burst.push(&CookieRef {
+fn push(batch: &mut AppendBatch, sequence: u64) {
+    batch.push(&CookieRef {
         user_id: &user(sequence),
         dsp_id: 7,
         buyer_uid: &"b".repeat((sequence % 200) as usize + 1),
@@ -117,15 +117,15 @@ impl Model {
     fn apply(&mut self, action: &Action) {
         match *action {
             Action::Append(count) => {
-                let mut burst = Burst::default();
+                let mut batch = AppendBatch::default();
                 for _ in 0..count {
                     self.appended += 1;
-                    push(&mut burst, self.appended);
-                    if burst.is_full() {
-                        self.append(&mut burst);
+                    push(&mut batch, self.appended);
+                    if batch.is_full() {
+                        self.append(&mut batch);
                     }
                 }
-                self.append(&mut burst);
+                self.append(&mut batch);
             }
             Action::Seal => {
                 seal(&self.log);
@@ -145,8 +145,8 @@ impl Model {
         }
     }
 
-    fn append(&mut self, burst: &mut Burst) {
-        self.log.append(burst).unwrap();
+    fn append(&mut self, batch: &mut AppendBatch) {
+        self.log.append(batch).unwrap();
         self.chunks.push(self.log.span().next);
     }
 
@@ -292,18 +292,18 @@ fn age_of_what_is_sealed_from_a_position_on_is_that_of_its_oldest() {
 #[test]
 fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
     let log = Log::new(CONFIG);
-    let mut burst = Burst::default();
-    while !burst.is_full() {
-        burst.push(&CookieRef {
+    let mut batch = AppendBatch::default();
+    while !batch.is_full() {
+        batch.push(&CookieRef {
             user_id: &"u".repeat(limits::USER_ID_BYTES_MAX),
             dsp_id: u32::MAX,
             buyer_uid: &"b".repeat(limits::BUYER_UID_BYTES_MAX),
             age_micros: 0,
         });
     }
-    assert!(burst.encoded().len() + wire::HEADROOM_BYTES <= limits::CHUNK_BYTES_MIN);
-    log.append(&mut burst).unwrap();
-    assert!(burst.is_empty());
+    assert!(batch.encoded().len() + wire::HEADROOM_BYTES <= limits::CHUNK_BYTES_MIN);
+    log.append(&mut batch).unwrap();
+    assert!(batch.is_empty());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is counted of a limit: each cookie that was accepted under it has one fate, or is held.
+//! Counters and gauges of a limit. Each cookie accepted under a limit has exactly one outcome or is still held.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use metric_defs::buckets::SHAPING_DELAY_SECONDS;
 
 /// Why a cookie was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dropped {
-    /// It was the oldest of a room that was full.
+pub(crate) enum DropReason {
+    /// It was the oldest cookie of a full queue, or older than the maximum age that readers accept.
     Bound,
-    /// It was over the limit of a DSP that is policed.
+    /// It exceeded a limit in police mode.
     Police,
-    /// It waited when the producer stopped, and could be neither released nor kept.
+    /// It was queued at shutdown, and could be neither spooled nor released.
     Drain,
 }
 
-impl Dropped {
+impl DropReason {
     pub(crate) const ALL: [(Self, &str); 3] = [
         (Self::Bound, "bound"),
         (Self::Police, "police"),
@@ -23,119 +23,119 @@ impl Dropped {
     ];
 }
 
-/// What became of a cookie that was taken out of its room before its turn.
+/// Outcome of a cookie that was removed from its queue before its release time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It is in the log.
+pub(crate) enum RemovalOutcome {
+    /// Appended to the log.
     ReleasedEarly,
-    /// It is kept for the next run.
+    /// Saved in the spool for the next run.
     Spooled,
-    /// It is gone.
-    Dropped(Dropped),
+    /// Lost.
+    Dropped(DropReason),
 }
 
 /// Why a cookie became a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeadReason {
-    /// It was older than allowed when its turn came.
+pub(crate) enum DeadLetterReason {
+    /// It was older than `max_age` at its release time.
     Age,
-    /// It would have been, as long as the wait was.
+    /// It would have been older than `max_age` after the expected wait.
     Wait,
 }
 
-impl DeadReason {
+impl DeadLetterReason {
     pub(crate) const ALL: [(Self, &str); 2] = [(Self::Age, "age"), (Self::Wait, "wait")];
 }
 
-/// What became of the cookies that were accepted under a limit.
+/// Counters of the cookies accepted under a limit.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Figures {
-    /// Accepted and gone at once: counted here alone, so that as little memory as can be goes
-    /// from one processor to the other with each cookie. [`Figures::add`] adds them where they belong.
+pub(crate) struct LimitCounters {
+    /// Cookies accepted and released immediately. A separate counter, so that such a cookie moves as little memory as
+    /// possible between processors; [`LimitCounters::add`] adds it to `accepted` and `released`.
     passed: u64,
-    /// All others: those that were held by an earlier run included.
+    /// All other accepted cookies, including those restored from the spool.
     pub(crate) accepted: u64,
-    /// Released at their turn.
+    /// Released at their release time.
     pub(crate) released: u64,
     /// Released before it.
     pub(crate) released_early: u64,
-    /// Superseded by a newer one of their pair.
+    /// Superseded by a newer cookie of the same user and DSP.
     pub(crate) superseded: u64,
     /// Dropped, by reason.
-    dropped: [u64; Dropped::ALL.len()],
-    /// Kept for the next run.
+    dropped: [u64; DropReason::ALL.len()],
+    /// Saved for the next run.
     pub(crate) spooled: u64,
-    /// How often one was requeued.
+    /// Times that a dead letter was requeued.
     pub(crate) requeued: u64,
-    /// By the rule's name.
-    pub(crate) rules: BTreeMap<String, RuleFigures>,
-    /// How long those that were released waited.
+    /// By rule id.
+    pub(crate) rules: BTreeMap<String, RuleCounters>,
+    /// Queueing delays of released cookies.
     pub(crate) delays: Delays,
 }
 
-/// What was counted of a rule.
+/// Counters of one rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct RuleFigures {
-    /// How many were over the limit when they came: how many had to wait for it, and how many would have had to wait for longer than the
-    /// maximum wait, or not at all where nothing waits.
-    pub(crate) over: [u64; 2],
-    /// How often one that waited for it became a dead letter, by reason.
-    pub(crate) dead_letters: [u64; DeadReason::ALL.len()],
+pub(crate) struct RuleCounters {
+    /// Cookies that exceeded the rule on arrival: those that were queued, and those whose wait would have exceeded
+    /// `max_wait`. In police and observe mode, all count as the latter.
+    pub(crate) exceeded: [u64; 2],
+    /// Times that a cookie waiting for the rule became a dead letter, by reason.
+    pub(crate) dead_letters: [u64; DeadLetterReason::ALL.len()],
 }
 
-impl Figures {
+impl LimitCounters {
     pub(super) fn new(rules: &[String]) -> Self {
-        let mut figures = Self::default();
-        figures.keep_rules(rules);
-        figures
+        let mut counters = Self::default();
+        counters.retain_rules(rules);
+        counters
     }
 
-    /// Counts by these rules from now on, and forgets all others.
-    pub(super) fn keep_rules(&mut self, rules: &[String]) {
-        let mut before = std::mem::take(&mut self.rules);
-        let counted = |rule: &String| (rule.clone(), before.remove(rule).unwrap_or_default());
+    /// Keeps the counters of these rules, adds missing ones, and removes all others.
+    pub(super) fn retain_rules(&mut self, rules: &[String]) {
+        let mut previous = std::mem::take(&mut self.rules);
+        let counted = |rule: &String| (rule.clone(), previous.remove(rule).unwrap_or_default());
         self.rules = rules.iter().map(counted).collect();
     }
 
-    fn rule(&mut self, name: &str) -> &mut RuleFigures {
-        self.rules.get_mut(name).expect("it is a rule of the terms")
+    fn rule(&mut self, name: &str) -> &mut RuleCounters {
+        self.rules.get_mut(name).expect("the queue has this rule")
     }
 
-    /// One was accepted and goes at once, as nearly all do under a limit that their DSP keeps to.
+    /// Counts a cookie that was accepted and released immediately, the usual case.
     pub(super) fn pass(&mut self) {
         self.passed += 1;
     }
 
     pub(super) fn release(&mut self, delay_nanos: u64) {
         self.released += 1;
-        self.delays.note(delay_nanos);
+        self.delays.observe(delay_nanos);
     }
 
-    pub(super) fn note(&mut self, fate: Fate, count: u64) {
-        match fate {
-            Fate::ReleasedEarly => self.released_early += count,
-            Fate::Spooled => self.spooled += count,
-            Fate::Dropped(why) => self.drop(why, count),
+    pub(super) fn remove(&mut self, outcome: RemovalOutcome, count: u64) {
+        match outcome {
+            RemovalOutcome::ReleasedEarly => self.released_early += count,
+            RemovalOutcome::Spooled => self.spooled += count,
+            RemovalOutcome::Dropped(reason) => self.drop(reason, count),
         }
     }
 
-    pub(super) fn drop(&mut self, why: Dropped, count: u64) {
-        self.dropped[why as usize] += count;
+    pub(super) fn drop(&mut self, reason: DropReason, count: u64) {
+        self.dropped[reason as usize] += count;
     }
 
-    pub(super) fn die(&mut self, reason: DeadReason, rule: &str) {
+    pub(super) fn add_dead_letter(&mut self, reason: DeadLetterReason, rule: &str) {
         self.rule(rule).dead_letters[reason as usize] += 1;
     }
 
     pub(super) fn delayed(&mut self, rule: &str) {
-        self.rule(rule).over[0] += 1;
+        self.rule(rule).exceeded[0] += 1;
     }
 
     pub(super) fn refused(&mut self, rule: &str) {
-        self.rule(rule).over[1] += 1;
+        self.rule(rule).exceeded[1] += 1;
     }
 
-    /// Adds what another room counted.
+    /// Adds the counters of another queue.
     pub(super) fn add(&mut self, other: &Self) {
         self.accepted += other.accepted + other.passed;
         self.released += other.released + other.passed;
@@ -143,64 +143,64 @@ impl Figures {
         self.superseded += other.superseded;
         self.spooled += other.spooled;
         self.requeued += other.requeued;
-        for (known, more) in self.dropped.iter_mut().zip(other.dropped) {
-            *known += more;
+        for (total, count) in self.dropped.iter_mut().zip(other.dropped) {
+            *total += count;
         }
-        for (rule, more) in &other.rules {
-            let known = self.rules.entry(rule.clone()).or_default();
-            for (known, more) in known.over.iter_mut().zip(more.over) {
-                *known += more;
+        for (rule, counters) in &other.rules {
+            let totals = self.rules.entry(rule.clone()).or_default();
+            for (total, count) in totals.exceeded.iter_mut().zip(counters.exceeded) {
+                *total += count;
             }
-            for (known, more) in known.dead_letters.iter_mut().zip(more.dead_letters) {
-                *known += more;
+            for (total, count) in totals.dead_letters.iter_mut().zip(counters.dead_letters) {
+                *total += count;
             }
         }
         self.delays.add(&other.delays);
         self.delays.buckets[0] += other.passed;
     }
 
-    /// How many came: accepted, those that passed at once included.
-    pub(super) fn came(&self) -> u64 {
+    /// All accepted cookies, including those released immediately.
+    pub(super) fn accepted_total(&self) -> u64 {
         self.accepted + self.passed
     }
 
-    /// How many were dropped for this reason.
-    pub(crate) fn dropped(&self, why: Dropped) -> u64 {
-        self.dropped[why as usize]
+    /// Cookies dropped for this reason.
+    pub(crate) fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
     }
 
-    /// What was accepted and is neither held nor has a fate: zero.
+    /// Accepted cookies that are neither held nor have an outcome: always zero.
     #[cfg(test)]
-    pub(crate) fn uncounted(&self, held: &Holding) -> i128 {
-        let fates = self.released
+    pub(crate) fn unaccounted(&self, usage: &QueueUsage) -> i128 {
+        let settled = self.released
             + self.released_early
             + self.superseded
             + self.spooled
             + self.dropped.iter().sum::<u64>();
-        let held = held.waiting + held.dead + held.parked;
-        i128::from(self.accepted) - i128::from(fates) - i128::from(held)
+        let held = usage.queued + usage.dead + usage.parked;
+        i128::from(self.accepted) - i128::from(settled) - i128::from(held)
     }
 }
 
-/// What a room holds.
+/// What a queue holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Holding {
+pub(crate) struct QueueUsage {
     /// Cookies queued for release, including deferred ones.
-    pub(crate) waiting: u64,
+    pub(crate) queued: u64,
     /// Dead letters that will be requeued.
     pub(crate) dead: u64,
-    /// Those that will not.
+    /// Dead letters that will not.
     pub(crate) parked: u64,
-    /// What all of them take in memory.
+    /// Memory of all of them.
     pub(crate) bytes: u64,
-    /// How long ago the oldest was accepted.
+    /// Time since the oldest of them was accepted.
     pub(crate) oldest_nanos: u64,
 }
 
-impl Holding {
-    /// Adds what another room holds.
+impl QueueUsage {
+    /// Adds the usage of another queue.
     pub(super) fn add(&mut self, other: &Self) {
-        self.waiting += other.waiting;
+        self.queued += other.queued;
         self.dead += other.dead;
         self.parked += other.parked;
         self.bytes += other.bytes;
@@ -208,24 +208,30 @@ impl Holding {
     }
 }
 
-/// How long cookies waited: a histogram.
+/// Counters and usage of one limit, over all of its queues.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct LimitSummary {
+    pub(crate) counters: LimitCounters,
+    pub(crate) usage: QueueUsage,
+}
+
+/// Histogram of queueing delays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Delays {
-    /// How many waited for up to each of the bounds of [`SHAPING_DELAY_SECONDS`] and for longer than the one before; the last for longer than all.
+    /// Count per bucket of [`SHAPING_DELAY_SECONDS`], not cumulative; the last bucket has no upper bound.
     pub(crate) buckets: [u64; SHAPING_DELAY_SECONDS.len() + 1],
-    /// All of them together.
     pub(crate) sum_nanos: u64,
 }
 
 impl Delays {
     fn add(&mut self, other: &Self) {
-        for (known, more) in self.buckets.iter_mut().zip(other.buckets) {
-            *known += more;
+        for (total, count) in self.buckets.iter_mut().zip(other.buckets) {
+            *total += count;
         }
         self.sum_nanos = self.sum_nanos.saturating_add(other.sum_nanos);
     }
 
-    fn note(&mut self, delay_nanos: u64) {
+    fn observe(&mut self, delay_nanos: u64) {
         let seconds = seconds(delay_nanos);
         let bucket = SHAPING_DELAY_SECONDS.partition_point(|bound| *bound < seconds);
         self.buckets[bucket] += 1;
@@ -233,7 +239,7 @@ impl Delays {
     }
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 pub(crate) fn seconds(nanos: u64) -> f64 {
     std::time::Duration::from_nanos(nanos).as_secs_f64()
 }

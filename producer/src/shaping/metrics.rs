@@ -1,4 +1,4 @@
-//! The metrics of limits: read of all rooms at once, so that every scrape adds up.
+//! Metrics of the DSP limits, read from all queues at one moment, so that every scrape balances.
 
 use metric_defs::{
     MetricDef,
@@ -15,33 +15,32 @@ use runtime::metrics::{Registry, family, histograms};
 
 use super::{
     Shaping,
-    counters::{DeadReason, Dropped, seconds},
-    shaper::Summary,
+    counters::{DeadLetterReason, DropReason, LimitSummary, seconds},
     sharing::ShareState,
 };
 use crate::metrics::as_f64;
 
-/// A metric with one series for each limit, and how it is read.
-type Row = (MetricDef, fn(&Summary) -> f64);
+/// A metric with one series per limit, and its value.
+type Row = (MetricDef, fn(&LimitSummary) -> f64);
 
 const ROWS: &[Row] = &[
-    (SHAPING_ACCEPTED, |it| as_f64(it.figures.accepted)),
-    (SHAPING_SUPERSEDED, |it| as_f64(it.figures.superseded)),
-    (SHAPING_SPOOLED, |it| as_f64(it.figures.spooled)),
-    (SHAPING_QUEUED, |it| as_f64(it.holding.waiting)),
-    (SHAPING_DEAD, |it| as_f64(it.holding.dead)),
-    (SHAPING_PARKED, |it| as_f64(it.holding.parked)),
-    (SHAPING_BYTES, |it| as_f64(it.holding.bytes)),
-    (SHAPING_OLDEST, |it| seconds(it.holding.oldest_nanos)),
-    (SHAPING_REQUEUED, |it| as_f64(it.figures.requeued)),
+    (SHAPING_ACCEPTED, |it| as_f64(it.counters.accepted)),
+    (SHAPING_SUPERSEDED, |it| as_f64(it.counters.superseded)),
+    (SHAPING_SPOOLED, |it| as_f64(it.counters.spooled)),
+    (SHAPING_QUEUED, |it| as_f64(it.usage.queued)),
+    (SHAPING_DEAD, |it| as_f64(it.usage.dead)),
+    (SHAPING_PARKED, |it| as_f64(it.usage.parked)),
+    (SHAPING_BYTES, |it| as_f64(it.usage.bytes)),
+    (SHAPING_OLDEST, |it| seconds(it.usage.oldest_nanos)),
+    (SHAPING_REQUEUED, |it| as_f64(it.counters.requeued)),
 ];
 
-/// Registers them; without limits they have no values.
+/// Registers the metrics; without `--limits` they have no values.
 ///
 /// # Errors
-/// When a metric of these names is registered already.
+/// When one of these metrics is registered already.
 pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometheus::Result<()> {
-    let figures = ROWS.iter().map(|(figure, _)| *figure).chain([
+    let metrics = ROWS.iter().map(|(metric, _)| *metric).chain([
         SHAPING_RELEASED,
         SHAPING_DROPPED,
         SHAPING_EXCEEDED,
@@ -54,50 +53,50 @@ pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometh
         SHARING_STATE,
         SHARING_MISSED,
     ]);
-    registry.read(figures, move || families(shaping.as_ref()))
+    registry.read(metrics, move || families(shaping.as_ref()))
 }
 
 fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
     let summaries = shaping.map(Shaping::summaries).unwrap_or_default();
-    let by_limit = ROWS.iter().map(|(figure, value)| {
+    let by_limit = ROWS.iter().map(|(metric, value)| {
         let samples = summaries.iter();
         let samples = samples.map(|(limit, it)| ([limit.as_str()], value(it)));
-        family(*figure, samples)
+        family(*metric, samples)
     });
     let released = summaries.iter().flat_map(|(limit, it)| {
         let of = |timing, count| ([limit.as_str(), timing], as_f64(count));
         [
-            of("scheduled", it.figures.released),
-            of("early", it.figures.released_early),
+            of("scheduled", it.counters.released),
+            of("early", it.counters.released_early),
         ]
     });
     let dropped = summaries.iter().flat_map(|(limit, it)| {
-        let of = |(why, label)| ([limit.as_str(), label], as_f64(it.figures.dropped(why)));
-        Dropped::ALL.map(of)
+        let of = |(reason, label)| ([limit.as_str(), label], as_f64(it.counters.dropped(reason)));
+        DropReason::ALL.map(of)
     });
-    let over = summaries.iter().flat_map(|(limit, it)| {
-        it.figures.rules.iter().flat_map(|(rule, counted)| {
-            let [delayed, refused] = counted.over;
+    let exceeded = summaries.iter().flat_map(|(limit, it)| {
+        it.counters.rules.iter().flat_map(|(rule, counters)| {
+            let [delayed, refused] = counters.exceeded;
             [("delayed", delayed), ("refused", refused)]
                 .map(|(outcome, count)| ([limit.as_str(), rule.as_str(), outcome], as_f64(count)))
         })
     });
-    let died = summaries.iter().flat_map(|(limit, it)| {
-        it.figures.rules.iter().flat_map(|(rule, counted)| {
-            DeadReason::ALL.map(|(why, label)| {
-                let count = counted.dead_letters[why as usize];
+    let dead_letters = summaries.iter().flat_map(|(limit, it)| {
+        it.counters.rules.iter().flat_map(|(rule, counters)| {
+            DeadLetterReason::ALL.map(|(reason, label)| {
+                let count = counters.dead_letters[reason as usize];
                 ([limit.as_str(), rule.as_str(), label], as_f64(count))
             })
         })
     });
     let delays = summaries.iter().map(|(limit, it)| {
-        let delays = &it.figures.delays;
+        let delays = &it.counters.delays;
         let sum = seconds(delays.sum_nanos);
         ([limit.as_str()], delays.buckets.to_vec(), sum)
     });
-    let of_all = |figure, value: fn(&Shaping) -> f64| {
+    let global = |metric, value: fn(&Shaping) -> f64| {
         let samples = shaping.map(|shaping| ([], value(shaping)));
-        family::<[&str; 0]>(figure, samples)
+        family::<[&str; 0]>(metric, samples)
     };
     let sharing = shaping.and_then(Shaping::sharing);
     let shares = || sharing.iter().flat_map(|it| &it.shares);
@@ -114,11 +113,11 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         family::<[&str; 0]>(SHARING_MISSED, missed),
         family(SHAPING_RELEASED, released),
         family(SHAPING_DROPPED, dropped),
-        family(SHAPING_EXCEEDED, over),
-        family(SHAPING_DEAD_LETTERS, died),
+        family(SHAPING_EXCEEDED, exceeded),
+        family(SHAPING_DEAD_LETTERS, dead_letters),
         histograms(SHAPING_DELAY, delays),
-        of_all(SHAPING_VERSION, |it| as_f64(it.version())),
-        of_all(SHAPING_REFUSED_VERSION, |it| {
+        global(SHAPING_VERSION, |it| as_f64(it.version())),
+        global(SHAPING_REFUSED_VERSION, |it| {
             f64::from(u8::from(it.refused().is_some()))
         }),
     ];

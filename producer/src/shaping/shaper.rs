@@ -1,14 +1,14 @@
-//! All waiting rooms under one file of limits. Pure: time is what the caller says it is.
+//! All queues of one limits file. Pure: the caller passes the time.
 //!
-//! Every cookie of a DSP under a limit is offered here, and goes at once, is held, or is dropped. [`Shaper::turn`] is called when
-//! something is due, and tells what goes now.
+//! Every cookie of a limited DSP is offered here, and is released immediately, queued or dropped. The caller runs
+//! [`Shaper::release_due`] when [`Shaper::due`] has passed.
 //!
-//! One reservation covers the limits of a cookie's DSP and those of every call. Where cookies wait it is made for the first of a line only, and
-//! each room in turn makes one: so under a limit that several DSPs share each gets as much as the others, however long its line is.
+//! One reservation covers the limits of a cookie's DSP and the global limits. While cookies are queued, only the first
+//! cookies of each FIFO get reservations, and the queues take turns: under a global limit, each queue gets the same rate
+//! regardless of its length.
 
-mod change;
+mod reload;
 mod shares;
-mod summary;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,274 +20,278 @@ use limits::{
 use limits_sharing::dsp_limits::DSPS_MAX;
 
 pub(super) use self::shares::Shares;
-pub(crate) use self::summary::Summary;
 use super::{
-    counters::{Fate, Figures},
-    held::Held,
-    room::{Offered, Room},
+    cookie_table::QueuedCookie,
+    counters::{LimitCounters, LimitSummary, RemovalOutcome},
+    queue::{Admission, DspQueue},
 };
-use crate::log::burst::Pushed;
+use crate::log::append_batch::StagedCookie;
 
-/// The key of a room that many DSPs share, and of the limits of every call: no DSP has it.
-const EVERYBODY: u32 = 0;
+/// The key of the queue that all unlisted DSPs share, and of the global limits; no DSP has this id.
+const SHARED_KEY: u32 = 0;
 
-/// Most cookies that go in one turn, so that a turn is short.
-pub(super) const TURN_COOKIES_MAX: usize = 256;
+/// Maximum number of cookies released at once, which bounds how long the lock is held.
+pub(super) const RELEASE_BATCH_MAX: usize = 256;
 
-/// All waiting rooms.
+/// All queues.
 #[derive(Debug)]
 pub(crate) struct Shaper {
     limits: Limits<u32>,
-    numbers: BTreeMap<RuleName, LimitId>,
-    /// Of rules that are gone.
-    spare: Vec<LimitId>,
-    /// What of the limits is this process's.
+    limit_ids: BTreeMap<RuleName, LimitId>,
+    /// Ids of removed rules, for reuse.
+    free_limit_ids: Vec<LimitId>,
+    /// Shares of this process in the limits.
     shares: Shares,
-    rooms: Vec<NamedRoom>,
+    queues: Vec<NamedQueue>,
     by_dsp: HashMap<u32, usize, RandomState>,
-    /// The room of those that no limit names.
-    others: Option<usize>,
-    /// What rooms that are gone counted under limits that others are still under, and under rules of theirs.
-    past: BTreeMap<String, Figures>,
-    /// The latest moment that was told.
+    /// The queue of all unlisted DSPs.
+    unlisted: Option<usize>,
+    /// Counters of removed queues, by limit.
+    retired: BTreeMap<String, LimitCounters>,
+    /// The latest time passed by a caller.
     latest: u64,
-    /// Rooms that may hold cookies of DSPs whose room is another one now, by their keys.
-    strays: HashMap<u32, Vec<usize>, RandomState>,
-    /// The rooms that hold something; each turn begins with another.
-    busy: Vec<usize>,
-    lines: u64,
-    /// What was taken out and has no fate yet, by the limits' names.
-    leaving: BTreeMap<String, u64>,
-    /// When something is due; at the latest.
+    /// Queues that may hold cookies of DSPs which now have another queue, by key.
+    stray_queues: HashMap<u32, Vec<usize>, RandomState>,
+    /// Queues that are not empty, rotated after each release so that each comes first in turn.
+    non_empty: Vec<usize>,
+    /// How many of them have a non-empty FIFO.
+    active: u64,
+    /// Number of removed cookies without an outcome yet, by limit.
+    unsettled: BTreeMap<String, u64>,
+    /// When a queue next needs attention, or earlier.
     due: u64,
 }
 
-/// The limit and the rule, and whether it is a copy for those that are only observed.
+/// Limit and rule, and whether this is the copy for observe mode.
 type RuleName = (String, String, bool);
 
-/// A room, and whose it is.
+/// A queue with its limit and its key.
 #[derive(Debug)]
-struct NamedRoom {
-    /// The limit's name.
+struct NamedQueue {
+    /// Name of the limit.
     name: String,
     key: u32,
-    room: Room,
-    /// How many cookies had come when that was asked last.
-    counted: u64,
-    /// The file does not name its limit any more.
+    queue: DspQueue,
+    /// Accepted cookies at the last call of [`Shaper::demands`].
+    accepted_before: u64,
+    /// The limits file no longer has this limit or key.
     is_closing: bool,
-    /// It is among those that hold something.
-    is_busy: bool,
+    /// It is listed in [`Shaper::non_empty`].
+    is_listed: bool,
 }
 
 impl Shaper {
-    /// The rooms of a file that was [checked](limits_sharing::dsp_limits::check).
+    /// The queues of a limits file that was [checked](limits_sharing::contracts::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut shaper = Self {
             limits: Limits::new(rules_max),
-            numbers: BTreeMap::new(),
-            spare: Vec::new(),
+            limit_ids: BTreeMap::new(),
+            free_limit_ids: Vec::new(),
             shares: Shares::default(),
-            rooms: Vec::new(),
+            queues: Vec::new(),
             by_dsp: HashMap::default(),
-            others: None,
-            past: BTreeMap::new(),
+            unlisted: None,
+            retired: BTreeMap::new(),
             latest: now,
-            strays: HashMap::default(),
-            busy: Vec::new(),
-            lines: 0,
-            leaving: BTreeMap::new(),
+            stray_queues: HashMap::default(),
+            non_empty: Vec::new(),
+            active: 0,
+            unsettled: BTreeMap::new(),
             due: 0,
         };
-        shaper.change(rules, now);
+        shaper.set_rules(rules, now);
         shaper
     }
 
-    /// What becomes of a cookie now. The system's time is asked for when it is held.
+    /// Decides on a cookie that was just accepted. Calls `unix_micros` only if the cookie is queued.
     pub(crate) fn offer(
         &mut self,
-        cookie: Pushed<'_>,
+        cookie: StagedCookie<'_>,
         now: u64,
         unix_micros: impl FnOnce() -> u64,
-    ) -> Offered {
-        // A read may be older than what others have offered meanwhile.
+    ) -> Admission {
+        // Connections read the clock before they take the lock.
         let now = now.max(self.latest);
         self.latest = now;
         let dsp_id = cookie.dsp_id();
-        let place = self.by_dsp.get(&dsp_id).copied().or(self.others);
-        if !self.strays.is_empty() {
-            let of = |key| self.strays.get(&key).into_iter().flatten();
-            for stray in of(dsp_id).chain(of(EVERYBODY)) {
-                if place != Some(*stray) {
-                    self.rooms[*stray].room.supersede(cookie);
+        let index = self.by_dsp.get(&dsp_id).copied().or(self.unlisted);
+        if !self.stray_queues.is_empty() {
+            let of = |key| self.stray_queues.get(&key).into_iter().flatten();
+            for stray in of(dsp_id).chain(of(SHARED_KEY)) {
+                if index != Some(*stray) {
+                    self.queues[*stray].queue.supersede(cookie);
                 }
             }
         }
-        let Some(place) = place else {
-            return Offered::Release;
+        let Some(index) = index else {
+            return Admission::Release;
         };
-        let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
+        let NamedQueue {
+            queue, is_listed, ..
+        } = &mut self.queues[index];
         let limits = &mut self.limits;
-        let offered = match room.terms.handling.mode {
-            Mode::Police => room.police(limits, cookie, now),
+        let admission = match queue.config.handling.mode {
+            Mode::Police => queue.police(limits, cookie, now),
             Mode::Shape => {
-                let held = || Held::new(&cookie.cookie(), unix_micros(), now);
-                room.shape(limits, cookie, now, self.lines, held)
+                let queued = || QueuedCookie::new(&cookie.cookie(), unix_micros(), now);
+                queue.shape(limits, cookie, now, self.active, queued)
             }
-            Mode::Observe => room.observe(limits, cookie, now),
+            Mode::Observe => queue.observe(limits, cookie, now),
         };
-        if offered != Offered::Release {
-            room.figures.accepted += 1;
+        if admission != Admission::Release {
+            queue.counters.accepted += 1;
         }
-        if offered == Offered::Held {
-            self.due = self.due.min(room.due().unwrap_or(u64::MAX));
-            if !std::mem::replace(is_busy, true) {
-                self.busy.push(place);
+        if admission == Admission::Queued {
+            self.due = self.due.min(queue.due().unwrap_or(u64::MAX));
+            if !std::mem::replace(is_listed, true) {
+                self.non_empty.push(index);
             }
         }
-        offered
+        admission
     }
 
-    /// Holds again what an earlier run held; released at once when its DSP's cookies do not wait any more.
-    pub(super) fn take_back(&mut self, held: Held, now: u64) -> Option<Held> {
-        let place = self.by_dsp.get(&held.dsp_id).copied().or(self.others);
-        let Some(place) = place else {
-            return Some(held);
+    /// Queues a cookie from the spool of the previous run; returns it if its DSP is no longer limited.
+    pub(super) fn restore(&mut self, cookie: QueuedCookie, now: u64) -> Option<QueuedCookie> {
+        let index = self.by_dsp.get(&cookie.dsp_id).copied().or(self.unlisted);
+        let Some(index) = index else {
+            return Some(cookie);
         };
-        let NamedRoom { room, is_busy, .. } = &mut self.rooms[place];
-        room.take_back(held, now, self.lines);
-        if !std::mem::replace(is_busy, true) {
-            self.busy.push(place);
+        let NamedQueue {
+            queue, is_listed, ..
+        } = &mut self.queues[index];
+        queue.restore(cookie, now, self.active);
+        if !std::mem::replace(is_listed, true) {
+            self.non_empty.push(index);
         }
         None
     }
 
-    /// When something is due, `u64::MAX` when nothing is; a moment that has passed when there was too much for one turn.
+    /// When [`release_due`](Self::release_due) has work; `u64::MAX` without work, a past time if one batch was not enough.
     pub(super) fn due(&self) -> u64 {
         self.due
     }
 
-    /// Does what is due, and tells what goes now, in this order.
-    pub(super) fn turn(&mut self, now: u64, mut go: impl FnMut(Held)) {
+    /// Passes cookies that are due to `release`, in this order, and reserves slots for the next ones.
+    pub(super) fn release_due(&mut self, now: u64, mut release: impl FnMut(QueuedCookie)) {
         let now = now.max(self.latest);
         self.latest = now;
-        let busy = std::mem::take(&mut self.busy);
-        let mut left = TURN_COOKIES_MAX;
-        for &index in &busy {
-            let place = &mut self.rooms[index];
-            if place.shapes() {
-                place.room.wake(now, self.lines, TURN_COOKIES_MAX);
+        let non_empty = std::mem::take(&mut self.non_empty);
+        let mut remaining = RELEASE_BATCH_MAX;
+        for &index in &non_empty {
+            let named = &mut self.queues[index];
+            if named.is_shaping() {
+                let queue = &mut named.queue;
+                queue.reschedule_due(now, self.active, RELEASE_BATCH_MAX);
                 continue;
             }
-            while left > 0
-                && let Some(held) = place.room.take_any(now)
+            while remaining > 0
+                && let Some(cookie) = named.queue.remove_next(now)
             {
-                left -= 1;
-                place.room.figures.note(Fate::ReleasedEarly, 1);
-                go(held);
+                remaining -= 1;
+                let counters = &mut named.queue.counters;
+                counters.remove(RemovalOutcome::ReleasedEarly, 1);
+                release(cookie);
             }
         }
-        self.hand_out_slots(&busy, now);
-        for &index in &busy {
-            let share = left.min(TURN_COOKIES_MAX / 4);
-            self.rooms[index].room.release(now, share, |held| {
-                left -= 1;
-                go(held);
+        self.reserve_slots(&non_empty, now);
+        for &index in &non_empty {
+            let share = remaining.min(RELEASE_BATCH_MAX / 4);
+            self.queues[index].queue.release(now, share, |cookie| {
+                remaining -= 1;
+                release(cookie);
             });
         }
-        self.find_busy(busy);
+        self.update_non_empty(non_empty);
     }
 
-    /// Which rooms still hold something, and when the first of them has something to do.
-    fn find_busy(&mut self, mut busy: Vec<usize>) {
-        busy.retain(|index| {
-            let place = &mut self.rooms[*index];
-            place.is_busy = place.room.len() > 0;
-            place.is_busy
+    /// Updates the list of non-empty queues, and when the first of them is due.
+    fn update_non_empty(&mut self, mut non_empty: Vec<usize>) {
+        non_empty.retain(|index| {
+            let named = &mut self.queues[*index];
+            named.is_listed = named.queue.len() > 0;
+            named.is_listed
         });
-        if !busy.is_empty() {
-            busy.rotate_left(1);
+        if !non_empty.is_empty() {
+            non_empty.rotate_left(1);
         }
-        self.busy = busy;
-        self.retire();
-        let is_empty = |index: &usize| self.rooms[*index].room.len() == 0;
-        if self.strays.values().flatten().any(is_empty) {
-            self.find_strays();
+        self.non_empty = non_empty;
+        self.remove_closed_queues();
+        let is_empty = |index: &usize| self.queues[*index].queue.len() == 0;
+        if self.stray_queues.values().flatten().any(is_empty) {
+            self.find_stray_queues();
         }
-        let busy = || self.busy.iter().map(|index| &self.rooms[*index]);
-        self.lines = busy().filter(|place| place.room.has_line()).count() as u64;
-        let due = |place: &NamedRoom| match place.shapes() {
-            true => place.room.due(),
+        let non_empty = || self.non_empty.iter().map(|index| &self.queues[*index]);
+        self.active = non_empty().filter(|named| named.queue.is_active()).count() as u64;
+        let due = |named: &NamedQueue| match named.is_shaping() {
+            true => named.queue.due(),
             false => Some(0),
         };
-        self.due = busy().filter_map(due).min().unwrap_or(u64::MAX);
+        self.due = non_empty().filter_map(due).min().unwrap_or(u64::MAX);
     }
 
-    /// Takes out everything that is held. It counts as waiting until it [is settled](Self::settle).
-    pub(super) fn take_all(&mut self, now: u64) -> Vec<Held> {
+    /// Removes all cookies. They count as queued until [`settle`](Self::settle).
+    pub(super) fn remove_all(&mut self, now: u64) -> Vec<QueuedCookie> {
         let mut all = Vec::new();
-        for place in &mut self.rooms {
+        for named in &mut self.queues {
             let before = all.len();
-            all.extend(std::iter::from_fn(|| place.room.take_any(now)));
-            *self.leaving.entry(place.name.clone()).or_default() += (all.len() - before) as u64;
+            all.extend(std::iter::from_fn(|| named.queue.remove_next(now)));
+            let unsettled = self.unsettled.entry(named.name.clone()).or_default();
+            *unsettled += (all.len() - before) as u64;
         }
         all
     }
 
-    /// What was taken out has this fate.
-    pub(super) fn settle(&mut self, fate: Fate) {
-        for (limit, count) in std::mem::take(&mut self.leaving) {
-            let past = self.past.entry(limit).or_default();
-            past.note(fate, count);
+    /// Counts the outcome of all removed cookies.
+    pub(super) fn settle(&mut self, outcome: RemovalOutcome) {
+        for (limit, count) in std::mem::take(&mut self.unsettled) {
+            let counters = self.retired.entry(limit).or_default();
+            counters.remove(outcome, count);
         }
     }
 
-    /// How many cookies are held.
+    /// Number of cookies in all queues, including dead letters.
     pub(super) fn held(&self) -> u64 {
-        let rooms = self.rooms.iter().map(|place| place.room.len() as u64);
-        rooms.chain(self.leaving.values().copied()).sum()
+        let queues = self.queues.iter().map(|named| named.queue.len() as u64);
+        queues.chain(self.unsettled.values().copied()).sum()
     }
 
-    /// What was counted, by the limits' names.
-    pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, Summary> {
-        let mut summaries: BTreeMap<String, Summary> = BTreeMap::new();
-        for (limit, past) in &self.past {
-            summaries
-                .entry(limit.clone())
-                .or_default()
-                .figures
-                .add(past);
+    /// Counters and usage of each limit, by name.
+    pub(crate) fn summaries(&self, now: u64) -> BTreeMap<String, LimitSummary> {
+        let mut summaries: BTreeMap<String, LimitSummary> = BTreeMap::new();
+        for (limit, retired) in &self.retired {
+            let summary = summaries.entry(limit.clone()).or_default();
+            summary.counters.add(retired);
         }
-        for place in &self.rooms {
-            let summary = summaries.entry(place.name.clone()).or_default();
-            summary.figures.add(&place.room.figures);
-            summary.holding.add(&place.room.holding(now));
+        for named in &self.queues {
+            let summary = summaries.entry(named.name.clone()).or_default();
+            summary.counters.add(&named.queue.counters);
+            summary.usage.add(&named.queue.usage(now));
         }
-        for (limit, count) in &self.leaving {
-            summaries.entry(limit.clone()).or_default().holding.waiting += count;
+        for (limit, count) in &self.unsettled {
+            summaries.entry(limit.clone()).or_default().usage.queued += count;
         }
         summaries
     }
 
-    /// One slot to each room that wants one, until none does.
-    fn hand_out_slots(&mut self, busy: &[usize], now: u64) {
-        let wants = |place: &NamedRoom| place.shapes() && place.room.wants_slot(now);
-        let of = |index: &usize| wants(&self.rooms[*index]);
-        let mut wanting: Vec<usize> = busy.iter().copied().filter(of).collect();
-        while !wanting.is_empty() {
-            wanting.retain(|index| {
-                let place = &mut self.rooms[*index];
-                place.room.take_slot(&mut self.limits, now);
-                wants(place)
+    /// Reserves one slot for each queue that needs one, repeatedly until none does.
+    fn reserve_slots(&mut self, non_empty: &[usize], now: u64) {
+        let needs_slot = |named: &NamedQueue| named.is_shaping() && named.queue.needs_slot(now);
+        let is_waiting = |index: &usize| needs_slot(&self.queues[*index]);
+        let mut waiting: Vec<usize> = non_empty.iter().copied().filter(is_waiting).collect();
+        while !waiting.is_empty() {
+            waiting.retain(|index| {
+                let named = &mut self.queues[*index];
+                named.queue.reserve_slot(&mut self.limits, now);
+                needs_slot(named)
             });
         }
     }
 }
 
-impl NamedRoom {
-    /// Whether what is over its limit waits in it.
-    fn shapes(&self) -> bool {
-        !self.is_closing && self.room.terms.handling.mode == Mode::Shape
+impl NamedQueue {
+    /// Whether cookies above the limit are queued here; otherwise its cookies are released early.
+    fn is_shaping(&self) -> bool {
+        !self.is_closing && self.queue.config.handling.mode == Mode::Shape
     }
 }

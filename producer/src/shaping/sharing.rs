@@ -1,80 +1,80 @@
-//! Limits that several producers keep together: what a producer takes part with.
+//! Limits that several producers share through a server.
 
-mod leased;
+mod lease;
 
 use std::sync::Arc;
 
 pub(super) use limits_sharing::member::ShareState;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::leased::{Leased, leased};
-use super::{Shaping, State};
+pub(super) use self::lease::{LeasedShares, lease};
+use super::{Shaping, ShapingState};
 
-/// How this producer takes part.
+/// Status of this producer in the group that shares the limits.
 #[derive(Debug, Clone)]
-pub(crate) struct Standing {
-    /// Where the server is.
+pub(crate) struct SharingStatus {
+    /// Address of the server.
     pub(crate) server: String,
-    /// What its shares are.
+    /// State of this producer's shares.
     pub(crate) state: ShareState,
-    /// How many questions were not answered, or not in time.
+    /// Requests that the server did not answer in time.
     pub(crate) missed: u64,
-    /// Why the last one was not.
+    /// Error of the last request, if it failed.
     pub(crate) error: Option<String>,
-    /// How many producers there are, and whether the server learns who is there.
+    /// Number of members, and whether the server is still learning who they are.
     pub(crate) group: Option<(u64, bool)>,
-    /// Of each limit: its name, this producer's share, and what the server says that all have.
+    /// Name of each limit, this producer's share, and the sum of all shares as reported by the server.
     pub(crate) shares: Vec<(String, f64, f64)>,
 }
 
-impl Standing {
-    /// In one line.
-    pub(crate) fn in_words(&self) -> String {
+impl SharingStatus {
+    /// One-line description.
+    pub(crate) fn describe(&self) -> String {
         let server = &self.server;
         let state = match self.state {
-            ShareState::Ok => "on lease",
-            ShareState::Expired => "the lease has run out",
+            ShareState::Ok => "leased",
+            ShareState::Expired => "lease expired",
             ShareState::Fallback => "fallback share (server not responding)",
-            ShareState::Guaranteed => "none from the server yet",
-            ShareState::Refused => "refused by the server",
+            ShareState::Guaranteed => "none received yet",
+            ShareState::Refused => "rejected by the server",
         };
         let group = match self.group {
-            Some((count, true)) => format!(", {count} share them, the server learns who is there"),
-            Some((count, false)) => format!(", {count} share them"),
+            Some((count, true)) => format!(", {count} members (the server is discovering members)"),
+            Some((count, false)) => format!(", {count} members"),
             None => String::new(),
         };
         let error = self.error.iter().map(|error| format!("; {error}"));
         let error: String = error.collect();
-        format!("shares of {server}: {state}{group}{error}")
+        format!("shares from {server}: {state}{group}{error}")
     }
 }
 
 impl Shaping {
-    /// Goes by this producer's shares as they are now, if they are others than before.
-    pub(super) fn look_at_shares(&self, state: &mut State) {
+    /// Applies the current shares of this producer if they have changed.
+    pub(super) fn update_shares(&self, state: &mut ShapingState) {
         if state.leased.is_none() {
             return;
         }
         let now = self.now();
-        if now < state.shares_change {
+        if now < state.shares_expire_at {
             return;
         }
-        let State {
+        let ShapingState {
             shaper,
             rules,
             leased,
             ..
         } = state;
         let Some(leased) = leased else { return };
-        let (shares, lasting) = leased.shares(rules.limits.iter().map(|it| &*it.name));
-        shaper.share(rules, shares, now);
-        let lasting = lasting.map_or(u64::MAX, |it| {
+        let (shares, valid_for) = leased.shares(rules.limits.iter().map(|it| &*it.name));
+        shaper.set_shares(rules, shares, now);
+        let valid_for = valid_for.map_or(u64::MAX, |it| {
             u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
         });
-        state.shares_change = now.saturating_add(lasting);
+        state.shares_expire_at = now.saturating_add(valid_for);
     }
 
-    /// Takes part in shared limits until `stop`, if there are any.
+    /// Renews the lease until `stop`, if limits are shared.
     pub(crate) async fn share(self, stop: CancellationToken) {
         let lease = {
             let state = self.state();
@@ -86,28 +86,28 @@ impl Shaping {
         }
     }
 
-    /// Other shares are in force when this returns.
+    /// Sets a new plan; its shares are active when this returns.
     pub(super) fn set_plan(&self, plan: &Arc<limits_sharing::member::SharePlan>) {
         let mut state = self.state();
         if let Some(leased) = &mut state.leased {
             leased.plan = Arc::clone(plan);
         }
-        state.shares_change = 0;
-        self.look_at_shares(&mut state);
+        state.shares_expire_at = 0;
+        self.update_shares(&mut state);
         drop(state);
-        self.shared.woken.notify_one();
+        self.shared.wake.notify_one();
     }
 
     pub(super) fn demands(&self, elapsed: u64, timeout: u64) -> Vec<(String, u64)> {
         let mut state = self.state();
-        let State { shaper, rules, .. } = &mut *state;
+        let ShapingState { shaper, rules, .. } = &mut *state;
         shaper.demands(rules, elapsed, timeout)
     }
 
-    /// How this producer takes part in shared limits, if it does.
-    pub(crate) fn sharing(&self) -> Option<Standing> {
+    /// Status of this producer in the group; `None` if limits are not shared.
+    pub(crate) fn sharing(&self) -> Option<SharingStatus> {
         let state = self.state();
         let names = state.rules.limits.iter().map(|it| &*it.name);
-        state.leased.as_ref().map(|it| it.standing(names))
+        state.leased.as_ref().map(|it| it.status(names))
     }
 }

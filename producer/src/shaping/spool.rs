@@ -1,8 +1,8 @@
-//! The file that keeps what waited when a producer stopped, until it starts again.
+//! The spool: a file with the queued cookies of a stopped producer, restored at the next start.
 //!
-//! It is a line that names the format, how many cookies there are, a checksum, and then chunks as they go over the wire, with the age of each
-//! cookie. It is written under another name, synced, and renamed. It is removed when its cookies wait again: a producer that is killed in between
-//! takes them twice, which costs nothing, as they are not newer than they were.
+//! Format: a magic line, the number of cookies, a checksum, then chunks in wire format with the age of each cookie. It is
+//! written under a temporary name, synced, and renamed. It is removed after its cookies are queued again. If the producer is
+//! killed in between, they are restored twice, which is harmless: their age makes the second copy equal to the first.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,7 +21,7 @@ use proto::{
 use runtime::file_lock::FileLock;
 use rustix::fs::OFlags;
 
-use super::held::Held;
+use super::cookie_table::QueuedCookie;
 use crate::epoch_history::{fnv, fnv_after};
 
 const MAGIC: &[u8] = b"cookiesync limits spool 1\n";
@@ -29,7 +29,7 @@ const MAGIC: &[u8] = b"cookiesync limits spool 1\n";
 /// Magic, count, checksum.
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
 
-/// The file of one process, which nobody else uses meanwhile; clones share it.
+/// The spool of one process, locked against others; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Spool {
     path: PathBuf,
@@ -37,14 +37,14 @@ pub(crate) struct Spool {
 }
 
 impl Spool {
-    /// Takes the file for this process.
+    /// Locks the spool for this process.
     ///
     /// # Errors
-    /// When another process has it, or nothing can be written beside it.
-    pub(crate) fn take(path: PathBuf) -> io::Result<Self> {
+    /// When another process has locked it, or its directory is not writable.
+    pub(crate) fn lock(path: PathBuf) -> io::Result<Self> {
         let lock =
-            FileLock::take(create(&beside(&path, ".lock"))?).map_err(|error| match error {
-                fs::TryLockError::WouldBlock => io::Error::other("another process uses it"),
+            FileLock::take(create(&with_suffix(&path, ".lock"))?).map_err(|error| match error {
+                fs::TryLockError::WouldBlock => io::Error::other("another process uses this spool"),
                 fs::TryLockError::Error(error) => error,
             })?;
         Ok(Self {
@@ -53,49 +53,48 @@ impl Spool {
         })
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes what waits under another name, until it is [published](Self::publish).
-    pub(super) fn write(&self, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
-        let unfinished = beside(&self.path, ".new");
-        write(&unfinished, held, now_unix_micros)
+    /// Writes the cookies under a temporary name; [`publish`](Self::publish) renames it.
+    pub(super) fn write(&self, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Result<()> {
+        let unfinished = with_suffix(&self.path, ".new");
+        write(&unfinished, cookies, now_unix_micros)
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))
     }
 
-    /// Gives what was written its name; what was in the file is replaced.
+    /// Renames the written file; replaces the previous spool.
     pub(super) fn publish(&self) -> io::Result<()> {
-        let unfinished = beside(&self.path, ".new");
+        let unfinished = with_suffix(&self.path, ".new");
         fs::rename(&unfinished, &self.path).inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
-        // So that the name is durable too, where the file system can do that.
+        // Makes the rename durable, if the file system supports it.
         let dir = self.path.parent().filter(|it| !it.as_os_str().is_empty());
         drop(File::open(dir.unwrap_or(Path::new("."))).and_then(|it| it.sync_all()));
         Ok(())
     }
 
-    /// Reads what waited: what `make` makes of each cookie, and of when it was accepted, in microseconds since the Unix epoch. `None` when
-    /// there is nothing to read. A file that is damaged is put aside, and the log says so; one that cannot be read stays where it is.
+    /// Reads the spool and calls `make` with each cookie and the time when it was accepted, in microseconds since the Unix
+    /// epoch. Returns `None` without a readable spool. A corrupt spool is logged and renamed; an unreadable one stays in place.
     pub(super) fn read<T>(&self, make: impl FnMut(CookieRef<'_>, u64) -> T) -> Option<Vec<T>> {
         let path = self.path.display();
         match read(&self.path, make) {
             Ok(all) => Some(all),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(why) if why.kind() == ErrorKind::InvalidData => {
-                let aside = beside(&self.path, ".damaged");
-                let moved = fs::rename(&self.path, &aside);
-                tracing::error!(%path, %why, aside = %aside.display(), ?moved, "cannot read the spool");
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                let moved_to = with_suffix(&self.path, ".damaged");
+                let moved = fs::rename(&self.path, &moved_to);
+                tracing::error!(%path, %error, moved_to = %moved_to.display(), ?moved, "failed to read the spool");
                 None
             }
             Err(error) => {
-                tracing::error!(%path, %error, "cannot read the spool; move the file away, as the end of this run replaces it");
+                tracing::error!(%path, %error, "failed to read the spool; move it away, or the next shutdown overwrites it");
                 None
             }
         }
     }
 
-    /// Removes the file, whose cookies wait again.
+    /// Removes the spool after its cookies were queued again.
     pub(super) fn remove(&self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(
@@ -107,7 +106,7 @@ impl Spool {
     }
 }
 
-/// Opens a file of this user's own, which others cannot read; what a link leads to is not touched.
+/// Creates a file that only this user can read and write; does not follow symbolic links.
 fn create(path: &Path) -> io::Result<File> {
     let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).map_err(io::Error::other)?;
     OpenOptions::new()
@@ -119,17 +118,17 @@ fn create(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
+fn write(path: &Path, cookies: &[QueuedCookie], now_unix_micros: u64) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, create(path)?);
-    // What it says is not known before all is written.
+    // Overwritten at the end, when the checksum is known.
     file.write_all(&[0; HEADER_BYTES])?;
     let (mut sum, mut first) = (fnv(&[]), 1);
-    let mut rest = held;
+    let mut rest = cookies;
     while !rest.is_empty() {
         let mut buffer = vec![0; HEADROOM_BYTES];
         let mut count = 0;
-        for held in rest {
-            let cookie = held.released(now_unix_micros);
+        for cookie in rest {
+            let cookie = cookie.with_age(now_unix_micros);
             if buffer.len() + wire::cookie_bytes(&cookie) > CHUNK_BYTES_MAX {
                 break;
             }
@@ -151,25 +150,25 @@ fn write(path: &Path, held: &[Held], now_unix_micros: u64) -> io::Result<()> {
     let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.seek(SeekFrom::Start(0))?;
     file.write_all(MAGIC)?;
-    file.write_all(&(held.len() as u64).to_le_bytes())?;
+    file.write_all(&(cookies.len() as u64).to_le_bytes())?;
     file.write_all(&sum.to_le_bytes())?;
     file.sync_all()
 }
 
-/// Reads the whole file at once. What is damaged is [`InvalidData`](ErrorKind::InvalidData).
+/// Reads the whole file. A corrupt file is [`InvalidData`](ErrorKind::InvalidData).
 fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Result<Vec<T>> {
-    let damaged = || io::Error::new(ErrorKind::InvalidData, "corrupt, or not a spool file");
+    let corrupt = || io::Error::new(ErrorKind::InvalidData, "corrupt, or not a spool file");
     if !fs::metadata(path)?.is_file() {
-        return Err(damaged());
+        return Err(corrupt());
     }
     let mut rest = Bytes::from(fs::read(path)?);
     if rest.len() < HEADER_BYTES || !rest.starts_with(MAGIC) {
-        return Err(damaged());
+        return Err(corrupt());
     }
     rest.advance(MAGIC.len());
     let (count, sum) = (rest.get_u64_le(), rest.get_u64_le());
     if sum != fnv(&rest) {
-        return Err(damaged());
+        return Err(corrupt());
     }
     let mut all = Vec::new();
     while rest.len() >= FRAME_PREFIX_BYTES {
@@ -177,28 +176,28 @@ fn read<T>(path: &Path, mut make: impl FnMut(CookieRef<'_>, u64) -> T) -> io::Re
         prefix.advance(1);
         let length = prefix.get_u32() as usize;
         if length > rest.len() {
-            return Err(damaged());
+            return Err(corrupt());
         }
         let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(rest.split_to(length)) else {
-            return Err(damaged());
+            return Err(corrupt());
         };
         for cookie in chunk.cookies() {
-            let cookie = cookie.map_err(|_| damaged())?;
-            let is_legal = ids::is_user_id(cookie.user_id.as_bytes())
+            let cookie = cookie.map_err(|_| corrupt())?;
+            let is_valid = ids::is_user_id(cookie.user_id.as_bytes())
                 && ids::is_dsp_id(cookie.dsp_id)
                 && ids::is_buyer_uid_of_stream(cookie.buyer_uid);
-            if !is_legal {
-                return Err(damaged());
+            if !is_valid {
+                return Err(corrupt());
             }
             let sent = chunk.header().accepted_unix_micros;
             all.push(make(cookie, cookie.accepted_unix_micros(sent)));
         }
     }
-    let is_whole = rest.is_empty() && all.len() as u64 == count;
-    is_whole.then_some(all).ok_or_else(damaged)
+    let is_complete = rest.is_empty() && all.len() as u64 == count;
+    is_complete.then_some(all).ok_or_else(corrupt)
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()

@@ -1,11 +1,11 @@
-//! Limits in virtual time: nothing here waits.
+//! Tests of the limits, most of them in virtual time.
 
-mod driver;
 mod fairness;
-mod leased;
+mod lease;
 mod life_cycle;
-mod model;
-mod paper;
+mod overload;
+mod random_traffic;
+mod real_clock;
 mod shares;
 
 use std::collections::HashMap;
@@ -14,45 +14,45 @@ use limits::rules::Rules;
 use proto::wire::CookieRef;
 
 use super::{
-    counters::Holding,
-    room::Offered,
-    shaper::{Shaper, Summary},
+    counters::{LimitSummary, QueueUsage},
+    queue::Admission,
+    shaper::Shaper,
 };
-use crate::log::Burst;
+use crate::log::AppendBatch;
 
-/// When all of these tests begin, in nanoseconds since the Unix epoch.
+/// Start of the virtual time, in nanoseconds since the Unix epoch.
 const START: u64 = 1_700_000_000_000_000_000;
 
 const SECOND: u64 = 1_000_000_000;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// A cookie that was released.
+/// A released cookie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Gone {
-    /// When, in nanoseconds since the start.
+struct Release {
+    /// Release time, in nanoseconds since the start.
     at: u64,
     dsp: u32,
     user: String,
     buyer: String,
-    /// When it had been accepted, likewise.
+    /// When it was accepted, in nanoseconds since the start.
     accepted: u64,
 }
 
-/// A shaper, and what it let go.
+/// A shaper in virtual time, and the cookies that it released.
 struct World {
     shaper: Shaper,
-    /// Since the start.
+    /// Nanoseconds since the start.
     now: u64,
-    /// How long after something is due somebody looks.
+    /// Delay of the timer.
     late: u64,
-    gone: Vec<Gone>,
-    /// When the newest cookie of each pair was accepted that was released.
+    releases: Vec<Release>,
+    /// When the newest released cookie of each DSP and user was accepted.
     newest: HashMap<(u32, String), u64>,
 }
 
 fn rules(text: &str) -> Rules {
-    let rules = Rules::parse(text).expect("the rules are in order");
+    let rules = Rules::parse(text).expect("valid rules");
     assert_eq!(limits_sharing::dsp_limits::check(&rules), [""; 0]);
     rules
 }
@@ -63,13 +63,13 @@ impl World {
             shaper: Shaper::new(&rules(text), START),
             now: 0,
             late: 0,
-            gone: Vec::new(),
+            releases: Vec::new(),
             newest: HashMap::new(),
         }
     }
 
-    /// Offers a cookie now; its buyer uid is the moment.
-    fn offer(&mut self, dsp: u32, user: &str) -> Offered {
+    /// Offers a cookie now; its buyer uid contains the time.
+    fn offer(&mut self, dsp: u32, user: &str) -> Admission {
         let buyer = format!("at-{}", self.now);
         let cookie = CookieRef {
             user_id: user,
@@ -78,15 +78,15 @@ impl World {
             age_micros: 0,
         };
         let now = START + self.now;
-        let mut burst = Burst::default();
-        burst.push(&cookie);
-        let mut offered = Offered::Dropped;
-        burst.retain(|cookie| {
-            offered = self.shaper.offer(cookie, now, || now / 1000);
+        let mut batch = AppendBatch::default();
+        batch.push(&cookie);
+        let mut admission = Admission::Dropped;
+        batch.retain(|cookie| {
+            admission = self.shaper.offer(cookie, now, || now / 1000);
             false
         });
-        if offered == Offered::Release {
-            self.note(Gone {
+        if admission == Admission::Release {
+            self.record(Release {
                 at: self.now,
                 dsp,
                 user: user.to_owned(),
@@ -94,20 +94,23 @@ impl World {
                 accepted: self.now,
             });
         }
-        offered
+        admission
     }
 
-    fn note(&mut self, gone: Gone) {
-        assert!(gone.accepted <= gone.at);
-        let newest = self.newest.entry((gone.dsp, gone.user.clone()));
-        let newest = newest.or_insert(gone.accepted);
-        assert!(*newest <= gone.accepted, "{gone:?} goes after a later one");
-        *newest = gone.accepted;
-        self.gone.push(gone);
+    fn record(&mut self, release: Release) {
+        assert!(release.accepted <= release.at);
+        let newest = self.newest.entry((release.dsp, release.user.clone()));
+        let newest = newest.or_insert(release.accepted);
+        assert!(
+            *newest <= release.accepted,
+            "{release:?} after a newer cookie of its pair"
+        );
+        *newest = release.accepted;
+        self.releases.push(release);
     }
 
-    /// Does what is due until then.
-    fn pass_to(&mut self, then: u64) {
+    /// Advances the time and releases due cookies.
+    fn advance_to(&mut self, then: u64) {
         loop {
             let due = self
                 .shaper
@@ -118,51 +121,51 @@ impl World {
                 break;
             }
             self.now = self.now.max(due);
-            self.turn();
+            self.release_due();
         }
         self.now = then;
     }
 
-    fn turn(&mut self) {
+    fn release_due(&mut self) {
         let mut released = Vec::new();
         self.shaper
-            .turn(START + self.now, |held| released.push(held));
-        for held in released {
-            let cookie = held.cookie();
-            assert_eq!(held.accepted_unix_micros, held.accepted / 1000);
-            self.note(Gone {
+            .release_due(START + self.now, |cookie| released.push(cookie));
+        for queued in released {
+            let cookie = queued.cookie();
+            assert_eq!(queued.accepted_unix_micros, queued.accepted / 1000);
+            self.record(Release {
                 at: self.now,
                 dsp: cookie.dsp_id,
                 user: cookie.user_id.to_owned(),
                 buyer: cookie.buyer_uid.to_owned(),
-                accepted: held.accepted - START,
+                accepted: queued.accepted - START,
             });
         }
     }
 
-    fn change(&mut self, text: &str) {
-        self.shaper.change(&rules(text), START + self.now);
+    fn set_rules(&mut self, text: &str) {
+        self.shaper.set_rules(&rules(text), START + self.now);
     }
 
-    fn summary(&self, limit: &str) -> Summary {
+    fn summary(&self, limit: &str) -> LimitSummary {
         let summaries = self.shaper.summaries(START + self.now);
         for (name, summary) in &summaries {
-            let uncounted = summary.figures.uncounted(&summary.holding);
-            assert_eq!(uncounted, 0, "of {name}: {summary:#?}");
+            let unaccounted = summary.counters.unaccounted(&summary.usage);
+            assert_eq!(unaccounted, 0, "limit {name}: {summary:#?}");
         }
         summaries.get(limit).cloned().unwrap_or_default()
     }
 
-    fn holding(&self, limit: &str) -> Holding {
-        self.summary(limit).holding
+    fn usage(&self, limit: &str) -> QueueUsage {
+        self.summary(limit).usage
     }
 
-    /// How many went in each second, of those that match.
-    fn by_second(&self, of: impl Fn(&Gone) -> bool) -> Vec<u64> {
-        let seconds = usize::try_from(self.now / SECOND).expect("few");
+    /// Number of matching releases in each second.
+    fn by_second(&self, matches: impl Fn(&Release) -> bool) -> Vec<u64> {
+        let seconds = usize::try_from(self.now / SECOND).expect("a small number");
         let mut counts = vec![0; seconds + 1];
-        for gone in self.gone.iter().filter(|gone| of(gone)) {
-            counts[usize::try_from(gone.at / SECOND).expect("few")] += 1;
+        for release in self.releases.iter().filter(|release| matches(release)) {
+            counts[usize::try_from(release.at / SECOND).expect("a small number")] += 1;
         }
         counts
     }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     epoch_history::{self, State},
     log::{
-        self, Burst, Log,
+        self, AppendBatch, Log,
         tests::{now, seal},
     },
 };
@@ -80,23 +80,23 @@ impl Producer {
     }
 
     fn append(&mut self, cookies: usize, buyer_bytes: usize) {
-        let mut burst = Burst::default();
+        let mut batch = AppendBatch::default();
         for _ in 0..cookies {
             let sequence = self.appended.len() + 1;
             let user_id = format!("{}-{sequence}", self.epoch);
             let buyer_uid = "b".repeat((sequence + buyer_bytes) % 250 + 1);
-            burst.push(&CookieRef {
+            batch.push(&CookieRef {
                 user_id: &user_id,
                 dsp_id: 7,
                 buyer_uid: &buyer_uid,
                 age_micros: 0,
             });
             self.appended.push((user_id, buyer_uid));
-            if burst.is_full() {
-                self.log.append(&mut burst).unwrap();
+            if batch.is_full() {
+                self.log.append(&mut batch).unwrap();
             }
         }
-        self.log.append(&mut burst).unwrap();
+        self.log.append(&mut batch).unwrap();
     }
 
     /// Makes a call; returns the body of its response, or why there is none.

@@ -133,12 +133,12 @@ proptest! {
             match step {
                 Step::Wait(micros) => advance(&log, micros),
                 Step::Append(count) => {
-                    let mut burst = Burst::default();
+                    let mut batch = AppendBatch::default();
                     for sequence in next..next + count {
-                        push(&mut burst, sequence);
+                        push(&mut batch, sequence);
                         accepted.push((now, call));
                     }
-                    log.append(&mut burst).unwrap();
+                    log.append(&mut batch).unwrap();
                 }
                 Step::AppendAccepted(ago) => {
                     let cookies: Vec<_> = (next..).zip(ago.iter().map(|ago| now - ago)).collect();

@@ -1,4 +1,4 @@
-//! Limits that several producers share: each goes by its share, which changes while cookies wait.
+//! Shares of this producer in limits that several producers share. Shares may change while cookies are queued.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,35 +10,36 @@ use limits::{
     rules::{NamedLimit, Rules},
 };
 
-use super::{NamedRoom, Shaper, change::slower};
+use super::{NamedQueue, Shaper, reload::lower_rate};
 
-/// One request in so long is as good as none.
+/// One request per this interval stands for a share of zero.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// What this process may use of each limit. Nothing is shared unless it is configured.
+/// How much of each limit this process may use. The default: all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::shaping) struct Shares {
-    /// In millionths, by the limits' names.
-    pub(in crate::shaping) of: BTreeMap<String, u64>,
-    /// How many may share: windows, whose shares cannot move, are divided by it. None when nothing is shared.
+    /// In millionths, by limit name.
+    pub(in crate::shaping) by_limit: BTreeMap<String, u64>,
+    /// Maximum number of members. The share of a window is static: one part in `members_max`. `None` without sharing.
     pub(in crate::shaping) members_max: Option<u64>,
-    /// Whether the server refuses this process: then it has no part of windows either.
+    /// Whether the server rejects this process; it then has no share of windows either.
     pub(in crate::shaping) is_refused: bool,
 }
 
 impl Shares {
-    /// What is left of a rule for this process.
+    /// The share of this process in a rule.
     pub(super) fn limit(&self, name: &str, limit: Limit) -> Limit {
         let Some(members_max) = self.members_max else {
             return limit;
         };
-        let share = self.of.get(name).copied().unwrap_or(0);
+        let share = self.by_limit.get(name).copied().unwrap_or(0);
         let algorithm = limit.algorithm.share(share).unwrap_or_else(|| {
-            let part = limit.algorithm.static_share(members_max).ok();
-            // A later file may be checked for fewer than those of the start: where no part is left, nothing goes.
-            part.filter(|_| !self.is_refused)
+            let static_share = limit.algorithm.static_share(members_max).ok();
+            // None is possible: the file may have changed since `members_max` was checked at the start.
+            static_share
+                .filter(|_| !self.is_refused)
                 .unwrap_or_else(|| Algorithm::TokenBucket {
-                    rate: Rate::new(1, NO_SHARE).expect("ten years fit"),
+                    rate: Rate::new(1, NO_SHARE).expect("a valid rate"),
                     burst: 1,
                 })
         });
@@ -47,8 +48,8 @@ impl Shares {
 }
 
 impl Shaper {
-    /// Goes by other shares from now on. Nobody gets a burst anew, and those that wait are planned by the new rates.
-    pub(in crate::shaping) fn share(&mut self, rules: &Rules, shares: Shares, now: u64) {
+    /// Changes the shares. Used quota is kept, so no burst is granted twice, and queued cookies are planned at the new rates.
+    pub(in crate::shaping) fn set_shares(&mut self, rules: &Rules, shares: Shares, now: u64) {
         let now = now.max(self.latest);
         self.shares = shares;
         let mut changes = Vec::new();
@@ -56,12 +57,12 @@ impl Shaper {
             for rule in &limit.rules {
                 for is_observed in [false, true] {
                     let name = (limit.name.clone(), rule.id.clone(), is_observed);
-                    let Some(&number) = self.numbers.get(&name) else {
+                    let Some(&id) = self.limit_ids.get(&name) else {
                         continue;
                     };
-                    let shared = self.shares.limit(&limit.name, rule.limit);
-                    if *self.limits.limit(number) != shared {
-                        changes.push((number, shared, CarryOver::Remaining));
+                    let share = self.shares.limit(&limit.name, rule.limit);
+                    if *self.limits.limit(id) != share {
+                        changes.push((id, share, CarryOver::Remaining));
                     }
                 }
             }
@@ -72,34 +73,34 @@ impl Shaper {
         let changed = self.limits.change_all(&changes, now);
         changed.expect("a share of a checked limit");
         let global = rules.limits.iter().filter(|limit| limit.global);
-        let shared = self.slowest(global);
+        let global_rate = self.lowest_rate(global);
         let by_name: HashMap<_, _> = rules.limits.iter().map(|it| (&*it.name, it)).collect();
-        let rates: Vec<Option<Rate>> = self
-            .rooms
+        let own_rates: Vec<Option<Rate>> = self
+            .queues
             .iter()
-            .map(|place| self.slowest(by_name.get(&*place.name).copied()))
+            .map(|named| self.lowest_rate(by_name.get(&*named.name).copied()))
             .collect();
-        for (place, own) in self.rooms.iter_mut().zip(rates) {
-            if !place.is_closing {
-                place.room.set_rates(own, shared, now);
+        for (named, own_rate) in self.queues.iter_mut().zip(own_rates) {
+            if !named.is_closing {
+                named.queue.set_rates(own_rate, global_rate, now);
             }
         }
         self.replan(now);
         self.due = 0;
     }
 
-    /// The slowest of these limits' rates, by the shares of this process.
-    fn slowest<'a>(&self, limits: impl IntoIterator<Item = &'a NamedLimit>) -> Option<Rate> {
+    /// The lowest rate of these limits, scaled by the shares.
+    fn lowest_rate<'a>(&self, limits: impl IntoIterator<Item = &'a NamedLimit>) -> Option<Rate> {
         let limits = limits.into_iter();
         let rules = limits.flat_map(|limit| limit.rules.iter().map(move |rule| (limit, rule)));
-        rules.fold(None, |slowest, (limit, rule)| {
-            let shared = self.shares.limit(&limit.name, rule.limit);
-            Some(slower(slowest, shared.algorithm.mean_rate()))
+        rules.fold(None, |lowest, (limit, rule)| {
+            let share = self.shares.limit(&limit.name, rule.limit);
+            Some(lower_rate(lowest, share.algorithm.mean_rate()))
         })
     }
 
-    /// What each limit whose share can move could use since this was asked last, in millionths of it; of a limit of several keys the one that could use
-    /// most. What waits counts as if it were to go within `timeout`.
+    /// Demand for each limit with a movable share since the last call, in millionths of the limit; for a limit with several
+    /// keys, of the key with the highest demand. Queued cookies count as if they were released within `timeout`.
     pub(in crate::shaping) fn demands(
         &mut self,
         rules: &Rules,
@@ -107,22 +108,22 @@ impl Shaper {
         timeout: u64,
     ) -> Vec<(String, u64)> {
         let elapsed = elapsed.max(1);
-        let mut most: HashMap<&str, u64> = HashMap::new();
-        let mut all = 0;
-        for place in &mut self.rooms {
-            let wanted = place.wanted(elapsed, timeout);
-            all += wanted;
-            let known = most.entry(&place.name).or_default();
-            *known = wanted.max(*known);
+        let mut by_limit: HashMap<&str, u64> = HashMap::new();
+        let mut total = 0;
+        for named in &mut self.queues {
+            let demand = named.demand(elapsed, timeout);
+            total += demand;
+            let known = by_limit.entry(&named.name).or_default();
+            *known = demand.max(*known);
         }
         let demand = |limit: &NamedLimit| {
-            let wanted = match limit.global {
-                true => all,
-                false => most.get(&*limit.name).copied().unwrap_or(0),
+            let cookies = match limit.global {
+                true => total,
+                false => by_limit.get(&*limit.name).copied().unwrap_or(0),
             };
             let algorithms = limit.rules.iter().map(|rule| rule.limit.algorithm);
             let rates = algorithms.filter_map(|it| it.share(1).map(|_| it.mean_rate()));
-            let millionths = wanted.saturating_mul(1_000_000);
+            let millionths = cookies.saturating_mul(1_000_000);
             let demand = rates
                 .map(|rate| rate.nanos_of(millionths) / elapsed)
                 .max()?;
@@ -132,12 +133,12 @@ impl Shaper {
     }
 }
 
-impl NamedRoom {
-    /// How many cookies would have gone since this was asked last if nothing had held them up.
-    fn wanted(&mut self, elapsed: u64, timeout: u64) -> u64 {
-        let came = self.room.figures.came();
-        let new = came - std::mem::replace(&mut self.counted, came);
-        let waiting = u128::from(self.room.waiting()) * u128::from(elapsed) / u128::from(timeout);
-        new.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX))
+impl NamedQueue {
+    /// Number of cookies that an unlimited queue would have released since the last call.
+    fn demand(&mut self, elapsed: u64, timeout: u64) -> u64 {
+        let accepted = self.queue.counters.accepted_total();
+        let new = accepted - std::mem::replace(&mut self.accepted_before, accepted);
+        let queued = u128::from(self.queue.queued()) * u128::from(elapsed) / u128::from(timeout);
+        new.saturating_add(u64::try_from(queued).unwrap_or(u64::MAX))
     }
 }

@@ -1,9 +1,9 @@
-//! One DSP's trouble is not another's.
+//! Fairness: a DSP above its limit does not affect other DSPs.
 
 use super::{MILLISECOND, SECOND, World};
 
-/// Twenty DSPs with 100 a second each, and 2,000 for all of them.
-fn limits(whole: u64) -> String {
+/// Limits of 100/s for each of twenty DSPs, and a global limit of `global` per second.
+fn limits(global: u64) -> String {
     let dsps: Vec<String> = (1..=20).map(|dsp| dsp.to_string()).collect();
     format!(
         r#"
@@ -16,20 +16,21 @@ fn limits(whole: u64) -> String {
         [limits.others]
         mode = "shape"
         rules = [ {{ id = "peak", rate = "50/s" }} ]
-        [limits.whole]
+        [limits.global]
         global = true
-        rules = [ {{ id = "intake", rate = "{whole}/s", burst = 20 }} ]
+        rules = [ {{ id = "intake", rate = "{global}/s", burst = 20 }} ]
         "#,
         dsps.join(", ")
     )
 }
 
-/// For 20 s each DSP offers 80 a second in bursts of 40, and the first `factor` times as many. The delays of the others, in order.
+/// Each DSP offers 80 cookies/s in bursts of 40 for 20 s, DSP 1 `factor` times as many. Returns the sorted delays of the
+/// other DSPs, and the released cookies of each DSP.
 fn delays(limits: &str, factor: u64) -> (Vec<u64>, Vec<u64>) {
     let mut world = World::new(limits);
     let mut number = 0;
     for half in 0..40_u64 {
-        world.pass_to(half * SECOND / 2);
+        world.advance_to(half * SECOND / 2);
         for dsp in 1..=20 {
             let count = if dsp == 1 { 40 * factor } else { 40 };
             for _ in 0..count {
@@ -38,12 +39,17 @@ fn delays(limits: &str, factor: u64) -> (Vec<u64>, Vec<u64>) {
             }
         }
     }
-    world.pass_to(60 * SECOND);
+    world.advance_to(60 * SECOND);
     world.summary("each");
-    let of = |dsp: u32| world.gone.iter().filter(move |gone| gone.dsp == dsp);
+    let of = |dsp: u32| {
+        world
+            .releases
+            .iter()
+            .filter(move |release| release.dsp == dsp)
+    };
     let mut delays: Vec<u64> = (2..=20)
         .flat_map(of)
-        .map(|gone| gone.at - gone.accepted)
+        .map(|release| release.at - release.accepted)
         .collect();
     delays.sort_unstable();
     let counts = (1..=20).map(|dsp| of(dsp).count() as u64).collect();
@@ -51,36 +57,36 @@ fn delays(limits: &str, factor: u64) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[track_caller]
-fn check_flooder(whole: u64) {
-    let limits = limits(whole);
-    let ((alone, _), (beside, counts)) = (delays(&limits, 1), delays(&limits, 100));
+fn check_flooder(global: u64) {
+    let limits = limits(global);
+    let ((without, _), (with, counts)) = (delays(&limits, 1), delays(&limits, 100));
     let p99 = |delays: &[u64]| delays[delays.len() * 99 / 100];
-    let (alone, beside) = (p99(&alone), p99(&beside));
+    let (without, with) = (p99(&without), p99(&with));
     assert!(
-        beside <= alone * 6 / 5,
-        "{beside} ns beside a flooder, {alone} ns without"
+        with <= without * 6 / 5,
+        "p99 delay: {with} ns with a flooder, {without} ns without"
     );
     assert!(
         counts[1..].iter().all(|count| *count == 1_600),
         "{counts:?}"
     );
-    // It has its rate, and no more.
+    // The flooder gets its rate and no more.
     assert!(counts[0] <= 60 * 100 + 1, "{counts:?}");
 }
 
 #[test]
-fn flooder_takes_nothing_of_others_where_all_contracts_fit() {
+fn flooder_does_not_affect_others_if_the_global_limit_covers_all_limits() {
     check_flooder(2_000);
 }
 
 #[test]
-fn flooder_takes_nothing_of_others_where_they_do_not() {
-    // 20 contracts of 100, and 1,700 for all: enough for what the others offer.
+fn flooder_does_not_affect_others_if_the_global_limit_is_lower() {
+    // 20 limits of 100/s, and 1,700/s for all: enough for the load of the other DSPs.
     check_flooder(1_700);
 }
 
 #[test]
-fn policed_dsp_that_keeps_its_contract_loses_nothing_beside_shaped_lines() {
+fn policed_dsp_within_its_limit_loses_nothing_when_shaped_queues_are_active() {
     let mut world = World::new(
         r#"
         unknown = "others"
@@ -94,13 +100,13 @@ fn policed_dsp_that_keeps_its_contract_loses_nothing_beside_shaped_lines() {
         keys = [2]
         mode = "police"
         rules = [ { id = "peak", rate = "100/s" } ]
-        [limits.whole]
+        [limits.global]
         global = true
         rules = [ { id = "intake", rate = "2000/s", burst = 200 } ]
         "#,
     );
     for millisecond in 0..2_000_u64 {
-        world.pass_to(millisecond * MILLISECOND);
+        world.advance_to(millisecond * MILLISECOND);
         for number in 0..5 {
             world.offer(1, &format!("u{millisecond}-{number}"));
         }
@@ -108,13 +114,13 @@ fn policed_dsp_that_keeps_its_contract_loses_nothing_beside_shaped_lines() {
             world.offer(2, &format!("v{millisecond}"));
         }
     }
-    assert_eq!(world.summary("policed").figures.released, 100);
-    let whole = world.gone.len();
-    assert!(whole <= 2 * 2_000 + 200 + 20, "{whole}");
+    assert_eq!(world.summary("policed").counters.released, 100);
+    let total = world.releases.len();
+    assert!(total <= 2 * 2_000 + 200 + 20, "{total}");
 }
 
 #[test]
-fn under_a_shared_limit_each_line_gets_as_much_however_long_it_is() {
+fn queues_share_a_global_limit_equally_regardless_of_their_length() {
     let mut world = World::new(&limits(1_000));
     for number in 0..20_000 {
         world.offer(1, &format!("u{number}"));
@@ -124,26 +130,32 @@ fn under_a_shared_limit_each_line_gets_as_much_however_long_it_is() {
             world.offer(dsp, &format!("u{number}"));
         }
     }
-    world.pass_to(10 * SECOND);
+    world.advance_to(10 * SECOND);
     let counts: Vec<usize> = (1..=20)
-        .map(|dsp| world.gone.iter().filter(|gone| gone.dsp == dsp).count())
+        .map(|dsp| {
+            world
+                .releases
+                .iter()
+                .filter(|release| release.dsp == dsp)
+                .count()
+        })
         .collect();
-    let (least, most) = (counts.iter().min(), counts.iter().max());
-    assert!(most.unwrap() - least.unwrap() <= 25, "{counts:?}");
+    let (min, max) = (counts.iter().min(), counts.iter().max());
+    assert!(max.unwrap() - min.unwrap() <= 25, "{counts:?}");
     assert!(counts.iter().sum::<usize>() <= 10_020, "{counts:?}");
 }
 
 #[test]
-fn all_that_no_limit_names_share_one_bucket() {
+fn unlisted_dsps_share_one_limit() {
     let mut world = World::new(&limits(2_000));
     for dsp in 100..1_100 {
         world.offer(dsp, "u");
     }
-    world.pass_to(SECOND - 1);
-    assert_eq!(world.gone.len(), 50);
-    assert_eq!(world.summary("others").figures.accepted, 1_000);
-    // Another DSP does not feel them, but for the time of one cookie of the whole.
+    world.advance_to(SECOND - 1);
+    assert_eq!(world.releases.len(), 50);
+    assert_eq!(world.summary("others").counters.accepted, 1_000);
+    // A listed DSP waits for at most one slot of the global limit.
     world.offer(3, "u");
-    world.pass_to(SECOND + MILLISECOND);
-    assert!(world.gone.iter().any(|gone| gone.dsp == 3));
+    world.advance_to(SECOND + MILLISECOND);
+    assert!(world.releases.iter().any(|release| release.dsp == 3));
 }

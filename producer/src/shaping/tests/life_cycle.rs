@@ -1,6 +1,6 @@
-//! What becomes of single cookies.
+//! Outcomes of single cookies.
 
-use super::{MILLISECOND, Offered, SECOND, START, World};
+use super::{Admission, MILLISECOND, SECOND, START, World};
 
 fn shaped(shape: &str, rate: &str) -> String {
     format!(
@@ -31,80 +31,80 @@ fn with_mode(mode: &str) -> String {
 fn dsp_under_no_limit_passes_and_is_not_counted() {
     let mut world = World::new(&shaped("", "1/s"));
     for _ in 0..10 {
-        assert_eq!(world.offer(18, "u"), Offered::Release);
+        assert_eq!(world.offer(18, "u"), Admission::Release);
     }
-    assert_eq!(world.summary("dsp").figures.accepted, 0);
+    assert_eq!(world.summary("dsp").counters.accepted, 0);
 }
 
 #[test]
-fn observed_excess_is_what_police_would_drop() {
+fn observe_counts_what_police_would_drop() {
     let rules = |mode: &str| with_mode(mode).replace("\"1/s\"", "\"50/s\", burst = 10");
     let [mut observed, mut policed] = ["observe", "police"].map(|mode| World::new(&rules(mode)));
     for number in 0..800 {
         for world in [&mut observed, &mut policed] {
-            world.pass_to(number * SECOND / 80);
+            world.advance_to(number * SECOND / 80);
             world.offer(17, &format!("u{number}"));
         }
     }
-    assert_eq!(observed.summary("dsp").figures.released, 800);
-    // Of 80 a second, 30 are over 50 a second.
-    let [delayed, refused] = observed.summary("dsp").figures.rules["rate"].over;
+    assert_eq!(observed.summary("dsp").counters.released, 800);
+    // 80/s offered under a limit of 50/s.
+    let [delayed, refused] = observed.summary("dsp").counters.rules["rate"].exceeded;
     assert_eq!(
         (delayed, refused),
-        (0, policed.summary("dsp").figures.rules["rate"].over[1])
+        (0, policed.summary("dsp").counters.rules["rate"].exceeded[1])
     );
     assert!((290..=300).contains(&refused), "{refused}");
 }
 
 #[test]
-fn shaped_cookie_is_over_its_limit_once_however_often_it_asks() {
+fn rescheduled_cookie_counts_once_as_exceeding_its_limit() {
     let mut world = World::new(&shaped("", "1/s"));
     for number in 0..300 {
-        world.pass_to(number * SECOND / 3);
+        world.advance_to(number * SECOND / 3);
         world.offer(17, &format!("u{number}"));
     }
-    world.pass_to(200 * SECOND);
-    let [delayed, refused] = world.summary("dsp").figures.rules["rate"].over;
+    world.advance_to(200 * SECOND);
+    let [delayed, refused] = world.summary("dsp").counters.rules["rate"].exceeded;
     assert!(refused > 0, "{refused}");
-    // The first goes at once.
+    // The first is released immediately.
     assert_eq!(delayed + refused, 299);
 }
 
 #[test]
-fn policed_ones_are_dropped_over_the_limit() {
+fn policed_cookie_above_the_limit_is_dropped() {
     let mut world = World::new(&with_mode("police"));
-    assert_eq!(world.offer(17, "a"), Offered::Release);
-    assert_eq!(world.offer(17, "b"), Offered::Dropped);
-    world.pass_to(SECOND);
-    assert_eq!(world.offer(17, "c"), Offered::Release);
-    assert_eq!(world.summary("dsp").figures.rules["rate"].over, [0, 1]);
+    assert_eq!(world.offer(17, "a"), Admission::Release);
+    assert_eq!(world.offer(17, "b"), Admission::Dropped);
+    world.advance_to(SECOND);
+    assert_eq!(world.offer(17, "c"), Admission::Release);
+    assert_eq!(world.summary("dsp").counters.rules["rate"].exceeded, [0, 1]);
 }
 
 #[test]
-fn newer_cookie_of_a_pair_takes_the_place_of_the_one_that_waits() {
+fn newer_cookie_replaces_the_queued_one_of_its_pair() {
     let mut world = World::new(&shaped("", "1/s"));
     world.offer(17, "first");
     world.offer(17, "a");
     world.offer(17, "b");
-    world.pass_to(500 * MILLISECOND);
-    assert_eq!(world.offer(17, "a"), Offered::Held);
-    world.pass_to(3 * SECOND);
-    let gone: Vec<_> = world
-        .gone
+    world.advance_to(500 * MILLISECOND);
+    assert_eq!(world.offer(17, "a"), Admission::Queued);
+    world.advance_to(3 * SECOND);
+    let released: Vec<_> = world
+        .releases
         .iter()
-        .map(|gone| (&*gone.user, gone.at, gone.accepted))
+        .map(|release| (&*release.user, release.at, release.accepted))
         .collect();
     let half = 500 * MILLISECOND;
     assert_eq!(
-        gone,
+        released,
         [("first", 0, 0), ("a", SECOND, half), ("b", 2 * SECOND, 0)]
     );
-    assert_eq!(world.gone[1].buyer, format!("at-{half}"));
-    assert_eq!(world.summary("dsp").figures.superseded, 1);
+    assert_eq!(world.releases[1].buyer, format!("at-{half}"));
+    assert_eq!(world.summary("dsp").counters.superseded, 1);
 }
 
 #[test]
-fn beyond_the_max_wait_it_comes_back_after_its_wait() {
+fn cookie_beyond_max_wait_is_deferred_and_then_released() {
     let mut world = World::new(&shaped(
         r#"shape = { max_wait = "2s", max_age = "10s" }"#,
         "1/s",
@@ -112,12 +112,12 @@ fn beyond_the_max_wait_it_comes_back_after_its_wait() {
     for user in ["now", "one", "two", "back"] {
         world.offer(17, user);
     }
-    assert_eq!(world.holding("dsp").waiting, 3);
-    world.pass_to(10 * SECOND);
-    let gone: Vec<_> = world
-        .gone
+    assert_eq!(world.usage("dsp").queued, 3);
+    world.advance_to(10 * SECOND);
+    let released: Vec<_> = world
+        .releases
         .iter()
-        .map(|gone| (&*gone.user, gone.at))
+        .map(|release| (&*release.user, release.at))
         .collect();
     let expected = [
         ("now", 0),
@@ -125,182 +125,201 @@ fn beyond_the_max_wait_it_comes_back_after_its_wait() {
         ("two", 2 * SECOND),
         ("back", 3 * SECOND),
     ];
-    assert_eq!(gone, expected);
+    assert_eq!(released, expected);
 }
 
 #[test]
-fn what_is_too_old_dies_is_revived_and_at_last_parked() {
+fn cookie_beyond_max_age_is_requeued_and_finally_parked() {
     let shape = r#"shape = { max_wait = "2s", max_age = "2s" }
         dead_letter = { base = "10s", cap = "20s", max_requeues = 0, share = 0.5 }"#;
     let mut world = World::new(&shaped(shape, "1/s"));
     for user in ["now", "one", "two", "late"] {
         world.offer(17, user);
     }
-    // Others always come first.
+    // Newer cookies always come first.
     for second in 1..200 {
-        world.pass_to(second * SECOND - 1);
+        world.advance_to(second * SECOND - 1);
         for number in 0..2 {
             world.offer(17, &format!("other-{second}-{number}"));
         }
     }
     let summary = world.summary("dsp");
     assert!(
-        world.gone.iter().all(|gone| gone.user != "late"),
+        world.releases.iter().all(|release| release.user != "late"),
         "{summary:#?}"
     );
-    assert!(summary.holding.parked > 0, "{summary:#?}");
-    // Another version gives those that are parked another chance.
-    world.change(&shaped(shape, "1000/s"));
-    world.pass_to(400 * SECOND);
-    let now = world.holding("dsp");
+    assert!(summary.usage.parked > 0, "{summary:#?}");
+    // A new version of the limits unparks dead letters.
+    world.set_rules(&shaped(shape, "1000/s"));
+    world.advance_to(400 * SECOND);
+    let now = world.usage("dsp");
     assert!(
-        now.parked < summary.holding.parked && now.dead == 0,
+        now.parked < summary.usage.parked && now.dead == 0,
         "{now:?}"
     );
-    assert!(world.gone.iter().any(|gone| gone.user == "late"));
+    assert!(world.releases.iter().any(|release| release.user == "late"));
 }
 
 #[test]
-fn who_is_renewed_is_not_the_oldest_when_the_room_is_full() {
+fn replaced_cookie_is_not_the_oldest_of_a_full_queue() {
     let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "1/s"));
     world.offer(17, "now");
-    world.offer(17, "renewed");
+    world.offer(17, "replaced");
     for number in 0..250 {
-        world.pass_to(number * MILLISECOND);
+        world.advance_to(number * MILLISECOND);
         world.offer(17, &format!("u{number}"));
     }
-    world.offer(17, "renewed");
+    world.offer(17, "replaced");
     for number in 250..400 {
-        world.pass_to(number * MILLISECOND);
+        world.advance_to(number * MILLISECOND);
         world.offer(17, &format!("u{number}"));
     }
     assert!(
         world
             .summary("dsp")
-            .figures
-            .dropped(super::super::counters::Dropped::Bound)
+            .counters
+            .dropped(super::super::counters::DropReason::Bound)
             > 50
     );
-    world.pass_to(3600 * SECOND);
-    assert!(world.gone.iter().any(|gone| gone.user == "renewed"));
-    assert!(world.gone.iter().all(|gone| gone.user != "u0"));
+    world.advance_to(3600 * SECOND);
+    assert!(
+        world
+            .releases
+            .iter()
+            .any(|release| release.user == "replaced")
+    );
+    assert!(world.releases.iter().all(|release| release.user != "u0"));
 }
 
 #[test]
-fn dead_letter_that_finds_the_line_full_was_not_revived() {
+fn dead_letter_is_not_requeued_while_the_fifo_is_full() {
     let mut world = World::new(&shaped("", "10/s"));
     let mut offered = 0;
     while world.now < 3600 * SECOND {
         world.offer(17, &format!("u{offered}"));
         offered += 1;
-        world.pass_to(offered * SECOND / 20);
+        world.advance_to(offered * SECOND / 20);
     }
-    let (figures, held) = (world.summary("dsp").figures, world.holding("dsp"));
-    assert!(held.dead > 10_000, "{held:?}");
-    // Each that is parked was put back eight times.
-    assert!(figures.requeued >= 8 * held.parked, "{figures:?} {held:?}");
-    // Of the line a tenth, at most.
+    let (counters, usage) = (world.summary("dsp").counters, world.usage("dsp"));
+    assert!(usage.dead > 10_000, "{usage:?}");
+    // Each parked dead letter was requeued eight times.
     assert!(
-        figures.requeued > 0 && figures.requeued <= 3_600,
-        "{figures:?}"
+        counters.requeued >= 8 * usage.parked,
+        "{counters:?} {usage:?}"
+    );
+    // At most a tenth of the rate.
+    assert!(
+        counters.requeued > 0 && counters.requeued <= 3_600,
+        "{counters:?}"
     );
 
-    // Without more that come all go, at the rate.
-    world.pass_to(60_000 * SECOND);
-    assert_eq!(world.gone.len() as u64, offered);
+    // Without new cookies, all are released at the rate.
+    world.advance_to(60_000 * SECOND);
+    assert_eq!(world.releases.len() as u64, offered);
     let seconds = world.by_second(|_| true);
     assert!(seconds.iter().all(|count| *count <= 20), "{seconds:?}");
 }
 
 #[test]
-fn full_room_keeps_the_newest() {
+fn full_queue_keeps_the_newest_cookies() {
     let mut world = World::new(&shaped(r#"shape = { queue_bytes = "64KiB" }"#, "10/s"));
     for number in 0..1_000 {
         world.offer(17, &format!("u{number}"));
-        world.pass_to((number + 1) * MILLISECOND);
+        world.advance_to((number + 1) * MILLISECOND);
     }
-    let (summary, room) = (world.summary("dsp"), world.holding("dsp"));
-    assert!(room.bytes <= 64 << 10 && room.bytes > 63 << 10, "{room:?}");
-    world.pass_to(3600 * SECOND);
-    let went = |user: &str| world.gone.iter().any(|gone| gone.user == user);
+    let (summary, usage) = (world.summary("dsp"), world.usage("dsp"));
     assert!(
-        went("u999") && went("u900") && !went("u100"),
+        usage.bytes <= 64 << 10 && usage.bytes > 63 << 10,
+        "{usage:?}"
+    );
+    world.advance_to(3600 * SECOND);
+    let is_released = |user: &str| world.releases.iter().any(|release| release.user == user);
+    assert!(
+        is_released("u999") && is_released("u900") && !is_released("u100"),
         "{summary:#?}"
     );
 }
 
 #[test]
-fn slow_rate_lets_nothing_wait_beyond_its_age() {
+fn slow_rate_queues_no_cookie_beyond_max_age() {
     let mut world = World::new(&shaped("", "1/h"));
     world.offer(17, "now");
-    assert_eq!(world.offer(17, "later"), Offered::Held);
-    world.pass_to(30 * SECOND);
-    assert_eq!(world.holding("dsp").waiting, 1);
-    world.pass_to(61 * SECOND);
-    assert_eq!(world.holding("dsp").dead, 1, "{:#?}", world.summary("dsp"));
-    // It takes ten hours until a tenth of the rate is one.
-    world.pass_to(24 * 3600 * SECOND);
-    assert_eq!(world.gone.len(), 2, "{:#?}", world.summary("dsp"));
+    assert_eq!(world.offer(17, "later"), Admission::Queued);
+    world.advance_to(30 * SECOND);
+    assert_eq!(world.usage("dsp").queued, 1);
+    world.advance_to(61 * SECOND);
+    assert_eq!(world.usage("dsp").dead, 1, "{:#?}", world.summary("dsp"));
+    // Requeues use a tenth of the rate: one cookie in ten hours.
+    world.advance_to(24 * 3600 * SECOND);
+    assert_eq!(world.releases.len(), 2, "{:#?}", world.summary("dsp"));
 }
 
 #[test]
-fn limit_that_shapes_no_more_releases_what_waits_before_anything_newer() {
+fn queued_cookies_are_released_first_when_shaping_is_turned_off() {
     let mut world = World::new(&with_mode("shape"));
     for user in ["a", "b", "c"] {
         world.offer(17, user);
     }
-    world.pass_to(100 * MILLISECOND);
-    world.change(&with_mode("observe"));
-    // A newer one of a pair that waits passes, and the older never goes.
-    assert_eq!(world.offer(17, "b"), Offered::Release);
-    world.pass_to(200 * MILLISECOND);
-    let users: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
+    world.advance_to(100 * MILLISECOND);
+    world.set_rules(&with_mode("observe"));
+    // A newer cookie passes, and the queued one of its pair is never released.
+    assert_eq!(world.offer(17, "b"), Admission::Release);
+    world.advance_to(200 * MILLISECOND);
+    let users: Vec<_> = world
+        .releases
+        .iter()
+        .map(|release| &*release.user)
+        .collect();
     assert_eq!(users, ["a", "b", "c"]);
-    let figures = world.summary("dsp").figures;
-    assert_eq!((figures.superseded, figures.released_early), (1, 1));
+    let counters = world.summary("dsp").counters;
+    assert_eq!((counters.superseded, counters.released_early), (1, 1));
 }
 
 #[test]
-fn limit_that_is_no_more_releases_what_waits() {
+fn queued_cookies_are_released_when_their_limit_is_removed() {
     let mut world = World::new(&with_mode("shape"));
     for user in ["a", "b", "c"] {
         world.offer(17, user);
     }
     let other = with_mode("shape").replace("limits.dsp", "limits.other");
-    world.change(&other);
-    world.pass_to(MILLISECOND);
-    let gone: Vec<_> = world.gone.iter().map(|gone| &*gone.user).collect();
-    assert_eq!(gone, ["a", "b", "c"]);
-    assert_eq!(world.offer(17, "d"), Offered::Release);
-    assert_eq!(world.summary("other").figures.accepted, 1);
+    world.set_rules(&other);
+    world.advance_to(MILLISECOND);
+    let released: Vec<_> = world
+        .releases
+        .iter()
+        .map(|release| &*release.user)
+        .collect();
+    assert_eq!(released, ["a", "b", "c"]);
+    assert_eq!(world.offer(17, "d"), Admission::Release);
+    assert_eq!(world.summary("other").counters.accepted, 1);
 }
 
 #[test]
-fn live_change_keeps_the_debt_and_plans_anew() {
+fn new_rate_keeps_used_quota_and_replans_queued_cookies() {
     let mut world = World::new(&shaped("", "1/s"));
     for number in 0..30 {
         world.offer(17, &format!("u{number}"));
     }
-    world.pass_to(10 * SECOND);
-    assert_eq!(world.gone.len(), 11);
-    world.change(&shaped("", "10/s"));
-    world.pass_to(12 * SECOND);
+    world.advance_to(10 * SECOND);
+    assert_eq!(world.releases.len(), 11);
+    world.set_rules(&shaped("", "10/s"));
+    world.advance_to(12 * SECOND);
     assert!(
-        (29..=30).contains(&world.gone.len()),
+        (29..=30).contains(&world.releases.len()),
         "{}",
-        world.gone.len()
+        world.releases.len()
     );
-    world.pass_to(20 * SECOND);
-    world.change(&shaped("", "1/min"));
+    world.advance_to(20 * SECOND);
+    world.set_rules(&shaped("", "1/min"));
     for number in 0..3 {
         world.offer(17, &format!("v{number}"));
     }
-    world.pass_to(79 * SECOND);
-    assert_eq!(world.gone.len(), 31);
+    world.advance_to(79 * SECOND);
+    assert_eq!(world.releases.len(), 31);
 }
 
 #[test]
-fn queue_of_the_limits_own_that_is_full_lets_nothing_go_too_early() {
+fn full_leaky_bucket_releases_no_cookie_early() {
     let limits = shaped("", "1000/s").replace(
         r#"rate = "1000/s""#,
         r#"rate = "1000/s", algorithm = "leaky_bucket", capacity = 2"#,
@@ -309,27 +328,27 @@ fn queue_of_the_limits_own_that_is_full_lets_nothing_go_too_early() {
     for number in 0..3_000 {
         world.offer(17, &format!("u{number}"));
     }
-    world.pass_to(10 * SECOND);
-    assert_eq!(world.gone.len(), 3_000);
+    world.advance_to(10 * SECOND);
+    assert_eq!(world.releases.len(), 3_000);
     let seconds = world.by_second(|_| true);
     assert!(seconds.iter().all(|count| *count <= 1_001), "{seconds:?}");
 }
 
 #[test]
-fn those_that_were_sent_back_ask_again_when_the_limits_change() {
+fn deferred_cookies_are_rescheduled_when_the_limits_change() {
     let shape = r#"shape = { max_wait = "1s", max_age = "1h" }"#;
     let mut world = World::new(&shaped(shape, "1/min"));
     for number in 0..300 {
         world.offer(17, &format!("u{number}"));
     }
-    assert_eq!(world.holding("dsp").waiting, 299);
-    world.change(&shaped(shape, "1000/s"));
-    world.pass_to(2 * SECOND);
-    assert_eq!(world.gone.len(), 300);
+    assert_eq!(world.usage("dsp").queued, 299);
+    world.set_rules(&shaped(shape, "1000/s"));
+    world.advance_to(2 * SECOND);
+    assert_eq!(world.releases.len(), 300);
 }
 
 #[test]
-fn what_the_file_names_no_more_is_forgotten_when_nothing_of_it_is_held() {
+fn counters_of_a_removed_limit_are_dropped_when_its_queues_are_empty() {
     let file = |version: u32, mode: &str| {
         let limits = (1..=20).map(|dsp| {
             format!(
@@ -356,20 +375,20 @@ fn what_the_file_names_no_more_is_forgotten_when_nothing_of_it_is_held() {
                 world.offer(dsp, user);
             }
         }
-        // Those of the file before have a place while cookies wait under them.
-        world.change(&file(version, "shape"));
-        let before = format!("dsp-1-of-{}", version - 1);
-        assert_eq!(world.holding(&before).waiting, 2);
-        world.pass_to(world.now + 60 * SECOND);
+        // Limits of the previous version exist while they have queued cookies.
+        world.set_rules(&file(version, "shape"));
+        let previous = format!("dsp-1-of-{}", version - 1);
+        assert_eq!(world.usage(&previous).queued, 2);
+        world.advance_to(world.now + 60 * SECOND);
         let all = world.shaper.summaries(START + world.now);
         let expected = (1..=20)
             .flat_map(|dsp| [format!("all-{dsp}"), format!("dsp-{dsp}-of-{version}")])
             .collect::<std::collections::BTreeSet<_>>();
         assert!(all.keys().eq(expected.iter()), "{:?}", all.keys());
-        let rules: Vec<_> = all["all-1"].figures.rules.keys().collect();
+        let rules: Vec<_> = all["all-1"].counters.rules.keys().collect();
         assert_eq!(rules, [&format!("of-{version}")]);
-        // What stays in the file goes on counting.
+        // Limits that remain in the file keep their counters.
         counted += 3;
-        assert_eq!(world.summary("all-1").figures.accepted, counted);
+        assert_eq!(world.summary("all-1").counters.accepted, counted);
     }
 }

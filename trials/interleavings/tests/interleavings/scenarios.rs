@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::log::{Burst, Closed, Config, Delivery, Log, Reader, run_timers};
+use crate::log::{AppendBatch, Closed, Config, Delivery, Log, Reader, run_timers};
 use proto::wire::CookieRef;
 use shuttle::{
     future::block_on,
@@ -51,9 +51,9 @@ fn cookie(user_id: &str) -> CookieRef<'_> {
 }
 
 fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
-    let mut burst = Burst::default();
-    burst.push(&cookie(user_id));
-    log.append(&mut burst)
+    let mut batch = AppendBatch::default();
+    batch.push(&cookie(user_id));
+    log.append(&mut batch)
 }
 
 /// Appends `cookies` cookies, or as many as it can, from another thread; returns how many.

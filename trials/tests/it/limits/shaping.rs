@@ -152,7 +152,10 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;
     ensure!(ready.status == 200, "{ready:?}");
-    ensure!(ready.body.contains("the newest is refused"), "{ready:?}");
+    ensure!(
+        ready.body.contains("the newest version is invalid"),
+        "{ready:?}"
+    );
     assert_eq!(waiting(&producer).await?, 1);
 
     limits.set(&shaped("100/s"))?;
@@ -346,7 +349,7 @@ async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
     let ended = run_to_end(program, &flags, &[]).await?;
     assert_eq!(ended.code, Some(1), "{}", ended.words);
     ensure!(
-        ended.words.contains("another process uses it"),
+        ended.words.contains("another process uses this spool"),
         "{}",
         ended.words
     );

@@ -186,7 +186,7 @@ impl World {
         wait_until(TIMEOUT, "all four are known", async || {
             for producer in &self.producers {
                 let words = admin::get(&producer.admin, "/readyz").await?.body;
-                if !words.contains("4 share them") || words.contains("learns") {
+                if !words.contains("4 members") || words.contains("discovering") {
                     return Ok(false);
                 }
             }

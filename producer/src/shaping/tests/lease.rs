@@ -1,4 +1,4 @@
-//! Two producers' limits on lease from a real server. Without `redis-server`, or the one that `REDIS_SERVER` names, nothing is tested.
+//! Limits that two producers lease from a real server: `redis-server`, or the program in `REDIS_SERVER`.
 
 use std::{
     fs,
@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    log::{Burst, Config, Log},
-    shaping::{Shaping, contract::File, sharing::ShareState},
+    log::{AppendBatch, Config, Log},
+    shaping::{Shaping, limits_file::File, sharing::ShareState},
 };
 
 /// Killed when dropped.
@@ -41,7 +41,7 @@ fn server(port: u16) -> Option<Server> {
 fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
     let path = dir.path().join("limits.toml").display().to_string();
     let named = NamedFile::from_flag("--limits", &path).expect("a path");
-    let file = Arc::new(Reloader::load(File(named)).expect("it is in order"));
+    let file = Arc::new(Reloader::load(File(named)).expect("a valid file"));
     let log = Log::new(Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -62,15 +62,15 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn share(shaping: &Shaping) -> (f64, ShareState) {
-    let standing = shaping.sharing().expect("it is shared");
-    let (limit, share, sum) = &standing.shares[0];
+    let status = shaping.sharing().expect("limits are shared");
+    let (limit, share, sum) = &status.shares[0];
     assert_eq!(limit, "seventeen");
-    assert!(*sum <= 1.0, "{standing:?}");
-    (*share, standing.state)
+    assert!(*sum <= 1.0, "{status:?}");
+    (*share, status.state)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn share_follows_the_load_and_is_safe_without_the_server() {
+async fn share_follows_the_load_and_falls_back_without_the_server() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port();
     drop(free);
@@ -94,47 +94,50 @@ async fn share_follows_the_load_and_is_safe_without_the_server() {
     let mut number = 0;
     let mut offer = |shaping: &Shaping| {
         number += 1;
-        let mut burst = Burst::default();
+        let mut batch = AppendBatch::default();
         let user = format!("user-{number}");
-        burst.push(&CookieRef {
+        batch.push(&CookieRef {
             user_id: &user,
             dsp_id: 17,
             buyer_uid: "b",
             age_micros: 0,
         });
-        shaping.append(&mut burst, Instant::now()).unwrap();
+        shaping.append(&mut batch, Instant::now()).unwrap();
     };
-    until("who is busy has nearly all", || {
+    until("the busy producer gets most of the limit", || {
         (0..20).for_each(|_| offer(&busy));
         share(&busy).0 > 0.9 && share(&idle).0 < 0.1
     })
     .await;
     let before = log.stats().appended;
-    until("and releases by it", || log.stats().appended > before + 100).await;
+    until("the busy producer uses its share", || {
+        log.stats().appended > before + 100
+    })
+    .await;
     assert!(
-        busy.state_in_words().contains("on lease, 2 share them"),
+        busy.describe().contains("leased, 2 members"),
         "{}",
-        busy.state_in_words()
+        busy.describe()
     );
-    until("then the other is", || {
+    until("the other producer becomes busy", || {
         (0..20).for_each(|_| offer(&idle));
         share(&idle).0 > 0.4
     })
     .await;
     drop(first);
-    until("each has its safe share", || {
+    until("both have their fallback share", || {
         [&busy, &idle]
             .iter()
             .all(|it| share(it) == (0.5, ShareState::Fallback))
     })
     .await;
     assert!(
-        busy.state_in_words().contains("fallback share"),
+        busy.describe().contains("fallback share"),
         "{}",
-        busy.state_in_words()
+        busy.describe()
     );
-    let _again = server(port);
-    until("and a lease again", || {
+    let _restarted = server(port);
+    until("both have a lease again", || {
         [&busy, &idle]
             .iter()
             .all(|it| share(it).1 == ShareState::Ok)

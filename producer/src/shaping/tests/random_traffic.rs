@@ -1,4 +1,4 @@
-//! Random traffic and changes: what holds always.
+//! Invariants under random traffic and random rule changes.
 
 use fastrand::Rng;
 
@@ -63,9 +63,9 @@ fn draw(random: &mut Rng) -> String {
     )
 }
 
-/// Each cookie has one fate or is held; none goes after a later one of its pair; rooms keep their bounds.
+/// Each cookie has one outcome or is held, none is released after a newer one of its pair, and queues keep their bounds.
 #[test]
-fn nothing_is_uncounted_out_of_order_or_beyond_its_bound_whatever_changes() {
+fn counts_order_and_bounds_hold_under_random_rule_changes() {
     for seed in 0..40 {
         let mut random = Rng::with_seed(seed);
         let mut world = World::new(&draw(&mut random));
@@ -73,9 +73,9 @@ fn nothing_is_uncounted_out_of_order_or_beyond_its_bound_whatever_changes() {
         for step in 0..4_000 {
             then += random.u64(0..20) * MILLISECOND;
             world.late = random.u64(0..3) * MILLISECOND;
-            world.pass_to(then);
+            world.advance_to(then);
             match random.usize(0..400) {
-                0 => world.change(&draw(&mut random)),
+                0 => world.set_rules(&draw(&mut random)),
                 _ => {
                     let dsp = random.u32(1..8);
                     world.offer(dsp, &format!("u{}", random.u32(0..400)));
@@ -86,21 +86,19 @@ fn nothing_is_uncounted_out_of_order_or_beyond_its_bound_whatever_changes() {
                 world.summary("first");
             }
         }
-        world.pass_to(then + 60 * SECOND);
+        world.advance_to(then + 60 * SECOND);
         let all = world.shaper.summaries(0);
-        let accepted: u64 = all.values().map(|summary| summary.figures.accepted).sum();
+        let accepted: u64 = all.values().map(|summary| summary.counters.accepted).sum();
         assert_eq!(accepted, offered, "seed {seed}");
-        let over = all
-            .values()
-            .find(|summary| summary.holding.bytes > 64 << 14);
-        assert_eq!(over, None, "seed {seed}");
+        let oversized = all.values().find(|summary| summary.usage.bytes > 64 << 14);
+        assert_eq!(oversized, None, "seed {seed}");
         world.summary("first");
     }
 }
 
-/// With one limit that shapes, as many go in any window as it allows, through changes of the rate.
+/// Checks every window of one second.
 #[test]
-fn no_window_has_more_than_the_rate_and_the_burst_through_changes() {
+fn no_window_exceeds_rate_plus_burst_when_the_rate_changes() {
     let limits = |rate: u64| {
         format!(
             r#"
@@ -114,19 +112,19 @@ fn no_window_has_more_than_the_rate_and_the_burst_through_changes() {
     };
     for seed in 0..20 {
         let mut random = Rng::with_seed(seed);
-        let mut most = 50;
-        let mut world = World::new(&limits(most));
+        let mut rate_max = 50;
+        let mut world = World::new(&limits(rate_max));
         for number in 0..20_000_u64 {
             if number % 2_000 == 1_999 {
                 let rate = random.u64(20..200);
-                most = most.max(rate);
-                world.change(&limits(rate));
+                rate_max = rate_max.max(rate);
+                world.set_rules(&limits(rate));
             }
             let then = world.now + random.u64(0..2 * SECOND / 100);
-            world.pass_to(then);
+            world.advance_to(then);
             world.offer(17, &format!("u{number}"));
         }
-        let times: Vec<u64> = world.gone.iter().map(|gone| gone.at).collect();
+        let times: Vec<u64> = world.releases.iter().map(|release| release.at).collect();
         let mut first = 0;
         for (index, time) in times.iter().enumerate() {
             while times[first] + SECOND <= *time {
@@ -134,8 +132,8 @@ fn no_window_has_more_than_the_rate_and_the_burst_through_changes() {
             }
             let count = (index - first + 1) as u64;
             assert!(
-                count <= most + 5,
-                "seed {seed}: {count} in a second, of {most}"
+                count <= rate_max + 5,
+                "seed {seed}: {count} in a second at {rate_max}/s"
             );
         }
     }

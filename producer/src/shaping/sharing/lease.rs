@@ -1,4 +1,4 @@
-//! The shares of this producer, on lease from a server.
+//! Shares that this producer leases from the server.
 
 use std::{
     sync::Arc,
@@ -13,38 +13,38 @@ use limits_sharing::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Standing;
+use super::SharingStatus;
 use crate::shaping::{Shaping, shaper::Shares};
 
-/// The lease of a producer, if its file says that limits are shared so; for the whole of its run.
-pub(in crate::shaping) fn leased(sharing: Option<&Sharing>, member: &str) -> Option<Leased> {
+/// The lease of this producer, if the limits file has `[sharing]`; fixed until the process ends.
+pub(in crate::shaping) fn lease(sharing: Option<&Sharing>, member: &str) -> Option<LeasedShares> {
     let config = sharing.map(|it| lease_config(it, member).expect("the file was checked"));
     let lease = Lease::new(config?);
     let plan = lease.plan();
-    Some(Leased { lease, plan })
+    Some(LeasedShares { lease, plan })
 }
 
-/// A lease, and what is in force of it.
+/// A lease and its active plan.
 #[derive(Debug)]
-pub(in crate::shaping) struct Leased {
+pub(in crate::shaping) struct LeasedShares {
     pub(in crate::shaping) lease: Lease,
     pub(in crate::shaping) plan: Arc<SharePlan>,
 }
 
-impl Leased {
-    /// What holds now, by limit, and for how long unless the server says otherwise.
+impl LeasedShares {
+    /// Current shares, by limit, and how long they are valid without a new plan.
     pub(in crate::shaping) fn shares<'a>(
         &self,
         limits: impl Iterator<Item = &'a str>,
     ) -> (Shares, Option<Duration>) {
         let now = self.lease.micros(Instant::now());
-        let of = limits.map(|limit| (limit.to_owned(), self.plan.share(limit, now)));
+        let by_limit = limits.map(|limit| (limit.to_owned(), self.plan.share(limit, now)));
         let shares = Shares {
-            of: of.collect(),
+            by_limit: by_limit.collect(),
             members_max: Some(match self.lease.config().terms.members_max {
-                // A window that is new in the file waits for a restart, as [sharing] does: of so many parts none is left.
+                // Windows need `members_max`. If a later file adds one, its share is zero until a restart.
                 0 => u64::MAX,
-                most => most,
+                members_max => members_max,
             }),
             is_refused: self.plan.refused().is_some(),
         };
@@ -52,13 +52,13 @@ impl Leased {
         (shares, changes.map(|at| Duration::from_micros(at - now)))
     }
 
-    /// Asks until `stop`.
+    /// Renews the lease until `stop`.
     pub(in crate::shaping) fn run(
         &self,
         shaping: Shaping,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let user = Cookies {
+        let user = LeaseUser {
             timeout: self.lease.config().terms.ttl * 1000,
             shaping,
             since: Instant::now(),
@@ -66,10 +66,10 @@ impl Leased {
         self.lease.clone().run(user, stop)
     }
 
-    pub(in crate::shaping) fn standing<'a>(
+    pub(in crate::shaping) fn status<'a>(
         &self,
         limits: impl Iterator<Item = &'a str>,
-    ) -> Standing {
+    ) -> SharingStatus {
         let now = self.lease.micros(Instant::now());
         let plan = &self.plan;
         let share = |limit: &str| {
@@ -79,7 +79,7 @@ impl Leased {
         let LeaseHealth {
             failures, error, ..
         } = self.lease.health();
-        Standing {
+        SharingStatus {
             server: self.lease.config().server.to_string(),
             state: plan.state(now),
             missed: failures,
@@ -90,20 +90,20 @@ impl Leased {
     }
 }
 
-/// Millionths as a part of one.
+/// Converts millionths to a fraction.
 fn ratio(millionths: u64) -> f64 {
     crate::metrics::as_f64(millionths) / 1e6
 }
 
-/// Those under shared limits.
-struct Cookies {
+/// Connects a lease with the queues: reports their demand, and applies new plans.
+struct LeaseUser {
     shaping: Shaping,
     since: Instant,
-    /// Within which time what waits would go, in nanoseconds.
+    /// Time within which queued cookies should be released, in nanoseconds.
     timeout: u64,
 }
 
-impl ShareUser for Cookies {
+impl ShareUser for LeaseUser {
     fn demands(&mut self) -> Vec<(String, u64)> {
         let elapsed = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.since = Instant::now();

@@ -1,4 +1,4 @@
-//! Encoded cookies that are about to be appended to the log: those of one read of one connection.
+//! A batch of encoded cookies, usually those of one read of one connection, that is appended to the log at once.
 
 use proto::{
     limits::CHUNK_BYTES_MIN,
@@ -7,32 +7,32 @@ use proto::{
 
 /// Encoded cookies that are not in the log yet.
 ///
-/// They are appended together, so that pipelined requests share one lock; a burst always fits a chunk.
+/// Appending them together lets pipelined requests share one lock. A batch always fits a chunk.
 #[derive(Debug, Default)]
-pub struct Burst {
+pub struct AppendBatch {
     encoded: Vec<u8>,
     count: u32,
 }
 
-/// A cookie of a burst, read as far as is asked for.
+/// A cookie of a batch, decoded on demand.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pushed<'a> {
+pub(crate) struct StagedCookie<'a> {
     encoded: &'a [u8],
 }
 
-const PUSHED: &str = "nothing but cookies was put there";
+const ENCODED: &str = "a batch contains only encoded cookies";
 
-/// A burst with this many bytes is full. It leaves room for one more of the largest cookies, and for the
-/// headers, in the smallest chunk that can be configured.
+/// A batch of this size is full. One more cookie of the maximum size and the chunk headers still fit the smallest chunk that
+/// can be configured.
 const FULL_BYTES: usize = CHUNK_BYTES_MIN / 2;
 
-impl Burst {
-    /// Encodes one more cookie.
+impl AppendBatch {
+    /// Encodes a cookie into the batch.
     ///
     /// # Panics
-    /// When the burst [is full](Self::is_full): append it first.
+    /// When the batch [is full](Self::is_full): append it first.
     pub fn push(&mut self, cookie: &CookieRef<'_>) {
-        assert!(!self.is_full(), "a full burst is appended first");
+        assert!(!self.is_full(), "a full batch is appended first");
         wire::put_cookie(&mut self.encoded, cookie);
         self.count += 1;
     }
@@ -43,24 +43,24 @@ impl Burst {
         self.encoded.len() >= FULL_BYTES
     }
 
-    /// Whether it holds nothing.
+    /// Whether the batch has no cookies.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// How many cookies it holds.
+    /// Number of cookies.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Keeps the cookies of which `goes` is true, in their order.
-    pub(crate) fn retain(&mut self, mut goes: impl FnMut(Pushed<'_>) -> bool) {
+    /// Keeps the cookies for which `keep` returns true, in order.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(StagedCookie<'_>) -> bool) {
         let (mut read, mut kept) = (0, 0);
         while read < self.encoded.len() {
-            let (encoded, bytes) = wire::first_cookie(&self.encoded[read..]).expect(PUSHED);
-            if goes(Pushed { encoded }) {
+            let (encoded, bytes) = wire::first_cookie(&self.encoded[read..]).expect(ENCODED);
+            if keep(StagedCookie { encoded }) {
                 if kept < read {
                     self.encoded.copy_within(read..read + bytes, kept);
                 }
@@ -83,15 +83,15 @@ impl Burst {
     }
 }
 
-impl<'a> Pushed<'a> {
-    /// Its DSP.
+impl<'a> StagedCookie<'a> {
+    /// The DSP id, without decoding the rest.
     pub(crate) fn dsp_id(self) -> u32 {
-        wire::cookie_dsp(self.encoded).expect(PUSHED)
+        wire::cookie_dsp(self.encoded).expect(ENCODED)
     }
 
-    /// All of it.
+    /// The decoded cookie.
     pub(crate) fn cookie(self) -> CookieRef<'a> {
-        wire::decode_cookie(self.encoded).expect(PUSHED)
+        wire::decode_cookie(self.encoded).expect(ENCODED)
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_are_those_that_go_in_their_order() {
+    fn retain_keeps_the_selected_cookies_in_order() {
         let cookie = |dsp_id, user_id| CookieRef {
             user_id,
             dsp_id,
@@ -108,24 +108,24 @@ mod tests {
             age_micros: 0,
         };
         let users = ["a", "bb", "", "dddd", "e"];
-        for goes in 0..1_u32 << users.len() {
-            let (mut burst, mut expected) = (Burst::default(), Burst::default());
+        for selected in 0..1_u32 << users.len() {
+            let (mut batch, mut expected) = (AppendBatch::default(), AppendBatch::default());
             for (dsp_id, user) in (0..).zip(users) {
-                burst.push(&cookie(dsp_id, user));
-                if goes & 1 << dsp_id != 0 {
+                batch.push(&cookie(dsp_id, user));
+                if selected & 1 << dsp_id != 0 {
                     expected.push(&cookie(dsp_id, user));
                 }
             }
             let mut seen = Vec::new();
-            burst.retain(|cookie| {
-                let whole = cookie.cookie();
-                assert_eq!(whole.user_id, users[whole.dsp_id as usize]);
+            batch.retain(|cookie| {
+                let decoded = cookie.cookie();
+                assert_eq!(decoded.user_id, users[decoded.dsp_id as usize]);
                 seen.push(cookie.dsp_id());
-                goes & 1 << cookie.dsp_id() != 0
+                selected & 1 << cookie.dsp_id() != 0
             });
             assert_eq!(seen, [0, 1, 2, 3, 4]);
-            assert_eq!(burst.encoded(), expected.encoded());
-            assert_eq!(burst.count(), expected.count());
+            assert_eq!(batch.encoded(), expected.encoded());
+            assert_eq!(batch.count(), expected.count());
         }
     }
 }

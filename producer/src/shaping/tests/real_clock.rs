@@ -1,4 +1,4 @@
-//! Limits with a real log and a real clock.
+//! Limits with a real log, a real clock and a spool.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::{Shaping, contract::File, spool::Spool};
-use crate::log::{Burst, Config, Delivery, Log};
+use super::super::{Shaping, limits_file::File, spool::Spool};
+use crate::log::{AppendBatch, Config, Delivery, Log};
 
 const LIMITS: &str = r#"
 unknown = "unlimited"
@@ -45,23 +45,23 @@ impl Producer {
         let shaping = Shaping::start(
             "",
             file,
-            Some(Spool::take(dir.path().join("spool")).unwrap()),
+            Some(Spool::lock(dir.path().join("spool")).unwrap()),
             log.clone(),
         );
         Self { dir, log, shaping }
     }
 
     fn append(&self, user: &str) {
-        let mut burst = Burst::default();
-        burst.push(&CookieRef {
+        let mut batch = AppendBatch::default();
+        batch.push(&CookieRef {
             user_id: user,
             dsp_id: 17,
             buyer_uid: "b",
             age_micros: 0,
         });
         let now = Instant::now();
-        self.shaping.append(&mut burst, now).unwrap();
-        assert!(burst.is_empty());
+        self.shaping.append(&mut batch, now).unwrap();
+        assert!(batch.is_empty());
     }
 
     async fn run_until_released(&self, count: u64) {
@@ -69,14 +69,14 @@ impl Producer {
         let tasks = TaskTracker::new();
         tasks.spawn(self.shaping.clone().run(stop.clone()));
         tasks.close();
-        while self.shaping.summaries()["dsp"].figures.released < count {
+        while self.shaping.summaries()["dsp"].counters.released < count {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         stop.cancel();
         tasks.wait().await;
     }
 
-    /// Users in the log, and whether each is older than its chunk; then the log is closed.
+    /// Closes the log; returns the users in it, and whether their cookies have an age.
     async fn logged(&self) -> Vec<(String, bool)> {
         let mut reader = self.log.reader(1, u64::MAX, 0);
         self.log.close();
@@ -95,7 +95,7 @@ impl Producer {
     }
 }
 
-fn soon() -> tokio::time::Instant {
+fn in_a_minute() -> tokio::time::Instant {
     tokio::time::Instant::now() + Duration::from_secs(60)
 }
 
@@ -104,7 +104,7 @@ fn users(all: &[(String, bool)]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn what_waits_is_released_in_its_turn() {
+async fn queued_cookies_are_released_in_order() {
     let producer = Producer::start(TempDir::new().unwrap());
     producer.append("a");
     for user in ["b", "c", "d"] {
@@ -116,20 +116,20 @@ async fn what_waits_is_released_in_its_turn() {
 }
 
 #[tokio::test]
-async fn what_waits_at_the_end_waits_again_at_the_next_start() {
+async fn queued_cookies_are_restored_at_the_next_start() {
     let first = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
         first.append(user);
     }
-    first.shaping.drain(soon()).await;
-    assert_eq!(first.shaping.summaries()["dsp"].figures.spooled, 2);
+    first.shaping.drain(in_a_minute()).await;
+    assert_eq!(first.shaping.summaries()["dsp"].counters.spooled, 2);
     assert_eq!(users(&first.logged().await), ["a"]);
 
     let Producer { dir, log, shaping } = first;
     drop((log, shaping));
     let next = Producer::start(dir);
     let summary = &next.shaping.summaries()["dsp"];
-    assert_eq!((summary.figures.accepted, summary.holding.waiting), (2, 2));
+    assert_eq!((summary.counters.accepted, summary.usage.queued), (2, 2));
     assert!(!next.spool().exists());
     next.run_until_released(2).await;
     let logged = next.logged().await;
@@ -138,20 +138,20 @@ async fn what_waits_at_the_end_waits_again_at_the_next_start() {
 }
 
 #[tokio::test]
-async fn without_a_file_that_can_be_written_it_is_released_early() {
+async fn queued_cookies_are_released_early_if_the_spool_is_not_writable() {
     let producer = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
         producer.append(user);
     }
     fs::create_dir(producer.spool()).unwrap();
-    producer.shaping.drain(soon()).await;
+    producer.shaping.drain(in_a_minute()).await;
     assert_eq!(users(&producer.logged().await), ["a", "b", "c"]);
     let summary = &producer.shaping.summaries()["dsp"];
-    assert_eq!(summary.figures.released_early, 2);
+    assert_eq!(summary.counters.released_early, 2);
 }
 
 #[test]
-fn file_that_is_late_does_not_hold_what_was_released() {
+fn spool_written_after_the_deadline_is_discarded() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().max_blocking_threads(1).build();
     runtime.unwrap().block_on(async {
@@ -159,28 +159,28 @@ fn file_that_is_late_does_not_hold_what_was_released() {
         for user in ["a", "b", "c"] {
             producer.append(user);
         }
-        // The only thread that writes files is busy beyond the deadline.
+        // The only blocking thread is busy beyond the deadline.
         let (free, busy) = std::sync::mpsc::sync_channel::<()>(1);
         let blocked = tokio::task::spawn_blocking(move || busy.recv());
         producer.shaping.drain(tokio::time::Instant::now()).await;
-        let figures = &producer.shaping.summaries()["dsp"].figures;
-        assert_eq!((figures.released_early, figures.spooled), (2, 0));
+        let counters = &producer.shaping.summaries()["dsp"].counters;
+        assert_eq!((counters.released_early, counters.spooled), (2, 0));
         drop(free);
         assert!(blocked.await.unwrap().is_err());
-        // It works in order: the write that came too late is over.
+        // Blocking tasks run in order, so the late write has finished.
         tokio::task::spawn_blocking(|| ()).await.unwrap();
         assert!(!producer.spool().exists());
     });
 }
 
 #[tokio::test]
-async fn kill_costs_what_waits_and_nothing_else() {
+async fn killed_process_loses_only_queued_cookies() {
     let killed = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
         killed.append(user);
     }
-    let holding = killed.shaping.summaries()["dsp"].holding;
-    assert_eq!(holding.waiting, 2);
+    let usage = killed.shaping.summaries()["dsp"].usage;
+    assert_eq!(usage.queued, 2);
     assert_eq!(users(&killed.logged().await), ["a"]);
     let Producer { dir, log, shaping } = killed;
     drop((log, shaping));
@@ -191,28 +191,28 @@ async fn kill_costs_what_waits_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn damaged_file_is_put_aside_and_nothing_else_happens() {
+async fn corrupt_spool_is_renamed_and_ignored() {
     let first = Producer::start(TempDir::new().unwrap());
     for user in ["a", "b", "c"] {
         first.append(user);
     }
-    first.shaping.drain(soon()).await;
+    first.shaping.drain(in_a_minute()).await;
     let Producer { dir, log, shaping } = first;
     drop((log, shaping));
     let spool = dir.path().join("spool");
-    let good = fs::read(&spool).unwrap();
-    for at in [0, 30, 40, good.len() - 1] {
-        let mut bad = good.clone();
-        bad[at] ^= 1;
-        fs::write(&spool, &bad).unwrap();
-        let taken = Spool::take(spool.clone()).unwrap();
-        assert!(taken.read(|_, _| ()).is_none(), "byte {at}");
+    let valid = fs::read(&spool).unwrap();
+    for at in [0, 30, 40, valid.len() - 1] {
+        let mut corrupt = valid.clone();
+        corrupt[at] ^= 1;
+        fs::write(&spool, &corrupt).unwrap();
+        let locked = Spool::lock(spool.clone()).unwrap();
+        assert!(locked.read(|_, _| ()).is_none(), "byte {at}");
         assert!(!spool.exists(), "byte {at}");
     }
-    fs::write(&spool, &good[..good.len() - 5]).unwrap();
+    fs::write(&spool, &valid[..valid.len() - 5]).unwrap();
     let next = Producer::start(dir);
     assert!(!spool.exists() && next.dir.path().join("spool.damaged").exists());
-    assert_eq!(next.shaping.summaries()["dsp"].holding.waiting, 0);
+    assert_eq!(next.shaping.summaries()["dsp"].usage.queued, 0);
     next.append("d");
     assert_eq!(users(&next.logged().await), ["d"]);
 }

@@ -1,0 +1,268 @@
+//! The cookies of one queue, at most one per (user, DSP) pair, with the state of each.
+
+use std::{collections::BTreeSet, hash::BuildHasher};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use proto::wire::CookieRef;
+
+/// Memory of a cookie besides its ids: the struct, its entry in each index, and allocator overhead.
+const COOKIE_BYTES: u64 = 216;
+
+/// Index of a cookie in its table.
+pub(super) type CookieIndex = u32;
+
+/// A cookie in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct QueuedCookie {
+    /// The user id followed by the buyer uid.
+    ids: Box<[u8]>,
+    user_id_bytes: u8,
+    pub(super) dsp_id: u32,
+    /// When it was accepted, in microseconds since the Unix epoch; its age at release is computed from this.
+    pub(super) accepted_unix_micros: u64,
+    /// The same time, in nanoseconds of the shaper's clock.
+    pub(super) accepted: u64,
+    /// When it entered the queue: when it was accepted or last requeued.
+    pub(super) entered: u64,
+    /// How often it was requeued as a dead letter.
+    pub(super) requeues: u32,
+    pub(super) state: CookieState,
+    hash: u32,
+}
+
+/// State of a cookie in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CookieState {
+    /// In the FIFO, at this position.
+    Queued(u64),
+    /// Its wait would have been too long; it is rescheduled at this time.
+    Deferred(u64),
+    /// A dead letter that is not requeued before this time.
+    Dead(u64),
+    /// A dead letter that is not requeued any more.
+    Parked,
+}
+
+impl QueuedCookie {
+    /// `accepted_unix_micros` and `accepted` are the same time, on the system clock and on the shaper's clock.
+    pub(super) fn new(cookie: &CookieRef<'_>, accepted_unix_micros: u64, accepted: u64) -> Self {
+        let (user_id, buyer_uid) = (cookie.user_id.as_bytes(), cookie.buyer_uid.as_bytes());
+        Self {
+            ids: [user_id, buyer_uid].concat().into_boxed_slice(),
+            user_id_bytes: u8::try_from(user_id.len()).expect("a user id has at most 64 bytes"),
+            dsp_id: cookie.dsp_id,
+            accepted_unix_micros,
+            accepted,
+            entered: accepted,
+            requeues: 0,
+            state: CookieState::Queued(0),
+            hash: 0,
+        }
+    }
+
+    fn user_id(&self) -> &str {
+        as_text(&self.ids[..usize::from(self.user_id_bytes)])
+    }
+
+    /// The cookie with its age at `now_unix_micros`.
+    pub(super) fn with_age(&self, now_unix_micros: u64) -> CookieRef<'_> {
+        CookieRef {
+            age_micros: now_unix_micros.saturating_sub(self.accepted_unix_micros),
+            ..self.cookie()
+        }
+    }
+
+    /// The cookie without its age.
+    pub(super) fn cookie(&self) -> CookieRef<'_> {
+        CookieRef {
+            user_id: self.user_id(),
+            dsp_id: self.dsp_id,
+            buyer_uid: as_text(&self.ids[usize::from(self.user_id_bytes)..]),
+            age_micros: 0,
+        }
+    }
+
+    fn has_ids_of(&self, cookie: &CookieRef<'_>) -> bool {
+        self.dsp_id == cookie.dsp_id && self.user_id() == cookie.user_id
+    }
+
+    fn bytes(&self) -> u64 {
+        COOKIE_BYTES + self.ids.len() as u64
+    }
+}
+
+fn as_text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("copied from a str, split at its boundaries")
+}
+
+/// Cookies of one queue, indexed by ids, by state and by age.
+#[derive(Debug, Default)]
+pub(super) struct CookieTable {
+    cookies: Vec<Option<Box<QueuedCookie>>>,
+    free: Vec<CookieIndex>,
+    /// Stores the hash, so that growing does not access the cookies.
+    index: HashTable<(u32, CookieIndex)>,
+    hasher: RandomState,
+    /// By position.
+    pub(super) fifo: BTreeSet<(u64, CookieIndex)>,
+    next_position: u64,
+    /// Deferred cookies, by the time of their next attempt.
+    pub(super) deferred: BTreeSet<(u64, CookieIndex)>,
+    /// Dead letters, by the time from which they may be requeued.
+    pub(super) dead: BTreeSet<(u64, CookieIndex)>,
+    /// Dead letters that are not requeued any more.
+    pub(super) parked: BTreeSet<(u64, CookieIndex)>,
+    /// All cookies, by the time when they were accepted.
+    by_age: BTreeSet<(u64, CookieIndex)>,
+    bytes: u64,
+}
+
+impl CookieTable {
+    /// Inserts a cookie whose pair is not in the table.
+    pub(super) fn insert(&mut self, mut cookie: QueuedCookie) {
+        cookie.hash = self.hash(cookie.dsp_id, cookie.user_id());
+        self.bytes += cookie.bytes();
+        let hash = cookie.hash;
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.cookies[at as usize] = Some(Box::new(cookie));
+                at
+            }
+            None => {
+                let at = self.cookies.len();
+                self.cookies.push(Some(Box::new(cookie)));
+                CookieIndex::try_from(at).expect("the table is bounded in bytes")
+            }
+        };
+        self.index
+            .insert_unique(spread(hash), (hash, at), |(hash, _)| spread(*hash));
+        self.add_to_sets(at);
+    }
+
+    /// The state of a cookie that joins the FIFO at its end.
+    pub(super) fn end_of_fifo(&mut self) -> CookieState {
+        self.next_position += 1;
+        CookieState::Queued(self.next_position)
+    }
+
+    /// Finds the cookie of the same user and DSP.
+    pub(super) fn find(&self, cookie: &CookieRef<'_>) -> Option<CookieIndex> {
+        if self.index.is_empty() {
+            return None;
+        }
+        let hash = self.hash(cookie.dsp_id, cookie.user_id);
+        let matches =
+            |(known, at): &(u32, CookieIndex)| *known == hash && self.get(*at).has_ids_of(cookie);
+        self.index.find(spread(hash), matches).map(|(_, at)| *at)
+    }
+
+    /// The cookie at this index.
+    pub(super) fn get(&self, at: CookieIndex) -> &QueuedCookie {
+        self.cookies[at as usize].as_ref().expect("in the table")
+    }
+
+    fn get_mut(&mut self, at: CookieIndex) -> &mut QueuedCookie {
+        self.cookies[at as usize].as_mut().expect("in the table")
+    }
+
+    /// Replaces a cookie with a newer one of the same pair, which keeps its state.
+    pub(super) fn replace(&mut self, at: CookieIndex, mut newer: QueuedCookie) {
+        self.remove_from_sets(at);
+        let cookie = self.get_mut(at);
+        newer.hash = cookie.hash;
+        newer.state = cookie.state;
+        let before = cookie.bytes();
+        let after = newer.bytes();
+        *cookie = newer;
+        self.bytes = self.bytes - before + after;
+        self.add_to_sets(at);
+    }
+
+    /// Changes the state of a cookie.
+    pub(super) fn set_state(&mut self, at: CookieIndex, state: CookieState) {
+        self.remove_from_sets(at);
+        self.get_mut(at).state = state;
+        self.add_to_sets(at);
+    }
+
+    /// Counts a requeue of a dead letter, which enters the queue again.
+    pub(super) fn requeue(&mut self, at: CookieIndex, now: u64) {
+        let cookie = self.get_mut(at);
+        cookie.requeues += 1;
+        cookie.entered = now;
+    }
+
+    /// Makes all parked dead letters eligible for requeue again.
+    pub(super) fn unpark(&mut self, now: u64) {
+        for (_, at) in self.parked.clone() {
+            self.get_mut(at).requeues = 0;
+            self.set_state(at, CookieState::Dead(now));
+        }
+    }
+
+    /// Removes a cookie.
+    pub(super) fn remove(&mut self, at: CookieIndex) -> QueuedCookie {
+        self.remove_from_sets(at);
+        let cookie = self.cookies[at as usize].take().expect("in the table");
+        self.free.push(at);
+        self.bytes -= cookie.bytes();
+        let matches = |(_, it): &(u32, CookieIndex)| *it == at;
+        let entry = self.index.find_entry(spread(cookie.hash), matches);
+        entry.expect("every cookie is indexed").remove();
+        *cookie
+    }
+
+    /// The oldest cookie: when it was accepted, and its index.
+    pub(super) fn oldest(&self) -> Option<(u64, CookieIndex)> {
+        self.by_age.first().copied()
+    }
+
+    /// Number of cookies.
+    pub(super) fn len(&self) -> usize {
+        self.by_age.len()
+    }
+
+    /// Memory of all cookies, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn add_to_sets(&mut self, at: CookieIndex) {
+        let QueuedCookie {
+            accepted, state, ..
+        } = *self.get(at);
+        let (set, key) = self.set_of(state);
+        set.insert((key, at));
+        self.by_age.insert((accepted, at));
+    }
+
+    fn remove_from_sets(&mut self, at: CookieIndex) {
+        let QueuedCookie {
+            accepted, state, ..
+        } = *self.get(at);
+        let (set, key) = self.set_of(state);
+        set.remove(&(key, at));
+        self.by_age.remove(&(accepted, at));
+    }
+
+    /// The set of cookies in this state, and the key within it.
+    fn set_of(&mut self, state: CookieState) -> (&mut BTreeSet<(u64, CookieIndex)>, u64) {
+        match state {
+            CookieState::Queued(position) => (&mut self.fifo, position),
+            CookieState::Deferred(retry_at) => (&mut self.deferred, retry_at),
+            CookieState::Dead(requeue_at) => (&mut self.dead, requeue_at),
+            CookieState::Parked => (&mut self.parked, 0),
+        }
+    }
+
+    fn hash(&self, dsp_id: u32, user_id: &str) -> u32 {
+        let hash = self.hasher.hash_one((dsp_id, user_id.as_bytes()));
+        u32::try_from(hash >> 32).expect("the shift leaves 32 bits")
+    }
+}
+
+/// Expands a stored 32-bit hash to the 64 bits that the hash table needs.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

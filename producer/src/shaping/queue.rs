@@ -1,0 +1,324 @@
+//! Queue of one DSP, or of all DSPs that no limit lists: cookies above a limit wait here for their release.
+//!
+//! A cookie that cannot be released immediately joins the FIFO. The first cookies of the FIFO have *slots*: release times
+//! that are reserved under all limits together, a few milliseconds ahead, so that a late timer or a suspended process
+//! does not lower the rate. A cookie that would wait longer than `max_wait` is *deferred* for its expected wait and then
+//! tries again. A cookie older than `max_age` becomes a *dead letter*: it is requeued after a growing pause, at a share of
+//! the rate, and finally parked.
+//!
+//! A newer cookie of the same user and DSP replaces the one in the queue. A full queue drops its oldest cookie.
+
+mod deferred;
+mod slots;
+
+use std::{collections::VecDeque, time::Duration};
+
+use limits::{Demand, Limits, Rate, rules::Handling};
+
+use self::{deferred::AGE_NANOS_MAX, slots::LOOKAHEAD_NANOS};
+use super::{
+    cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
+    counters::{DeadLetterReason, DropReason, LimitCounters, QueueUsage},
+};
+use crate::log::append_batch::StagedCookie;
+
+/// Configuration of a queue.
+#[derive(Debug, Clone)]
+pub(super) struct QueueConfig {
+    /// How to handle cookies above the limit.
+    pub(super) handling: Handling,
+    /// What each cookie demands of the limits: those of its DSP first, then the global ones.
+    pub(super) demands: Vec<Demand<u32>>,
+    /// The same for observe mode, in which copies of the global limits are used.
+    pub(super) observed: Vec<Demand<u32>>,
+    /// How many of the demands concern the limits of the DSP.
+    pub(super) own_count: usize,
+    /// Rule names, in the order of the demands.
+    pub(super) rules: Vec<String>,
+    /// The lowest rate of its own rules; `None` without rules.
+    pub(super) own_rate: Option<Rate>,
+    /// The lowest rate of the global limits; `None` without global limits.
+    pub(super) global_rate: Option<Rate>,
+}
+
+/// Queue of one DSP.
+#[derive(Debug)]
+pub(super) struct DspQueue {
+    pub(super) config: QueueConfig,
+    pub(super) counters: LimitCounters,
+    cookies: CookieTable,
+    /// Release times of the first cookies in the FIFO.
+    slots: VecDeque<u64>,
+    /// Index of the demand that last delayed a cookie.
+    binding: usize,
+    /// When the next dead letter may be requeued.
+    next_requeue: u64,
+    /// How many deferred cookies are due now because the configuration changed.
+    rescheduling: usize,
+    /// Until when no slot is available, because the queue of a limit itself (leaky bucket) is full.
+    blocked_until: u64,
+}
+
+/// What happens to a cookie that was just accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Append it to the log now, before any other cookie is released.
+    Release,
+    /// It is queued and released later.
+    Queued,
+    /// It exceeds the limit and is dropped.
+    Dropped,
+}
+
+impl DspQueue {
+    pub(super) fn new(config: QueueConfig) -> Self {
+        Self {
+            counters: LimitCounters::new(&config.rules),
+            config,
+            cookies: CookieTable::default(),
+            slots: VecDeque::new(),
+            binding: 0,
+            next_requeue: 0,
+            rescheduling: 0,
+            blocked_until: 0,
+        }
+    }
+
+    /// Releases a cookie in observe mode, and counts it if [`police`](Self::police) would drop it.
+    pub(super) fn observe(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: StagedCookie<'_>,
+        now: u64,
+    ) -> Admission {
+        let decision = limits.reserve(&self.config.observed, now, Duration::ZERO);
+        self.count_refusal(decision);
+        self.pass(cookie)
+    }
+
+    /// Releases a cookie in police mode, or drops it if it exceeds a limit. Slots of other queues that are already reserved
+    /// under a global limit do not count against it.
+    pub(super) fn police(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: StagedCookie<'_>,
+        now: u64,
+    ) -> Admission {
+        const LOOKAHEAD: Duration = Duration::from_nanos(2 * LOOKAHEAD_NANOS);
+        let own = &self.config.demands[..self.config.own_count];
+        let decision = match limits.peek(own, now) {
+            Ok((at, _)) if at <= now => limits.reserve(&self.config.demands, now, LOOKAHEAD),
+            // Some algorithms charge refused requests too.
+            _ => limits.reserve(own, now, Duration::ZERO),
+        };
+        if decision.at(now).is_some() {
+            return self.pass(cookie);
+        }
+        self.count_refusal(decision);
+        self.counters.drop(DropReason::Police, 1);
+        Admission::Dropped
+    }
+
+    /// Releases a cookie in shape mode, or queues the one that `queued` returns. `active_queues` is the number of queues
+    /// with a non-empty FIFO.
+    pub(super) fn shape(
+        &mut self,
+        limits: &mut Limits<u32>,
+        cookie: StagedCookie<'_>,
+        now: u64,
+        active_queues: u64,
+        queued: impl FnOnce() -> QueuedCookie,
+    ) -> Admission {
+        if let Some(at) = self.find(cookie) {
+            self.counters.superseded += 1;
+            if let CookieState::Queued(_) | CookieState::Deferred(_) = self.cookies.get(at).state {
+                self.cookies.replace(at, queued());
+                self.enforce_size();
+                return Admission::Queued;
+            }
+            self.cookies.remove(at);
+        }
+        let state = if self.is_active() {
+            self.queue_or_defer(now, now, active_queues)
+        } else if let Some(state) = self.delay(limits, now) {
+            state
+        } else {
+            self.counters.pass();
+            return Admission::Release;
+        };
+        self.insert(queued(), state);
+        Admission::Queued
+    }
+
+    /// Releases a cookie immediately.
+    pub(super) fn pass(&mut self, cookie: StagedCookie<'_>) -> Admission {
+        self.supersede(cookie);
+        self.counters.pass();
+        Admission::Release
+    }
+
+    /// Removes the queued cookie of the same user and DSP: it is older and must not be released any more.
+    pub(super) fn supersede(&mut self, cookie: StagedCookie<'_>) {
+        if let Some(at) = self.find(cookie) {
+            self.counters.superseded += 1;
+            self.cookies.remove(at);
+        }
+    }
+
+    fn find(&self, cookie: StagedCookie<'_>) -> Option<CookieIndex> {
+        if self.cookies.len() == 0 {
+            return None;
+        }
+        self.cookies.find(&cookie.cookie())
+    }
+
+    /// Queues a cookie that the spool of the previous run contained.
+    pub(super) fn restore(&mut self, cookie: QueuedCookie, now: u64, active_queues: u64) {
+        self.counters.accepted += 1;
+        if now.saturating_sub(cookie.accepted) > AGE_NANOS_MAX {
+            return self.counters.drop(DropReason::Bound, 1);
+        }
+        if let Some(at) = self.cookies.find(&cookie.cookie()) {
+            self.counters.superseded += 1;
+            if self.cookies.get(at).accepted <= cookie.accepted {
+                self.cookies.replace(at, cookie);
+            }
+            return;
+        }
+        let state = self.queue_or_defer(cookie.entered, now, active_queues);
+        self.insert(cookie, state);
+    }
+
+    /// Inserts a cookie that must wait. Only here it counts as above the limit: once, however often it is rescheduled.
+    fn insert(&mut self, mut cookie: QueuedCookie, state: CookieState) {
+        let rule = &self.config.rules[self.binding];
+        if let CookieState::Queued(_) = state {
+            self.counters.delayed(rule);
+        } else {
+            self.counters.refused(rule);
+        }
+        cookie.state = state;
+        self.cookies.insert(cookie);
+        self.enforce_size();
+    }
+
+    /// State of a cookie that entered the queue at `entered`: at the end of the FIFO, or deferred if its wait would exceed
+    /// `max_wait`.
+    fn queue_or_defer(&mut self, entered: u64, now: u64, active_queues: u64) -> CookieState {
+        let wait = self.expected_wait(now, active_queues);
+        if wait <= nanos(self.config.handling.max_wait) {
+            self.cookies.end_of_fifo()
+        } else {
+            self.defer(entered, now, wait)
+        }
+    }
+
+    /// Releases up to `max` cookies whose slots are due. Cookies older than `max_age` become dead letters instead.
+    pub(super) fn release(&mut self, now: u64, max: usize, mut release: impl FnMut(QueuedCookie)) {
+        let max_age = nanos(self.config.handling.max_age);
+        let mut released = 0;
+        while released < max
+            && let Some(&(_, at)) = self.cookies.fifo.first()
+        {
+            let cookie = self.cookies.get(at);
+            if now.saturating_sub(cookie.entered) > max_age {
+                self.make_dead_letter(at, now, DeadLetterReason::Age);
+            } else if self.slots.front().is_some_and(|slot| *slot <= now) {
+                self.slots.pop_front();
+                let cookie = self.cookies.remove(at);
+                self.counters.release(now.saturating_sub(cookie.accepted));
+                release(cookie);
+                released += 1;
+            } else {
+                break;
+            }
+        }
+    }
+
+    /// Applies another configuration: deferred cookies are rescheduled, and parked dead letters may be requeued again.
+    pub(super) fn set_config(&mut self, config: QueueConfig, now: u64) {
+        self.counters.retain_rules(&config.rules);
+        self.config = config;
+        self.binding = 0;
+        self.next_requeue = self.next_requeue.min(now);
+        self.blocked_until = 0;
+        self.rescheduling = self.cookies.deferred.len();
+        self.cookies.unpark(now);
+    }
+
+    /// Number of cookies waiting for release, including deferred ones.
+    pub(super) fn queued(&self) -> u64 {
+        (self.cookies.fifo.len() + self.cookies.deferred.len()) as u64
+    }
+
+    /// Removes the next cookie regardless of its release time, those in the FIFO first.
+    pub(super) fn remove_next(&mut self, now: u64) -> Option<QueuedCookie> {
+        self.slots.clear();
+        loop {
+            let first = self.cookies.fifo.first().copied();
+            let (_, at) = first.or_else(|| self.cookies.oldest())?;
+            let cookie = self.cookies.remove(at);
+            if now.saturating_sub(cookie.accepted) <= AGE_NANOS_MAX {
+                return Some(cookie);
+            }
+            self.counters.drop(DropReason::Bound, 1);
+        }
+    }
+
+    /// When this queue next needs attention.
+    pub(super) fn due(&self) -> Option<u64> {
+        let first = self.cookies.fifo.first().map(|(_, at)| {
+            let entered = self.cookies.get(*at).entered;
+            let expiry = entered.saturating_add(nanos(self.config.handling.max_age));
+            let slot = self.slots.front().copied().unwrap_or(self.blocked_until);
+            slot.min(expiry.saturating_add(1))
+        });
+        let deferred = self.cookies.deferred.first();
+        let deferred = deferred.map(|(retry_at, _)| match self.slots.front() {
+            _ if self.rescheduling > 0 => 0,
+            Some(slot) if !self.is_active() => (*retry_at).min(*slot),
+            None if !self.is_active() => 0,
+            _ => *retry_at,
+        });
+        let dead = self.cookies.dead.first();
+        let dead = dead.map(|(requeue_at, _)| (*requeue_at).max(self.next_requeue));
+        [first, deferred, dead].into_iter().flatten().min()
+    }
+
+    /// Whether its FIFO is not empty.
+    pub(super) fn is_active(&self) -> bool {
+        !self.cookies.fifo.is_empty()
+    }
+
+    /// Number of cookies in the queue, including dead letters.
+    pub(super) fn len(&self) -> usize {
+        self.cookies.len()
+    }
+
+    /// What it holds now.
+    pub(super) fn usage(&self, now: u64) -> QueueUsage {
+        let oldest = self.cookies.oldest().map(|(accepted, _)| accepted);
+        QueueUsage {
+            queued: self.queued(),
+            dead: self.cookies.dead.len() as u64,
+            parked: self.cookies.parked.len() as u64,
+            bytes: self.cookies.bytes(),
+            oldest_nanos: oldest.map_or(0, |accepted| now.saturating_sub(accepted)),
+        }
+    }
+
+    /// Drops the oldest cookies while the queue exceeds `queue_bytes`.
+    fn enforce_size(&mut self) {
+        while self.cookies.bytes() > self.config.handling.queue_bytes {
+            let Some((_, at)) = self.cookies.oldest() else {
+                return;
+            };
+            self.cookies.remove(at);
+            self.counters.drop(DropReason::Bound, 1);
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,135 @@
+//! Cookies of a queue that are not in its FIFO: deferred cookies and dead letters.
+
+use limits::Rate;
+use proto::limits::AGE_MICROS_MAX;
+
+use super::{DspQueue, nanos, slots::LOOKAHEAD_NANOS};
+use crate::shaping::{
+    cookie_table::{CookieIndex, CookieState},
+    counters::{DeadLetterReason, DropReason},
+};
+
+/// Older cookies are not released, because the stream format cannot express their age.
+pub(super) const AGE_NANOS_MAX: u64 = AGE_MICROS_MAX * 1000;
+
+/// While the FIFO is shorter than this, deferred cookies are rescheduled early: cookies before them were dropped or
+/// superseded.
+const FIFO_MIN: usize = 256;
+
+impl DspQueue {
+    /// Changes the rates of the current configuration. Deferred cookies are rescheduled if the rates increase.
+    pub(in crate::shaping) fn set_rates(
+        &mut self,
+        own: Option<Rate>,
+        global: Option<Rate>,
+        now: u64,
+    ) {
+        let before = self.nanos_for(1, 1);
+        (self.config.own_rate, self.config.global_rate) = (own, global);
+        self.blocked_until = 0;
+        let after = self.nanos_for(1, 1);
+        if after < before {
+            self.rescheduling = self.cookies.deferred.len();
+            // At the previous rate, the pause could be years after a time without a share.
+            let pause = u128::from(self.next_requeue.saturating_sub(now)) * u128::from(after);
+            let pause = u64::try_from(pause / u128::from(before)).unwrap_or(u64::MAX);
+            self.next_requeue = now.saturating_add(pause);
+        }
+    }
+
+    /// Reschedules deferred cookies and requeues dead letters that are due, up to `max` of each.
+    pub(in crate::shaping) fn reschedule_due(&mut self, now: u64, active_queues: u64, max: usize) {
+        self.rescheduling = self.rescheduling.min(self.cookies.deferred.len());
+        for _ in 0..max {
+            match self.cookies.deferred.first() {
+                Some(&(retry_at, at))
+                    if retry_at <= now
+                        || self.rescheduling > 0
+                        || self.has_capacity(now, active_queues) =>
+                {
+                    self.rescheduling = self.rescheduling.saturating_sub(1);
+                    self.reschedule(at, now, active_queues);
+                }
+                _ => break,
+            }
+        }
+        for _ in 0..max {
+            match self.cookies.dead.first() {
+                Some(&(requeue_at, at)) if requeue_at <= now && self.next_requeue <= now => {
+                    self.requeue(at, now, active_queues);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Whether the FIFO can take deferred cookies.
+    fn has_capacity(&self, now: u64, active_queues: u64) -> bool {
+        let max_wait = nanos(self.config.handling.max_wait);
+        self.cookies.fifo.len() < FIFO_MIN && self.expected_wait(now, active_queues) <= max_wait
+    }
+
+    fn reschedule(&mut self, at: CookieIndex, now: u64, active_queues: u64) {
+        let entered = self.cookies.get(at).entered;
+        let wait = self.expected_wait(now, active_queues);
+        let age = now.saturating_sub(entered);
+        let age = age.saturating_add(wait);
+        if age > nanos(self.config.handling.max_age) {
+            self.make_dead_letter(at, now, DeadLetterReason::Wait);
+        } else {
+            let state = self.queue_or_defer(entered, now, active_queues);
+            self.cookies.set_state(at, state);
+        }
+    }
+
+    fn requeue(&mut self, at: CookieIndex, now: u64, active_queues: u64) {
+        if now.saturating_sub(self.cookies.get(at).accepted) > AGE_NANOS_MAX {
+            self.cookies.remove(at);
+            self.counters.drop(DropReason::Bound, 1);
+            return;
+        }
+        let excess = self.expected_wait(now, active_queues);
+        let excess = excess.saturating_sub(nanos(self.config.handling.max_wait));
+        if excess > 0 {
+            // The FIFO is full: retry when it may have drained.
+            self.next_requeue = now.saturating_add(excess.max(LOOKAHEAD_NANOS));
+            return;
+        }
+        let share = u64::from(self.config.handling.requeue.share_permille);
+        let interval = self.nanos_for(1, active_queues);
+        let pause = interval.saturating_mul(1000) / share;
+        self.next_requeue = self.next_requeue.max(now).saturating_add(pause);
+        self.cookies.requeue(at, now);
+        self.counters.requeued += 1;
+        let state = self.queue_or_defer(now, now, active_queues);
+        self.cookies.set_state(at, state);
+    }
+
+    /// State of a cookie that is deferred for its expected wait, but not beyond `max_age`.
+    pub(super) fn defer(&self, entered: u64, now: u64, wait: u64) -> CookieState {
+        let expiry = entered.saturating_add(nanos(self.config.handling.max_age));
+        CookieState::Deferred(now.saturating_add(wait).min(expiry.saturating_add(1)))
+    }
+
+    /// Makes a cookie a dead letter; parks it after `max_requeues`.
+    pub(super) fn make_dead_letter(&mut self, at: CookieIndex, now: u64, reason: DeadLetterReason) {
+        let rule = &self.config.rules[self.binding];
+        self.counters.add_dead_letter(reason, rule);
+        let requeue = &self.config.handling.requeue;
+        let requeues = self.cookies.get(at).requeues;
+        if requeues >= requeue.requeues_max {
+            return self.cookies.set_state(at, CookieState::Parked);
+        }
+        let pause = nanos(requeue.base).saturating_mul(1 << requeues.min(40));
+        let pause = pause.min(nanos(requeue.cap));
+        let pause = with_jitter(pause, u64::from(at) ^ now);
+        self.cookies
+            .set_state(at, CookieState::Dead(now.saturating_add(pause)));
+    }
+}
+
+/// Shortens a pause by up to a quarter, so that not all dead letters are due together. Deterministic per seed.
+fn with_jitter(pause: u64, seed: u64) -> u64 {
+    let quarter = pause / 4;
+    pause - fastrand::Rng::with_seed(seed).u64(0..=quarter)
+}

@@ -1,0 +1,126 @@
+//! Release times of a queue: slots, reserved under all limits together a few milliseconds ahead.
+
+use std::time::Duration;
+
+use limits::{Decision, Demand, LimitId, Limits, Rate, Refusal};
+
+use super::{DspQueue, nanos};
+use crate::shaping::cookie_table::CookieState;
+
+/// How far ahead slots are reserved, in nanoseconds: a few ticks of the timer.
+pub(super) const LOOKAHEAD_NANOS: u64 = 5_000_000;
+
+/// A slot that passed longer ago than this is discarded, because using it would exceed the rate.
+const SLOT_AGE_MAX: u64 = LOOKAHEAD_NANOS;
+
+impl DspQueue {
+    /// Decides on a cookie that arrives while the FIFO is empty: its state if it must wait, `None` if it is released now.
+    pub(super) fn delay(&mut self, limits: &mut Limits<u32>, now: u64) -> Option<CookieState> {
+        // Slots may remain of cookies that were dropped or became dead letters.
+        while let Some(&slot) = self.slots.front() {
+            if slot > now {
+                return Some(self.cookies.end_of_fifo());
+            }
+            self.slots.pop_front();
+            if now - slot <= SLOT_AGE_MAX {
+                return None;
+            }
+        }
+        let max_wait = self.config.handling.max_wait;
+        let decision = limits.reserve(&self.config.demands, now, max_wait);
+        match decision {
+            Decision::Now => None,
+            Decision::At { at, limit } => {
+                self.set_binding(limit);
+                self.slots.push_back(at);
+                Some(self.cookies.end_of_fifo())
+            }
+            Decision::Refused { limit, reason } => {
+                self.set_binding(limit);
+                let excess = match reason {
+                    Refusal::Wait { retry_after } => nanos(retry_after),
+                    Refusal::TooMany { .. } | Refusal::TableFull => 0,
+                };
+                let wait = nanos(max_wait).saturating_add(excess);
+                Some(self.defer(now, now, wait))
+            }
+        }
+    }
+
+    /// Whether a cookie in the FIFO needs a slot now.
+    pub(in crate::shaping) fn needs_slot(&self, now: u64) -> bool {
+        let is_near = |slot: &u64| *slot < now.saturating_add(LOOKAHEAD_NANOS);
+        self.cookies.fifo.len() > self.slots.len()
+            && self.blocked_until <= now
+            && self.slots.back().is_none_or(is_near)
+    }
+
+    /// Reserves a slot, or notes until when none is available.
+    pub(in crate::shaping) fn reserve_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
+        match limits.reserve(&self.config.demands, now, Duration::MAX) {
+            Decision::Now => self.slots.push_back(now),
+            Decision::At { at, limit } => {
+                self.set_binding(limit);
+                self.slots.push_back(at);
+            }
+            Decision::Refused { limit, reason } => {
+                self.set_binding(limit);
+                let pause = match reason {
+                    Refusal::Wait { retry_after } => nanos(retry_after),
+                    Refusal::TooMany { .. } | Refusal::TableFull => LOOKAHEAD_NANOS,
+                };
+                self.blocked_until = now.saturating_add(pause.max(1));
+            }
+        }
+    }
+
+    /// The reserved slots, in order of time.
+    pub(in crate::shaping) fn slots(&self) -> impl Iterator<Item = u64> + '_ {
+        self.slots.iter().copied()
+    }
+
+    /// Replaces the reserved slots.
+    pub(in crate::shaping) fn set_slots(&mut self, slots: impl IntoIterator<Item = u64>) {
+        self.slots = slots.into_iter().collect();
+        self.slots.make_contiguous().sort_unstable();
+    }
+
+    /// Expected wait of a cookie that joins the FIFO now, estimated from the rates; exact for token buckets of the DSP.
+    pub(super) fn expected_wait(&self, now: u64, active_queues: u64) -> u64 {
+        // A slot without a cookie: its cookie became a dead letter.
+        if let Some(slot) = self.slots.get(self.cookies.fifo.len()) {
+            return slot.saturating_sub(now);
+        }
+        let before = (self.cookies.fifo.len() - self.slots.len()) as u64;
+        let Some(last) = self.slots.back().copied().or((before > 0).then_some(now)) else {
+            return 0;
+        };
+        last.saturating_sub(now)
+            .saturating_add(self.nanos_for(before + 1, active_queues))
+    }
+
+    /// Time to release `count` cookies while `active_queues` share the global limits.
+    pub(super) fn nanos_for(&self, count: u64, active_queues: u64) -> u64 {
+        let at_rate = |rate: Option<Rate>, count: u64| rate.map_or(0, |rate| rate.nanos_of(count));
+        let own = at_rate(self.config.own_rate, count);
+        let global = count.saturating_mul(active_queues.max(1));
+        own.max(at_rate(self.config.global_rate, global))
+    }
+
+    /// Counts a cookie that is refused in police or observe mode.
+    pub(super) fn count_refusal(&mut self, decision: Decision) {
+        match decision {
+            Decision::Now => {}
+            Decision::At { limit, .. } | Decision::Refused { limit, .. } => {
+                self.set_binding(limit);
+                self.counters.refused(&self.config.rules[self.binding]);
+            }
+        }
+    }
+
+    fn set_binding(&mut self, limit: LimitId) {
+        let is_of_limit = |demand: &Demand<u32>| demand.limit == limit;
+        let binding = self.config.demands.iter().position(is_of_limit);
+        self.binding = binding.unwrap_or(0);
+    }
+}

@@ -1,0 +1,253 @@
+//! Applies a new version of the limits file: creates, reconfigures and closes queues, keeps used quota, and plans queued
+//! cookies again.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use limits::{
+    CarryOver, Decision, Demand, Rate,
+    rules::{NamedLimit, Rules, Unknown},
+};
+
+use super::{NamedQueue, SHARED_KEY, Shaper};
+use crate::shaping::queue::{DspQueue, QueueConfig};
+
+impl Shaper {
+    /// Replaces the rules. Used quota is kept, and queued cookies follow the new rules.
+    pub(in crate::shaping) fn set_rules(&mut self, rules: &Rules, now: u64) {
+        self.assign_limit_ids(rules, now);
+        self.by_dsp.clear();
+        self.unlisted = None;
+        for named in &mut self.queues {
+            named.is_closing = true;
+        }
+        let known = self.queues.iter().enumerate();
+        let known = known.map(|(index, named)| ((named.name.clone(), named.key), index));
+        let known: HashMap<_, _> = known.collect();
+        let unknown = match rules.unknown {
+            Unknown::Limit(index) => Some(index),
+            Unknown::Refuse | Unknown::Unlimited => None,
+        };
+        for (index, limit) in rules.limits.iter().enumerate() {
+            if limit.global {
+                continue;
+            }
+            for key in limit.keys.iter().filter_map(|key| key.parse().ok()) {
+                let queue = self.configure_queue(rules, limit, key, &known, now);
+                self.by_dsp.insert(key, queue);
+            }
+            if unknown == Some(index) {
+                let queue = self.configure_queue(rules, limit, SHARED_KEY, &known, now);
+                self.unlisted = Some(queue);
+            }
+        }
+        self.find_stray_queues();
+        self.prune_retired();
+        self.replan(now);
+        self.due = 0;
+    }
+
+    /// Assigns a limit id to each rule: its current one if it has one, which keeps its used quota.
+    fn assign_limit_ids(&mut self, rules: &Rules, now: u64) {
+        let mut previous = std::mem::take(&mut self.limit_ids);
+        let mut changes = Vec::new();
+        for limit in &rules.limits {
+            let copies: &[bool] = if limit.global {
+                &[false, true]
+            } else {
+                &[false]
+            };
+            for (rule, is_observed) in limit
+                .rules
+                .iter()
+                .flat_map(|rule| copies.iter().map(move |it| (rule, *it)))
+            {
+                let name = (limit.name.clone(), rule.id.clone(), is_observed);
+                let share = self.shares.limit(&limit.name, rule.limit);
+                let id = match previous.remove(&name) {
+                    Some(id) => {
+                        if *self.limits.limit(id) != share {
+                            changes.push((id, share, CarryOver::Usage));
+                        }
+                        id
+                    }
+                    None => match self.free_limit_ids.pop() {
+                        Some(id) => {
+                            changes.push((id, share, CarryOver::Reset));
+                            id
+                        }
+                        None => self.limits.add(share).expect("the file was checked"),
+                    },
+                };
+                self.limit_ids.insert(name, id);
+            }
+        }
+        for id in previous.into_values() {
+            // The next owner of the id must not inherit its used quota.
+            changes.push((id, *self.limits.limit(id), CarryOver::Reset));
+            self.free_limit_ids.push(id);
+        }
+        let changed = self.limits.change_all(&changes, now);
+        changed.expect("the file was checked");
+        self.limits.evict_idle(usize::MAX, now);
+    }
+
+    /// Creates or reconfigures the queue of a limit and key; returns its index.
+    fn configure_queue(
+        &mut self,
+        rules: &Rules,
+        limit: &NamedLimit,
+        key: u32,
+        known: &HashMap<(String, u32), usize>,
+        now: u64,
+    ) -> usize {
+        let global = rules.limits.iter().filter(|limit| limit.global);
+        let (mut demands, mut observed, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own_rate, mut global_rate) = (None, None);
+        for under in std::iter::once(limit).chain(global) {
+            for rule in &under.rules {
+                let demand = |is_observed| {
+                    let name = (under.name.clone(), rule.id.clone(), is_observed);
+                    Demand {
+                        limit: self.limit_ids[&name],
+                        key: if under.global { SHARED_KEY } else { key },
+                        requests: 1,
+                    }
+                };
+                demands.push(demand(false));
+                observed.push(demand(under.global));
+                let rate = if under.global {
+                    &mut global_rate
+                } else {
+                    &mut own_rate
+                };
+                let share = self.shares.limit(&under.name, rule.limit);
+                *rate = Some(lower_rate(*rate, share.algorithm.mean_rate()));
+                names.push(if under.global {
+                    format!("{}/{}", under.name, rule.id)
+                } else {
+                    rule.id.clone()
+                });
+            }
+        }
+        let config = QueueConfig {
+            handling: limit.handling,
+            demands,
+            observed,
+            own_count: limit.rules.len(),
+            rules: names,
+            own_rate,
+            global_rate,
+        };
+        if let Some(&index) = known.get(&(limit.name.clone(), key)) {
+            let named = &mut self.queues[index];
+            named.is_closing = false;
+            named.queue.set_config(config, now);
+            return index;
+        }
+        self.queues.push(NamedQueue {
+            name: limit.name.clone(),
+            key,
+            queue: DspQueue::new(config),
+            accepted_before: 0,
+            is_closing: false,
+            is_listed: false,
+        });
+        self.queues.len() - 1
+    }
+
+    /// Replaces all reserved slots by slots under the current limits.
+    pub(super) fn replan(&mut self, now: u64) {
+        let mut reserved: Vec<(usize, u64)> = Vec::new();
+        for (index, named) in self.queues.iter().enumerate() {
+            reserved.extend(named.queue.slots().map(|slot| (index, slot)));
+        }
+        reserved.sort_by_key(|(_, slot)| *slot);
+        let calls: Vec<(&[Demand<u32>], u64)> = reserved
+            .iter()
+            .map(|(index, slot)| (&*self.queues[*index].queue.config.demands, *slot))
+            .collect();
+        let mut slots: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for (index, slot) in reserved.iter().filter(|(_, slot)| *slot <= now) {
+            slots.entry(*index).or_default().push(*slot);
+        }
+        let planned = |call: usize, decision: Decision| {
+            // A refused call gets a slot later, from `reserve_slots`.
+            if let Some(slot) = decision.at(now) {
+                slots.entry(reserved[call].0).or_default().push(slot);
+            }
+        };
+        self.limits.reschedule(&calls, now, planned);
+        for (index, named) in self.queues.iter_mut().enumerate() {
+            named
+                .queue
+                .set_slots(slots.remove(&index).unwrap_or_default());
+        }
+    }
+
+    /// Finds queues that may hold cookies of DSPs which now have another queue: closing queues, and the queue of unlisted
+    /// DSPs.
+    pub(super) fn find_stray_queues(&mut self) {
+        let is_stray = |(index, named): &(usize, &NamedQueue)| {
+            named.queue.len() > 0 && (named.is_closing || Some(*index) == self.unlisted)
+        };
+        self.stray_queues.clear();
+        for (index, named) in self.queues.iter().enumerate().filter(is_stray) {
+            self.stray_queues.entry(named.key).or_default().push(index);
+        }
+    }
+
+    /// Removes closing queues that are empty. Their counters are kept while their limit has another queue.
+    pub(super) fn remove_closed_queues(&mut self) {
+        let is_closed = |named: &NamedQueue| named.is_closing && named.queue.len() == 0;
+        if !self.queues.iter().any(is_closed) {
+            return;
+        }
+        let (closed, open) = std::mem::take(&mut self.queues)
+            .into_iter()
+            .partition(is_closed);
+        let closed: Vec<NamedQueue> = closed;
+        for named in closed {
+            let retired = self.retired.entry(named.name).or_default();
+            retired.add(&named.queue.counters);
+        }
+        self.queues = open;
+        self.by_dsp.clear();
+        self.unlisted = None;
+        self.non_empty.clear();
+        for (index, named) in self.queues.iter().enumerate() {
+            if named.is_listed {
+                self.non_empty.push(index);
+            }
+            match named.key {
+                _ if named.is_closing => {}
+                SHARED_KEY => self.unlisted = Some(index),
+                dsp => drop(self.by_dsp.insert(dsp, index)),
+            }
+        }
+        self.find_stray_queues();
+        self.prune_retired();
+    }
+
+    /// Removes the counters of limits and rules without a queue, so that frequently renamed limits do not grow the metrics.
+    fn prune_retired(&mut self) {
+        let mut rules: HashMap<&str, HashSet<&str>> = HashMap::new();
+        for named in &self.queues {
+            let names = named.queue.config.rules.iter().map(String::as_str);
+            rules.entry(&named.name).or_default().extend(names);
+        }
+        self.retired.retain(|limit, retired| {
+            let known = rules.get(&**limit);
+            retired
+                .rules
+                .retain(|rule, _| known.is_some_and(|it| it.contains(&**rule)));
+            known.is_some()
+        });
+    }
+}
+
+pub(super) fn lower_rate(known: Option<Rate>, rate: Rate) -> Rate {
+    match known {
+        Some(known) if known.nanos_of(1_000_000) >= rate.nanos_of(1_000_000) => known,
+        _ => rate,
+    }
+}

@@ -1,0 +1,44 @@
+//! Status of the limits, for metrics, the status page and `/readyz`.
+
+use std::collections::BTreeMap;
+
+use super::{Shaping, counters::LimitSummary};
+
+impl Shaping {
+    /// Counters and usage of each limit, by name, as of one moment.
+    ///
+    /// Holds the lock that all connections share while it visits every DSP of the file, with a few allocations for each
+    /// DSP and rule: use it per page or scrape, not per cookie.
+    pub(crate) fn summaries(&self) -> BTreeMap<String, LimitSummary> {
+        let now = self.now();
+        self.state().shaper.summaries(now)
+    }
+
+    /// Number of cookies in all queues, including dead letters.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.state().shaper.held()
+    }
+
+    /// Active version of the limits file, counted from 1.
+    pub(crate) fn version(&self) -> u64 {
+        self.state().version
+    }
+
+    /// Why the current content of the limits file is not active; `None` if it is.
+    pub(crate) fn refused(&self) -> Option<String> {
+        self.shared.file.refused()
+    }
+
+    /// One-line description for `/readyz`.
+    pub(crate) fn describe(&self) -> String {
+        let mut text = format!("version {} is active", self.version());
+        if let Some(error) = self.refused() {
+            text += &format!(", the newest version is invalid: {error}");
+        }
+        if let Some(sharing) = self.sharing() {
+            text += &format!("; {}", sharing.describe());
+        }
+        text
+    }
+}
