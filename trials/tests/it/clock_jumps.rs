@@ -1,7 +1,7 @@
-//! Clocks that are set back and forward while everything runs, by libfaketime.
+//! Jumps of the wall clock of running processes, simulated with libfaketime.
 //!
-//! A producer's chunk times never decrease, whatever its clock does, and an epoch never comes again. A consumer goes on from
-//! the time it had: the newest value still wins.
+//! Whatever its clock does, a producer's chunk times never decrease and its epochs never repeat. On a consumer, the newest value still
+//! wins.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
     stream_client::{Subscription, from_oldest},
 };
 
-/// Where distributions put the library for programs with threads.
+/// Paths of the multi-threaded library in common distributions.
 const LIBRARIES: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
@@ -29,35 +29,36 @@ const LIBRARIES: [&str; 4] = [
     "/usr/lib/faketime/libfaketimeMT.so.1",
 ];
 
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A wall clock of its own for programs; their monotonic clock is the machine's. To be dropped after them: with it goes what the
-/// library leaves in memory of a process that is killed.
+/// A fake wall clock for programs; their monotonic clock stays real.
+///
+/// Drop it after the programs: it removes the shared-memory files that the library leaves behind for killed processes.
 struct FakeClock {
     library: &'static str,
     file: PathBuf,
-    /// The ids of all processes that ran under it, one a line.
+    /// File with the ids of all processes started under this clock, one per line.
     processes: PathBuf,
 }
 
 impl Drop for FakeClock {
     fn drop(&mut self) {
         let processes = fs::read_to_string(&self.processes).unwrap_or_default();
-        for left in processes.lines().flat_map(left_behind) {
-            // It is gone where the process ended in order.
-            drop(fs::remove_file(left));
+        for file in processes.lines().flat_map(shared_memory_files) {
+            // A process that exited cleanly has removed it.
+            drop(fs::remove_file(file));
         }
     }
 }
 
-/// Files that the library makes for a process.
-fn left_behind(process_id: &str) -> [PathBuf; 2] {
+/// Files that the library creates for a process.
+fn shared_memory_files(process_id: &str) -> [PathBuf; 2] {
     ["faketime_shm_", "sem.faketime_sem_"]
         .map(|name| Path::new("/dev/shm").join(format!("{name}{process_id}")))
 }
 
 impl FakeClock {
-    /// One that is right; `None` where the library is not installed, which skips the test.
+    /// A correct clock, or `None` (a skipped test) if the library is not installed.
     fn new(dir: &TempDir, name: &str) -> Result<Option<Self>> {
         let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
         let Some(library) = library else {
@@ -73,15 +74,15 @@ impl FakeClock {
         Ok(Some(clock))
     }
 
-    /// Sets it: so many seconds off, as `+3600`, or for good to a date and time.
+    /// Sets the clock to an offset in seconds such as `+3600`, or stops it at a date and time.
     fn set(&self, time: &str) -> Result<()> {
-        // Whole at once, since it is read all the time.
-        let whole = self.file.with_extension("new");
-        fs::write(&whole, time)?;
-        Ok(fs::rename(&whole, &self.file)?)
+        // Replaced atomically, because the library reads it at any time.
+        let new = self.file.with_extension("new");
+        fs::write(&new, time)?;
+        Ok(fs::rename(&new, &self.file)?)
     }
 
-    /// Starts a program under it, which has the process id of what is started.
+    /// The command that runs a program under this clock and keeps its process id.
     fn wrap(&self, program: &Path, args: &[String]) -> (PathBuf, Vec<String>) {
         let mut all = vec![
             "-c".to_owned(),
@@ -113,7 +114,7 @@ impl FakeClock {
     ) -> Result<Consumer> {
         let store = embedded(&dir.path().join("store"));
         let wrap = |program: &Path, args: &[String]| self.wrap(program, args);
-        process_wrapper::consumer(dir, ("node", HERE), producer, &store, flags, &wrap).await
+        process_wrapper::consumer(dir, ("node", LOOPBACK), producer, &store, flags, &wrap).await
     }
 }
 
@@ -125,20 +126,20 @@ async fn fake_clock_removes_the_files_of_a_killed_process() -> Result<()> {
     };
     let (program, args) = clock.wrap(Path::new("sleep"), &["60".to_owned()]);
     let mut process = Command::new(program).args(args).spawn()?;
-    let left = left_behind(&process.id().to_string());
-    wait_until(TIMEOUT, "the library's files", async || {
-        Ok(left.iter().all(|file| file.exists()))
+    let files = shared_memory_files(&process.id().to_string());
+    wait_until(TIMEOUT, "the library creates its files", async || {
+        Ok(files.iter().all(|file| file.exists()))
     })
     .await?;
     process.kill()?;
     process.wait()?;
     drop(clock);
-    ensure!(!left.iter().any(|file| file.exists()), "{left:?}");
+    ensure!(!files.iter().any(|file| file.exists()), "{files:?}");
     Ok(())
 }
 
-/// Nothing panicked, and nothing broke the contract.
-async fn check_calm(consumer: &Consumer, producer: &Producer) -> Result<()> {
+/// Checks that no process panicked, and that no protocol violation or loss was counted.
+async fn check_no_violations(consumer: &Consumer, producer: &Producer) -> Result<()> {
     for process in [&consumer.process, &producer.process] {
         let log = process.last_lines(usize::MAX);
         ensure!(!log.contains("panicked"), "{log}");
@@ -162,16 +163,16 @@ async fn chunk_times_never_decrease_when_the_producer_clock_jumps() -> Result<()
     let mut sent = 0;
     for (value, time) in ["+0", "-3600", "+3600", "-86400", "+0"].iter().enumerate() {
         clock.set(time)?;
-        // The last value wins, at each of these times.
+        // The last value wins at each of these times.
         let buyer = format!("b-{value}");
         producer.accept("alice", 17, &buyer).await?;
-        consumer.wait_known("alice", json!({"17": buyer})).await?;
+        consumer.wait_lookup("alice", json!({"17": buyer})).await?;
         sent += 1;
         stream.read_to(sent).await?;
     }
     let times = &stream.times;
     ensure!(times.is_sorted() && times.len() > 3, "{times:?}");
-    // The same under a load, with a jump in its middle.
+    // The same under load, with a jump in between.
     let plan = producer.ordered_load(41, 3_000, 6_000)?;
     let jump = async {
         consumer.wait_written(2_000).await?;
@@ -181,10 +182,10 @@ async fn chunk_times_never_decrease_when_the_producer_clock_jumps() -> Result<()
     jumped?;
     accepted?;
     consumer.wait_settled(sent + 6_000).await?;
-    consumer.wait_knows(&newest(&plan.traffic, 6_000)).await?;
+    consumer.wait_lookups(&newest(&plan.traffic, 6_000)).await?;
     stream.read_to(sent + 6_000).await?;
     ensure!(stream.times.is_sorted());
-    check_calm(&consumer, &producer).await
+    check_no_violations(&consumer, &producer).await
 }
 
 #[tokio::test]
@@ -199,11 +200,11 @@ async fn changed_value_is_stored_after_the_node_clock_is_set_back() -> Result<()
         clock.set(time)?;
         let buyer = format!("b-{value}");
         producer.accept("alice", 17, &buyer).await?;
-        consumer.wait_known("alice", json!({"17": buyer})).await?;
+        consumer.wait_lookup("alice", json!({"17": buyer})).await?;
     }
     let metrics = consumer.metrics().await?;
     assert_eq!(metrics.count(names::STALE, &[]), 0);
-    check_calm(&consumer, &producer).await
+    check_no_violations(&consumer, &producer).await
 }
 
 #[tokio::test]
@@ -216,32 +217,32 @@ async fn cookie_hidden_by_a_wrong_clock_reappears_when_the_clock_is_corrected() 
     let flags = ["--ttl", "30m", "--expiry-window", "never"];
     let consumer = clock.consumer(&dir, &producer, &flags).await?;
     producer.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     clock.set("+3600")?;
     consumer
-        .knows_none(["alice".to_owned()].into_iter())
+        .check_unknown(["alice".to_owned()].into_iter())
         .await?;
-    // Nor is one refused that comes meanwhile.
+    // A cookie that arrives while the clock is wrong is not rejected either.
     producer.accept("bob", 17, "b-1").await?;
-    wait_until(TIMEOUT, "it has come", async || {
+    wait_until(TIMEOUT, "the second cookie has an outcome", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::WRITTEN, &[]) + metrics.count(names::FAILED, &[]) == 2)
     })
     .await?;
     clock.set("+0")?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
-    consumer.wait_known("bob", json!({"17": "b-1"})).await?;
-    check_calm(&consumer, &producer).await
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("bob", json!({"17": "b-1"})).await?;
+    check_no_violations(&consumer, &producer).await
 }
 
-/// A machine without a clock of its own begins each epoch at the same time.
+/// A machine without a battery-backed clock starts every epoch at the same time.
 #[tokio::test]
 async fn epochs_differ_when_a_producer_starts_twice_at_the_same_time() -> Result<()> {
     let dir = TempDir::new()?;
     let Some(clock) = FakeClock::new(&dir, "clock")? else {
         return Ok(());
     };
-    // For good, so that a start takes no time.
+    // A stopped clock, so that both starts have the same time.
     let now = jiff::Zoned::now();
     clock.set(&now.strftime("%Y-%m-%d %H:%M:%S").to_string())?;
     let mut producer = clock.producer(&dir, &["--id", "p"]).await?;
@@ -256,15 +257,15 @@ async fn epochs_differ_when_a_producer_starts_twice_at_the_same_time() -> Result
     producer.wait_ready().await?;
     producer.accept("alice", 17, "second-epoch").await?;
     consumer
-        .wait_known("alice", json!({"17": "second-epoch"}))
+        .wait_lookup("alice", json!({"17": "second-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
     let lossless = metrics.count("consumer_producer_restarts_total", &[("loss", "none")]);
-    assert_eq!(lossless, 1, "the epoch history tells the two apart");
-    check_calm(&consumer, &producer).await
+    assert_eq!(lossless, 1, "the epoch history distinguishes the epochs");
+    check_no_violations(&consumer, &producer).await
 }
 
-/// Its cookies are older than what the first epoch stored, by its own clock; other pairs are not touched by that.
+/// By its clock, cookies of the second epoch are older than the stored ones. They lose only to values of the same pair.
 #[tokio::test]
 async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie() -> Result<()> {
     let dir = TempDir::new()?;
@@ -276,7 +277,7 @@ async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie(
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept("alice", 17, "first-epoch").await?;
     consumer
-        .wait_known("alice", json!({"17": "first-epoch"}))
+        .wait_lookup("alice", json!({"17": "first-epoch"}))
         .await?;
     producer.process.kill()?;
     clock.set("-3600")?;
@@ -285,14 +286,14 @@ async fn producer_restarted_with_an_earlier_clock_is_read_from_its_first_cookie(
     producer.accept("alice", 17, "older").await?;
     producer.accept("bob", 17, "second-epoch").await?;
     consumer
-        .wait_known("bob", json!({"17": "second-epoch"}))
+        .wait_lookup("bob", json!({"17": "second-epoch"}))
         .await?;
-    // Newest wins by the time of acceptance, so the first epoch's value stays until this clock is right.
+    // Newest wins by acceptance time, so the first epoch's value stays until this clock has caught up.
     consumer
-        .wait_known("alice", json!({"17": "first-epoch"}))
+        .wait_lookup("alice", json!({"17": "first-epoch"}))
         .await?;
     consumer.wait_settled(3).await?;
     let stale = consumer.metrics().await?.count(names::STALE, &[]);
-    assert_eq!(stale, 1, "and it is counted");
-    check_calm(&consumer, &producer).await
+    assert_eq!(stale, 1);
+    check_no_violations(&consumer, &producer).await
 }

@@ -1,4 +1,4 @@
-//! What lies in a MongoDB, read as a bidder reads it: with an ordinary driver.
+//! Contents of a MongoDB, read with the standard driver as a bidder reads them.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use mongodb::{
     bson::{Document, doc},
 };
 
-use crate::harness::{Known, TIMEOUT, wait_until};
+use crate::harness::{StoreContents, TIMEOUT, wait_until};
 
-/// A connection to one MongoDB.
+/// A connection to a MongoDB server.
 pub(crate) struct Documents {
     client: Client,
 }
@@ -21,9 +21,9 @@ impl Documents {
         Ok(Self { client })
     }
 
-    /// All cookies of all DSPs; fails when a document has another form than the documented one.
-    pub(crate) async fn known(&self) -> Result<Known> {
-        let mut known = Known::new();
+    /// All cookies of all DSPs; fails if a document differs from the documented schema.
+    pub(crate) async fn contents(&self) -> Result<StoreContents> {
+        let mut contents = StoreContents::new();
         for dsp in self.dsps().await? {
             let mut found = self.cookies(dsp).find(doc! {}).await?;
             while found.advance().await? {
@@ -32,38 +32,38 @@ impl Documents {
                 ensure!(keys == ["_id", "b", "t"], "{document}");
                 document.get_datetime("t")?;
                 let buyer_uid = document.get_str("b")?.to_owned();
-                known
+                contents
                     .entry(document.get_str("_id")?.to_owned())
                     .or_default()
                     .insert(dsp, buyer_uid);
             }
         }
-        Ok(known)
+        Ok(contents)
     }
 
-    /// Waits until the cookies are exactly these.
-    pub(crate) async fn wait_exactly(&self, expected: &Known) -> Result<()> {
-        let count = |known: &Known| known.values().map(BTreeMap::len).sum::<usize>();
+    /// Waits until the server contains exactly these cookies.
+    pub(crate) async fn wait_exactly(&self, expected: &StoreContents) -> Result<()> {
+        let count = |contents: &StoreContents| contents.values().map(BTreeMap::len).sum::<usize>();
         let wanted = count(expected) as u64;
         let filled = format!("{wanted} documents");
-        let mut found = Known::new();
+        let mut found = StoreContents::new();
         let equal = async {
             wait_until(TIMEOUT, &filled, async || Ok(self.count().await? >= wanted)).await?;
-            let what = "the documents are those that were sent";
+            let what = "the documents equal the expected ones";
             wait_until(TIMEOUT / 6, what, async || {
-                Ok(self.known().await? == *expected)
+                Ok(self.contents().await? == *expected)
             })
             .await
         };
         if let Err(error) = equal.await {
-            found.extend(self.known().await?);
+            found.extend(self.contents().await?);
             let wrong = expected
                 .iter()
                 .find(|(user, buyers)| found.get(*user) != Some(buyers));
-            let unsent = found.keys().find(|user| !expected.contains_key(*user));
+            let unexpected = found.keys().find(|user| !expected.contains_key(*user));
             return Err(error).with_context(|| {
                 format!(
-                    "{} documents instead of {wanted}; wrong: {wrong:?}; not sent: {unsent:?}",
+                    "{} documents instead of {wanted}; first wrong: {wrong:?}; first unexpected: {unexpected:?}",
                     count(&found)
                 )
             });
@@ -71,7 +71,7 @@ impl Documents {
         Ok(())
     }
 
-    /// How many cookies there are.
+    /// Number of cookies of all DSPs.
     pub(crate) async fn count(&self) -> Result<u64> {
         let mut count = 0;
         for dsp in self.dsps().await? {
@@ -80,7 +80,7 @@ impl Documents {
         Ok(count)
     }
 
-    /// When the cookie of a user was accepted, in milliseconds since the Unix epoch.
+    /// Acceptance time of the cookie of a user, in milliseconds since the Unix epoch.
     pub(crate) async fn accepted_millis(&self, dsp: u32, user_id: &str) -> Result<u64> {
         let found = self.cookies(dsp).find_one(doc! { "_id": user_id }).await?;
         let time = found
@@ -90,7 +90,7 @@ impl Documents {
         Ok(u64::try_from(time)?)
     }
 
-    /// After how many seconds the TTL index of each DSP expires cookies.
+    /// `expireAfterSeconds` of the TTL index of each DSP that has one.
     pub(crate) async fn expire_after_seconds(&self) -> Result<BTreeMap<u32, i64>> {
         let mut seconds = BTreeMap::new();
         for dsp in self.dsps().await? {
@@ -99,7 +99,7 @@ impl Documents {
                 let index = indexes.deserialize_current()?;
                 if index.keys == doc! {"t": 1} {
                     let after = index.options.and_then(|options| options.expire_after);
-                    let after = after.context("the index on t expires nothing")?;
+                    let after = after.context("the index on t has no expireAfterSeconds")?;
                     seconds.insert(dsp, i64::try_from(after.as_secs())?);
                 }
             }

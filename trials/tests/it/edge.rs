@@ -1,4 +1,4 @@
-//! HTTP in: what well-behaved clients are answered.
+//! The HTTP edge: responses to valid and invalid requests.
 
 mod abuse;
 mod dsp_isolation;
@@ -39,7 +39,7 @@ async fn invalid_request_gets_400_naming_the_parameter_and_appends_nothing() -> 
         ("/syncs?d=1&b=x", "uid=u", 404, ""),
         ("/favicon.ico", "uid=u", 404, ""),
     ]
-    .map(|(target, cookie, status, why)| (target.to_owned(), cookie.to_owned(), status, why));
+    .map(|(target, cookie, status, body)| (target.to_owned(), cookie.to_owned(), status, body));
     let too_long = [
         (
             format!("/?d=1&b={}", long("x", 257)),
@@ -54,22 +54,22 @@ async fn invalid_request_gets_400_naming_the_parameter_and_appends_nothing() -> 
             "cookie uid ",
         ),
     ];
-    // All over one connection: bad input is not a reason to close it.
+    // All on one connection, which invalid parameters must not close.
     let mut connection = HttpClient::connect(&producer.http).await?;
-    for (target, cookie, status, why) in cases.iter().chain(&too_long) {
+    for (target, cookie, status, body) in cases.iter().chain(&too_long) {
         let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n");
         connection.send(request.as_bytes()).await?;
         let answer = connection.response().await?;
         assert_eq!(answer.status, *status, "{target} {cookie}: {answer:?}");
         ensure!(
-            answer.body.starts_with(why) && answer.body.lines().count() == 1,
+            answer.body.starts_with(body) && answer.body.lines().count() == 1,
             "{target} {cookie}: {answer:?}"
         );
     }
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::APPENDED, &[]), 0);
-    let asked = (cases.len() + too_long.len()) as u64;
-    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[]), asked);
+    let requests = (cases.len() + too_long.len()) as u64;
+    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[]), requests);
     for (outcome, count) in [
         ("accepted", 0),
         ("not_found", 2),
@@ -181,7 +181,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
-    // What looks like a request within a body is none.
+    // A request inside a body must not be parsed.
     let body = request("smuggled", 1, "x").repeat(20);
     let length = body.len();
     let head =
@@ -196,7 +196,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
     assert_eq!(connection.response().await?.status, 404);
 
-    // What follows a head without its body may be somebody else's request.
+    // Without its body, the bytes after the headers could be another client's request, so the connection closes.
     let mut late = HttpClient::connect(&producer.http).await?;
     late.send(head.as_bytes()).await?;
     let answer = late.response().await?;
@@ -205,7 +205,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     late.wait_ended().await?;
     assert_eq!(producer.appended().await?, 0);
 
-    // Of which nobody knows for certain where it ends.
+    // The end of a chunked body is not parsed, so the connection closes.
     let post = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     connection.send(post.as_bytes()).await?;
     let answer = connection.response().await?;

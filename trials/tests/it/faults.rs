@@ -1,5 +1,5 @@
-//! Processes that are killed and stopped, and networks that are cut as real ones are, by silence: nothing is lost
-//! but what a killed producer took with it.
+//! Killed and paused processes and network partitions that drop packets silently. Only undelivered cookies of a killed producer are
+//! lost.
 
 use std::{env, path::Path, time::Duration};
 
@@ -17,39 +17,44 @@ use tokio::time::sleep;
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, Producer, TIMEOUT, accept_all, embedded, machine, newest, numbered, wait_until,
+        Consumer, Producer, TIMEOUT, accept_all, embedded, newest, numbered_cookie,
+        reserve_machine, wait_until,
     },
     process_wrapper::{consumer_in, producer_at},
     tools::e2e::Run,
 };
 
-/// Requests a second while networks are cut.
+/// Requests per second during a partition.
 const RATE: u64 = 2_000;
 
-/// Networks for `nodes` nodes; `None` where there can be none, which skips the test.
+/// Network namespaces for `nodes` nodes, or `None` (a skipped test) without the necessary permissions.
 fn networks(nodes: usize) -> Result<Option<Network>> {
-    if let Some(why) = netns::missing() {
-        skip(format_args!("no network can be cut here: {why}"));
+    if let Some(reason) = netns::missing() {
+        skip(format_args!("cannot partition networks: {reason}"));
         return Ok(None);
     }
     Network::create(nodes).map(Some)
 }
 
-fn streams_port(producer: &Producer) -> Result<u16> {
-    let port = producer.grpc.rsplit(':').next().context("it has a port")?;
+fn grpc_port(producer: &Producer) -> Result<u16> {
+    let port = producer
+        .grpc
+        .rsplit(':')
+        .next()
+        .context("the gRPC URL has no port")?;
     Ok(port.parse()?)
 }
 
 async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
     let timeout = TIMEOUT * 3;
-    wait_until(timeout, "some more are accepted", async || {
+    wait_until(timeout, "more cookies are appended", async || {
         Ok(producer.appended().await? >= cookies)
     })
     .await
 }
 
-/// Cuts a node off for `seconds` under a load.
-async fn cut_under_load(seconds: u64) -> Result<()> {
+/// Partitions a node for `seconds` under load.
+async fn partition_under_load(seconds: u64) -> Result<()> {
     let Some(network) = networks(1)? else {
         return Ok(());
     };
@@ -61,9 +66,9 @@ async fn cut_under_load(seconds: u64) -> Result<()> {
 
     let requests = RATE * (seconds + 3);
     let plan = producer.ordered_load(21, RATE, requests)?;
-    let cut = async {
+    let partition = async {
         wait_appended(&producer, RATE).await?;
-        node.cut(Direction::Both, &[streams_port(&producer)?])?;
+        node.cut(Direction::Both, &[grpc_port(&producer)?])?;
         let before = producer.appended().await?;
         wait_appended(&producer, RATE * (seconds + 1)).await?;
         let written = consumer.metrics().await?.count(names::WRITTEN, &[]);
@@ -71,32 +76,32 @@ async fn cut_under_load(seconds: u64) -> Result<()> {
         consumer.wait_ready().await?;
         ensure!(
             written <= before,
-            "{written} of {before} came before it was cut"
+            "{written} cookies were written, but only {before} were appended before the partition"
         );
         Ok(())
     };
-    let (accepted, cut) = tokio::join!(accept_all(&plan), cut);
-    cut?;
+    let (accepted, partitioned) = tokio::join!(accept_all(&plan), partition);
+    partitioned?;
     accepted?;
     consumer.wait_settled(requests).await?;
     consumer
-        .wait_knows(&newest(&plan.traffic, requests))
+        .wait_lookups(&newest(&plan.traffic, requests))
         .await?;
     assert_eq!(consumer.lost().await?, 0);
-    let unknown = consumer.metrics().await?;
-    assert_eq!(unknown.count("consumer_uncertain_restarts_total", &[]), 0);
+    let metrics = consumer.metrics().await?;
+    assert_eq!(metrics.count("consumer_uncertain_restarts_total", &[]), 0);
     Ok(())
 }
 
 #[tokio::test]
 async fn node_partitioned_for_five_seconds_loses_nothing() -> Result<()> {
-    cut_under_load(5).await
+    partition_under_load(5).await
 }
 
 #[tokio::test]
 #[ignore = "takes more than a minute"]
 async fn node_partitioned_for_a_minute_loses_nothing() -> Result<()> {
-    cut_under_load(60).await
+    partition_under_load(60).await
 }
 
 #[tokio::test]
@@ -119,7 +124,7 @@ async fn half_open_connection_is_detected_and_resumes_at_its_cursor() -> Result<
         consumer.wait_settled(100).await?;
     }
     for (node, direction) in network.nodes().iter().zip(directions) {
-        node.cut(direction, &[streams_port(&producer)?])?;
+        node.cut(direction, &[grpc_port(&producer)?])?;
     }
     producer.accept_numbers(101..=200).await?;
     for (consumer, node) in consumers.iter_mut().zip(network.nodes()) {
@@ -127,15 +132,15 @@ async fn half_open_connection_is_detected_and_resumes_at_its_cursor() -> Result<
         node.heal()?;
     }
     let all = (1..=200).map(|number| {
-        let (user, dsp, buyer) = numbered(number);
+        let (user, dsp, buyer) = numbered_cookie(number);
         (user, [(dsp, buyer)].into())
     });
     let all = all.collect();
     for consumer in &mut consumers {
         consumer.wait_ready().await?;
-        // Not one of them twice.
+        // None is received twice.
         consumer.wait_settled(200).await?;
-        consumer.wait_knows(&all).await?;
+        consumer.wait_lookups(&all).await?;
         assert_eq!(consumer.lost().await?, 0);
         let metrics = consumer.metrics().await?;
         assert_eq!(metrics.count("consumer_stream_violations_total", &[]), 0);
@@ -150,23 +155,23 @@ async fn dropped_network_removes_its_namespaces() -> Result<()> {
     };
     let (_, args) = network.nodes()[1].inside(Path::new("true"), &[]);
     let name = Path::new("/run/netns").join(&args[2]);
-    ensure!(name.exists(), "{} is not there", name.display());
+    ensure!(name.exists(), "{} does not exist", name.display());
     drop(network);
-    ensure!(!name.exists(), "{} is left", name.display());
+    ensure!(!name.exists(), "{} still exists", name.display());
     Ok(())
 }
 
-/// Stops and continues every process there is, one after the other, under a load.
+/// Pauses and resumes each process in turn, under load.
 #[tokio::test]
 async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let plan = producer.ordered_load(22, RATE, 14_000)?;
     let at = |second: u64| second * RATE;
-    let freeze = async {
+    let pauses = async {
         wait_appended(&producer, at(1)).await?;
         consumer.process.signal(Signal::STOP)?;
         wait_appended(&producer, at(2)).await?;
@@ -177,12 +182,12 @@ async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
         mongod.resume()?;
         wait_appended(&producer, at(5)).await?;
         producer.process.signal(Signal::STOP)?;
-        // How long it stands still; nothing is waited for.
+        // The length of the pause, not a wait for a condition.
         sleep(Duration::from_secs(2)).await;
         producer.process.signal(Signal::CONT)
     };
-    let (accepted, frozen) = tokio::join!(accept_all(&plan), freeze);
-    frozen?;
+    let (accepted, paused) = tokio::join!(accept_all(&plan), pauses);
+    paused?;
     accepted?;
     consumer.wait_settled(14_000).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
@@ -193,14 +198,14 @@ async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The variable that names another seed.
+/// Environment variable that overrides the seed.
 const SEED_VARIABLE: &str = "FAULTS_SEED";
 
-/// A soak with every fault there is, all drawn from a seed; it verifies every store cookie by cookie.
+/// A soak run with all kinds of faults, drawn from a seed. It verifies every store cookie by cookie.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Result<()> {
     let seed = env::var(SEED_VARIABLE).unwrap_or_else(|_| "5".to_owned());
-    eprintln!("seed {seed}; ${SEED_VARIABLE} names another");
+    eprintln!("seed {seed}; set {SEED_VARIABLE} to use another");
     let mut args = vec![
         "soak",
         "--for",
@@ -236,7 +241,7 @@ async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Re
     let ended = Run::trials(&args).await?.end().await?;
     ended.expect(0)?;
     let events = ended.outcome["events"].as_array().context("events")?.len();
-    // How many there are also depends on how long each takes, and on whether networks can be cut here.
+    // The number also depends on the duration of each fault, and on whether networks can be partitioned.
     ensure!(events > 4, "{}", ended.outcome["events"]);
     ensure!(ended.verified("missing") + ended.verified("wrong") == 0);
     ensure!(ended.verified("stored") > 1_000);

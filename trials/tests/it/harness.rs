@@ -1,4 +1,4 @@
-//! Starts what a test needs, in a directory of its own, and ends it with the test.
+//! Starts the processes of a test in a temporary directory and stops them with the test.
 
 mod consumer;
 mod cookies;
@@ -28,20 +28,20 @@ use tokio::{
 
 pub(crate) use self::{
     consumer::{Consumer, embedded, settled},
-    cookies::{Known, newest, numbered, request},
-    producer::{Producer, Wrap, accept_all},
+    cookies::{StoreContents, newest, numbered_cookie, request},
+    producer::{Producer, Wrapper, accept_all},
 };
 
-/// How long a process may take to become ready, and a cookie to arrive, on a busy machine.
+/// Deadline for a process to become ready and for a cookie to arrive, on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a process may take to drain and to end: one that gives its drain up does so after 10 s, with another exit code.
+/// Deadline for a drain. A process that abandons its drain exits after 10 s with another code.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long all tests before it may hold the machine.
+/// Deadline for [`reserve_machine`]: all earlier tests may reserve the machine first.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(3 * 60 * 60);
 
-/// The programs, found or built once for all tests of this process.
+/// The programs under test, found or built once per test process.
 pub(crate) async fn programs() -> Result<&'static Programs> {
     static PROGRAMS: OnceLock<Result<Programs>> = OnceLock::new();
     tokio::task::spawn_blocking(|| {
@@ -51,34 +51,35 @@ pub(crate) async fn programs() -> Result<&'static Programs> {
     .await?
 }
 
-/// The `trials` program: part of this package, so that cargo has built it.
+/// The `trials` program, which cargo builds with this package.
 pub(crate) const TRIALS: &str = env!("CARGO_BIN_EXE_trials");
 
 /// The `bench` program.
 pub(crate) async fn bench() -> Result<&'static Path> {
     let bench = programs().await?.bench.as_deref();
-    bench.context("it was asked for")
+    bench.context("bench was not built")
 }
 
-/// The directory with the programs, for those that start others: as [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
+/// The directory of the programs, the value of [`BIN_DIR_VARIABLE`](bench::programs::BIN_DIR_VARIABLE).
 pub(crate) async fn bin_dir() -> Result<&'static Path> {
     let dir = programs().await?.producer.parent();
-    dir.context("a program lies in a directory")
+    dir.context("the producer's path has no parent")
 }
 
-/// One at a time of the tests that load the machine: hold it meanwhile. Most tests wait, so several run side by side; what loads both
-/// cores would then measure, and be late for, others of its kind.
-pub(crate) async fn machine() -> SemaphorePermit<'static> {
+/// Reserves the machine for a test that loads all cores, until the permit is dropped.
+///
+/// Other tests mostly wait and may run concurrently; two such loads would distort each other's measurements.
+pub(crate) async fn reserve_machine() -> SemaphorePermit<'static> {
     static MACHINE: Semaphore = Semaphore::const_new(1);
     let waited = timeout(MACHINE_TIMEOUT, MACHINE.acquire()).await;
-    let held = waited.expect("who holds the machine does not ask for it again");
-    held.expect("it is never closed")
+    let permit = waited.expect("no test reserves the machine twice");
+    permit.expect("the semaphore is never closed")
 }
 
 /// Waits until `condition` is true.
 ///
 /// # Errors
-/// When it is not after `timeout`, saying `what` did not happen; or when `condition` fails.
+/// If `condition` is false until `timeout`, naming `what`, or if `condition` fails.
 pub(crate) async fn wait_until<F>(
     timeout: Duration,
     what: &str,
@@ -89,61 +90,61 @@ where
 {
     let deadline = Instant::now() + timeout;
     while !condition().await.with_context(|| what.to_owned())? {
-        ensure!(Instant::now() < deadline, "{what}: not after {timeout:?}");
+        ensure!(Instant::now() < deadline, "{what}: not within {timeout:?}");
         sleep(Duration::from_millis(20)).await;
     }
     Ok(())
 }
 
-/// Waits until the log of a process has `part`: lines are written beside what they tell of.
-pub(crate) async fn wait_said(process: &Process, part: &str) -> Result<()> {
-    let said = wait_until(TIMEOUT, part, async || {
+/// Waits until the log of a process contains `part`. Log lines may be written after their effect is visible.
+pub(crate) async fn wait_logged(process: &Process, part: &str) -> Result<()> {
+    let logged = wait_until(TIMEOUT, part, async || {
         Ok(process.last_lines(100).contains(part))
     });
-    said.await.with_context(|| process.last_lines(100))
+    logged.await.with_context(|| process.last_lines(100))
 }
 
-/// Waits for `future`, but not forever.
+/// Waits for `future`, up to [`TIMEOUT`].
 ///
 /// # Errors
-/// When it takes longer than [`TIMEOUT`], saying `what` did not happen.
-pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
+/// On a timeout, naming `what`.
+pub(crate) async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
     match timeout(TIMEOUT, future).await {
         Ok(value) => Ok(value),
-        Err(_) => bail!("{what}: not after {TIMEOUT:?}"),
+        Err(_) => bail!("{what}: not within {TIMEOUT:?}"),
     }
 }
 
-/// Fails unless a process ended with `code`, showing its last words.
+/// Checks that a process ended with `code`.
 ///
 /// # Errors
-/// See above.
+/// With the last log lines, if it ended otherwise.
 pub(crate) fn expect_exit(process: &Process, status: ExitStatus, code: i32) -> Result<()> {
     ensure!(
         status.code() == Some(code),
-        "{} ended ({status}) instead of with {code}; its last lines:\n{}",
+        "{} ended with {status} instead of code {code}; last log lines:\n{}",
         process.name(),
         process.last_lines(20)
     );
     Ok(())
 }
 
-/// How a program that is expected to end by itself did so.
-pub(crate) struct Ended {
+/// Exit code and output of a program that ended by itself.
+pub(crate) struct ProgramOutput {
     pub(crate) code: Option<i32>,
-    /// What it wrote to standard error and output.
-    pub(crate) words: String,
+    /// Standard error, followed by standard output.
+    pub(crate) text: String,
 }
 
-/// Runs a program to its end.
+/// Runs a program to completion.
 ///
 /// # Errors
-/// When it runs longer than [`TIMEOUT`].
+/// If it runs longer than [`TIMEOUT`].
 pub(crate) async fn run_to_end(
     program: &Path,
     args: &[&str],
     environment: &[(&str, &str)],
-) -> Result<Ended> {
+) -> Result<ProgramOutput> {
     let mut command = tokio::process::Command::new(program);
     command
         .args(args)
@@ -151,16 +152,16 @@ pub(crate) async fn run_to_end(
         .stdin(Stdio::null())
         .kill_on_drop(true);
     let what = format!("{} {args:?} ends", program.display());
-    let output = in_time(&what, command.output()).await??;
-    let mut words = String::from_utf8_lossy(&output.stderr).into_owned();
-    words.push_str(&String::from_utf8_lossy(&output.stdout));
-    Ok(Ended {
+    let output = within_timeout(&what, command.output()).await??;
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stdout));
+    Ok(ProgramOutput {
         code: output.status.code(),
-        words,
+        text,
     })
 }
 
-/// The processes that `parent` has started and not waited for.
+/// Ids of the child processes of `parent`.
 pub(crate) fn children(parent: u32) -> Result<BTreeSet<u32>> {
     let mut children = BTreeSet::new();
     for process in fs::read_dir("/proc")? {

@@ -1,5 +1,6 @@
-//! Every cookie has one fate, at any time, whatever streams and processes go through. Every scrape of every test is checked
-//! for that; here are the ways in which a fate changes.
+//! Every cookie has exactly one outcome at any time, through disconnects and restarts.
+//!
+//! The harness checks the balance equations in every scrape of every test. The tests here cause the changes of outcome.
 
 use anyhow::{Result, ensure};
 use bench::{
@@ -15,10 +16,10 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// More than one MiB of cookies, the least a log can be told to hold.
+/// More cookies than a log of 1 MiB holds, the minimum of `--log-bytes`.
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
-/// What a producer says of a subscriber now.
+/// A producer's current metric of a subscriber.
 async fn count(producer: &Producer, name: impl AsRef<str>, subscriber: &str) -> Result<u64> {
     let labels = [("subscriber", subscriber), ("call", "subscribe")];
     Ok(producer.metrics().await?.count(name, &labels))
@@ -35,7 +36,7 @@ async fn undelivered_cookies_count_as_lost_after_the_log_evicts_them() -> Result
     drop(stream);
     producer.accept_load(2, MORE_THAN_THE_LOG).await?;
 
-    // It stored only 100 of them before it was killed.
+    // As a subscriber that stored only 100 of them before it was killed.
     let request = from_cursor("node", &hello, 100);
     let mut stream = Subscription::open(&producer.grpc, request).await?;
     stream.read_to(1_000 + MORE_THAN_THE_LOG).await?;
@@ -66,7 +67,7 @@ async fn cookies_lost_to_the_lag_limit_are_recovered_by_an_older_cursor() -> Res
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     stream.read_to(COOKIES).await?;
     let lost = count(&producer, names::SUBSCRIBER_LOST, "node").await?;
-    ensure!(lost > 0, "it was not behind its bound");
+    ensure!(lost > 0, "the subscriber was not behind the lag limit");
     assert_eq!(stream.lost(), lost);
     drop(stream);
 
@@ -83,12 +84,12 @@ async fn cookies_lost_to_the_lag_limit_are_recovered_by_an_older_cursor() -> Res
     Ok(())
 }
 
-/// Both processes, scraped while nothing moves.
+/// Metrics of both processes once no cookie is queued or in flight.
 async fn at_rest(producer: &Producer, consumer: &Consumer) -> Result<(Samples, Samples)> {
-    wait_until(TIMEOUT, "nothing is queued and nothing waits", async || {
+    wait_until(TIMEOUT, "no cookie is queued or waiting", async || {
         let (from, to) = (producer.metrics().await?, consumer.metrics().await?);
-        let left = from.count(names::QUEUED, &[]) + to.count(names::WAITING, &[]);
-        Ok(left == 0 && to.count(names::PRODUCERS_CONNECTED, &[]) == 1)
+        let queued = from.count(names::QUEUED, &[]) + to.count(names::WAITING, &[]);
+        Ok(queued == 0 && to.count(names::PRODUCERS_CONNECTED, &[]) == 1)
     })
     .await?;
     Ok((producer.metrics().await?, consumer.metrics().await?))
@@ -99,9 +100,9 @@ async fn consumer_receives_each_delivered_cookie_once_despite_disconnects() -> R
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let grpc = producer.grpc.trim_start_matches("http://");
-    let mut way = TcpProxy::to(grpc).await?;
+    let mut proxy = TcpProxy::to(grpc).await?;
     let store = embedded(&dir.path().join("store"));
-    let mut consumer = Consumer::spawn(&dir, "node", &[&way.url()], &store, &[]).await?;
+    let mut consumer = Consumer::spawn(&dir, "node", &[&proxy.url()], &store, &[]).await?;
     consumer.wait_ready().await?;
     producer.accept_load(1, 5_000).await?;
     let (from, to) = at_rest(&producer, &consumer).await?;
@@ -109,25 +110,25 @@ async fn consumer_receives_each_delivered_cookie_once_despite_disconnects() -> R
     assert_eq!(to.count(names::RECEIVED, &[]), 5_000);
 
     let plan = producer.ordered_load(2, 4_000, 8_000)?;
-    let cuts = async {
+    let disconnects = async {
         for round in 1..=2 {
-            wait_until(TIMEOUT, "some more are received", async || {
+            wait_until(TIMEOUT, "more cookies are received", async || {
                 let received = consumer.metrics().await?.count(names::RECEIVED, &[]);
                 Ok(received >= 5_000 + round * 2_000)
             })
             .await?;
-            way.cut().await;
+            proxy.disconnect().await;
             consumer.wait_not_ready("no producer is connected").await?;
-            way.heal().await?;
+            proxy.reconnect().await?;
         }
         anyhow::Ok(())
     };
-    let (accepted, cut) = tokio::join!(accept_all(&plan), cuts);
-    cut?;
+    let (accepted, disconnected) = tokio::join!(accept_all(&plan), disconnects);
+    disconnected?;
     accepted?;
     let (from, to) = at_rest(&producer, &consumer).await?;
     ledger::check_between(&from, &to, "node")?;
-    assert_eq!(to.count(names::RECEIVED, &[]), 13_000, "each once");
+    assert_eq!(to.count(names::RECEIVED, &[]), 13_000);
     Ok(())
 }
 
@@ -139,36 +140,36 @@ async fn ledger_balances_in_every_scrape_under_load_with_losses_and_resumes() ->
     let hello = Subscription::open(&producer.grpc, from_newest("node")).await?;
     let hello = hello.hello.clone();
     let plan = producer.ordered_load(3, 20_000, 60_000)?;
-    let over = CancellationToken::new();
+    let load_ended = CancellationToken::new();
     let loading = async {
         let accepted = accept_all(&plan).await;
-        over.cancel();
+        load_ended.cancel();
         accepted
     };
     let scraping = async {
         let mut scrapes = 0_u64;
-        while !over.is_cancelled() {
+        while !load_ended.is_cancelled() {
             producer.metrics().await?;
             scrapes += 1;
         }
         anyhow::Ok(scrapes)
     };
-    let returning = async {
-        // Each time from another place: before, where, and after the stream before stood.
-        let mut back = [0, 2_500, 9_000, 100, 30_000].into_iter().cycle();
-        while !over.is_cancelled() {
+    let resuming = async {
+        // Each stream starts at another position: before, at or after the end of the previous one.
+        let mut lags = [0, 2_500, 9_000, 100, 30_000].into_iter().cycle();
+        while !load_ended.is_cancelled() {
             let newest = producer.appended().await?;
-            let cursor = newest.saturating_sub(1_000 + back.next().unwrap_or(0));
+            let cursor = newest.saturating_sub(1_000 + lags.next().unwrap_or(0));
             let request = from_cursor("node", &hello, cursor);
             let mut stream = Subscription::open(&producer.grpc, request).await?;
             stream.read_to(cursor + 1_000).await?;
         }
         anyhow::Ok(())
     };
-    let (accepted, scrapes, returned) = tokio::join!(loading, scraping, returning);
+    let (accepted, scrapes, resumed) = tokio::join!(loading, scraping, resuming);
     accepted?;
-    returned?;
-    ensure!(scrapes? > 10, "hardly any scrape was made meanwhile");
+    resumed?;
+    ensure!(scrapes? > 10, "too few scrapes during the load");
     for name in [names::UNDELIVERED, names::SUBSCRIBER_LOST] {
         ensure!(count(&producer, name, "node").await? > 0, "no {name}");
     }

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::Producer,
-    stream_client::{Next, Subscription, from_oldest},
+    stream_client::{ReadResult, Subscription, from_oldest},
 };
 
 /// How long to send, if nobody says otherwise.
@@ -118,7 +118,7 @@ impl Reading {
         let mut stream = Subscription::open(&producer.grpc, request).await?;
         let mut reading = JoinSet::new();
         reading.spawn(async move {
-            while let Next::Event = stream.read().await? {}
+            while let ReadResult::Event = stream.read().await? {}
             ensure!(stream.lost() == 0, "{:?}", stream.gaps);
             Ok(stream)
         });

@@ -1,5 +1,7 @@
-//! The whole system: real processes on loopback ports of their own, a real `mongod`, a client in another
-//! language, and sentences about what holds between them.
+//! System tests: the real programs on free loopback ports, with a real `mongod`, Redis or haproxy where needed.
+//!
+//! Each test starts its own processes through [`harness`] and waits on conditions with a deadline. A test that needs a missing
+//! tool or permission is skipped with a message.
 
 mod clock_jumps;
 mod documents;

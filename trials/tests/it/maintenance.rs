@@ -69,13 +69,13 @@ pub(crate) use in_both_modes;
 
 /// A consumer, as far as its nights go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Who {
+pub(crate) struct ConsumerOptions {
     pub(crate) name: &'static str,
     pub(crate) expiry: ExpiryMode,
     pub(crate) ttl: Duration,
 }
 
-impl From<ExpiryMode> for Who {
+impl From<ExpiryMode> for ConsumerOptions {
     fn from(expiry: ExpiryMode) -> Self {
         Self {
             name: "node",
@@ -85,7 +85,7 @@ impl From<ExpiryMode> for Who {
     }
 }
 
-impl Who {
+impl ConsumerOptions {
     /// Its store.
     pub(crate) fn store(self, uri: &str) -> MongodbStore {
         let Self { name, expiry, ttl } = self;
@@ -101,7 +101,7 @@ impl Who {
 }
 
 /// The maintenance of one consumer, running until it is stopped or dropped.
-pub(crate) struct Night {
+pub(crate) struct MaintenanceRun {
     pub(crate) store: Arc<MongodbStore>,
     pub(crate) clock: ManualClock,
     pub(crate) metrics: Maintenance,
@@ -109,19 +109,23 @@ pub(crate) struct Night {
     task: JoinSet<()>,
 }
 
-impl Night {
+impl MaintenanceRun {
     /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
     pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
         Self::start_as(ExpiryMode::Index, mongod, now)
     }
 
     /// The same of this consumer.
-    pub(crate) fn start_as(who: impl Into<Who>, mongod: &Mongod, now: &str) -> Result<Self> {
+    pub(crate) fn start_as(
+        who: impl Into<ConsumerOptions>,
+        mongod: &Mongod,
+        now: &str,
+    ) -> Result<Self> {
         Self::start_on(who, &mongod.uri(), now)
     }
 
     /// The same on this server, or replica set.
-    pub(crate) fn start_on(who: impl Into<Who>, uri: &str, now: &str) -> Result<Self> {
+    pub(crate) fn start_on(who: impl Into<ConsumerOptions>, uri: &str, now: &str) -> Result<Self> {
         let store = Arc::new(who.into().store(uri));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,

@@ -1,4 +1,4 @@
-//! Starts MongoDBs as operators have them: replica sets, with users, with TLS; and makes them fail.
+//! Starts MongoDB servers for tests: with fail points, with users, and as replica sets.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -20,32 +20,32 @@ pub(crate) async fn command(uri: &str, command: Document) -> Result<Document> {
     answer.context(what)
 }
 
-/// The connection string that leads to one server only, whatever it is.
+/// Connection string for exactly one server, whatever its role.
 pub(crate) fn direct(address: SocketAddr) -> String {
     format!("mongodb://{address}/?directConnection=true")
 }
 
-/// A `mongod` that can be made to fail.
-pub(crate) async fn failing(dir: &TempDir) -> Result<Mongod> {
+/// Starts a `mongod` that supports fail points.
+pub(crate) async fn start_failable(dir: &TempDir) -> Result<Mongod> {
     let more = ["--setParameter", "enableTestCommands=1"];
     Mongod::start_with(&dir.path().join("mongod"), &more).await
 }
 
-/// Makes every `insert` and `update`, or other `failCommands`, fail in this way.
-pub(crate) async fn fail(mongod: &Mongod, how: Document) -> Result<()> {
+/// Makes every `insert` and `update`, or the `failCommands` in `failure`, fail as `failure` specifies.
+pub(crate) async fn set_failpoint(mongod: &Mongod, failure: Document) -> Result<()> {
     let mut data = doc! { "failCommands": ["insert", "update"] };
-    data.extend(how);
+    data.extend(failure);
     let point = doc! { "configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data };
     command(&mongod.uri(), point).await.map(drop)
 }
 
-/// Ends what [`fail`] began.
-pub(crate) async fn heal(mongod: &Mongod) -> Result<()> {
+/// Disables the fail point of [`set_failpoint`].
+pub(crate) async fn clear_failpoint(mongod: &Mongod) -> Result<()> {
     let point = doc! { "configureFailPoint": "failCommand", "mode": "off" };
     command(&mongod.uri(), point).await.map(drop)
 }
 
-/// The first user of a server that asks for one (over loopback, it may then still be made).
+/// Creates the first user of a server with `--auth`, which allows that from loopback.
 pub(crate) async fn create_root(uri: &str, name: &str, password: &str) -> Result<()> {
     create_user(uri, name, password, "root").await
 }
@@ -55,7 +55,7 @@ pub(crate) async fn create_user(uri: &str, name: &str, password: &str, role: &st
     command(uri, user).await.map(drop)
 }
 
-/// Some `mongod` of one replica set that elects fast.
+/// A replica set with a short election timeout.
 pub(crate) struct ReplicaSet {
     pub(crate) members: Vec<Mongod>,
 }
@@ -65,7 +65,7 @@ impl ReplicaSet {
         Self::start_with(dir, members, &[]).await
     }
 
-    /// The same with further arguments for each.
+    /// Like [`start`](Self::start), with more arguments for each member.
     pub(crate) async fn start_with(dir: &Path, members: usize, more: &[&str]) -> Result<Self> {
         let args = [&["--replSet", "rs", "--oplogSize", "100"], more].concat();
         let mut started = Vec::new();
@@ -97,41 +97,46 @@ impl ReplicaSet {
         format!("mongodb://{}/?replicaSet=rs", hosts.join(","))
     }
 
-    /// Waits until there is a primary; its place among the members.
+    /// Waits until there is a primary and returns its index in `members`.
     pub(crate) async fn wait_primary(&self) -> Result<usize> {
         wait_until(TIMEOUT, "there is a primary", async || {
             Ok(self.primary().await.is_some())
         })
         .await?;
-        self.primary().await.context("the primary is gone again")
+        self.primary()
+            .await
+            .context("the primary stepped down again")
     }
 
     async fn primary(&self) -> Option<usize> {
-        for (place, member) in self.members.iter().enumerate() {
-            // One that was killed does not answer, nor soon.
+        for (index, member) in self.members.iter().enumerate() {
+            // A killed member does not respond.
             let uri = format!("{}&serverSelectionTimeoutMS=500", direct(member.address()));
             let answer = command(&uri, doc! { "hello": 1 }).await;
             if answer.is_ok_and(|answer| answer.get_bool("isWritablePrimary").unwrap_or(false)) {
-                return Some(place);
+                return Some(index);
             }
         }
         None
     }
 
-    /// Makes the primary give way to another member.
+    /// Makes the primary step down and waits until another member is elected.
     pub(crate) async fn step_down(&self) -> Result<()> {
         let primary = self.wait_primary().await?;
         let uri = direct(self.members[primary].address());
-        // A member that lags too far behind is refused as its successor, for a moment.
+        // The command fails while no other member is up to date.
         wait_until(TIMEOUT, "the primary steps down", async || {
             let step_down = doc! { "replSetStepDown": 30, "secondaryCatchUpPeriodSecs": 10 };
             Ok(command(&uri, step_down).await.is_ok())
         })
         .await?;
-        ensure!(self.wait_primary().await? != primary, "nobody took over");
+        ensure!(
+            self.wait_primary().await? != primary,
+            "the old primary was elected again"
+        );
         Ok(())
     }
 }
 
-/// Longer than the consumer waits before it calls a store failing.
+/// Longer than the consumer waits before it reports a store as not responding.
 pub(crate) const SLOW: Duration = Duration::from_secs(7);

@@ -1,4 +1,4 @@
-//! Producers and consumers that another program starts: in a network of their own, or under a clock of their own.
+//! Starts producers and consumers through another program, in their own network namespace or under a fake clock.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -12,16 +12,16 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, Producer, Wrap, programs};
+use crate::harness::{Addresses, Consumer, Producer, Wrapper, programs};
 
-/// Starts a consumer whose admin port is at `ip`, and waits until it is ready.
+/// Starts a consumer through `wrap`, with its admin port at `ip`, and waits until it is ready.
 pub(crate) async fn consumer(
     dir: &TempDir,
     (name, ip): (&str, IpAddr),
     producer: &Producer,
     store: &str,
     flags: &[&str],
-    wrap: Wrap<'_>,
+    wrap: Wrapper<'_>,
 ) -> Result<Consumer> {
     let mut admin = free_address()?;
     admin.set_ip(ip);
@@ -32,12 +32,12 @@ pub(crate) async fn consumer(
     let (program, args) = wrap(&programs().await?.consumer, &args);
     let log = dir.path().join(format!("consumer-{name}.log"));
     let process = Process::start("the consumer", &program, &args, &log)?;
-    let mut consumer = Consumer::of(process, admin);
+    let mut consumer = Consumer::from_process(process, admin);
     consumer.wait_ready().await?;
     Ok(consumer)
 }
 
-/// Starts a consumer in a network of its own.
+/// Starts a consumer in a network namespace.
 pub(crate) async fn consumer_in(
     network: &Namespace,
     dir: &TempDir,
@@ -50,12 +50,12 @@ pub(crate) async fn consumer_in(
     consumer(dir, at, producer, store, &[], &wrap).await
 }
 
-/// Starts a producer whose streams are at `host`.
+/// Starts a producer with its gRPC port at `host`.
 pub(crate) async fn producer_at(host: Ipv4Addr, dir: &TempDir) -> Result<Producer> {
-    let mut streams = free_address()?;
-    streams.set_ip(host.into());
+    let mut grpc = free_address()?;
+    grpc.set_ip(host.into());
     let addresses = Addresses {
-        grpc: streams.to_string(),
+        grpc: grpc.to_string(),
         ..Addresses::free()?
     };
     Producer::start_at(dir, &addresses, &[]).await

@@ -1,4 +1,4 @@
-//! What is lost when processes end, or begin in another order: nothing.
+//! Restarts, kills and unusual start orders lose no cookies.
 
 use anyhow::Result;
 use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic, verify::Requests as _};
@@ -16,13 +16,13 @@ use crate::{
 };
 
 async fn wait_appended(producer: &Producer, cookies: u64) -> Result<()> {
-    wait_until(TIMEOUT, "some more are accepted", async || {
+    wait_until(TIMEOUT, "more cookies are appended", async || {
         Ok(producer.appended().await? >= cookies)
     })
     .await
 }
 
-/// Kills the consumer under a load and starts it again.
+/// Kills the consumer under load and restarts it.
 async fn crash_under_load(producer: &Producer, consumer: &mut Consumer) -> Result<Traffic> {
     let plan = producer.ordered_load(1, 4_000, 10_000)?;
     let crash = async {
@@ -46,7 +46,7 @@ async fn killed_consumer_with_embedded_store_loses_nothing() -> Result<()> {
     let store = embedded(&dir.path().join("store"));
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     let traffic = crash_under_load(&producer, &mut consumer).await?;
-    consumer.wait_knows(&newest(&traffic, 10_000)).await?;
+    consumer.wait_lookups(&newest(&traffic, 10_000)).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -73,20 +73,20 @@ async fn killed_producer_loses_no_delivered_cookie_and_its_next_epoch_is_read_in
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept("alice", 1, "first-epoch").await?;
     consumer
-        .wait_known("alice", json!({"1": "first-epoch"}))
+        .wait_lookup("alice", json!({"1": "first-epoch"}))
         .await?;
 
     producer.process.kill()?;
     consumer.wait_not_ready("no producer is connected").await?;
     producer.process.restart()?;
     producer.wait_ready().await?;
-    // Before the consumer is back: its new epoch is read from the first cookie on.
+    // Sent before the consumer reconnects, which reads the new epoch from its first cookie.
     producer.accept("alice", 2, "second-epoch").await?;
     consumer
-        .wait_known("alice", json!({"1": "first-epoch", "2": "second-epoch"}))
+        .wait_lookup("alice", json!({"1": "first-epoch", "2": "second-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
-    // It was idle, so its record says where it ended.
+    // The producer was idle, so its epoch history has its end.
     let restarts = "consumer_producer_restarts_total";
     assert_eq!(metrics.count(restarts, &[("loss", "none")]), 1);
     assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);
@@ -109,31 +109,31 @@ async fn consumer_waits_until_store_and_producer_are_available() -> Result<()> {
     let producer = Producer::start_at(&dir, &addresses, &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 #[tokio::test]
 async fn drains_of_two_producers_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mut one = Producer::start(&dir, &[]).await?;
-    let mut other = Producer::start(&dir, &[]).await?;
+    let mut first = Producer::start(&dir, &[]).await?;
+    let mut second = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
-    let consumer = Consumer::start(&dir, "node", &[&one, &other], &store, &[]).await?;
+    let consumer = Consumer::start(&dir, "node", &[&first, &second], &store, &[]).await?;
 
     let plans = [
-        one.ordered_load(6, 2_000, 3_000)?,
-        other.ordered_load(7, 2_000, 3_000)?,
+        first.ordered_load(6, 2_000, 3_000)?,
+        second.ordered_load(7, 2_000, 3_000)?,
     ];
     let [a, b] = &plans;
     let (a, b) = tokio::join!(accept_all(a), accept_all(b));
     a.and(b)?;
-    for producer in [&mut one, &mut other] {
+    for producer in [&mut first, &mut second] {
         let status = producer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&producer.process, status, 0)?;
     }
     consumer.wait_settled(6_000).await?;
     for plan in &plans {
-        consumer.wait_knows(&newest(&plan.traffic, 3_000)).await?;
+        consumer.wait_lookups(&newest(&plan.traffic, 3_000)).await?;
     }
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -165,9 +165,9 @@ async fn two_addresses_of_one_producer_do_not_close_each_others_streams() -> Res
 
     let plan = producer.ordered_load(8, 1_500, 5_000)?;
     accept_all(&plan).await?;
-    consumer.wait_knows(&newest(&plan.traffic, 5_000)).await?;
+    consumer.wait_lookups(&newest(&plan.traffic, 5_000)).await?;
     assert_eq!(consumer.lost().await?, 0);
-    // A stream for each address, and a few until it is known that they lead to one producer.
+    // One stream per address, and a few more until the consumer detects that both lead to one producer.
     let streams = producer.metrics().await?.count(names::STREAMS, &[]);
     assert!((2..=6).contains(&streams), "{streams} streams");
     Ok(())
@@ -197,7 +197,7 @@ async fn cookies_of_many_busy_connections_are_all_stored() -> Result<()> {
             let buyer_uids = [(cookie.dsp_id(), cookie.buyer_uid().to_owned())];
             (cookie.user_id().to_owned(), buyer_uids.into())
         });
-        consumer.wait_knows(&known.collect()).await?;
+        consumer.wait_lookups(&known.collect()).await?;
     }
     Ok(())
 }
@@ -206,29 +206,29 @@ async fn cookies_of_many_busy_connections_are_all_stored() -> Result<()> {
 async fn closed_connections_lose_nothing() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
-    let mut between = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
+    let mut proxy = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
     let store = embedded(&dir.path().join("store"));
-    let url = between.url();
+    let url = proxy.url();
     let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;
     consumer.wait_ready().await?;
 
     let plan = producer.ordered_load(10, 3_000, 9_000)?;
-    let cutting = async {
-        for cut_at in [1_500, 4_500] {
-            wait_appended(&producer, cut_at).await?;
-            between.cut().await;
+    let disconnects = async {
+        for appended in [1_500, 4_500] {
+            wait_appended(&producer, appended).await?;
+            proxy.disconnect().await;
             consumer.wait_not_ready("no producer is connected").await?;
-            wait_appended(&producer, cut_at + 1_500).await?;
-            between.heal().await?;
+            wait_appended(&producer, appended + 1_500).await?;
+            proxy.reconnect().await?;
             consumer.wait_ready().await?;
         }
         anyhow::Ok(())
     };
-    let (accepted, cut) = tokio::join!(accept_all(&plan), cutting);
-    cut?;
+    let (accepted, disconnected) = tokio::join!(accept_all(&plan), disconnects);
+    disconnected?;
     accepted?;
     consumer.wait_settled(9_000).await?;
-    consumer.wait_knows(&newest(&plan.traffic, 9_000)).await?;
+    consumer.wait_lookups(&newest(&plan.traffic, 9_000)).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }

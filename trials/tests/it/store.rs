@@ -1,4 +1,4 @@
-//! The stores beside a node, and what they hold.
+//! The stores of a node: contents, outages, and rejected cookies.
 
 mod collections;
 mod connections;

@@ -1,4 +1,4 @@
-//! Readers of both calls that check what the contract promises of every message, and keep what they read.
+//! Clients of both streaming calls. They check each message against the wire protocol and collect what they receive.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -13,36 +13,36 @@ use proto::{
 };
 use tonic::{Status, Streaming, transport::Endpoint};
 
-use crate::harness::in_time;
+use crate::harness::within_timeout;
 
-/// Bytes before each message: whether it is compressed, and its length.
+/// gRPC prefix of each message: compression flag and length.
 const PREFIX_BYTES: usize = 5;
 
 /// A `Subscribe` stream.
 pub(crate) struct Subscription {
     messages: Streaming<Bytes>,
     pub(crate) hello: Hello,
-    /// The sequence that must come next.
+    /// The next expected sequence.
     pub(crate) next: u64,
-    /// All cookies so far, in order.
+    /// All cookies received so far, in order.
     pub(crate) cookies: Vec<Cookie>,
-    /// All gaps so far.
+    /// All gaps received so far.
     pub(crate) gaps: Vec<Gap>,
     pub(crate) heartbeats: u64,
-    /// First sequence and count of each chunk so far.
+    /// First sequence and cookie count of each chunk received so far.
     pub(crate) chunks: Vec<(u64, u64)>,
-    /// When the first cookie of each chunk so far was accepted, in microseconds since the Unix epoch.
+    /// Acceptance time of each chunk received so far, in microseconds since the Unix epoch.
     pub(crate) times: Vec<u64>,
 }
 
-/// What may be next on a stream.
-pub(crate) enum Next {
+/// Result of reading one message of a stream.
+pub(crate) enum ReadResult {
     Event,
     Goodbye { final_sequence: u64 },
     End(Status),
 }
 
-/// A request by `name` that starts at the oldest.
+/// A request of subscriber `name` that starts at the oldest cookie.
 pub(crate) fn from_oldest(name: &str) -> SubscribeRequest {
     SubscribeRequest {
         subscriber: name.to_owned(),
@@ -51,7 +51,7 @@ pub(crate) fn from_oldest(name: &str) -> SubscribeRequest {
     }
 }
 
-/// A request by `name` that starts at the newest.
+/// A request of subscriber `name` that starts at the newest cookie.
 pub(crate) fn from_newest(name: &str) -> SubscribeRequest {
     SubscribeRequest {
         start: StartPosition::Newest.into(),
@@ -59,7 +59,7 @@ pub(crate) fn from_newest(name: &str) -> SubscribeRequest {
     }
 }
 
-/// A request by `name` that goes on after `sequence` in the epoch of `hello`.
+/// A request of subscriber `name` that resumes after `sequence` in the epoch of `hello`.
 pub(crate) fn from_cursor(name: &str, hello: &Hello, sequence: u64) -> SubscribeRequest {
     SubscribeRequest {
         cursors: vec![Cursor {
@@ -76,20 +76,26 @@ impl Subscription {
     pub(crate) async fn open(producer: &str, request: SubscribeRequest) -> Result<Self> {
         Self::try_open(client::endpoint(producer.to_owned())?, request)
             .await?
-            .context("refused")
+            .context("the producer rejected the stream")
     }
 
-    /// Like [`open`](Self::open), with hardly any room for what is not read yet.
-    pub(crate) async fn open_narrow(producer: &str, request: SubscribeRequest) -> Result<Self> {
-        Self::try_open(narrow(producer)?, request)
+    /// Like [`open`](Self::open), with the smallest common flow-control windows.
+    pub(crate) async fn open_with_small_windows(
+        producer: &str,
+        request: SubscribeRequest,
+    ) -> Result<Self> {
+        Self::try_open(small_window_endpoint(producer)?, request)
             .await?
-            .context("refused")
+            .context("the producer rejected the stream")
     }
 
-    /// How a request is refused.
-    pub(crate) async fn refusal(producer: &str, request: SubscribeRequest) -> Result<Status> {
+    /// Opens a stream that must be rejected and returns the status.
+    pub(crate) async fn expect_rejection(
+        producer: &str,
+        request: SubscribeRequest,
+    ) -> Result<Status> {
         match Self::try_open(client::endpoint(producer.to_owned())?, request).await? {
-            Ok(stream) => bail!("not refused: {:?}", stream.hello),
+            Ok(stream) => bail!("not rejected: {:?}", stream.hello),
             Err(status) => Ok(status),
         }
     }
@@ -98,13 +104,13 @@ impl Subscription {
         endpoint: Endpoint,
         request: SubscribeRequest,
     ) -> Result<Result<Self, Status>> {
-        let channel = in_time("connected", endpoint.connect()).await??;
-        let opened = in_time("subscribed", client::subscribe(channel, request)).await?;
+        let channel = within_timeout("connected", endpoint.connect()).await??;
+        let opened = within_timeout("subscribed", client::subscribe(channel, request)).await?;
         let mut messages = match opened {
             Ok(response) => response.into_inner(),
             Err(status) => return Ok(Err(status)),
         };
-        let message = match in_time("hello", messages.message()).await? {
+        let message = match within_timeout("hello", messages.message()).await? {
             Ok(message) => message.context("the stream ended before its hello")?,
             Err(status) => return Ok(Err(status)),
         };
@@ -124,21 +130,18 @@ impl Subscription {
         }))
     }
 
-    /// Reads one message, or the end.
-    pub(crate) async fn read(&mut self) -> Result<Next> {
-        let message = match in_time("a message", self.messages.message()).await? {
+    /// Reads one message or the end of the stream.
+    pub(crate) async fn read(&mut self) -> Result<ReadResult> {
+        let message = match within_timeout("a message", self.messages.message()).await? {
             Ok(Some(message)) => message,
-            Ok(None) => bail!("the stream ended with OK, which no stream does"),
-            Err(status) => return Ok(Next::End(status)),
+            Ok(None) => bail!("the stream ended with OK"),
+            Err(status) => return Ok(ReadResult::End(status)),
         };
         check_size(&message)?;
         match StreamMessage::decode(message)? {
             StreamMessage::Chunk(chunk) => {
                 let header = *chunk.header();
-                ensure!(
-                    header.epoch == self.hello.epoch,
-                    "another epoch: {header:?}"
-                );
+                ensure!(header.epoch == self.hello.epoch, "wrong epoch: {header:?}");
                 let before = self.cookies.len();
                 for cookie in chunk.cookies() {
                     self.cookies.push(owned(&cookie?));
@@ -146,14 +149,14 @@ impl Subscription {
                 let count = (self.cookies.len() - before) as u64;
                 ensure!(
                     count == u64::from(header.count),
-                    "{count} cookies: {header:?}"
+                    "{count} cookies do not match {header:?}"
                 );
-                self.follow(header.first_sequence, header.last_sequence())?;
+                self.advance(header.first_sequence, header.last_sequence())?;
                 self.chunks.push((header.first_sequence, count));
                 self.times.push(header.accepted_unix_micros);
             }
             StreamMessage::Event(Event::Gap(gap)) => {
-                self.follow(gap.first_sequence, gap.last_sequence)?;
+                self.advance(gap.first_sequence, gap.last_sequence)?;
                 self.gaps.push(gap);
             }
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
@@ -163,41 +166,41 @@ impl Subscription {
             StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 let final_sequence = goodbye.final_sequence;
                 ensure!(final_sequence + 1 == self.next, "{goodbye:?}");
-                return Ok(Next::Goodbye { final_sequence });
+                return Ok(ReadResult::Goodbye { final_sequence });
             }
             other => bail!("unexpected: {other:?}"),
         }
-        Ok(Next::Event)
+        Ok(ReadResult::Event)
     }
 
-    /// Reads until everything up to `sequence` was received or declared missing.
+    /// Reads until every sequence up to `sequence` was received or reported in a gap.
     pub(crate) async fn read_to(&mut self, sequence: u64) -> Result<()> {
         while self.next <= sequence {
             match self.read().await? {
-                Next::Event => {}
-                Next::Goodbye { .. } => bail!("goodbye before {sequence}"),
-                Next::End(status) => bail!("ended before {sequence}: {status}"),
+                ReadResult::Event => {}
+                ReadResult::Goodbye { .. } => bail!("goodbye before sequence {sequence}"),
+                ReadResult::End(status) => bail!("ended before sequence {sequence}: {status}"),
             }
         }
         Ok(())
     }
 
-    /// Reads to the end; returns the final sequence of the goodbye, if there was one, and the status.
+    /// Reads to the end of the stream. Returns the final sequence of the goodbye, if any, and the status.
     pub(crate) async fn read_to_end(&mut self) -> Result<(Option<u64>, Status)> {
         let mut goodbye = None;
         loop {
             let next = self.read().await?;
-            if let Next::End(status) = next {
+            if let ReadResult::End(status) = next {
                 return Ok((goodbye, status));
             }
             ensure!(goodbye.is_none(), "an event after the goodbye");
-            if let Next::Goodbye { final_sequence } = next {
+            if let ReadResult::Goodbye { final_sequence } = next {
                 goodbye = Some(final_sequence);
             }
         }
     }
 
-    /// How many cookies were declared missing.
+    /// Number of cookies reported in gaps.
     pub(crate) fn lost(&self) -> u64 {
         self.gaps
             .iter()
@@ -205,10 +208,13 @@ impl Subscription {
             .sum()
     }
 
-    fn follow(&mut self, first: u64, last: u64) -> Result<()> {
+    fn advance(&mut self, first: u64, last: u64) -> Result<()> {
         let expected = self.next;
-        ensure!(first == expected, "{first} follows instead of {expected}");
-        ensure!(last >= first, "an empty range {first}..={last}");
+        ensure!(
+            first == expected,
+            "received sequence {first} instead of {expected}"
+        );
+        ensure!(last >= first, "empty range {first}..={last}");
         self.next = last + 1;
         Ok(())
     }
@@ -221,14 +227,15 @@ pub(crate) struct CookieStream {
 }
 
 impl CookieStream {
-    /// Opens a stream at `producer` for `host`, with an ordinary client's small windows.
+    /// Opens a stream at `producer` for `host`, with the small windows of a default client.
     pub(crate) async fn open(producer: &str, host: &str) -> Result<Self> {
-        let channel = in_time("connected", narrow(producer)?.connect()).await??;
+        let channel =
+            within_timeout("connected", small_window_endpoint(producer)?.connect()).await??;
         let request = GetCookiesRequest {
             host: host.to_owned(),
             ..GetCookiesRequest::default()
         };
-        let opened = in_time("opened", client::get_cookies(channel, request)).await??;
+        let opened = within_timeout("opened", client::get_cookies(channel, request)).await??;
         Ok(Self {
             messages: opened.into_inner(),
             cookies: Vec::new(),
@@ -237,35 +244,35 @@ impl CookieStream {
 
     /// Reads one cookie.
     pub(crate) async fn read(&mut self) -> Result<()> {
-        let message = in_time("a cookie", self.messages.message()).await??;
-        let message = message.context("the stream ended with OK, which no stream does")?;
+        let message = within_timeout("a cookie", self.messages.message()).await??;
+        let message = message.context("the stream ended with OK")?;
         self.cookies.push(owned(&decode_cookie(&message)?));
         Ok(())
     }
 
-    /// Bytes of the next message, which is one of a lone cookie.
-    pub(crate) async fn read_lone(&mut self) -> Result<usize> {
-        let message = in_time("a cookie", self.messages.message()).await??;
+    /// Reads a message with a single cookie, which must be padded, and returns its size in bytes.
+    pub(crate) async fn read_single(&mut self) -> Result<usize> {
+        let message = within_timeout("a cookie", self.messages.message()).await??;
         let message = message.context("the stream ended")?;
         self.cookies.push(owned(&decode_cookie(&message)?));
         check_size(&message)?;
         Ok(message.len())
     }
 
-    /// Reads to the end, which has this status.
+    /// Reads to the end of the stream and returns its status.
     pub(crate) async fn read_to_end(&mut self) -> Result<Status> {
         loop {
-            match in_time("a cookie", self.messages.message()).await? {
+            match within_timeout("a cookie", self.messages.message()).await? {
                 Ok(Some(message)) => self.cookies.push(owned(&decode_cookie(&message)?)),
-                Ok(None) => bail!("the stream ended with OK, which no stream does"),
+                Ok(None) => bail!("the stream ended with OK"),
                 Err(status) => return Ok(status),
             }
         }
     }
 }
 
-/// What every HTTP/2 client may announce, and the least many do.
-fn narrow(producer: &str) -> Result<Endpoint> {
+/// An endpoint with the default HTTP/2 windows, the smallest in common use.
+fn small_window_endpoint(producer: &str) -> Result<Endpoint> {
     Ok(client::endpoint(producer.to_owned())?
         .initial_stream_window_size(65_535)
         .initial_connection_window_size(65_535)

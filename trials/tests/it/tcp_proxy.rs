@@ -1,4 +1,4 @@
-//! A way to a server that can be cut.
+//! A TCP proxy that can close all connections and refuse new ones.
 
 use anyhow::{Context, Result};
 use bench::programs::free_address;
@@ -9,47 +9,47 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Passes connections on, until it is cut.
+/// Forwards connections to a server until it is disconnected.
 pub(crate) struct TcpProxy {
     address: SocketAddr,
     server: String,
-    passing: JoinSet<()>,
+    forwarding: JoinSet<()>,
 }
 
 impl TcpProxy {
     pub(crate) async fn to(server: &str) -> Result<Self> {
-        let mut between = Self {
+        let mut proxy = Self {
             address: free_address()?,
             server: server.to_owned(),
-            passing: JoinSet::new(),
+            forwarding: JoinSet::new(),
         };
-        between.heal().await?;
-        Ok(between)
+        proxy.reconnect().await?;
+        Ok(proxy)
     }
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Ends all connections and takes no more.
-    pub(crate) async fn cut(&mut self) {
-        self.passing.shutdown().await;
+    /// Closes all connections and refuses new ones.
+    pub(crate) async fn disconnect(&mut self) {
+        self.forwarding.shutdown().await;
     }
 
-    /// Takes connections again.
-    pub(crate) async fn heal(&mut self) -> Result<()> {
+    /// Accepts connections again.
+    pub(crate) async fn reconnect(&mut self) -> Result<()> {
         let listener = TcpListener::bind(self.address)
             .await
-            .context("its address was free")?;
+            .context("the address of the proxy is in use")?;
         let server = self.server.clone();
-        self.passing.spawn(async move {
+        self.forwarding.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((mut client, _)) = listener.accept().await {
                 let Ok(mut server) = TcpStream::connect(&server).await else {
                     continue;
                 };
                 connections.spawn(async move {
-                    // Either side may end it at any time.
+                    // Either side may close it at any time.
                     copy_bidirectional(&mut client, &mut server).await.ok();
                 });
             }

@@ -1,5 +1,4 @@
-//! HTTP clients that behave ill cost nobody else an answer: beside each of these tests, a good client's every
-//! request is answered.
+//! Abusive HTTP clients do not affect others: during each test, every request of a well-behaved client is answered.
 
 use std::{
     fs::File,
@@ -24,8 +23,9 @@ use crate::{
     stream_client::CookieStream,
 };
 
-/// Runs `abuse` beside a good client, whose requests alone may reach the log.
-async fn beside_a_good_client(
+/// Runs `abuse` together with a well-behaved client. Only the client's cookies may be appended, each of its requests must be accepted,
+/// and it must be served after the abuse.
+async fn with_well_behaved_client(
     producer: &Producer,
     abuse: impl Future<Output = Result<()>>,
 ) -> Result<()> {
@@ -37,10 +37,9 @@ async fn beside_a_good_client(
     let stop = CancellationToken::new();
     let abusing = async {
         let abused = abuse.await;
-        // The good client also goes on after it.
-        let sent = producer.appended().await? + 10;
-        wait_until(TIMEOUT, "the good client goes on", async || {
-            Ok(producer.appended().await? >= sent)
+        let appended = producer.appended().await? + 10;
+        wait_until(TIMEOUT, "the well-behaved client is served", async || {
+            Ok(producer.appended().await? >= appended)
         })
         .await?;
         stop.cancel();
@@ -62,8 +61,8 @@ async fn beside_a_good_client(
     Ok(())
 }
 
-async fn wait_cut(producer: &Producer, reason: &str, count: u64) -> Result<()> {
-    let what = format!("{count} connections are cut off as {reason}");
+async fn wait_closed(producer: &Producer, reason: &str, count: u64) -> Result<()> {
+    let what = format!("{count} connections are closed with reason {reason}");
     wait_until(TIMEOUT, &what, async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(names::HTTP_CONNECTIONS_CLOSED, &[("reason", reason)]) == count)
@@ -83,7 +82,7 @@ async fn random_bytes_are_rejected() -> Result<()> {
                 .collect();
             let mut connection = HttpClient::connect(&producer.http).await?;
             connection.send(&bytes).await?;
-            // What could be the beginning of a request is waited for, and cut off then.
+            // Bytes that may begin a request are kept until the request timeout.
             let answer = connection.rest().await?;
             ensure!(
                 answer.is_empty() || answer.starts_with("HTTP/1.1 4"),
@@ -92,7 +91,7 @@ async fn random_bytes_are_rejected() -> Result<()> {
         }
         Ok(())
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -111,7 +110,7 @@ async fn million_byte_header_gets_431_and_a_close() -> Result<()> {
         }
         Ok(())
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -120,7 +119,7 @@ async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
     let producer = Producer::start(&dir, &["--request-timeout", "500ms"]).await?;
     let abuse = async {
         let mut connection = HttpClient::connect(&producer.http).await?;
-        // A whole request first: a connection once good gets no more time for the next one.
+        // A valid request first: it must not extend the timeout of the next one.
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(connection.response().await?.status, 404);
         let bytes = request("u", 1, "x").into_bytes();
@@ -128,13 +127,13 @@ async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
             if connection.send(&[byte]).await.is_err() {
                 break;
             }
-            // The pace of this client, in which nothing is waited for.
+            // The rate of this client, not a wait for a condition.
             sleep(Duration::from_millis(50)).await;
         }
         connection.wait_ended().await?;
-        wait_cut(&producer, "slow_request", 1).await
+        wait_closed(&producer, "slow_request", 1).await
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -150,9 +149,9 @@ async fn client_that_never_reads_is_disconnected() -> Result<()> {
             while stream.write_all(requests.as_bytes()).await.is_ok() {}
         })
         .await?;
-        wait_cut(&producer, "slow_reader", 1).await
+        wait_closed(&producer, "slow_reader", 1).await
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -169,13 +168,13 @@ async fn five_hundred_idle_connections_are_closed_at_their_timeout() -> Result<(
         while let Some(connection) = opening.join_next().await {
             idle.push(connection??);
         }
-        wait_cut(&producer, "idle", 500).await?;
+        wait_closed(&producer, "idle", 500).await?;
         for connection in &mut idle {
             connection.wait_ended().await?;
         }
         Ok(())
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -183,8 +182,8 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--http-connections", "8"]).await?;
     let abuse = async {
-        // With the good client's, these are eight.
-        wait_until(TIMEOUT, "the good client is there", async || {
+        // With the well-behaved client's connection, these are eight.
+        wait_until(TIMEOUT, "the well-behaved client is connected", async || {
             Ok(producer
                 .metrics()
                 .await?
@@ -201,11 +200,11 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
         }
         let mut ninth = HttpClient::connect(&producer.http).await?;
         ninth.wait_ended().await?;
-        wait_cut(&producer, "too_many", 1).await?;
+        wait_closed(&producer, "too_many", 1).await?;
 
-        // Room again as soon as one leaves.
+        // Another is accepted as soon as one is closed.
         drop(seven.pop());
-        wait_until(TIMEOUT, "one has left", async || {
+        wait_until(TIMEOUT, "one connection is closed", async || {
             Ok(producer
                 .metrics()
                 .await?
@@ -213,12 +212,12 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
                 == 7)
         })
         .await?;
-        let mut again = HttpClient::connect(&producer.http).await?;
-        again.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
+        let mut eighth = HttpClient::connect(&producer.http).await?;
+        eighth.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(again.response().await?.status, 404);
         Ok(())
     };
-    beside_a_good_client(&producer, abuse).await
+    with_well_behaved_client(&producer, abuse).await
 }
 
 #[tokio::test]
@@ -236,17 +235,17 @@ async fn unread_stderr_does_not_block_the_producer() -> Result<()> {
     let addresses = Addresses::free()?;
     let flags = ["--log-filter", "trace,h2=trace"];
     let producer = Producer::start_wrapped(&dir, &addresses, &flags, &into_pipe).await?;
-    let flooded = wait_until(TIMEOUT, "the log is more than anybody keeps", async || {
+    let flooded = wait_until(TIMEOUT, "log lines are dropped", async || {
         for number in 0..20 {
             CookieStream::open(&producer.grpc, &format!("reader-{number}")).await?;
         }
         let metrics = producer.metrics().await?;
         Ok(metrics.count("producer_log_lines_dropped_total", &[]) > 0)
     });
-    Box::pin(beside_a_good_client(&producer, flooded)).await
+    Box::pin(with_well_behaved_client(&producer, flooded)).await
 }
 
-/// Makes a program run with so many open files.
+/// Runs a program with an open-file limit of `files`.
 fn with_files(files: u64) -> impl Fn(&Path, &[String]) -> (PathBuf, Vec<String>) {
     move |program, args| {
         let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
@@ -261,9 +260,9 @@ async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_reje
     let dir = TempDir::new()?;
     let (shell, args) = with_files(100)(&programs().await?.producer, &[]);
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let ended = run_to_end(&shell, &args, &[]).await?;
-    ensure!(ended.code == Some(1), "{:?}: {}", ended.code, ended.words);
-    ensure!(ended.words.contains("100 open files"), "{}", ended.words);
+    let output = run_to_end(&shell, &args, &[]).await?;
+    ensure!(output.code == Some(1), "{:?}: {}", output.code, output.text);
+    ensure!(output.text.contains("100 open files"), "{}", output.text);
 
     let producer =
         Producer::start_wrapped(&dir, &Addresses::free()?, &[], &with_files(256)).await?;
@@ -271,15 +270,15 @@ async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_reje
     for _ in 0..300 {
         idle.push(HttpClient::connect(&producer.http).await?);
     }
-    wait_until(TIMEOUT, "HTTP has its share and no more", async || {
+    wait_until(TIMEOUT, "HTTP uses its share of the open files", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(names::HTTP_CONNECTIONS, &[]) >= 100)
     })
     .await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     drop(idle);
-    // Until these are gone others are turned away.
-    wait_until(TIMEOUT, "there is room again", async || {
+    // New connections are rejected until these are closed.
+    wait_until(TIMEOUT, "a new connection is accepted", async || {
         Ok(producer.accept("alice", 17, "a-1").await.is_ok())
     })
     .await?;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
-    mongods::{command, create_root, failing},
+    mongods::{command, create_root, start_failable},
 };
 
 const FAILING: &str = "consumer_dsp_failing";
@@ -81,7 +81,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     producer.accept("alice", 999, "kept").await?;
     producer.accept("alice", 17, "a-17").await?;
     consumer
-        .wait_ready_and_says(
+        .wait_ready_with_state(
             "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
@@ -93,7 +93,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     }
     producer.accept("bob", 999, "kept-too").await?;
     consumer
-        .wait_known("user-19", json!({"17": "flows"}))
+        .wait_lookup("user-19", json!({"17": "flows"}))
         .await?;
     wait_aside(&consumer, 2).await?;
     ensure!(is_failing(&consumer, "999").await?);
@@ -108,20 +108,20 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
         .count(names::RETRY_QUEUE_RECOVERED, &[]);
     ensure!(found >= 2, "{found} found");
     consumer
-        .wait_ready_and_says(
+        .wait_ready_with_state(
             "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
     let roles = rights(&["cookiesync", "17", "999"]);
     command(&boss, doc! { "updateUser": "exchange", "roles": roles }).await?;
     consumer
-        .wait_known("bob", json!({"999": "kept-too"}))
+        .wait_lookup("bob", json!({"999": "kept-too"}))
         .await?;
     consumer
-        .wait_known("alice", json!({"17": "a-17", "999": "kept"}))
+        .wait_lookup("alice", json!({"17": "a-17", "999": "kept"}))
         .await?;
     wait_aside(&consumer, 0).await?;
-    consumer.wait_ready_and_says("all work").await?;
+    consumer.wait_ready_with_state("all work").await?;
     ensure!(!is_failing(&consumer, "999").await?);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -164,7 +164,7 @@ async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
     let drop_view = doc! { "drop": "cookies" };
     client.database("55").run_command(drop_view).await?;
     let late = json!({"55": "after-the-kill"});
-    consumer.wait_known("late", late).await?;
+    consumer.wait_lookup("late", late).await?;
     wait_aside(&consumer, 0).await?;
     let stored = client.database("55").collection::<Document>("cookies");
     assert_eq!(stored.count_documents(doc! {}).await?, 2_501);
@@ -176,7 +176,7 @@ async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
 #[tokio::test]
 async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let view = doc! { "create": "cookies", "viewOn": "others", "pipeline": [] };
     client.database("55").run_command(view).await?;
@@ -186,9 +186,9 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
         producer.accept("alice", dsp_id, "first").await?;
     }
     consumer
-        .wait_known("alice", json!({"17": "first", "44": "first"}))
+        .wait_lookup("alice", json!({"17": "first", "44": "first"}))
         .await?;
-    consumer.wait_ready_and_says("retry queue: 55 (").await?;
+    consumer.wait_ready_with_state("retry queue: 55 (").await?;
 
     let hang = doc! {
         "configureFailPoint": "failCommand",
@@ -203,7 +203,7 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
     command(&mongod.uri(), hang).await?;
     producer.accept("bob", 44, "late").await?;
     producer.accept("bob", 17, "now").await?;
-    consumer.wait_ready_and_says("44 (no answer ").await?;
+    consumer.wait_ready_with_state("44 (no answer ").await?;
     for number in 0..20 {
         let user = format!("user-{number}");
         producer.accept(&user, 17, "flows").await?;
@@ -224,11 +224,11 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
         .run_command(doc! { "drop": "cookies" })
         .await?;
     consumer
-        .wait_known("user-19", json!({"17": "flows", "44": "waits"}))
+        .wait_lookup("user-19", json!({"17": "flows", "44": "waits"}))
         .await?;
     let all = json!({"17": "first", "44": "first", "55": "first"});
-    consumer.wait_known("alice", all).await?;
-    consumer.wait_ready_and_says("all work").await?;
+    consumer.wait_lookup("alice", all).await?;
+    consumer.wait_ready_with_state("all work").await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -236,7 +236,7 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
 #[tokio::test]
 async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let hang = doc! {
         "configureFailPoint": "failCommand",
         "mode": "alwaysOn",
@@ -291,7 +291,7 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
             producer.accept("mallory", dsp_id, "made-up").await?;
         }
         producer.accept("alice", 17, "real").await?;
-        consumer.wait_known("alice", json!({"17": "real"})).await?;
+        consumer.wait_lookup("alice", json!({"17": "real"})).await?;
         let refused = [("reason", "no_dsp_slot")];
         wait_until(TIMEOUT, "80 cookies are refused", async || {
             let metrics = consumer.metrics().await?;
@@ -306,7 +306,7 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
         producer.accept("bob", 1_001, "has-a-slot").await?;
         producer.accept("bob", 1_100, "has-none").await?;
         consumer
-            .wait_known("bob", json!({"1001": "has-a-slot"}))
+            .wait_lookup("bob", json!({"1001": "has-a-slot"}))
             .await?;
         let metrics = consumer.metrics().await?;
         assert_eq!(metrics.count("consumer_dsp_slots", &[]), 20);
@@ -322,7 +322,7 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
 #[tokio::test]
 async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("17").collection::<Document>("cookies");
     cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
@@ -335,7 +335,9 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
     let by_index = ["--expiry", "index"];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &by_index).await?;
     producer.accept("alice", 17, "flows").await?;
-    consumer.wait_known("alice", json!({"17": "flows"})).await?;
+    consumer
+        .wait_lookup("alice", json!({"17": "flows"}))
+        .await?;
     let is_there = async || {
         let names = cookies.list_index_names().await?;
         anyhow::Ok(names.contains(&"t_1".to_owned()))
@@ -372,8 +374,10 @@ async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     .await?;
     std::fs::write(&file, "rejected_dsps = ['19']\n")?;
     wait_aside(&consumer, 0).await?;
-    consumer.wait_ready_and_says("all work").await?;
-    consumer.wait_known("alice", json!({"17": "flows"})).await?;
+    consumer.wait_ready_with_state("all work").await?;
+    consumer
+        .wait_lookup("alice", json!({"17": "flows"}))
+        .await?;
     let letters = std::fs::read_to_string(&letters)?;
     ensure!(
         letters.contains("waits") && letters.contains("its DSP is refused"),
@@ -420,7 +424,7 @@ async fn rejected_dsp_frees_its_slot_without_a_restart() -> Result<()> {
     })
     .await?;
     producer.accept("alice", 17, "real").await?;
-    consumer.wait_known("alice", json!({"17": "real"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "real"})).await?;
     producer.accept("mallory", 1_001, "again").await?;
     refused(2).await
 }

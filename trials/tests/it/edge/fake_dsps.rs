@@ -1,5 +1,5 @@
-//! What real cookies feel of DSPs that somebody makes up; measured, with dist builds and nothing else running:
-//! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 invented`
+//! Store latency of real cookies during a flood of fake DSPs. Run it with dist builds on an idle machine:
+//! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 fake_dsps`
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -10,46 +10,48 @@ use tempfile::TempDir;
 use tokio::time::{Instant, interval};
 
 use crate::{
-    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, machine, request, wait_until},
-    stream::flow_control::settled_or_lost,
+    harness::{
+        Consumer, Producer, TIMEOUT, accept_all, embedded, request, reserve_machine, wait_until,
+    },
+    stream::flow_control::settled_or_lost_cookies,
 };
 
-/// What comes in beside each other.
+/// Concurrent loads of real and fake cookies.
 struct Mix {
     real_per_second: u64,
     time: Duration,
-    invented: u32,
-    invented_per_second: u32,
+    fake: u32,
+    fake_per_second: u32,
 }
 
-/// Waits until the node has settled all that was accepted, or set it aside.
-async fn wait_through(producer: &Producer, node: &Consumer) -> Result<()> {
+/// Waits until every accepted cookie has an outcome at the node or is in its retry queue.
+async fn wait_processed(producer: &Producer, node: &Consumer) -> Result<()> {
     let accepted = producer.appended().await?;
-    wait_until(TIMEOUT, "the node is through", async || {
+    wait_until(TIMEOUT, "every cookie is processed", async || {
         let metrics = node.metrics().await?;
-        Ok(settled_or_lost(&metrics) + metrics.count(names::RETRY_QUEUE_COOKIES, &[]) == accepted)
+        Ok(settled_or_lost_cookies(&metrics) + metrics.count(names::RETRY_QUEUE_COOKIES, &[]) == accepted)
     })
     .await
 }
 
-/// Waits until every DSP has its slot, or is refused.
-async fn wait_none_aside(node: &Consumer, timeout: Duration) -> Result<()> {
-    wait_until(timeout, "nothing is set aside", async || {
+/// Waits until the retry queue is empty: every DSP has a slot or is rejected.
+async fn wait_retry_queue_empty(node: &Consumer, timeout: Duration) -> Result<()> {
+    wait_until(timeout, "the retry queue is empty", async || {
         Ok(node.metrics().await?.count(names::RETRY_QUEUE_COOKIES, &[]) == 0)
     })
     .await
 }
 
-/// DSPs of their own for each run.
-async fn invent(producer: &Producer, mix: &Mix, first: u32) -> Result<Duration> {
+/// Sends one cookie each for new fake DSPs, starting at id `first`.
+async fn send_fake(producer: &Producer, mix: &Mix, first: u32) -> Result<Duration> {
     let began = Instant::now();
-    let at_once = (mix.invented_per_second / 10).max(1);
+    let per_tick = (mix.fake_per_second / 10).max(1);
     let mut ticks = interval(Duration::from_millis(100));
     let mut connection = HttpClient::connect(&producer.http).await?;
     let mut sent = 0;
-    while sent < mix.invented {
+    while sent < mix.fake {
         ticks.tick().await;
-        let some = sent..mix.invented.min(sent + at_once);
+        let some = sent..mix.fake.min(sent + per_tick);
         let requests = some
             .clone()
             .map(|number| request("mallory", first + number, "made-up"));
@@ -64,7 +66,7 @@ async fn invent(producer: &Producer, mix: &Mix, first: u32) -> Result<Duration> 
     Ok(began.elapsed())
 }
 
-/// Runs a mix; says what became of it, and returns each node's p99 from accepted to stored in seconds.
+/// Runs a mix, prints its results, and returns each node's p99 of the time from acceptance to storage, in seconds.
 async fn run(
     what: &str,
     producer: &Producer,
@@ -83,26 +85,26 @@ async fn run(
     };
     let rate = NonZeroU64::new(mix.real_per_second).context("no rate")?;
     let plan = plan.rate(rate);
-    let (real, invented) = tokio::join!(accept_all(&plan), invent(producer, mix, first));
-    let invented = real.and(invented)?;
+    let (real, fake) = tokio::join!(accept_all(&plan), send_fake(producer, mix, first));
+    let fake_time = real.and(fake)?;
     let mut quantiles = Vec::new();
     for (node, before) in nodes.iter().zip(before) {
-        wait_through(producer, node).await?;
+        wait_processed(producer, node).await?;
         let after = node.metrics().await?;
         let of = |samples: &bench::scrape::Samples| samples.histogram(names::STORED_SECONDS);
         let stored = of(&after).since(&of(&before));
-        let quantile = |quantile| stored.quantile(quantile).context("nothing is stored");
+        let quantile = |quantile| stored.quantile(quantile).context("no cookie was stored");
         let (p50, p99) = (quantile(0.5)?, quantile(0.99)?);
-        let refused = [("reason", "no_dsp_slot")];
+        let no_slot = [("reason", "no_dsp_slot")];
         let count = |name, labels: &[(&str, &str)]| after.count(name, labels);
         println!(
-            "{what}: {} real stored, p50 {:.0} ms, p99 {:.0} ms; {} invented in {invented:.1?}, {} refused in all, \
+            "{what}: {} real stored, p50 {:.0} ms, p99 {:.0} ms; {} fake in {fake_time:.1?}, {} rejected in total, \
              {} slots, {} lost",
             stored.count(),
             1e3 * p50,
             1e3 * p99,
-            mix.invented,
-            count(names::FAILED, &refused),
+            mix.fake,
+            count(names::FAILED, &no_slot),
             count(names::DSP_SLOTS, &[]),
             node.lost().await?,
         );
@@ -111,20 +113,20 @@ async fn run(
     Ok(quantiles)
 }
 
-/// Warms a node up, so that the DSPs of the real load have their slots.
+/// Sends cookies until the DSPs of the real load have their slots.
 async fn warm_up(producer: &Producer, nodes: &[&Consumer]) -> Result<()> {
     producer.accept_load(1, 20_000).await?;
     for node in nodes {
-        wait_through(producer, node).await?;
-        wait_none_aside(node, TIMEOUT).await?;
+        wait_processed(producer, node).await?;
+        wait_retry_queue_empty(node, TIMEOUT).await?;
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes all of a machine"]
+#[ignore = "needs an idle machine"]
 async fn three_thousand_fake_dsps_get_only_the_free_slots_of_three_nodes() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let one = Mongod::start(&dir.path().join("mongod-1")).await?;
     let two = Mongod::start(&dir.path().join("mongod-2")).await?;
@@ -142,53 +144,53 @@ async fn three_thousand_fake_dsps_get_only_the_free_slots_of_three_nodes() -> Re
     let calm = Mix {
         real_per_second: 1_000,
         time: Duration::from_secs(30),
-        invented: 0,
-        invented_per_second: 0,
+        fake: 0,
+        fake_per_second: 0,
     };
     run("without", &producer, &nodes, &calm, 1_000_000).await?;
     let attack = Mix {
-        invented: 3_000,
-        invented_per_second: 7_000,
+        fake: 3_000,
+        fake_per_second: 7_000,
         ..calm
     };
     run("attacked", &producer, &nodes, &attack, 2_000_000).await?;
     for node in &nodes {
-        wait_none_aside(node, 10 * TIMEOUT).await?;
+        wait_retry_queue_empty(node, 10 * TIMEOUT).await?;
         let metrics = node.metrics().await?;
-        let refused = metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]);
-        // 20 DSPs of the load had slots before.
-        ensure!(refused == 3_000 - (512 - 20), "{refused}");
+        let rejected = metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]);
+        // The 20 DSPs of the real load have slots already.
+        ensure!(rejected == 3_000 - (512 - 20), "{rejected}");
     }
     for mongod in [&one, &two] {
         let client = Client::with_uri_str(mongod.uri()).await?;
         let names = client.list_database_names().await?;
-        let invented = names.iter().filter_map(|name| name.parse::<u32>().ok());
-        let invented = invented.filter(|dsp_id| *dsp_id >= 2_000_000).count();
-        println!("{invented} invented databases");
-        ensure!(invented <= 512);
+        let dsps = names.iter().filter_map(|name| name.parse::<u32>().ok());
+        let fake = dsps.filter(|dsp_id| *dsp_id >= 2_000_000).count();
+        println!("{fake} databases of fake DSPs");
+        ensure!(fake <= 512);
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes and all of a machine"]
+#[ignore = "takes minutes and needs an idle machine"]
 async fn store_latency_is_measured_with_two_hundred_fake_dsps_per_second() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let calm = Mix {
         real_per_second: 40_000,
         time: Duration::from_secs(10),
-        invented: 0,
-        invented_per_second: 0,
+        fake: 0,
+        fake_per_second: 0,
     };
     let attack = Mix {
-        invented: 2_000,
-        invented_per_second: 200,
+        fake: 2_000,
+        fake_per_second: 200,
         ..calm
     };
-    for turn in 1..=3 {
+    for repetition in 1..=3 {
         let mut p99 = Vec::new();
         for (what, mix) in [("without", &calm), ("with", &attack)] {
-            // On a server of its own each: what is there makes mongod slower.
+            // Each run has a new server, because existing data makes mongod slower.
             let dir = TempDir::new()?;
             let mongod = Mongod::start(&dir.path().join("mongod")).await?;
             let producer = Producer::start(&dir, &[]).await?;
@@ -198,7 +200,7 @@ async fn store_latency_is_measured_with_two_hundred_fake_dsps_per_second() -> Re
             warm_up(&producer, &[&node]).await?;
             p99.extend(run(what, &producer, &[&node], mix, 1_000_000).await?);
         }
-        println!("turn {turn}: {:.2} times", p99[1] / p99[0]);
+        println!("repetition {repetition}: p99 grew by a factor of {:.2}", p99[1] / p99[0]);
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 use self::certificates::{Authority, write};
 use crate::{
-    harness::{Consumer, Producer, TIMEOUT, embedded, in_time, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, embedded, wait_until, within_timeout},
     stream::python_client,
 };
 
@@ -55,7 +55,7 @@ impl Stream {
             anyhow::Ok(client::get_cookies(channel, request).await?.into_inner())
         };
         match (
-            in_time("the stream is open", opened).await?,
+            within_timeout("the stream is open", opened).await?,
             connector.trouble(),
         ) {
             (Ok(stream), _) => Ok(Self(stream)),
@@ -75,7 +75,7 @@ impl Stream {
 
     /// Reads one cookie; returns its user.
     async fn read(&mut self) -> Result<String> {
-        let message = in_time("a cookie", self.0.message()).await??;
+        let message = within_timeout("a cookie", self.0.message()).await??;
         let message = message.context("the stream ended")?;
         Ok(decode_cookie(&message)?.user_id.to_owned())
     }
@@ -90,7 +90,7 @@ fn https(producer: &Producer) -> String {
 }
 
 /// Waits until a process's log has this many lines that contain `part`.
-async fn wait_said(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
+async fn wait_logged(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
     let what = format!("{part:?} is said {times} times");
     wait_until(TIMEOUT, &what, async || {
         Ok(log().matches(part).count() == times)
@@ -125,7 +125,7 @@ async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
     let mut consumer = Consumer::spawn(&dir, "ours", &[&url], &store, &flags).await?;
     consumer.wait_ready().await?;
     producer.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     let metrics = consumer.metrics().await?;
     let expiry = "consumer_tls_certificate_expiry_unix_seconds";
     ensure!(metrics.count(expiry, &[("kind", "authority")]) > 1_700_000_000);
@@ -137,11 +137,11 @@ async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
     let flags = ["--tls-ca", &other];
     let stranger = Consumer::spawn(&dir, "stranger", &[&url], "none", &flags).await?;
     let log = || stranger.process.last_lines(usize::MAX);
-    wait_said(log, "from no authority of --tls-ca", 1).await?;
+    wait_logged(log, "from no authority of --tls-ca", 1).await?;
     let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
     let misnamed = Consumer::spawn(&dir, "misnamed", &[&url], "none", &flags).await?;
     let log = || misnamed.process.last_lines(usize::MAX);
-    wait_said(log, "certificate is not for other.test", 1).await
+    wait_logged(log, "certificate is not for other.test", 1).await
 }
 
 #[tokio::test]
@@ -267,8 +267,8 @@ async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none()
     producer.accept("alice", 17, "a-1").await?;
     assert_eq!(stream.read().await?, "alice");
     let log = || producer.process.last_lines(usize::MAX);
-    wait_said(log, "has no certificate inside", 1).await?;
-    wait_said(log, "keeping the current ones", 1).await?;
+    wait_logged(log, "has no certificate inside", 1).await?;
+    wait_logged(log, "keeping the current ones", 1).await?;
 
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 2).await
@@ -286,7 +286,7 @@ async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
         ..Flags::default()
     };
     let mut stream = Stream::open(&producer, "node", true, trusting).await?;
-    let cut = in_time("it is cut off", silent.read_u8()).await?;
+    let cut = within_timeout("it is cut off", silent.read_u8()).await?;
     ensure!(cut.is_err());
     let handshakes = "producer_tls_handshakes_total";
     wait_counted(&producer, handshakes, ("outcome", "timeout"), 1).await?;
@@ -382,7 +382,7 @@ async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let ended = in_time("the Python client ends", client).await??;
+    let ended = within_timeout("the Python client ends", client).await??;
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "{}:\n{said}", ended.status);
     Ok(())
@@ -409,7 +409,7 @@ async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
     let store = dir.path().join("store");
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &embedded(&store), &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     // Stopped and started again, the store has made all kinds of its files.
     consumer.process.stop(TIMEOUT).await?;
     consumer.process.restart()?;

@@ -1,4 +1,4 @@
-//! What becomes of a sync while everything runs.
+//! Syncs reach the stores of all consumers in normal operation.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{
     harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, newest, wait_until},
 };
 
-/// Few enough users that most pairs of user and DSP are synced more than once.
+/// So few users that most pairs of user and DSP are synced more than once.
 const USERS: u64 = 60;
 const COOKIES: u64 = 3_000;
 
@@ -36,22 +36,22 @@ async fn sync_can_be_looked_up_on_every_consumer() -> Result<()> {
     producer.accept("bob", 17, "b-1").await?;
     for consumer in [&on_disk, &on_mongodb] {
         let alice = json!({"17": "a-1", "4294967295": "ü&=/+%--"});
-        consumer.wait_known("alice", alice).await?;
-        consumer.wait_known("bob", json!({"17": "b-1"})).await?;
+        consumer.wait_lookup("alice", alice).await?;
+        consumer.wait_lookup("bob", json!({"17": "b-1"})).await?;
     }
 
     producer.accept("bob", 17, "b-2").await?;
     for consumer in [&on_disk, &on_mongodb] {
-        consumer.wait_known("bob", json!({"17": "b-2"})).await?;
+        consumer.wait_lookup("bob", json!({"17": "b-2"})).await?;
         let unknown = bench::admin::get(&consumer.admin, "/v1/users/nobody").await?;
         assert_eq!(unknown.status, 404);
-        let why: serde_json::Value = serde_json::from_str(&unknown.body)?;
-        assert_eq!(why, json!({"error": "unknown user", "user_id": "nobody"}));
+        let error: serde_json::Value = serde_json::from_str(&unknown.body)?;
+        assert_eq!(error, json!({"error": "unknown user", "user_id": "nobody"}));
     }
     mongod.process().check()
 }
 
-/// Cookies of few users over one connection: their order decides what is newest.
+/// Cookies of few users on one connection, whose order determines the newest value.
 fn repeating(producer: &Producer, seed: u64) -> Result<load::Plan> {
     Ok(load::Plan {
         traffic: Traffic::new(seed, NonZeroU64::new(USERS)),
@@ -71,12 +71,12 @@ async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> 
     consumer.wait_settled(COOKIES).await?;
     let known = newest(&plan.traffic, COOKIES);
     let pairs: usize = known.values().map(BTreeMap::len).sum();
-    assert!(pairs < 2_000, "{pairs} pairs are too many to be repeated");
-    consumer.wait_knows(&known).await?;
+    assert!(pairs < 2_000, "{pairs} pairs are too many for repeats");
+    consumer.wait_lookups(&known).await?;
 
-    let others = Traffic::new(3, NonZeroU64::new(USERS));
-    let users = (0..500).map(|number| others.cookie(0, number).user_id().to_owned());
-    consumer.knows_none(users).await?;
+    let unsent = Traffic::new(3, NonZeroU64::new(USERS));
+    let users = (0..500).map(|number| unsent.cookie(0, number).user_id().to_owned());
+    consumer.check_unknown(users).await?;
     assert_eq!(
         consumer.metrics().await?.count(names::RECEIVED, &[]),
         COOKIES
@@ -99,9 +99,9 @@ async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<
     let known = newest(&plan.traffic, COOKIES);
     let documents = Documents::connect(&store).await?;
     documents.wait_exactly(&known).await?;
-    consumer.wait_knows(&known).await?;
+    consumer.wait_lookups(&known).await?;
     let expiring = documents.expire_after_seconds().await?;
-    ensure!(expiring.is_empty(), "a sweep needs no index: {expiring:?}");
+    ensure!(expiring.is_empty(), "expiry by sweep must not create an index: {expiring:?}");
     Ok(())
 }
 
@@ -111,12 +111,12 @@ async fn late_cookie_does_not_replace_a_newer_one() -> Result<()> {
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let slow = Producer::start(&dir, &[]).await?;
     let quick = Producer::start(&dir, &[]).await?;
-    // Accepted first; comes last, because its producer is connected to last.
+    // Accepted first and received last, because the consumers connect to this producer last.
     slow.accept("alice", 17, "old").await?;
     let accepted = Instant::now();
     wait_until(
         TIMEOUT,
-        "MongoDB's clock of milliseconds ticks",
+        "MongoDB's millisecond clock advances",
         async || Ok(accepted.elapsed() > Duration::from_millis(2)),
     )
     .await?;
@@ -127,15 +127,15 @@ async fn late_cookie_does_not_replace_a_newer_one() -> Result<()> {
         ("mongodb", mongod.uri()),
     ] {
         let mut consumer = Consumer::start(&dir, name, &[&quick], &store, &[]).await?;
-        consumer.wait_known("alice", json!({"17": "new"})).await?;
-        consumer.wait_known("bob", json!({"17": "b"})).await?;
-        // Nothing is set aside any more that the next one would find.
+        consumer.wait_lookup("alice", json!({"17": "new"})).await?;
+        consumer.wait_lookup("bob", json!({"17": "b"})).await?;
+        // The retry queue must be empty before the consumer is killed.
         consumer.wait_settled(2).await?;
         consumer.process.kill()?;
         let consumer = Consumer::start(&dir, name, &[&slow], &store, &[]).await?;
         consumer.wait_settled(1).await?;
         assert_eq!(consumer.metrics().await?.count(names::STALE, &[]), 1);
-        consumer.wait_known("alice", json!({"17": "new"})).await?;
+        consumer.wait_lookup("alice", json!({"17": "new"})).await?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A consumer process, and what it is to know and count.
+//! A consumer process, with waits on its lookups and metrics.
 
 use std::{path::Path, time::Duration};
 
@@ -13,30 +13,32 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use super::{Known, Producer, TIMEOUT, ledger::LastLedger, owned, programs, wait_until};
+use super::{
+    Producer, StoreContents, TIMEOUT, ledger::FinalLedgerCheck, owned, programs, wait_until,
+};
 
 /// A consumer process on a free port.
 pub(crate) struct Consumer {
     /// Dropped before the process.
-    _ledger: LastLedger,
+    _ledger: FinalLedgerCheck,
     pub(crate) process: Process,
     pub(crate) admin: String,
 }
 
-/// Cookies that a consumer has received and of which it knows what became.
+/// Cookies received by a consumer that have an outcome.
 pub(crate) fn settled(metrics: &Samples) -> u64 {
-    let fates = [
+    let outcomes = [
         names::WRITTEN,
         names::SUPERSEDED,
         names::STALE,
         names::SUPPRESSED,
         names::FAILED,
     ];
-    fates.iter().map(|name| metrics.count(name, &[])).sum()
+    outcomes.iter().map(|name| metrics.count(name, &[])).sum()
 }
 
 impl Consumer {
-    /// Starts it on `store` reading from `producers`, its log in `dir`, and waits until it is ready.
+    /// Starts a consumer of `producers` that writes to `store`, with its log in `dir`, and waits until it is ready.
     pub(crate) async fn start(
         dir: &TempDir,
         name: &str,
@@ -53,7 +55,7 @@ impl Consumer {
         Ok(consumer)
     }
 
-    /// Like [`start`](Self::start), but does not wait.
+    /// Like [`start`](Self::start), without waiting.
     pub(crate) async fn spawn(
         dir: &TempDir,
         name: &str,
@@ -70,13 +72,13 @@ impl Consumer {
         let program = &programs().await?.consumer;
         let log = dir.path().join(format!("consumer-{name}.log"));
         let process = Process::start("the consumer", program, &args, &log)?;
-        Ok(Self::of(process, admin))
+        Ok(Self::from_process(process, admin))
     }
 
     /// The consumer that runs as `process`.
-    pub(crate) fn of(process: Process, admin: String) -> Self {
+    pub(crate) fn from_process(process: Process, admin: String) -> Self {
         Self {
-            _ledger: LastLedger {
+            _ledger: FinalLedgerCheck {
                 admin: admin.clone(),
                 log: process.log().to_owned(),
             },
@@ -85,38 +87,38 @@ impl Consumer {
         }
     }
 
-    /// Waits until it is ready, after its process was started again.
+    /// Waits until it is ready after a restart of its process.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
         self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
-    /// Waits until it says that it is not ready, for a reason that contains `why`.
-    pub(crate) async fn wait_not_ready(&self, why: &str) -> Result<()> {
-        let what = format!("{} is not ready because of {why:?}", self.admin);
+    /// Waits until `/readyz` reports that it is not ready, with a reason that contains `reason`.
+    pub(crate) async fn wait_not_ready(&self, reason: &str) -> Result<()> {
+        let what = format!("{} is not ready because of {reason:?}", self.admin);
         wait_until(TIMEOUT, &what, async || {
-            // It may not listen yet.
+            // The port may not be open yet.
             let readiness = admin::readiness(&self.admin).await.ok();
             Ok(readiness
-                .is_some_and(|readiness| readiness.is_err_and(|reasons| reasons.contains(why))))
+                .is_some_and(|readiness| readiness.is_err_and(|reasons| reasons.contains(reason))))
         })
         .await
     }
 
-    /// Waits until it is ready and says this of one of its parts.
-    pub(crate) async fn wait_ready_and_says(&self, what: &str) -> Result<()> {
-        let wanted = format!("{} is ready and says {what:?}", self.admin);
-        wait_until(TIMEOUT, &wanted, async || {
+    /// Waits until it is ready and `/readyz` reports a component state that contains `state`.
+    pub(crate) async fn wait_ready_with_state(&self, state: &str) -> Result<()> {
+        let what = format!("{} is ready with state {state:?}", self.admin);
+        wait_until(TIMEOUT, &what, async || {
             let answer = admin::get(&self.admin, "/readyz").await?;
-            Ok(answer.status == 200 && answer.body.contains(what))
+            Ok(answer.status == 200 && answer.body.contains(state))
         })
         .await
     }
 
-    /// Waits until the lookup of `user_id` gives exactly these buyer uids, by DSP.
-    pub(crate) async fn wait_known(&self, user_id: &str, buyer_uids: Value) -> Result<()> {
+    /// Waits until the lookup of `user_id` returns exactly these buyer uids, by DSP.
+    pub(crate) async fn wait_lookup(&self, user_id: &str, buyer_uids: Value) -> Result<()> {
         let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
         let path = format!("/v1/users/{user_id}");
-        let what = format!("{} knows {expected}", self.admin);
+        let what = format!("{} returns {expected}", self.admin);
         wait_until(TIMEOUT, &what, || async {
             let answer = admin::get(&self.admin, &path).await?;
             Ok(answer.status == 200 && serde_json::from_str::<Value>(&answer.body)? == expected)
@@ -124,7 +126,7 @@ impl Consumer {
         .await
     }
 
-    /// Waits until it has written so many cookies.
+    /// Waits until it has written at least `cookies` cookies.
     pub(crate) async fn wait_written(&self, cookies: u64) -> Result<()> {
         let what = format!("{} has written {cookies} cookies", self.admin);
         wait_until(TIMEOUT, &what, async || {
@@ -133,22 +135,25 @@ impl Consumer {
         .await
     }
 
-    /// Waits until the fate of `accepted` cookies is known, all of them received by this process.
+    /// Waits until exactly `accepted` cookies have an outcome in this process; fails if there are more.
     pub(crate) async fn wait_settled(&self, accepted: u64) -> Result<()> {
         let what = format!("{} has settled {accepted} cookies", self.admin);
         wait_until(TIMEOUT, &what, async || {
             let settled = settled(&self.metrics().await?);
-            ensure!(settled <= accepted, "{settled} of {accepted} are settled");
+            ensure!(
+                settled <= accepted,
+                "{settled} cookies have an outcome, but only {accepted} were accepted"
+            );
             Ok(settled == accepted)
         })
         .await
     }
 
-    /// Waits until the lookup of each of these users gives exactly what is known of it.
-    pub(crate) async fn wait_knows(&self, known: &Known) -> Result<()> {
+    /// Waits until the lookup of each user returns exactly its buyer uids in `contents`.
+    pub(crate) async fn wait_lookups(&self, contents: &StoreContents) -> Result<()> {
         let mut client = HttpClient::connect(&self.admin).await?;
         let deadline = Instant::now() + TIMEOUT;
-        for (user_id, buyer_uids) in known {
+        for (user_id, buyer_uids) in contents {
             let path = format!("/v1/users/{user_id}");
             let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
             loop {
@@ -164,8 +169,8 @@ impl Consumer {
         Ok(())
     }
 
-    /// Fails when it knows any of these users.
-    pub(crate) async fn knows_none(&self, users: impl Iterator<Item = String>) -> Result<()> {
+    /// Fails if the lookup of any of these users succeeds.
+    pub(crate) async fn check_unknown(&self, users: impl Iterator<Item = String>) -> Result<()> {
         let mut client = HttpClient::connect(&self.admin).await?;
         for user in users {
             let answer = client.get(&format!("/v1/users/{user}"), &[]).await?;
@@ -178,7 +183,7 @@ impl Consumer {
         admin::metrics(&self.admin).await
     }
 
-    /// Cookies it knows it will not get.
+    /// Cookies that it counts as lost.
     pub(crate) async fn lost(&self) -> Result<u64> {
         Ok(self.metrics().await?.count(names::LOST, &[]))
     }

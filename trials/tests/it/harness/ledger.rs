@@ -1,4 +1,4 @@
-//! The ledger and the log of a process, read when it is about to be killed.
+//! Final check of a process's metrics and log, before it is killed at the end of a test.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -8,14 +8,14 @@ use tokio::{runtime::Builder, time::timeout};
 
 use crate::tools::metrics_page;
 
-/// Reads a process's ledger once more before it is killed, and fails the test when it does not balance, or tells what is
-/// not documented; and when the log names a user or a buyer uid. One that does not answer any more has none.
-pub(super) struct LastLedger {
+/// Fails the test on drop if the ledger of a process does not balance, if it exports an undocumented metric, or if its log contains
+/// a user id or buyer uid. The metrics of a process that no longer responds are not checked.
+pub(super) struct FinalLedgerCheck {
     pub(super) admin: String,
     pub(super) log: PathBuf,
 }
 
-impl Drop for LastLedger {
+impl Drop for FinalLedgerCheck {
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -27,14 +27,14 @@ impl Drop for LastLedger {
         }
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        if let Some(line) = log.lines().find(|line| names_somebody(line)) {
-            panic!("{} names a user: {line}", self.log.display());
+        if let Some(line) = log.lines().find(|line| contains_ids(line)) {
+            panic!("{} contains a user id: {line}", self.log.display());
         }
     }
 }
 
-/// Whether there is an id in a line that the tests send, or a user of their loads.
-fn names_somebody(line: &str) -> bool {
+/// Whether a log line contains a user id or buyer uid that tests or their loads send.
+fn contains_ids(line: &str) -> bool {
     let is_part_of_id = |c: char| c.is_ascii_alphanumeric() || c == '-';
     let mut words = line.split(|c| !is_part_of_id(c));
     words.any(|word| {
@@ -49,7 +49,7 @@ fn names_somebody(line: &str) -> bool {
     })
 }
 
-/// Whether it looks like the user ids of a load.
+/// Whether a word looks like a user id of a load.
 fn is_synthetic(word: &str) -> bool {
     let is_digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     word.len() == USER_ID_BYTES && word.bytes().all(is_digit) && word.bytes().any(|c| c > b'9')
@@ -64,7 +64,7 @@ fn ids_are_found_in_log_lines_and_ordinary_words_are_not() {
         "user-12",
         &id[..USER_ID_BYTES],
     ] {
-        assert!(names_somebody(line), "{line}");
+        assert!(contains_ids(line), "{line}");
     }
     for line in [
         "user refused",
@@ -72,20 +72,22 @@ fn ids_are_found_in_log_lines_and_ordinary_words_are_not() {
         "epoch=1795368834430341",
         "buyer-uid a-18",
     ] {
-        assert!(!names_somebody(line), "{line}");
+        assert!(!contains_ids(line), "{line}");
     }
 }
 
-/// Like [`admin::metrics`], for where nothing can be awaited, and without looking at the ledger.
+/// Like [`admin::metrics`], for synchronous code and without a check of the ledger.
 fn blocking_metrics(address: &str) -> Result<Samples> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let address = address.to_owned();
-    // A thread may wait for a runtime of its own, which a task may not.
-    let asking = std::thread::spawn(move || {
+    // A task cannot block on a second runtime; a thread can.
+    let request = std::thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async { timeout(TIMEOUT, admin::get(&address, "/metrics")).await? })
     });
-    let answer = asking.join().map_err(|_| anyhow!("it panicked"))??;
+    let answer = request
+        .join()
+        .map_err(|_| anyhow!("the scrape panicked"))??;
     ensure!(answer.status == 200, "{answer:?}");
     Ok(Samples::parse(&answer.body))
 }

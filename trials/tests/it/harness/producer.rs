@@ -1,4 +1,4 @@
-//! A producer process, and what is sent to it.
+//! A producer process and the load on it.
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},
@@ -18,30 +18,30 @@ use bench::{
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::{TIMEOUT, ledger::LastLedger, numbered, owned, programs, request};
+use super::{TIMEOUT, ledger::FinalLedgerCheck, numbered_cookie, owned, programs, request};
 
-/// Makes of a program and its arguments those that start it. The process id must stay the same.
-pub(crate) type Wrap<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
+/// Maps a program and its arguments to the command that starts it. The command must keep its process id (`exec`).
+pub(crate) type Wrapper<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
 
 /// A producer process on free ports.
 pub(crate) struct Producer {
     /// Dropped before the process.
-    _ledger: LastLedger,
+    _ledger: FinalLedgerCheck,
     pub(crate) process: Process,
     pub(crate) http: String,
-    /// As a URL.
+    /// URL of the gRPC port.
     pub(crate) grpc: String,
     pub(crate) admin: String,
     _state: TempDir,
 }
 
 impl Producer {
-    /// Starts it with `flags` besides its addresses, its log in `dir`, and waits until it is ready.
+    /// Starts a producer with `flags`, on free ports and with its log in `dir`, and waits until it is ready.
     pub(crate) async fn start(dir: &TempDir, flags: &[&str]) -> Result<Self> {
         Self::start_at(dir, &Addresses::free()?, flags).await
     }
 
-    /// Like [`start`](Self::start), at known addresses.
+    /// Like [`start`](Self::start), at the given addresses.
     pub(crate) async fn start_at(
         dir: &TempDir,
         addresses: &Addresses,
@@ -50,29 +50,29 @@ impl Producer {
         let program = &programs().await?.producer;
         let state = TempDir::new_in("/dev/shm")?;
         let launch = launch(program, dir, addresses, flags, &state);
-        let mut producer = Self::of(launch.start()?, state);
+        let mut producer = Self::from_launched(launch.start()?, state);
         producer.wait_ready().await?;
         Ok(producer)
     }
 
-    /// Like [`start_at`](Self::start_at), as `wrap` says of the program and its flags.
+    /// Like [`start_at`](Self::start_at), through a wrapper command.
     pub(crate) async fn start_wrapped(
         dir: &TempDir,
         addresses: &Addresses,
         flags: &[&str],
-        wrap: Wrap<'_>,
+        wrap: Wrapper<'_>,
     ) -> Result<Self> {
         let program = &programs().await?.producer;
         let state = TempDir::new_in("/dev/shm")?;
         let launch = launch(program, dir, addresses, flags, &state);
-        let mut producer = Self::of(launch.start_wrapped(wrap)?, state);
+        let mut producer = Self::from_launched(launch.start_wrapped(wrap)?, state);
         producer.wait_ready().await?;
         Ok(producer)
     }
 
-    fn of(started: producer::Producer, state: TempDir) -> Self {
+    fn from_launched(started: producer::Producer, state: TempDir) -> Self {
         Self {
-            _ledger: LastLedger {
+            _ledger: FinalLedgerCheck {
                 admin: started.admin.clone(),
                 log: started.process.log().to_owned(),
             },
@@ -84,26 +84,26 @@ impl Producer {
         }
     }
 
-    /// Waits until it is ready, after its process was started again.
+    /// Waits until it is ready after a restart of its process.
     pub(crate) async fn wait_ready(&mut self) -> Result<()> {
         self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
-    /// Sends one sync, which must be accepted.
+    /// Sends one sync request, which must be accepted.
     pub(crate) async fn accept(&self, user_id: &str, dsp_id: u32, buyer_uid: &str) -> Result<()> {
         let answer = admin::sync(&self.http, user_id, dsp_id, buyer_uid).await?;
         ensure!(answer.status == 200, "{answer:?}");
         Ok(())
     }
 
-    /// Sends the cookies `numbers` (see [`numbered`]) in one write over one connection; all must be accepted.
+    /// Sends the cookies `numbers` (see [`numbered_cookie`]) in one write on one connection. All must be accepted.
     pub(crate) async fn accept_numbers(
         &self,
         numbers: std::ops::RangeInclusive<u64>,
     ) -> Result<()> {
         let mut requests = String::new();
         for number in numbers.clone() {
-            let (user, dsp, buyer) = numbered(number);
+            let (user, dsp, buyer) = numbered_cookie(number);
             requests.push_str(&request(&user, dsp, &buyer));
         }
         let mut connection = HttpClient::connect(&self.http).await?;
@@ -115,13 +115,13 @@ impl Producer {
         Ok(())
     }
 
-    /// A load on its edge, without a limit; the caller sets one.
+    /// A load on its edge without an end; the caller sets one.
     pub(crate) fn load(&self, seed: u64) -> Result<load::Plan> {
         let url = format!("http://{}/", self.http).parse()?;
         Ok(load::Plan::new(url, Traffic::new(seed, None)))
     }
 
-    /// A load of `requests` cookies over one connection, so that their order is known.
+    /// A load of `requests` cookies on one connection, which fixes their order.
     pub(crate) fn ordered_load(&self, seed: u64, rate: u64, requests: u64) -> Result<load::Plan> {
         Ok(load::Plan {
             rate: NonZeroU64::new(rate),
@@ -131,7 +131,7 @@ impl Producer {
         })
     }
 
-    /// Sends `requests` cookies as fast as they are taken; all must be accepted.
+    /// Sends `requests` cookies without a rate limit. All must be accepted.
     pub(crate) async fn accept_load(&self, seed: u64, requests: u64) -> Result<Traffic> {
         let plan = load::Plan {
             rate: None,
@@ -145,13 +145,13 @@ impl Producer {
         admin::metrics(&self.admin).await
     }
 
-    /// Cookies in its log since its start.
+    /// Cookies appended to its log since its start.
     pub(crate) async fn appended(&self) -> Result<u64> {
         Ok(self.metrics().await?.count(names::APPENDED, &[]))
     }
 }
 
-/// A producer with its log in `dir`, and its state in `state` unless a flag names another place.
+/// Launch options of a producer with its log in `dir`. Its state is in `state` unless `flags` set `--state`.
 fn launch<'a>(
     program: &'a Path,
     dir: &'a TempDir,
@@ -172,10 +172,10 @@ fn launch<'a>(
     }
 }
 
-/// Runs a load with a number of requests to its end; all must be accepted.
+/// Runs a load with a fixed number of requests.
 ///
 /// # Errors
-/// When one is not.
+/// If a request is not accepted.
 pub(crate) async fn accept_all(plan: &load::Plan) -> Result<load::Outcome> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
     ensure!(

@@ -7,7 +7,7 @@ use bench::scrape::{Buckets, Samples, names};
 use tempfile::TempDir;
 
 use super::{of_limit, plan, refused, send, sending, start, told};
-use crate::harness::{Producer, TIMEOUT, machine, wait_until};
+use crate::harness::{Producer, TIMEOUT, reserve_machine, wait_until};
 
 /// DSPs that keep to what was agreed, nearly: what is above it for a moment waits.
 const OTHERS: u32 = 19;
@@ -88,7 +88,7 @@ fn p99(samples: &Samples) -> Result<f64> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes two minutes"]
 async fn flooding_dsp_does_not_delay_nineteen_others() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let calm = run(false).await?;
     let flooded = run(true).await?;
     for samples in [&calm, &flooded] {

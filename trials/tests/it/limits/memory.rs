@@ -5,7 +5,7 @@ use bench::{memory::Memory, scrape::names};
 use tempfile::TempDir;
 
 use super::{of_limit, plan, send, sending, start, told};
-use crate::harness::{Producer, machine};
+use crate::harness::{Producer, reserve_machine};
 
 const OFFERED: u64 = 40_000;
 const QUEUE_BYTES: u64 = 64 << 20;
@@ -31,7 +31,7 @@ async fn growth(producer: &Producer) -> Result<u64> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes two minutes and dist builds"]
 async fn dsp_queue_stays_within_its_memory_limit() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let without = growth(&Producer::start(&dir, &LOG).await?).await?;
     let dir = TempDir::new()?;

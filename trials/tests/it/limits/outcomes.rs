@@ -15,8 +15,8 @@ use super::{Reading, of_limit, send, start, told, write};
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, DRAIN_TIMEOUT, Known, Producer, TIMEOUT, embedded, expect_exit, machine,
-        wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, StoreContents, TIMEOUT, embedded, expect_exit,
+        reserve_machine, wait_until,
     },
     stream_client::Subscription,
 };
@@ -68,8 +68,8 @@ impl Newest {
         Ok(())
     }
 
-    fn known(&self) -> Known {
-        let mut known = Known::new();
+    fn known(&self) -> StoreContents {
+        let mut known = StoreContents::new();
         for ((user, dsp), (_, buyer)) in &self.0 {
             let of_user = known.entry(user.clone()).or_default();
             of_user.insert(*dsp, buyer.clone());
@@ -114,7 +114,7 @@ async fn stop(producer: &mut Producer) -> Result<()> {
 /// Under a load that goes through all states, the producer is stopped with cookies that wait, started again, and given a higher limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_released() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let spool = dir.path().join("spool");
@@ -190,11 +190,11 @@ async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_release
     let documents = Documents::connect(&mongod.uri()).await?;
     documents.wait_exactly(&known).await?;
     for consumer in &consumers {
-        consumer.wait_knows(&known).await?;
+        consumer.wait_lookups(&known).await?;
         ensure!(consumer.lost().await? == 0);
     }
     // Those of whom nothing was released.
     let users = (0..accepted).map(|number| traffic.cookie(0, number).user_id().to_owned());
     let unknown = users.filter(|user| !known.contains_key(user)).take(100);
-    consumers[1].knows_none(unknown).await
+    consumers[1].check_unknown(unknown).await
 }

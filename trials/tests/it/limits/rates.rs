@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::{Reading, of_limit, plan, refused, send, sending, start, told};
 use crate::{
-    harness::{TIMEOUT, machine, wait_until},
+    harness::{TIMEOUT, reserve_machine, wait_until},
     stream_client::Subscription,
 };
 
@@ -81,7 +81,7 @@ async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
 /// Offers twice the rate. No window has more releases than the rate and the burst allow, beyond the age of a chunk; the mean is the
 /// rate. Cookies that would wait beyond the maximum wait are counted, and dead letters are requeued when the load falls.
 async fn keeps_its_rate(sending: Duration) -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     // As long as the defaults when it is sent for three minutes.
     let [max_wait, max_age] = [sending / 6, sending / 3].map(|time| time.as_millis());
     let limits = format!(

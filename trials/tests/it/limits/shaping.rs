@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::{
     harness::{
         Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, programs,
-        run_to_end, wait_said, wait_until,
+        run_to_end, wait_logged, wait_until,
     },
     stream_client::{CookieStream, Subscription, from_oldest},
 };
@@ -91,7 +91,7 @@ async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart()
     producer.wait_ready().await?;
     for user in ["alice", "bob", "carol"] {
         let known = json!({"17": format!("of-{user}")});
-        consumer.wait_known(user, known).await?;
+        consumer.wait_lookup(user, known).await?;
     }
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::SHAPING_ACCEPTED, &[]), held);
@@ -110,8 +110,8 @@ async fn shutdown_without_a_spool_releases_queued_cookies_early() -> Result<()> 
     assert_eq!(waiting(&producer).await?, 1);
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
-    wait_said(&producer.process, "released queued cookies early").await?;
-    consumer.wait_known("bob", json!({"17": "of-bob"})).await
+    wait_logged(&producer.process, "released queued cookies early").await?;
+    consumer.wait_lookup("bob", json!({"17": "of-bob"})).await
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
     accept_users(&producer, &["alice", "bob", "carol"]).await?;
     assert_eq!(waiting(&producer).await?, 2);
     consumer
-        .wait_known("alice", json!({"17": "of-alice"}))
+        .wait_lookup("alice", json!({"17": "of-alice"}))
         .await?;
     producer.process.kill()?;
     producer.process.restart()?;
@@ -132,10 +132,10 @@ async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
     assert_eq!(waiting(&producer).await?, 0);
     accept_users(&producer, &["dave"]).await?;
     consumer
-        .wait_known("dave", json!({"17": "of-dave"}))
+        .wait_lookup("dave", json!({"17": "of-dave"}))
         .await?;
     consumer
-        .wait_known("alice", json!({"17": "of-alice"}))
+        .wait_lookup("alice", json!({"17": "of-alice"}))
         .await
 }
 
@@ -146,7 +146,7 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     let producer = Producer::start(&dir, &[&limits.flag()]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
     limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
-    wait_said(&producer.process, "failed to reload changed files").await?;
+    wait_logged(&producer.process, "failed to reload changed files").await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::SHAPING_VERSION, &[]), 1);
     assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
@@ -225,19 +225,23 @@ async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_produce
     sleep(Duration::from_millis(100)).await;
     shaping.accept("bob", 17, "newer").await?;
     for consumer in &consumers {
-        consumer.wait_known("alice", json!({"17": "newer"})).await?;
-        consumer.wait_known("bob", json!({"17": "older"})).await?;
+        consumer
+            .wait_lookup("alice", json!({"17": "newer"}))
+            .await?;
+        consumer.wait_lookup("bob", json!({"17": "older"})).await?;
     }
     limits.set(&shaped("100/s"))?;
     for consumer in &consumers {
-        consumer.wait_known("bob", json!({"17": "newer"})).await?;
+        consumer.wait_lookup("bob", json!({"17": "newer"})).await?;
         wait_until(TIMEOUT, "nothing is in hand", async || {
             let metrics = consumer.metrics().await?;
             let waiting = metrics.count(names::WAITING, &[]);
             Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 5)
         })
         .await?;
-        consumer.wait_known("alice", json!({"17": "newer"})).await?;
+        consumer
+            .wait_lookup("alice", json!({"17": "newer"}))
+            .await?;
     }
     Ok(())
 }
@@ -267,8 +271,8 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
         &limits.flag(),
         "--limits-spool=/none/there",
     ];
-    let ended = run_to_end(program, &flags, &[]).await?;
-    assert_eq!(ended.code, Some(2), "{}", ended.words);
+    let output = run_to_end(program, &flags, &[]).await?;
+    assert_eq!(output.code, Some(2), "{}", output.text);
     for error in [
         "`many`",
         "`shapes`",
@@ -276,9 +280,9 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
         "--limits-spool",
         "needs rules",
     ] {
-        ensure!(ended.words.contains(error), "{error}: {}", ended.words);
+        ensure!(output.text.contains(error), "{error}: {}", output.text);
     }
-    ensure!(!ended.words.contains("in use"), "{}", ended.words);
+    ensure!(!output.text.contains("in use"), "{}", output.text);
     drop(taken);
     Ok(())
 }
@@ -289,10 +293,10 @@ async fn exact_sharing_mode_is_rejected() -> Result<()> {
     let sharing = "[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\ngroup = \"g\"\n";
     let limits = Limits::new(&dir, &format!("{}{sharing}", shaped("1/h")))?;
     let program = &programs().await?.producer;
-    let ended = run_to_end(program, &[&limits.flag()], &[]).await?;
-    assert_eq!(ended.code, Some(2), "{}", ended.words);
+    let output = run_to_end(program, &[&limits.flag()], &[]).await?;
+    assert_eq!(output.code, Some(2), "{}", output.text);
     let said = "exact sharing is for limiter serve: use mode = \"lease\"";
-    ensure!(ended.words.contains(said), "{}", ended.words);
+    ensure!(output.text.contains(said), "{}", output.text);
     Ok(())
 }
 
@@ -324,8 +328,8 @@ async fn config_check_opens_no_connection_and_writes_no_file() -> Result<()> {
     let before = files(&dir)?;
     let program = &programs().await?.producer;
     for flag in ["--check-config", "--print-config"] {
-        let ended = run_to_end(program, &[flag, &limits, &spool, &state], &[]).await?;
-        assert_eq!(ended.code, Some(0), "{flag}: {}", ended.words);
+        let output = run_to_end(program, &[flag, &limits, &spool, &state], &[]).await?;
+        assert_eq!(output.code, Some(0), "{flag}: {}", output.text);
         // A connection would wait here, whoever made it.
         let connected = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(connected, Err(ErrorKind::WouldBlock), "{flag}");
@@ -346,12 +350,12 @@ async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
         flags.push(format!("--{port}=127.0.0.1:0"));
     }
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
-    let ended = run_to_end(program, &flags, &[]).await?;
-    assert_eq!(ended.code, Some(1), "{}", ended.words);
+    let output = run_to_end(program, &flags, &[]).await?;
+    assert_eq!(output.code, Some(1), "{}", output.text);
     ensure!(
-        ended.words.contains("another process uses this spool"),
+        output.text.contains("another process uses this spool"),
         "{}",
-        ended.words
+        output.text
     );
     drop(first);
     Ok(())

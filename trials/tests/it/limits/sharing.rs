@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Reading, sending, write};
-use crate::harness::{Producer, TIMEOUT, machine, request, wait_until};
+use crate::harness::{Producer, TIMEOUT, request, reserve_machine, wait_until};
 
 const LIMIT: &str = "contract";
 const DSP: u32 = 17;
@@ -420,7 +420,7 @@ async fn producers_that_share_a_limit_never_exceed_it() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes three minutes"]
 async fn producers_that_share_a_limit_use_it_under_skewed_load() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let half_a_minute = sending(30);
     let Some(mut world) = World::start("1s").await? else {
         return Ok(());

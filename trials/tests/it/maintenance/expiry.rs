@@ -14,7 +14,10 @@ use tempfile::TempDir;
 use crate::{
     documents::Documents,
     harness::{Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_until},
-    maintenance::{DAY, NEVER_SECONDS, Night, SHORT_DSP, Server, TTL, Who, at, in_both_modes},
+    maintenance::{
+        ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, SHORT_DSP, Server, TTL, at,
+        in_both_modes,
+    },
 };
 
 async fn wait_expiring(documents: &Documents, seconds: i64) -> Result<()> {
@@ -56,7 +59,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
     producer.accept("alice", 17, "a-1").await?;
     producer.accept("alice", 18, "a-2").await?;
     consumer
-        .wait_known("alice", json!({"17": "a-1", "18": "a-2"}))
+        .wait_lookup("alice", json!({"17": "a-1", "18": "a-2"}))
         .await?;
     match mode {
         ExpiryMode::Index => wait_expiring(&documents, NEVER_SECONDS).await?,
@@ -100,7 +103,7 @@ async fn embedded_store_hides_expired_cookies() -> Result<()> {
         Ok(answer.status == 404)
     })
     .await?;
-    keeps.wait_known("alice", json!({"17": "a-1"})).await
+    keeps.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -127,7 +130,7 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     let other = doc! { "expireAfterSeconds": 60 };
     server.make_index("theirs.cookies", "t_1", other).await?;
 
-    let night = Night::start_as(mode, &mongod, "10T00:30")?;
+    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T00:30")?;
     wait_expiring("17.cookies", NEVER_SECONDS).await?;
     wait_expiring(&short, NEVER_SECONDS).await?;
     let theirs = async |hour: &str| -> Result<()> {
@@ -139,15 +142,15 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
 
-    night.set("10T01:00");
+    maintenance.set("10T01:00");
     wait_expiring("17.cookies", TTL_SECONDS).await?;
     wait_expiring(&short, 86_400).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_names(&short, &["fresh"]).await?;
     theirs("inside").await?;
 
-    night.set("10T03:00");
-    night.wait_open(false).await?;
+    maintenance.set("10T03:00");
+    maintenance.wait_open(false).await?;
     wait_expiring("17.cookies", NEVER_SECONDS).await?;
     wait_expiring(&short, NEVER_SECONDS).await?;
     write_old("old").await?;
@@ -157,12 +160,12 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
     if mode == ExpiryMode::Sweep {
         wait_until(TIMEOUT, "the deletions are counted", async || {
-            Ok(night.metrics.expired.get() == 2)
+            Ok(maintenance.metrics.expired.get() == 2)
         })
         .await?;
     }
 
-    night.set("11T01:30");
+    maintenance.set("11T01:30");
     // By the clock of the test, what was fresh has expired as well.
     let left: &[&str] = match mode {
         ExpiryMode::Index => &["fresh"],
@@ -170,8 +173,8 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     };
     server.wait_names("17.cookies", left).await?;
     server.wait_names(&short, left).await?;
-    assert_eq!(night.metrics.errors.get(), 0);
-    night.end().await
+    assert_eq!(maintenance.metrics.errors.get(), 0);
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -201,7 +204,7 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         server.write(namespace, "old", TTL + HOUR).await?;
         server.write(namespace, "fresh", HOUR).await?;
     }
-    let night = Night::start(&mongod, "10T00:30")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
     for (namespace, ..) in &indexes {
         server.wait_expiring(namespace, NEVER_SECONDS).await?;
         let repaired = server.indexes(namespace).await?;
@@ -210,12 +213,12 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         }
         assert_eq!(server.names(namespace).await?, ["fresh", "old"]);
     }
-    night.set("10T01:00");
+    maintenance.set("10T01:00");
     for (namespace, ..) in &indexes {
         server.wait_names(namespace, &["fresh"]).await?;
     }
-    assert_eq!(night.metrics.errors.get(), 0);
-    night.end().await
+    assert_eq!(maintenance.metrics.errors.get(), 0);
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -237,23 +240,23 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
             .await?;
     }
     let before = server.indexes("17.orders").await?;
-    let night = Night::start(&mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:10")?;
     wait_until(TIMEOUT, "the window is open", async || {
-        Ok(night.metrics.expiry_open.get() == 1)
+        Ok(maintenance.metrics.expiry_open.get() == 1)
     })
     .await?;
     // Without an index, and with one that would expire at once.
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.write("18.cookies", "fresh", HOUR).await?;
-    night.pass_ten_minutes();
+    maintenance.pass_ten_minutes();
     server.wait_names("17.cookies", &[]).await?;
     server.wait_expiring("18.cookies", 86_400).await?;
 
-    night.set("10T12:00");
+    maintenance.set("10T12:00");
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
     server.make_index("20.cookies", "t_1", soon).await?;
     server.database("18").drop().await?;
-    night.pass_ten_minutes();
+    maintenance.pass_ten_minutes();
     server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
     server.write("20.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
@@ -261,8 +264,8 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
     for namespace in foreign {
         assert_eq!(server.indexes(namespace).await?, before, "{namespace}");
     }
-    assert_eq!(night.metrics.errors.get(), 0);
-    night.end().await
+    assert_eq!(maintenance.metrics.errors.get(), 0);
+    maintenance.end().await
 }
 
 async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry(
@@ -271,18 +274,18 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     let dir = TempDir::new()?;
     let (mut mongod, server) = Server::start_in(mode, dir.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    let night = Night::start_as(mode, &mongod, "10T01:30")?;
+    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
-    night.end().await?;
+    maintenance.end().await?;
 
     // A sweep has had its turn, so it waits for the next night.
     let day = match mode {
         ExpiryMode::Index => "10",
         ExpiryMode::Sweep => "11",
     };
-    let night = Night::start_as(mode, &mongod, &format!("{day}T00:40"))?;
+    let maintenance = MaintenanceRun::start_as(mode, &mongod, &format!("{day}T00:40"))?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    night.set(&format!("{day}T01:40"));
+    maintenance.set(&format!("{day}T01:40"));
     server.wait_names("17.cookies", &[]).await?;
     if mode == ExpiryMode::Index {
         server.wait_expiring("17.cookies", TTL_SECONDS).await?;
@@ -293,25 +296,25 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     mongod.restart().await?;
     server.write("17.cookies", "older", TTL + HOUR).await?;
     if mode == ExpiryMode::Sweep {
-        night.set("12T01:00");
+        maintenance.set("12T01:00");
     }
     wait_until(TIMEOUT, "what has expired is gone", async || {
         // What failed is tried again after a minute.
-        night.clock.advance(Duration::from_secs(5));
+        maintenance.clock.advance(Duration::from_secs(5));
         Ok(server.names("17.cookies").await?.is_empty())
     })
     .await?;
-    night.end().await?;
+    maintenance.end().await?;
 
-    let night = Night::start_as(mode, &mongod, "10T04:00")?;
+    let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T04:00")?;
     match mode {
         ExpiryMode::Index => server.wait_expiring("17.cookies", NEVER_SECONDS).await?,
-        ExpiryMode::Sweep => night.wait_open(false).await?,
+        ExpiryMode::Sweep => maintenance.wait_open(false).await?,
     }
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["old"]);
-    night.end().await
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -320,7 +323,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     let (mongod, server) = Server::start(dir.path()).await?;
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
-    let night = Night::start(&mongod, "10T01:00")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T01:00")?;
     wait_until(TIMEOUT, "all that is old has expired", async || {
         let cookies = server.collection("17.cookies");
         Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
@@ -328,13 +331,13 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     .await?;
     server.checkpoint().await?;
     let before = server.bytes("17.cookies").await?;
-    night.set("10T02:59");
-    assert_eq!(night.collections_compacted(), 0);
+    maintenance.set("10T02:59");
+    assert_eq!(maintenance.collections_compacted(), 0);
 
-    night.set("10T03:00");
-    night.wait_compactions(1).await?;
-    assert_eq!(night.collections_compacted(), 1);
-    assert!(night.metrics.compaction_freed_bytes.get() > 1 << 20);
+    maintenance.set("10T03:00");
+    maintenance.wait_compactions(1).await?;
+    assert_eq!(maintenance.collections_compacted(), 1);
+    assert!(maintenance.metrics.compaction_freed_bytes.get() > 1 << 20);
     let after = server.bytes("17.cookies").await?;
     assert!(after < before / 3 * 2, "{after} bytes, were {before}");
     let records = server.compactions().await?;
@@ -344,30 +347,30 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
         assert!(records[0].get_i64(field)? > 1 << 20, "{records:?}");
     }
     assert!(records[0].get_f64("seconds")? > 0.0);
-    night.end().await?;
+    maintenance.end().await?;
 
     // There is as much to gain again, but it has had its turn.
     server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     let most = doc! { "_id": { "$gt": "2" } };
     server.collection("17.cookies").delete_many(most).await?;
     server.checkpoint().await?;
-    let night = Night::start(&mongod, "10T04:00")?;
-    night.wait_compactions(1).await?;
-    assert_eq!(night.collections_compacted(), 0);
+    let maintenance = MaintenanceRun::start(&mongod, "10T04:00")?;
+    maintenance.wait_compactions(1).await?;
+    assert_eq!(maintenance.collections_compacted(), 0);
     assert_eq!(server.compactions().await?, records);
     // By day it is not begun, and the next night it is.
-    night.set("10T12:00");
+    maintenance.set("10T12:00");
     wait_until(TIMEOUT, "the window is shut", async || {
-        Ok(night.metrics.compaction_open.get() == 0)
+        Ok(maintenance.metrics.compaction_open.get() == 0)
     })
     .await?;
-    assert_eq!(night.collections_compacted(), 0);
-    night.set("11T03:00");
-    night.wait_compactions(2).await?;
-    assert_eq!(night.collections_compacted(), 1);
+    assert_eq!(maintenance.collections_compacted(), 0);
+    maintenance.set("11T03:00");
+    maintenance.wait_compactions(2).await?;
+    assert_eq!(maintenance.collections_compacted(), 1);
     assert_ne!(server.compactions().await?, records);
-    assert_eq!(night.metrics.errors.get(), 0);
-    night.end().await
+    assert_eq!(maintenance.metrics.errors.get(), 0);
+    maintenance.end().await
 }
 
 /// The windows and times to live of another consumer of the same server do not undo those of the first.
@@ -384,7 +387,7 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
     // that stands still.
     let closed = doc! { "expireAfterSeconds": NEVER_SECONDS };
     server.make_index("17.cookies", "t_1", closed).await?;
-    let first = Night::start(&mongod, "10T00:30")?;
+    let first = MaintenanceRun::start(&mongod, "10T00:30")?;
     wait_until(TIMEOUT, "what is overdue is told", async || {
         Ok((3_500..=3_600).contains(&first.metrics.overdue_max.get()))
     })
@@ -392,14 +395,14 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
     assert_eq!(first.metrics.owner.get(), 1);
 
     // By its clock the window is open.
-    let other = Who {
+    let other = ConsumerOptions {
         name: "other",
         ..ExpiryMode::Index.into()
     };
-    let second = Night::start_as(other, &mongod, "10T01:30")?;
-    let is_owner = async |night: &Night, is_owner: i64| {
+    let second = MaintenanceRun::start_as(other, &mongod, "10T01:30")?;
+    let is_owner = async |maintenance: &MaintenanceRun, is_owner: i64| {
         wait_until(TIMEOUT, "who owns the maintenance is told", async || {
-            Ok(night.metrics.owner.get() == is_owner)
+            Ok(maintenance.metrics.owner.get() == is_owner)
         })
         .await
     };
@@ -421,7 +424,7 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
     server.wait_names("17.cookies", &[]).await?;
 
     // Which has been the other's since.
-    let again = Night::start(&mongod, "10T00:30")?;
+    let again = MaintenanceRun::start(&mongod, "10T00:30")?;
     wait_until(TIMEOUT, "it has looked", async || {
         Ok(again.metrics.owner.get() == 0 && second.metrics.owner.get() == 1)
     })
@@ -452,7 +455,7 @@ async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<(
     let never = ["--expiry-window", "never"];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &never).await?;
     producer.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     wait_until(
         TIMEOUT,
         "the cursor of a name that is gone is gone",

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{TIMEOUT, wait_until},
-    maintenance::{DAY, NEVER_SECONDS, Night, Retries, Server, TTL, Who, at},
+    maintenance::{ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, Retries, Server, TTL, at},
 };
 
 /// A sweep takes its time on a machine that is busy.
@@ -94,14 +94,14 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", USERS).await?;
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     let mut random = fastrand::Rng::with_seed(21);
     let mut alive: BTreeSet<String> = (1..USERS).step_by(2).map(user).collect();
     let (mut refreshed, began) = (0, Instant::now());
     // Anywhere, and just before and behind where it is: it goes in the order in which they were written.
     while !is_swept(&server, "17.cookies").await? {
         ensure!(began.elapsed() < SWEEP_TIMEOUT, "it does not end");
-        let swept = usize::try_from(night.metrics.swept.get())?;
+        let swept = usize::try_from(maintenance.metrics.swept.get())?;
         let mut users = Vec::new();
         for _ in 0..100 {
             let near = swept.saturating_sub(2_000) + random.usize(..12_000);
@@ -123,11 +123,11 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     ensure!(old == 0, "{old} expired cookies are left");
     println!("{refreshed} refreshes; {} of {USERS} are left", left.len());
     wait_until(TIMEOUT, "the figures tell it", async || {
-        let metrics = &night.metrics;
+        let metrics = &maintenance.metrics;
         Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
     })
     .await?;
-    night.end().await
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
     let cookies = server.collection("17.cookies");
     let mut before = cookies.count_documents(doc! {}).await?;
     for kill in 1..=4 {
-        let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+        let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
         wait_until(SWEEP_TIMEOUT, "it deletes", async || {
             let left = cookies.count_documents(doc! {}).await?;
             Ok(left < before || left == 20_000)
@@ -149,17 +149,17 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
             mongod.kill()?;
         }
         // Whatever it does just now, it does no more.
-        drop(night);
+        drop(maintenance);
         if kill == 2 {
             mongod.restart().await?;
         }
         before = cookies.count_documents(doc! {}).await?;
     }
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
-    let retries = night.retries();
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
+    let retries = maintenance.retries();
     wait_left(&retries, &server, "17.cookies", 20_000).await?;
     wait_left(&retries, &server, "19.cookies", 1_500).await?;
-    night.end().await
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -168,29 +168,32 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
     wait_until(TIMEOUT, "some are swept", async || {
-        Ok(night.metrics.swept.get() > 0)
+        Ok(maintenance.metrics.swept.get() > 0)
     })
     .await?;
-    night.set("10T03:00");
-    night.wait_open(false).await?;
-    let looked = night.metrics.swept.get();
+    maintenance.set("10T03:00");
+    maintenance.wait_open(false).await?;
+    let looked = maintenance.metrics.swept.get();
     let is_swept = is_swept(&server, "17.cookies").await?;
-    ensure!(!is_swept && night.metrics.sweep_left.get() > 0, "{looked}");
+    ensure!(
+        !is_swept && maintenance.metrics.sweep_left.get() > 0,
+        "{looked}"
+    );
     let left = server
         .collection("17.cookies")
         .count_documents(doc! {})
         .await?;
-    night.set("11T01:00");
-    let retries = night.retries();
+    maintenance.set("11T01:00");
+    let retries = maintenance.retries();
     wait_left(&retries, &server, "17.cookies", USERS / 2).await?;
     wait_until(SWEEP_TIMEOUT, "all that was left is swept", async || {
         retries.pass();
-        Ok(night.metrics.swept.get() == looked + left)
+        Ok(maintenance.metrics.swept.get() == looked + left)
     })
     .await?;
-    night.end().await
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -200,18 +203,18 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
     for (name, age) in [("old", TTL + HOUR), ("ten-days", DAY * 10), ("fresh", HOUR)] {
         server.write("17.cookies", name, age).await?;
     }
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server
         .wait_names("17.cookies", &["fresh", "ten-days"])
         .await?;
-    night.end().await?;
-    let week = Who {
+    maintenance.end().await?;
+    let week = ConsumerOptions {
         ttl: DAY * 7,
         ..ExpiryMode::Sweep.into()
     };
-    let night = Night::start_as(week, &mongod, "10T01:20")?;
+    let maintenance = MaintenanceRun::start_as(week, &mongod, "10T01:20")?;
     server.wait_names("17.cookies", &["fresh"]).await?;
-    night.end().await
+    maintenance.end().await
 }
 
 #[tokio::test]
@@ -227,50 +230,50 @@ async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing()
     let old = server.ago(TTL + HOUR);
     write("old", old).await?;
     write("fresh", DateTime::now()).await?;
-    let night = Night::start(&mongod, "10T00:30")?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    night.end().await?;
+    maintenance.end().await?;
 
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T00:40")?;
-    night.wait_open(false).await?;
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T00:40")?;
+    maintenance.wait_open(false).await?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
     // Ended anywhere in the change, it goes on.
-    drop(night);
+    drop(maintenance);
     for _ in 0..5 {
-        let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:00")?;
-        night.wait_open(true).await?;
-        drop(night);
+        let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:00")?;
+        maintenance.wait_open(true).await?;
+        drop(maintenance);
     }
-    let night = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_no_index("17.cookies").await?;
     ensure!(server.sweeps().await?.contains_key("17.cookies"));
-    night.end().await?;
+    maintenance.end().await?;
 
-    let night = Night::start(&mongod, "10T12:00")?;
-    night.wait_open(false).await?;
+    let maintenance = MaintenanceRun::start(&mongod, "10T12:00")?;
+    maintenance.wait_open(false).await?;
     write("old", old).await?;
     server.wait_monitor().await?;
     server.wait_no_index("17.cookies").await?;
     server.wait_names("17.cookies", &["fresh", "old"]).await?;
-    drop(night);
-    let night = Night::start(&mongod, "11T01:00")?;
+    drop(maintenance);
+    let maintenance = MaintenanceRun::start(&mongod, "11T01:00")?;
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
-    let retries = night.retries();
+    let retries = maintenance.retries();
     wait_until(TIMEOUT, "it is swept no more", async || {
         retries.pass();
         Ok(server.sweeps().await?.is_empty())
     })
     .await?;
-    night.end().await
+    maintenance.end().await
 }
 
 /// Sweeps as the consumer does in its window, until `is_enough` of all that was reported, and returns that.
 async fn sweep_until(
     mongod: &Mongod,
-    who: impl Into<Who>,
-    night: &str,
+    who: impl Into<ConsumerOptions>,
+    maintenance: &str,
     is_enough: impl Fn(&[SweepProgress]) -> bool + Send + Sync,
 ) -> Result<Vec<SweepProgress>> {
     let store = who.into().store(&mongod.uri());
@@ -284,7 +287,11 @@ async fn sweep_until(
     };
     let expiry = Expiry {
         report: &report,
-        ..Expiry::new(true, u64::try_from(at(night).as_microsecond())?, &stop)
+        ..Expiry::new(
+            true,
+            u64::try_from(at(maintenance).as_microsecond())?,
+            &stop,
+        )
     };
     let expired = store.expire(expiry).await?;
     ensure!(expired.failed.is_none(), "{expired:?}");
@@ -301,9 +308,9 @@ fn steps(reports: &[SweepProgress]) -> Vec<u64> {
 async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
-    let sweep = async |night: &str, count: usize| {
+    let sweep = async |maintenance: &str, count: usize| {
         let is_enough = |reports: &[SweepProgress]| steps(reports).len() >= count;
-        sweep_until(&mongod, ExpiryMode::Sweep, night, is_enough).await
+        sweep_until(&mongod, ExpiryMode::Sweep, maintenance, is_enough).await
     };
     fill(&server, "17.cookies", 8_000).await?;
     ensure!(steps(&sweep("10T01:00", 1).await?) == [5_000]);
@@ -362,7 +369,7 @@ async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", 6_000).await?;
     server.write("17.cookies", "ten-days", DAY * 10).await?;
-    let week = Who {
+    let week = ConsumerOptions {
         ttl: DAY * 7,
         ..ExpiryMode::Sweep.into()
     };
@@ -376,9 +383,9 @@ async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
 }
 
 /// Makes the slot of a DSP as its first cookies do.
-async fn make_slot(night: &Night, dsp_id: u32) -> Result<()> {
+async fn make_slot(maintenance: &MaintenanceRun, dsp_id: u32) -> Result<()> {
     let nothing = Arc::new(Batch::new(1, 1));
-    night.store.retry(dsp_id, nothing).await?;
+    maintenance.store.retry(dsp_id, nothing).await?;
     Ok(())
 }
 
@@ -387,13 +394,13 @@ async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Resul
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     server.write("17.cookies", "old", TTL + HOUR).await?;
-    let first = Night::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
+    let first = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
     server.wait_names("17.cookies", &[]).await?;
-    let other = Who {
+    let other = ConsumerOptions {
         name: "other",
         ..ExpiryMode::Index.into()
     };
-    let second = Night::start_as(other, &mongod, "10T01:10")?;
+    let second = MaintenanceRun::start_as(other, &mongod, "10T01:10")?;
     wait_until(TIMEOUT, "it knows who owns the maintenance", async || {
         Ok(second.metrics.owner.get() == 0)
     })

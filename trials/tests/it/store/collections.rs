@@ -1,4 +1,4 @@
-//! How collections of cookies are made.
+//! Creation of collections for cookies.
 
 use std::sync::Arc;
 
@@ -11,36 +11,36 @@ use mongodb::bson::{Document, doc};
 use tempfile::TempDir;
 
 use crate::{
-    maintenance::{Server, Who, in_both_modes},
-    mongods::{command, fail, failing},
+    maintenance::{ConsumerOptions, Server, in_both_modes},
+    mongods::{command, set_failpoint, start_failable},
 };
 
 in_both_modes!(collection_is_created_with_page_sizes_for_random_ids);
 
-/// Has a consumer make the database of DSP 17 on this server.
-async fn make(mode: ExpiryMode, uri: &str) -> Result<()> {
-    let store = Who::from(mode).store(uri);
+/// Creates the database of DSP 17 as a consumer does.
+async fn create(mode: ExpiryMode, uri: &str) -> Result<()> {
+    let store = ConsumerOptions::from(mode).store(uri);
     store.retry(17, Arc::new(Batch::new(1, 1))).await?;
     Ok(())
 }
 
-/// What WiredTiger was told of the collection, and of its index on `_id`.
-async fn told(server: &Server) -> Result<(String, String)> {
+/// WiredTiger's creation strings of the collection and of its index on `_id`.
+async fn creation_strings(server: &Server) -> Result<(String, String)> {
     let statistics = doc! { "collStats": "cookies", "indexDetails": true };
     let statistics = server.database("17").run_command(statistics).await?;
-    let told = |of: &Document| of.get_str("creationString").map(str::to_owned);
+    let creation_string = |of: &Document| of.get_str("creationString").map(str::to_owned);
     let indexes = statistics.get_document("indexDetails")?;
     Ok((
-        told(statistics.get_document("wiredTiger")?)?,
-        told(indexes.get_document("_id_")?)?,
+        creation_string(statistics.get_document("wiredTiger")?)?,
+        creation_string(indexes.get_document("_id_")?)?,
     ))
 }
 
 async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(mode, dir.path()).await?;
-    make(mode, &mongod.uri()).await?;
-    let (documents, ids) = told(&server).await?;
+    create(mode, &mongod.uri()).await?;
+    let (documents, ids) = creation_strings(&server).await?;
     for setting in ["leaf_page_max=4k", "memory_page_max=512k"] {
         ensure!(documents.contains(setting), "{documents}");
     }
@@ -55,14 +55,14 @@ async fn collection_is_created_with_page_sizes_for_random_ids(mode: ExpiryMode) 
 #[tokio::test]
 async fn collection_is_created_with_defaults_if_the_server_rejects_page_sizes() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
-    let refused = doc! { "failCommands": ["create"], "errorCode": 72 };
+    let mongod = start_failable(&dir).await?;
+    let rejection = doc! { "failCommands": ["create"], "errorCode": 72 };
     let once =
-        doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": refused };
+        doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": rejection };
     command(&mongod.uri(), once).await?;
-    make(ExpiryMode::Sweep, &mongod.uri()).await?;
+    create(ExpiryMode::Sweep, &mongod.uri()).await?;
     let server = Server::connect(&mongod.uri(), mongodb::bson::DateTime::now()).await?;
-    let (documents, _) = told(&server).await?;
+    let (documents, _) = creation_strings(&server).await?;
     ensure!(documents.contains("memory_page_max=10m"), "{documents}");
     Ok(())
 }
@@ -70,15 +70,15 @@ async fn collection_is_created_with_defaults_if_the_server_rejects_page_sizes() 
 #[tokio::test]
 async fn unauthorized_database_creation_returns_the_server_error() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
-    // Not allowed, whatever the settings.
-    fail(
+    let mongod = start_failable(&dir).await?;
+    // Code 13, Unauthorized, for any options.
+    set_failpoint(
         &mongod,
         doc! { "failCommands": ["create"], "errorCode": 13 },
     )
     .await?;
-    let made = make(ExpiryMode::Sweep, &mongod.uri()).await;
-    let why = made.expect_err("it is not allowed").to_string();
-    ensure!(why.contains("Unauthorized"), "{why}");
+    let created = create(ExpiryMode::Sweep, &mongod.uri()).await;
+    let error = created.expect_err("creation is not authorized").to_string();
+    ensure!(error.contains("Unauthorized"), "{error}");
     Ok(())
 }

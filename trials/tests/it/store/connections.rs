@@ -1,4 +1,4 @@
-//! Every way to connect to a MongoDB, and what is said of one that cannot be used. No credentials in any text.
+//! Connections to MongoDB: all transports and authentication methods, and errors that never contain credentials.
 
 use std::{fs, path::Path};
 
@@ -21,40 +21,41 @@ use tokio::{
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, programs, run_to_end, wait_said,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, programs, run_to_end, wait_logged,
         wait_until,
     },
     mongods::{ReplicaSet, command, create_root, create_user},
 };
 
-/// Stores a cookie in `store` and looks it up; returns all that the consumer said.
-async fn check_stores(dir: &TempDir, store: &str, flags: &[&str]) -> Result<String> {
+/// Stores a cookie in `store`, looks it up, and returns the consumer's log.
+async fn check_store(dir: &TempDir, store: &str, flags: &[&str]) -> Result<String> {
     let producer = Producer::start(dir, &[]).await?;
     let mut consumer = Consumer::start(dir, "node", &[&producer], store, flags).await?;
     producer.accept("alice", 17, "a-1").await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     Ok(consumer.process.last_lines(usize::MAX))
 }
 
-/// Whether the consumer was built without what a connection string asks for. It then must say how to get it, before anything is
-/// started, and nothing of the string.
-async fn is_left_out(store: &str, secrets: &[&str]) -> Result<bool> {
+/// Whether the consumer was built without a feature that a connection string needs.
+///
+/// Then `--check-config` must name the build that has it, without any part of the string.
+async fn lacks_feature(store: &str, secrets: &[&str]) -> Result<bool> {
     let args = ["--check-config", "--store", store];
-    let ended = run_to_end(&programs().await?.consumer, &args, &[]).await?;
-    check_hides(&ended.words, secrets)?;
-    if ended.code == Some(0) {
+    let output = run_to_end(&programs().await?.consumer, &args, &[]).await?;
+    check_hides(&output.text, secrets)?;
+    if output.code == Some(0) {
         return Ok(false);
     }
-    ensure!(ended.words.contains("built without"), "{}", ended.words);
-    ensure!(ended.words.contains("consumer/full"), "{}", ended.words);
+    ensure!(output.text.contains("built without"), "{}", output.text);
+    ensure!(output.text.contains("consumer/full"), "{}", output.text);
     Ok(true)
 }
 
 fn check_hides(text: &str, secrets: &[&str]) -> Result<()> {
     for secret in secrets {
-        ensure!(!text.contains(secret), "{secret} in {text}");
+        ensure!(!text.contains(secret), "{secret} appears in {text}");
     }
     Ok(())
 }
@@ -68,7 +69,7 @@ async fn consumer_connects_through_a_unix_socket() -> Result<()> {
     let mongod = Mongod::start_with(&dir.path().join("mongod"), &more).await?;
     let socket = format!("{prefix}/mongodb-{}.sock", mongod.address().port());
     let store = format!("mongodb://{}", socket.replace('/', "%2F"));
-    check_stores(&dir, &store, &[]).await.map(drop)
+    check_store(&dir, &store, &[]).await.map(drop)
 }
 
 #[tokio::test]
@@ -76,7 +77,7 @@ async fn consumer_connects_to_a_replica_set_with_a_database_prefix() -> Result<(
     let dir = TempDir::new()?;
     let set = ReplicaSet::start(dir.path(), 1).await?;
     let store = format!("{}&w=majority", set.uri());
-    check_stores(&dir, &store, &["--mongodb-prefix", "exchange_"]).await?;
+    check_store(&dir, &store, &["--mongodb-prefix", "exchange_"]).await?;
     let answer = command(&set.uri(), doc! { "listDatabases": 1, "nameOnly": true }).await?;
     let databases = answer.get_array("databases")?;
     let names = databases.iter().filter_map(Bson::as_document);
@@ -89,7 +90,7 @@ async fn consumer_connects_to_a_replica_set_with_a_database_prefix() -> Result<(
     Ok(())
 }
 
-/// Certificates of an authority of our own, in PEM files.
+/// Certificates of a test authority, as PEM files.
 struct Certificates {
     authority: String,
     server: String,
@@ -97,7 +98,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    fn make(dir: &Path) -> Result<Self> {
+    fn create(dir: &Path) -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -137,7 +138,7 @@ impl Certificates {
 #[tokio::test]
 async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() -> Result<()> {
     let dir = TempDir::new()?;
-    let certificates = Certificates::make(dir.path())?;
+    let certificates = Certificates::create(dir.path())?;
     let more = [
         "--auth",
         "--tlsMode",
@@ -164,13 +165,13 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
     create_user(&boss, "exchange", "s3cr3t/p@ss", "readWriteAnyDatabase").await?;
     let login = "exchange:s3cr3t%2Fp%40ss";
     let secrets = [login, "s3cr3t", "s3cr3t/p@ss", "boss-secret"];
-    let mut said = String::new();
+    let mut logs = String::new();
     for compressor in ["zstd", "zlib", "snappy"] {
         let store = format!("mongodb://{login}@{address}/?{tls}&compressors={compressor}");
-        if compressor == "zstd" && is_left_out(&store, &secrets).await? {
+        if compressor == "zstd" && lacks_feature(&store, &secrets).await? {
             continue;
         }
-        said += &check_stores(&dir, &store, &[]).await?;
+        logs += &check_store(&dir, &store, &[]).await?;
         let status = command(&boss, doc! { "serverStatus": 1 }).await?;
         let used = status
             .get_document("network")?
@@ -178,7 +179,7 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
             .get_document(compressor)?
             .get_document("decompressor")?;
         let bytes = used.get("bytesIn").and_then(Bson::as_i64);
-        ensure!(bytes.context("no count")? > 0, "{compressor} is not used");
+        ensure!(bytes.context("bytesIn is missing")? > 0, "{compressor} is not used");
     }
 
     let subject = "CN=consumers,OU=consumers,O=Exchange";
@@ -190,12 +191,12 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
     let store = format!(
         "mongodb://{address}/?{tls}&tlsCertificateKeyFile={key}&authMechanism=MONGODB-X509&authSource=$external"
     );
-    said += &check_stores(&dir, &store, &[]).await?;
-    check_hides(&said, &secrets)?;
+    logs += &check_store(&dir, &store, &[]).await?;
+    check_hides(&logs, &secrets)?;
 
-    // Nobody vouches for this server.
+    // The server's certificate is not trusted without tlsCAFile.
     let store = format!("mongodb://{login}@{address}/?tls=true");
-    let consumer = Consumer::spawn(&dir, "stranger", &["http://127.0.0.1:1"], &store, &[]).await?;
+    let consumer = Consumer::spawn(&dir, "untrusting", &["http://127.0.0.1:1"], &store, &[]).await?;
     consumer.wait_not_ready("certificate").await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
     check_hides(&answer.body, &secrets)?;
@@ -211,7 +212,7 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
     let consumer = programs().await?.consumer.display().to_string();
     let secrets = ["exch4nge", "s3cr3t", "s3cr3t/p@ss", "s3cr3t%2Fp%40ss"];
     let login = "exch4nge:s3cr3t%2Fp%40ss";
-    for (number, (host, said)) in [
+    for (number, (store, reason)) in [
         (
             format!("mongodb://{login}@{address}/"),
             "Authentication failed",
@@ -232,7 +233,7 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
     .into_iter()
     .enumerate()
     {
-        if host.starts_with("mongodb+srv") && is_left_out(&host, &secrets).await? {
+        if store.starts_with("mongodb+srv") && lacks_feature(&store, &secrets).await? {
             continue;
         }
         let admin_address = free_address()?.to_string();
@@ -241,7 +242,7 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
             "RUST_LOG=trace",
             &consumer,
             "--store",
-            &host,
+            &store,
             "--admin",
             &admin_address,
             "--producer",
@@ -249,11 +250,11 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
         ];
         let args = args.map(str::to_owned);
         let process = Process::start("the consumer", Path::new("/usr/bin/env"), &args, &log)?;
-        wait_until(TIMEOUT, said, async || {
-            // It may not listen yet.
+        wait_until(TIMEOUT, reason, async || {
+            // The port may not be open yet.
             let readiness = admin::readiness(&admin_address).await.ok();
             let text = readiness.and_then(Result::err).unwrap_or_default();
-            Ok(text.contains(said) && !text.contains("not opened"))
+            Ok(text.contains(reason) && !text.contains("not opened"))
         })
         .await
         .with_context(|| process.last_lines(5))?;
@@ -261,14 +262,14 @@ async fn credentials_never_appear_in_logs_or_responses() -> Result<()> {
         let answer = admin::get(&admin_address, "/v1/users/alice").await?;
         check_hides(&answer.body, &secrets)?;
         check_hides(&text, &secrets)?;
-        wait_said(&process, "store unavailable, retrying").await?;
+        wait_logged(&process, "store unavailable, retrying").await?;
         check_hides(&process.last_lines(usize::MAX), &secrets)?;
     }
     Ok(())
 }
 
-/// Answers every `hello` as a MongoDB 3.6 would.
-async fn answer_as_3_6(mut stream: TcpStream) -> Result<()> {
+/// Answers every `hello` as MongoDB 3.6 does.
+async fn respond_as_3_6(mut stream: TcpStream) -> Result<()> {
     const OP_REPLY: i32 = 1;
     const OP_MSG: i32 = 2013;
     loop {
@@ -302,29 +303,29 @@ async fn unsupported_mongod_version_is_reported_until_it_is_upgraded() -> Result
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     mongod.kill()?;
     let address = mongod.address();
-    wait_until(TIMEOUT, "its port is free", async || {
+    wait_until(TIMEOUT, "the port of mongod is free", async || {
         Ok(TcpListener::bind(address).await.is_ok())
     })
     .await?;
-    let old = TcpListener::bind(address).await?;
-    let mut answering = JoinSet::new();
-    answering.spawn(async move {
+    let listener = TcpListener::bind(address).await?;
+    let mut responder = JoinSet::new();
+    responder.spawn(async move {
         let mut connections = JoinSet::new();
-        while let Ok((stream, _)) = old.accept().await {
-            connections.spawn(answer_as_3_6(stream));
+        while let Ok((stream, _)) = listener.accept().await {
+            connections.spawn(respond_as_3_6(stream));
         }
     });
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::spawn(&dir, "node", &[&producer.grpc], &mongod.uri(), &[]).await?;
-    let why = "reports wire version 6";
-    consumer.wait_not_ready(why).await?;
-    wait_said(&consumer.process, why).await?;
+    let reason = "reports wire version 6";
+    consumer.wait_not_ready(reason).await?;
+    wait_logged(&consumer.process, reason).await?;
 
     producer.accept("alice", 17, "a-1").await?;
-    answering.shutdown().await;
+    responder.shutdown().await;
     mongod.restart().await?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     ensure!(documents.count().await? == 1);
     Ok(())

@@ -1,5 +1,6 @@
-//! Cookies that were accepted before they are released: by their own times the newest wins in every store, and readers that
-//! do not understand ages are counted. The producer runs in the test, which appends to its log.
+//! Cookies released later than accepted: the newest acceptance time wins in every store, and clients without age support are counted.
+//!
+//! The producer runs in the test process, which appends to its log.
 
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Known, TIMEOUT, embedded, wait_until},
+    harness::{Consumer, StoreContents, TIMEOUT, embedded, wait_until},
     stream_client::{CookieStream, Subscription, from_newest},
 };
 
-/// How long a cookie waits: longer than a test takes, and less than any time to live.
-const WAITED: Duration = Duration::from_secs(600);
+/// Age of a delayed cookie: longer than a test takes and shorter than the TTL.
+const DELAY: Duration = Duration::from_secs(600);
 
-/// A producer in this process, on free ports.
+/// Starts a producer in this process, on free ports.
 async fn producer() -> Result<App> {
     let state = "--state=none".to_owned();
     let ports = ["--http", "--grpc", "--admin"].map(|port| format!("{port}=127.0.0.1:0"));
@@ -39,7 +40,7 @@ async fn metrics(producer: &App) -> Result<Samples> {
     admin::metrics(&producer.addresses().admin.to_string()).await
 }
 
-/// Releases cookies `(user, DSP, buyer uid)` now that were accepted so long ago.
+/// Appends cookies `(user, DSP, buyer uid)` that were accepted `age` ago, and returns their acceptance time in microseconds.
 fn release(log: &Log, age: Duration, cookies: &[(&str, u32, &str)]) -> Result<u64> {
     let accepted = log.unix_micros() - u64::try_from(age.as_micros())?;
     let cookie = |&(user_id, dsp_id, buyer_uid)| {
@@ -77,37 +78,37 @@ async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -
         anyhow::Ok(())
     };
 
-    // The first of a DSP is set aside where its database is still to be made, and keeps its time there.
-    let first = release(log, WAITED, &[("waited", 17, "w"), ("later", 17, "old")])?;
+    // The first cookies of a DSP wait in the retry queue until its database is created, and keep their time.
+    let first = release(log, DELAY, &[("delayed", 17, "w"), ("later", 17, "old")])?;
     settled(2).await?;
     let sync = admin::sync(&http, "later", 17, "new").await?;
     ensure!(sync.status == 200, "{sync:?}");
     let sync = admin::sync(&http, "before", 17, "new").await?;
     ensure!(sync.status == 200, "{sync:?}");
     settled(4).await?;
-    // Two that the store has newer, and two that one batch has.
+    // Two are older than stored values, and two meet in one batch.
     release(
         log,
-        WAITED / 2,
+        DELAY / 2,
         &[("before", 17, "old"), ("later", 17, "between")],
     )?;
     release(log, Duration::ZERO, &[("together", 17, "new")])?;
-    release(log, WAITED, &[("together", 17, "old")])?;
+    release(log, DELAY, &[("together", 17, "old")])?;
     settled(8).await?;
 
     for consumer in &consumers {
         for user in ["later", "before", "together"] {
-            consumer.wait_known(user, json!({"17": "new"})).await?;
+            consumer.wait_lookup(user, json!({"17": "new"})).await?;
         }
         let metrics = consumer.metrics().await?;
-        let kept_out = [names::STALE, names::SUPERSEDED].map(|name| metrics.count(name, &[]));
-        ensure!(kept_out.iter().sum::<u64>() >= 3, "{kept_out:?}");
-        // Delay is from the release: none of these took as long as one had waited.
-        for figure in [names::RECEIVED_SECONDS, names::STORED_SECONDS] {
-            let name = figure.name.to_owned();
+        let discarded = [names::STALE, names::SUPERSEDED].map(|name| metrics.count(name, &[]));
+        ensure!(discarded.iter().sum::<u64>() >= 3, "{discarded:?}");
+        // Latency counts from the release, so it does not include the delay.
+        for metric in [names::RECEIVED_SECONDS, names::STORED_SECONDS] {
+            let name = metric.name.to_owned();
             ensure!(metrics.count(format!("{name}_count"), &[]) >= 8);
             let sum = metrics.count(format!("{name}_sum"), &[]);
-            ensure!(sum < WAITED.as_secs() / 2, "{name} is {sum} s in all");
+            ensure!(sum < DELAY.as_secs() / 2, "{name} is {sum} s in total");
         }
     }
     let documents = Documents::connect(&mongod.uri()).await?;
@@ -115,18 +116,17 @@ async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -
         ("before", "new"),
         ("later", "new"),
         ("together", "new"),
-        ("waited", "w"),
+        ("delayed", "w"),
     ]
     .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
-    assert_eq!(documents.known().await?, Known::from(known));
-    let stored = documents.accepted_millis(17, "waited").await?;
+    assert_eq!(documents.contents().await?, StoreContents::from(known));
+    let stored = documents.accepted_millis(17, "delayed").await?;
     assert_eq!(stored, first / 1000);
     drop(consumers);
     producer.drain().await?;
     Ok(())
 }
 
-/// Nothing of it is in the store's way, whatever its age claims.
 #[tokio::test]
 async fn cookie_expired_on_arrival_is_counted_and_not_stored() -> Result<()> {
     let dir = TempDir::new()?;
@@ -140,9 +140,9 @@ async fn cookie_expired_on_arrival_is_counted_and_not_stored() -> Result<()> {
     release(producer.log(), 30 * day, &[("ancient", 17, "a")])?;
     release(producer.log(), Duration::ZERO, &[("fresh", 17, "f")])?;
     consumer.wait_settled(2).await?;
-    consumer.wait_known("fresh", json!({"17": "f"})).await?;
+    consumer.wait_lookup("fresh", json!({"17": "f"})).await?;
     consumer
-        .knows_none(["ancient".to_owned()].into_iter())
+        .check_unknown(["ancient".to_owned()].into_iter())
         .await?;
     drop(consumer);
     producer.drain().await?;
@@ -154,10 +154,10 @@ async fn connected_clients_without_age_support_are_counted() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = producer().await?;
     let grpc = grpc(&producer);
-    let lacking = async |expected: u64| {
+    let wait_unsupported = async |expected: u64| {
         wait_until(
             TIMEOUT,
-            &format!("{expected} readers lack it"),
+            &format!("{expected} streams lack age support"),
             async || {
                 let metrics = metrics(&producer).await?;
                 Ok(metrics.count(names::STREAMS_WITHOUT_AGE_SUPPORT, &[]) == expected)
@@ -168,25 +168,25 @@ async fn connected_clients_without_age_support_are_counted() -> Result<()> {
     let store = embedded(&dir.path().join("store"));
     let mut consumer = Consumer::spawn(&dir, "node", &[grpc.as_str()], &store, &[]).await?;
     consumer.wait_ready().await?;
-    let understanding = SubscribeRequest {
+    let supporting = SubscribeRequest {
         supports_age: true,
         ..from_newest("new")
     };
-    let new = Subscription::open(&grpc, understanding).await?;
-    lacking(0).await?;
+    let new = Subscription::open(&grpc, supporting).await?;
+    wait_unsupported(0).await?;
     let old = Subscription::open(&grpc, from_newest("old")).await?;
-    lacking(1).await?;
-    let mut one_by_one = CookieStream::open(&grpc, "older").await?;
-    lacking(2).await?;
-    // It gets the age all the same, which says how long the cookie had waited when it was released.
-    release(producer.log(), WAITED, &[("waited", 17, "w")])?;
-    one_by_one.read().await?;
-    let age = Duration::from_micros(one_by_one.cookies[0].age_micros);
-    ensure!(age >= WAITED && age < 2 * WAITED, "{age:?}");
+    wait_unsupported(1).await?;
+    let mut older = CookieStream::open(&grpc, "older").await?;
+    wait_unsupported(2).await?;
+    // The client receives the age anyway: the time from acceptance to release.
+    release(producer.log(), DELAY, &[("delayed", 17, "w")])?;
+    older.read().await?;
+    let age = Duration::from_micros(older.cookies[0].age_micros);
+    ensure!(age >= DELAY && age < 2 * DELAY, "{age:?}");
     drop(old);
-    lacking(1).await?;
-    drop(one_by_one);
-    lacking(0).await?;
+    wait_unsupported(1).await?;
+    drop(older);
+    wait_unsupported(0).await?;
     drop((new, consumer));
     producer.drain().await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Cookies that MongoDB refuses by themselves, forever: set aside with the reason, and in nobody's way.
+//! Cookies that MongoDB rejects permanently become dead letters with the reason, and delay no other cookie.
 
 use std::{fs, path::Path};
 
@@ -13,23 +13,23 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer, TIMEOUT, request, wait_said, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, request, wait_logged, wait_until};
 
-async fn refused(consumer: &Consumer) -> Result<u64> {
+async fn rejected_count(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
     Ok(metrics.count(names::FAILED, &[("reason", "rejected")]))
 }
 
-async fn wait_refused(consumer: &Consumer, cookies: u64) -> Result<()> {
-    let what = format!("{cookies} are refused");
+async fn wait_rejected(consumer: &Consumer, cookies: u64) -> Result<()> {
+    let what = format!("{cookies} cookies are rejected");
     wait_until(TIMEOUT, &what, async || {
-        Ok(refused(consumer).await? >= cookies)
+        Ok(rejected_count(consumer).await? >= cookies)
     })
     .await
 }
 
-/// What is in a file of dead letters.
-fn letters(path: &Path) -> Result<Vec<Value>> {
+/// The entries of a dead-letter file.
+fn read_letters(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path)?;
     Ok(text
         .lines()
@@ -37,7 +37,7 @@ fn letters(path: &Path) -> Result<Vec<Value>> {
         .collect::<Result<_, _>>()?)
 }
 
-/// Checks who is in the dead letters, and for which reason.
+/// Checks cookies and reasons of all dead letters.
 fn check(letters: &[Value], expected: &[(&str, u32, &str, &str)]) -> Result<()> {
     ensure!(letters.len() == expected.len(), "{letters:?}");
     for &(user_id, dsp_id, buyer_uid, reason) in expected {
@@ -46,9 +46,9 @@ fn check(letters: &[Value], expected: &[(&str, u32, &str, &str)]) -> Result<()> 
                 && letter["dsp_id"] == dsp_id
                 && letter["buyer_uid"] == buyer_uid
         });
-        let said = letter.and_then(|letter| letter["reason"].as_str());
+        let text = letter.and_then(|letter| letter["reason"].as_str());
         ensure!(
-            said.is_some_and(|said| said.contains(reason)),
+            text.is_some_and(|text| text.contains(reason)),
             "{user_id}: {letters:?}"
         );
     }
@@ -92,14 +92,14 @@ async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_sto
     }
     producer.accept("bob", 18, "bad-is-allowed-here").await?;
     let known = json!({"18": "bad-is-allowed-here"});
-    consumer.wait_known("bob", known).await?;
-    consumer.wait_known("alice", json!({"17": "good"})).await?;
-    consumer.wait_known("carol", json!({"17": "fine"})).await?;
-    // One that would replace a good one, too.
+    consumer.wait_lookup("bob", known).await?;
+    consumer.wait_lookup("alice", json!({"17": "good"})).await?;
+    consumer.wait_lookup("carol", json!({"17": "fine"})).await?;
+    // A rejected cookie must not replace a stored one either.
     producer.accept("alice", 17, "bad-2").await?;
     consumer.wait_settled(5).await?;
-    ensure!(refused(&consumer).await? == 2);
-    consumer.wait_known("alice", json!({"17": "good"})).await?;
+    ensure!(rejected_count(&consumer).await? == 2);
+    consumer.wait_lookup("alice", json!({"17": "good"})).await?;
     consumer.wait_ready().await?;
     let metrics = consumer.metrics().await?;
     assert_eq!(metrics.count(names::WRITTEN, &[]), 3);
@@ -109,7 +109,7 @@ async fn cookie_rejected_by_a_validator_becomes_a_dead_letter_and_others_are_sto
         ("bob", 17, "bad-1", "code 121: Document failed validation"),
         ("alice", 17, "bad-2", "code 121"),
     ];
-    check(&letters(&file)?, &expected)
+    check(&read_letters(&file)?, &expected)
 }
 
 #[tokio::test]
@@ -123,23 +123,23 @@ async fn duplicate_in_a_foreign_unique_index_becomes_a_dead_letter() -> Result<(
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     producer.accept("alice", 17, "shared").await?;
     consumer
-        .wait_known("alice", json!({"17": "shared"}))
+        .wait_lookup("alice", json!({"17": "shared"}))
         .await?;
     producer.accept("bob", 17, "shared").await?;
     producer.accept("carol", 17, "own").await?;
-    consumer.wait_known("carol", json!({"17": "own"})).await?;
+    consumer.wait_lookup("carol", json!({"17": "own"})).await?;
     producer.accept("carol", 17, "shared").await?;
     consumer.wait_settled(4).await?;
-    ensure!(refused(&consumer).await? == 2);
+    ensure!(rejected_count(&consumer).await? == 2);
     consumer
-        .wait_known("alice", json!({"17": "shared"}))
+        .wait_lookup("alice", json!({"17": "shared"}))
         .await?;
-    consumer.wait_known("carol", json!({"17": "own"})).await?;
+    consumer.wait_lookup("carol", json!({"17": "own"})).await?;
     let expected = [
         ("bob", 17, "shared", "E11000 duplicate key"),
         ("carol", 17, "shared", "index: b_1"),
     ];
-    check(&letters(&file)?, &expected)
+    check(&read_letters(&file)?, &expected)
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
             producer.accept(&user_id, dsp_id, buyer_uid).await?;
         }
     }
-    // Neither do those that are not valid.
+    // Invalid requests are not logged with ids either.
     let mut connection = HttpClient::connect(&producer.http).await?;
     for (user_id, buyer_uid) in [
         (USER.repeat(9), BUYER.into()),
@@ -176,8 +176,8 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
             .await?;
         ensure!(connection.response().await?.status == 400);
     }
-    wait_refused(&consumer, 3).await?;
-    wait_until(TIMEOUT, "a view takes no cookies", async || {
+    wait_rejected(&consumer, 3).await?;
+    wait_until(TIMEOUT, "the DSP with a view is reported as failing", async || {
         let failing = [("dsp", "19")];
         Ok(consumer
             .metrics()
@@ -186,11 +186,11 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
             == 1)
     })
     .await?;
-    // And what cannot be kept either.
+    // A dead letter that cannot be written is not logged with ids either.
     fs::remove_file(&file)?;
     fs::create_dir(&file)?;
     producer.accept(&format!("{USER}-3"), 18, &bad).await?;
-    wait_refused(&consumer, 4).await?;
+    wait_rejected(&consumer, 4).await?;
     let path = format!("/v1/users/{USER}-1");
     ensure!(bench::admin::get(&consumer.admin, &path).await?.status == 200);
     for process in [&mut consumer.process, &mut producer.process] {
@@ -207,7 +207,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
 
 #[tokio::test]
 async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
-    // mongod takes time with the square of how many share one key.
+    // The time of mongod grows with the square of the number of cookies that share a key.
     const COOKIES: u64 = 3_000;
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
@@ -231,21 +231,21 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
             ensure!(answer.status == 200, "{answer:?}");
         }
     }
-    wait_until(4 * TIMEOUT, "all are refused", async || {
+    wait_until(4 * TIMEOUT, "all cookies but one are rejected", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::FAILED, &[]) == COOKIES - 1)
     })
     .await?;
     consumer.wait_settled(COOKIES).await?;
     let metrics = consumer.metrics().await?;
-    assert_eq!(refused(&consumer).await?, COOKIES - 1);
+    assert_eq!(rejected_count(&consumer).await?, COOKIES - 1);
     assert_eq!(metrics.count(names::WRITTEN, &[]), 1);
-    let letters = letters(&file)?;
+    let letters = read_letters(&file)?;
     assert_eq!(letters.len() as u64, COOKIES - 1);
     let unexplained = letters.iter().find(|letter| {
         !letter["reason"]
             .as_str()
-            .is_some_and(|why| why.contains("11000"))
+            .is_some_and(|reason| reason.contains("11000"))
     });
     ensure!(unexplained.is_none(), "{unexplained:?}");
     Ok(())
@@ -269,25 +269,25 @@ async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_blocks_nothi
             .accept(&format!("user-{number}"), 17, "bad")
             .await?;
     }
-    wait_refused(&consumer, 1_000).await?;
+    wait_rejected(&consumer, 1_000).await?;
     let older = dir.path().join("letters.jsonl.1");
     let bytes = fs::metadata(&file)?.len() + fs::metadata(&older)?.len();
     ensure!(bytes <= 64 << 10, "{bytes} bytes");
-    let newest = letters(&file)?;
-    let kept = newest.len() + letters(&older)?.len();
+    let newest = read_letters(&file)?;
+    let kept = newest.len() + read_letters(&older)?.len();
     ensure!(kept > 150, "{kept} letters");
     ensure!(newest.iter().any(|letter| letter["user_id"] == "user-999"));
 
-    // A directory in its place.
+    // A directory at its path makes writes fail.
     fs::remove_file(&file)?;
     fs::create_dir(&file)?;
     producer.accept("alice", 17, "bad").await?;
     producer.accept("alice", 18, "good").await?;
-    consumer.wait_known("alice", json!({"18": "good"})).await?;
-    wait_refused(&consumer, 1_001).await?;
+    consumer.wait_lookup("alice", json!({"18": "good"})).await?;
+    wait_rejected(&consumer, 1_001).await?;
     consumer.wait_ready().await?;
     let metrics = consumer.metrics().await?;
     let failed = [("outcome", "failed")];
     assert_eq!(metrics.count(names::DEAD_LETTERS, &failed), 1);
-    wait_said(&consumer.process, "failed to write dead letters").await
+    wait_logged(&consumer.process, "failed to write dead letters").await
 }

@@ -1,7 +1,7 @@
-//! The embedded stores on a disk that answers nothing any more, as one that fails or a volume that was cut off.
+//! Embedded stores on a disk that no longer responds, such as a failing disk or a disconnected volume.
 //!
-//! No deadline can end such a write, and it may yet come back: so the consumer waits, and says by `/readyz` that it is not
-//! ready, and by `/healthz` that a restart may help. A limiter rejects what it could not write.
+//! No deadline can cancel such a write, and it may still complete. So the consumer waits, and reports the state by `/readyz` and later by
+//! `/healthz`. A limiter rejects calls that it cannot persist.
 
 use std::{os::unix::fs::symlink, path::PathBuf, process::Command, time::Duration};
 
@@ -13,28 +13,28 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::harness::{Consumer, Producer, TIMEOUT, embedded, wait_said, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, embedded, wait_logged, wait_until};
 
-/// A file system in a file; gone with the test.
+/// A file system in a file, unmounted on drop.
 struct Disk(PathBuf);
 
 fn succeeds(program: &str, args: &[&str]) -> Result<bool> {
     let output = Command::new(program).args(args).output();
     Ok(output
-        .with_context(|| format!("there is no {program}"))?
+        .with_context(|| format!("cannot run {program}"))?
         .status
         .success())
 }
 
 impl Disk {
-    /// `None` where this may not be mounted, which skips the test.
+    /// `None` (a skipped test) without the permission to mount.
     fn mount(dir: &TempDir) -> Result<Option<Self>> {
         let (image, disk) = (dir.path().join("image"), dir.path().join("disk"));
         std::fs::File::create(&image)?.set_len(256 << 20)?;
         std::fs::create_dir(&disk)?;
-        let [image, place] = [&image, &disk].map(|path| path.display().to_string());
+        let [image, mount_point] = [&image, &disk].map(|path| path.display().to_string());
         let mounted = succeeds("mkfs.ext4", &["-q", &image]).unwrap_or(false)
-            && succeeds("mount", &["-o", "loop", &image, &place])?;
+            && succeeds("mount", &["-o", "loop", &image, &mount_point])?;
         if !mounted {
             skip("mkfs.ext4 or mount fails");
             return Ok(None);
@@ -42,11 +42,11 @@ impl Disk {
         Ok(Some(Self(disk)))
     }
 
-    /// Writes to it hang until the result is dropped, and so do the ends of processes that write.
+    /// Blocks writes, and the exit of writing processes, until the result is dropped.
     fn freeze(&self) -> Result<Frozen<'_>> {
-        let place = self.0.display().to_string();
+        let mount_point = self.0.display().to_string();
         ensure!(
-            succeeds("fsfreeze", &["--freeze", &place])?,
+            succeeds("fsfreeze", &["--freeze", &mount_point])?,
             "fsfreeze fails"
         );
         Ok(Frozen(self))
@@ -55,9 +55,9 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let place = self.0.display().to_string();
-        if !succeeds("umount", &["-l", &place]).unwrap_or(false) {
-            eprintln!("cannot unmount {place}");
+        let mount_point = self.0.display().to_string();
+        if !succeeds("umount", &["-l", &mount_point]).unwrap_or(false) {
+            eprintln!("cannot unmount {mount_point}");
         }
     }
 }
@@ -66,9 +66,9 @@ struct Frozen<'a>(&'a Disk);
 
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        let place = self.0.0.display().to_string();
-        if !succeeds("fsfreeze", &["--unfreeze", &place]).unwrap_or(false) {
-            eprintln!("cannot unfreeze {place}");
+        let mount_point = self.0.0.display().to_string();
+        if !succeeds("fsfreeze", &["--unfreeze", &mount_point]).unwrap_or(false) {
+            eprintln!("cannot unfreeze {mount_point}");
         }
     }
 }
@@ -85,12 +85,12 @@ async fn hanging_write_fails_both_health_checks_until_it_completes_and_loses_not
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     producer.accept_load(41, 1_000).await?;
     consumer.wait_settled(1_000).await?;
-    // Thawed before the consumer is killed, also when the test fails: its end would wait for the disk.
+    // Unfrozen before the consumer is killed, even if the test fails, because its exit would wait for the disk.
     let frozen = disk.freeze()?;
     producer.accept_load(42, 1_000).await?;
     consumer.wait_not_ready("store: no answer for 5s").await?;
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.status, 200);
-    wait_until(2 * TIMEOUT, "only a restart helps", async || {
+    wait_until(2 * TIMEOUT, "/healthz fails", async || {
         Ok(admin::get(&consumer.admin, "/healthz").await?.status == 503)
     })
     .await?;
@@ -99,7 +99,7 @@ async fn hanging_write_fails_both_health_checks_until_it_completes_and_loses_not
     consumer
         .wait_not_ready("store: no answer for 30s: ")
         .await?;
-    wait_said(&consumer.process, "store is not responding, still waiting").await?;
+    wait_logged(&consumer.process, "store is not responding, still waiting").await?;
 
     drop(frozen);
     consumer.wait_ready().await?;
@@ -125,7 +125,7 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     );
     let mut limiter = Limiter::start(&program, dir.path(), &limits, &[]).await?;
     let address = limiter.address.clone();
-    // How many of so many calls were granted; all others have this status.
+    // Sends calls and returns how many were granted; all others must have the status `other`.
     let granted_of = async |calls: u64, other: u16| -> Result<u64> {
         let mut client = HttpClient::connect(&address).await?;
         let mut granted = 0;
@@ -140,10 +140,10 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     let mut granted = granted_of(50, 200).await?;
     let frozen = disk.freeze()?;
     assert_eq!(granted_of(1, 503).await?, 0);
-    wait_said(&limiter.process, "a write of the state hangs").await?;
+    wait_logged(&limiter.process, "a write of the state hangs").await?;
     let began = Instant::now();
     assert_eq!(granted_of(QUOTA, 503).await?, 0);
-    ensure!(began.elapsed() < Duration::from_secs(3), "calls wait");
+    ensure!(began.elapsed() < Duration::from_secs(3), "calls were blocked");
     let ready = admin::get(&limiter.admin, "/readyz").await?;
     assert_eq!(ready.status, 503);
     ensure!(ready.body.contains("not synced to the disk"), "{ready:?}");
@@ -152,10 +152,10 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     ensure!(samples.count("limiter_problems_total", &problem) > QUOTA);
 
     drop(frozen);
-    wait_said(&limiter.process, "state written again").await?;
+    wait_logged(&limiter.process, "state written again").await?;
     limiter.process.wait_ready(&limiter.admin, TIMEOUT).await?;
     granted += granted_of(QUOTA, 429).await?;
-    // Those that were given up before the write was known to hang may count.
+    // Calls that timed out before the hang was detected may count.
     ensure!((QUOTA - 3..=QUOTA).contains(&granted), "{granted}");
     limiter.process.kill()?;
     limiter.process.restart()?;

@@ -1,8 +1,7 @@
-//! The embedded store on a disk that has no more room.
+//! The embedded store on a full disk.
 //!
-//! It cannot go on by itself: after a failed write only opening it again tells what the disk holds. So the consumer ends, says why,
-//! and loses nothing, because its cursors stand where its store does: anyone who starts it again when there is room gets
-//! all that the producers still have.
+//! After a failed write, the store must be reopened to find out what is on disk. So the consumer logs the error and exits. It loses
+//! nothing, because its cursors match its store: after a restart with free space, producers redeliver what they retain.
 
 use anyhow::{Result, ensure};
 use tempfile::TempDir;
@@ -30,23 +29,23 @@ async fn full_embedded_store_disk_ends_the_consumer_and_loses_nothing_after_its_
 
     let status = consumer.process.wait(TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
-    let words = consumer.process.last_lines(3);
-    ensure!(words.contains("No space left on device"), "{words}");
-    let words = consumer.process.last_lines(20);
-    ensure!(words.contains(" ERROR fjall"), "{words}");
-    // Without room it does not begin to read either, and tells why.
+    let log = consumer.process.last_lines(3);
+    ensure!(log.contains("No space left on device"), "{log}");
+    let log = consumer.process.last_lines(20);
+    ensure!(log.contains(" ERROR fjall"), "{log}");
+    // Restarted without free space, it exits with the same error.
     consumer.process.restart()?;
     let status = consumer.process.wait(TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
-    let words = consumer.process.last_lines(3);
-    ensure!(words.contains("No space left on device"), "{words}");
+    let log = consumer.process.last_lines(3);
+    ensure!(log.contains("No space left on device"), "{log}");
 
     std::fs::remove_file(filler)?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    let mut known = newest(&plan.traffic, 30_000);
-    known.extend(newest(&producer.load(31)?.traffic, 1_000));
-    consumer.wait_knows(&known).await?;
+    let mut contents = newest(&plan.traffic, 30_000);
+    contents.extend(newest(&producer.load(31)?.traffic, 1_000));
+    consumer.wait_lookups(&contents).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! The MongoDB store against a model, on a real `mongod`: whatever comes in whatever order, the newest of each
-//! pair stays, and the store says which cookies were not the newest.
+//! Newest wins in the MongoDB store, compared with a model on a real `mongod`.
+//!
+//! Whatever the order of arrival, the newest cookie of each pair stays, and the store reports which cookies were stale.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,11 +29,11 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Known, Producer, TIMEOUT, embedded, request, wait_until},
+    harness::{Consumer, Producer, StoreContents, TIMEOUT, embedded, request, wait_until},
     tcp_proxy::TcpProxy,
 };
 
-/// User, DSP, buyer uid, seconds.
+/// User id, DSP id, buyer uid, and acceptance time in seconds after [`BEGAN_SECONDS`].
 type Sync = (String, u32, String, u64);
 
 const BEGAN_SECONDS: u64 = 1_700_000_000;
@@ -71,7 +72,7 @@ fn chunk(sync: &Sync) -> Result<ChunkRef> {
     }
 }
 
-/// Takes every cookie, and says that it is known or not.
+/// Writes every cookie; the closure returns whether it is marked as known.
 struct Hints<F>(F);
 
 impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
@@ -86,7 +87,7 @@ impl<F: FnMut() -> bool> DedupFilter for Hints<F> {
     }
 }
 
-/// A batch of these, each pair once.
+/// A batch of syncs with distinct pairs.
 fn batch(syncs: &[Sync], mut is_known: impl FnMut() -> bool) -> Result<Arc<Batch>> {
     let mut batch = Batch::new(1_000_000, 1 << 30);
     for sync in syncs {
@@ -100,12 +101,12 @@ fn batch(syncs: &[Sync], mut is_known: impl FnMut() -> bool) -> Result<Arc<Batch
     Ok(Arc::new(batch))
 }
 
-/// The newest of each pair, with its time.
+/// The newest buyer uid of each pair, with its time.
 #[derive(Default)]
 struct Model(BTreeMap<(String, u32), (String, u64)>);
 
 impl Model {
-    /// Takes syncs of distinct pairs; returns those that are older than what is there.
+    /// Applies syncs with distinct pairs and returns the pairs that were stale.
     fn write(&mut self, syncs: &[Sync]) -> BTreeSet<(String, u32)> {
         let mut stale = BTreeSet::new();
         for (user, dsp, buyer_uid, seconds) in syncs {
@@ -123,7 +124,7 @@ impl Model {
     }
 }
 
-fn named_stale(batch: &Batch, written: &WriteOutcome) -> BTreeSet<(String, u32)> {
+fn reported_stale(batch: &Batch, written: &WriteOutcome) -> BTreeSet<(String, u32)> {
     let cookies = written
         .stale
         .iter()
@@ -157,7 +158,7 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
                 let pair = (document.get_str("_id")?.to_owned(), dsp);
                 ensure!(
                     model.0.insert(pair, value).is_none(),
-                    "{document} is there twice"
+                    "duplicate of {document}"
                 );
             }
         }
@@ -165,7 +166,7 @@ async fn stored(client: &Client, dsps: u32) -> Result<Model> {
     Ok(model)
 }
 
-/// A store in which DSPs up to this one have their slots.
+/// A store with slots for the DSPs 1 to `dsps`.
 async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
     let store = MongodbStore::new(options(mongod.uri()));
     for dsp in 1..=dsps {
@@ -174,7 +175,7 @@ async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
     Ok(store)
 }
 
-/// Random batches, some of them twice, with right and wrong hints, while documents vanish.
+/// Writes random batches, some of them twice, with right and wrong hints, and deletes documents in between.
 async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
@@ -183,7 +184,7 @@ async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let mut model = Model::default();
     let mut random = fastrand::Rng::with_seed(seed);
     for round in 0..rounds {
-        // Mostly new users in some rounds, mostly known ones in others, so that the order of writing changes.
+        // Mostly new users in some rounds and mostly known ones in others, so that the store inserts first or updates first.
         let users = [150, 3_000][usize::from(round % 16 < 8)];
         let mut pairs = BTreeSet::new();
         for _ in 0..random.usize(1..400) {
@@ -202,25 +203,25 @@ async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
         let written = store.write(Arc::clone(&batch)).await?;
         let stale = model.write(&syncs);
         ensure!(
-            named_stale(&batch, &written) == stale,
+            reported_stale(&batch, &written) == stale,
             "round {round}, seed {seed}"
         );
         ensure!(written.rejected.is_empty(), "{:?}", written.rejected);
         if random.u8(..4) == 0 {
             let again = store.write(Arc::clone(&batch)).await?;
             ensure!(
-                named_stale(&batch, &again) == stale,
-                "round {round} again, seed {seed}"
+                reported_stale(&batch, &again) == stale,
+                "round {round} repeated, seed {seed}"
             );
         }
         if random.u8(..4) == 0 {
-            let vanishing: Vec<_> = model
+            let deleted: Vec<_> = model
                 .0
                 .keys()
                 .filter(|_| random.u8(..8) == 0)
                 .cloned()
                 .collect();
-            for (user, dsp) in vanishing {
+            for (user, dsp) in deleted {
                 let database = client.database(&format!("test-{dsp}"));
                 let cookies = database.collection::<Document>(COOKIES);
                 cookies.delete_one(doc! { "_id": &user }).await?;
@@ -250,7 +251,7 @@ async fn rejected_cookies_are_reported_and_block_no_other() -> Result<()> {
             "validator": { "b": { "$ne": "forbidden" } },
         })
         .await?;
-    // The operator's, and not ours: two users cannot have the same buyer uid.
+    // An operator's index that forbids equal buyer uids.
     let unique = doc! { "key": { "b": 1 }, "name": "unique", "unique": true };
     database
         .run_command(doc! { "createIndexes": "cookies", "indexes": [unique] })
@@ -293,53 +294,53 @@ async fn rejected_cookies_are_reported_and_block_no_other() -> Result<()> {
     Ok(())
 }
 
-/// A repeat that is left out counts as well: what is older than that does not win.
+/// A suppressed duplicate counts as well: an older value does not win over it.
 #[tokio::test]
 async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
-    let (one, other) = (
+    let (first, second) = (
         Producer::start(&dir, &[]).await?,
         Producer::start(&dir, &[]).await?,
     );
-    let mut between = TcpProxy::to(other.grpc.trim_start_matches("http://")).await?;
-    let urls = [&one.grpc, &between.url()].map(String::clone);
+    let mut proxy = TcpProxy::to(second.grpc.trim_start_matches("http://")).await?;
+    let urls = [&first.grpc, &proxy.url()].map(String::clone);
     let urls = urls.each_ref().map(String::as_str);
     let mut consumer = Consumer::spawn(&dir, "node", &urls, &mongod.uri(), &[]).await?;
     consumer.wait_ready().await?;
-    let connected = async |streams| {
+    let wait_connected = async |streams| {
         wait_until(TIMEOUT, "streams are open", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count("consumer_producers_connected", &[]) == streams)
         })
         .await
     };
-    connected(2).await?;
-    // Its DSP is known from here on, and what follows is not set aside until it is.
-    one.accept("carol", 17, "first").await?;
+    wait_connected(2).await?;
+    // After this cookie the DSP has its slot, so later ones skip the retry queue.
+    first.accept("carol", 17, "first").await?;
     consumer.wait_settled(1).await?;
-    one.accept("alice", 17, "first").await?;
-    one.accept("bob", 17, "first").await?;
+    first.accept("alice", 17, "first").await?;
+    first.accept("bob", 17, "first").await?;
     consumer.wait_settled(3).await?;
 
-    between.cut().await;
-    connected(1).await?;
-    other.accept("alice", 17, "older").await?;
-    other.accept("bob", 17, "older").await?;
-    wait_until(TIMEOUT, "they are accepted for good", async || {
-        Ok(other.appended().await? == 2)
+    proxy.disconnect().await;
+    wait_connected(1).await?;
+    second.accept("alice", 17, "older").await?;
+    second.accept("bob", 17, "older").await?;
+    wait_until(TIMEOUT, "both older cookies are appended", async || {
+        Ok(second.appended().await? == 2)
     })
     .await?;
-    one.accept("alice", 17, "changed").await?;
-    one.accept("bob", 17, "first").await?;
+    first.accept("alice", 17, "changed").await?;
+    first.accept("bob", 17, "first").await?;
     consumer.wait_settled(5).await?;
-    between.heal().await?;
+    proxy.reconnect().await?;
     consumer.wait_settled(7).await?;
 
     let documents = Documents::connect(&mongod.uri()).await?;
     let known = [("alice", "changed"), ("bob", "first"), ("carol", "first")]
         .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
-    assert_eq!(documents.known().await?, Known::from(known));
+    assert_eq!(documents.contents().await?, StoreContents::from(known));
     let metrics = consumer.metrics().await?;
     let counts = [names::WRITTEN, names::SUPPRESSED, names::STALE];
     let counts = counts.map(|name| metrics.count(name, &[]));
@@ -353,11 +354,11 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("test-7").collection::<Document>("cookies");
-    let other = [
+    let foreign = [
         doc! { "_id": "a", "b": 5 },
         doc! { "_id": "b", "b": "old", "t": DateTime::MIN },
     ];
-    cookies.insert_many(other).await?;
+    cookies.insert_many(foreign).await?;
     let store = store(&mongod, 7).await?;
     let syncs = ["a", "b"].map(|user| (user.to_owned(), 7, "new".to_owned(), 1));
     let written = store.write(batch(&syncs, || false)?).await?;
@@ -377,7 +378,7 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
     Ok(())
 }
 
-/// A user with a connection of its own.
+/// A user with its own connection.
 struct User {
     name: String,
     connection: HttpClient,
@@ -387,21 +388,21 @@ const ROUNDS: u32 = 5;
 
 const USERS: u32 = 16;
 
-/// Requests of each user amid which a producer is stopped.
+/// Requests of each user during which the producer is paused.
 const REPEATS: u32 = 4;
 
-/// DSPs of each user, besides the one of the repeats. A connection answers so many requests before it yields.
+/// DSPs of each user, without that of the repeats. A connection serves 64 requests before it yields.
 const DSPS: u32 = 64 - REPEATS;
 
 impl User {
-    /// Connects, and has one sync accepted, so that the connection is open on both sides.
+    /// Connects and sends one sync, so that the connection is established.
     async fn connect(producer: &Producer, number: u32) -> Result<Self> {
         let mut user = Self {
             name: format!("user-{number}"),
             connection: HttpClient::connect(&producer.http).await?,
         };
         user.send_repeats(1).await?;
-        user.accepted(1).await?;
+        user.expect_accepted(1).await?;
         Ok(user)
     }
 
@@ -411,14 +412,14 @@ impl User {
         self.connection.send(repeats.as_bytes()).await
     }
 
-    /// Sends this buyer uid for each DSP.
+    /// Sends `buyer_uid` for each DSP.
     async fn send(&mut self, buyer_uid: &str) -> Result<()> {
         let requests = (1..=DSPS).map(|dsp| request(&self.name, dsp, buyer_uid));
         let requests: String = requests.collect();
         self.connection.send(requests.as_bytes()).await
     }
 
-    async fn accepted(&mut self, requests: u32) -> Result<()> {
+    async fn expect_accepted(&mut self, requests: u32) -> Result<()> {
         for _ in 0..requests {
             let answer = self.connection.response().await?;
             ensure!(answer.status == 200, "{answer:?}");
@@ -435,8 +436,8 @@ async fn connect_all(producer: &Producer) -> Result<Vec<User>> {
     Ok(users)
 }
 
-/// What a node knows when this was sent last.
-fn known(users: &[User], buyer_uid: &str) -> Known {
+/// Expected store contents if `buyer_uid` was sent last.
+fn contents(users: &[User], buyer_uid: &str) -> StoreContents {
     let of_user = || {
         let buyer_uids = (1..=DSPS).map(|dsp| (dsp, buyer_uid.to_owned()));
         buyer_uids.chain([(DSPS + 1, "repeat".to_owned())])
@@ -451,37 +452,37 @@ fn known(users: &[User], buyer_uid: &str) -> Known {
 async fn cookies_accepted_after_a_pause_win_over_those_accepted_elsewhere_during_it() -> Result<()>
 {
     let dir = TempDir::new()?;
-    let (mut stopped, other) = (
+    let (mut paused, active) = (
         Producer::start(&dir, &[]).await?,
         Producer::start(&dir, &[]).await?,
     );
     let store = embedded(&dir.path().join("store"));
-    let consumer = Consumer::start(&dir, "node", &[&stopped, &other], &store, &[]).await?;
-    let (mut waiting, mut answered) = (connect_all(&stopped).await?, connect_all(&other).await?);
+    let consumer = Consumer::start(&dir, "node", &[&paused, &active], &store, &[]).await?;
+    let (mut waiting, mut served) = (connect_all(&paused).await?, connect_all(&active).await?);
     let mut accepted = 2 * USERS;
     for round in 0..ROUNDS {
-        // It is stopped amid these: a chunk is open, and connections have their turn before timers.
+        // The producer is paused during these: a chunk is open, and sockets are polled before timers.
         for user in &mut waiting {
             user.send_repeats(REPEATS).await?;
         }
-        stopped.process.signal(Signal::STOP)?;
+        paused.process.signal(Signal::STOP)?;
         let (older, newer) = (format!("older-{round}"), format!("newer-{round}"));
-        for user in &mut answered {
+        for user in &mut served {
             user.send(&older).await?;
-            user.accepted(DSPS).await?;
+            user.expect_accepted(DSPS).await?;
         }
-        // Longer than a chunk may be open: a batch alone waits for 200 ms.
-        consumer.wait_knows(&known(&waiting, &older)).await?;
+        // This takes longer than a chunk may stay open: a batch alone takes 200 ms.
+        consumer.wait_lookups(&contents(&waiting, &older)).await?;
         for user in &mut waiting {
             user.send(&newer).await?;
         }
-        stopped.process.signal(Signal::CONT)?;
+        paused.process.signal(Signal::CONT)?;
         for user in &mut waiting {
-            user.accepted(REPEATS + DSPS).await?;
+            user.expect_accepted(REPEATS + DSPS).await?;
         }
         accepted += USERS * (REPEATS + 2 * DSPS);
         consumer.wait_settled(accepted.into()).await?;
-        consumer.wait_knows(&known(&waiting, &newer)).await?;
+        consumer.wait_lookups(&contents(&waiting, &newer)).await?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! MongoDB ends, stops answering, has no primary, no room, or no rights for us: the consumer reports it, keeps where it
-//! stood, and goes on from there when it can. Nothing is lost and nothing is wrong.
+//! MongoDB outages: killed, paused, slow, without a primary, disk space or permissions. The consumer reports the outage, keeps its
+//! position, resumes when the server is back, and loses nothing.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -13,18 +13,23 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Producer, TIMEOUT, accept_all, expect_exit, machine, newest, wait_until},
+    harness::{
+        Consumer, Producer, TIMEOUT, accept_all, expect_exit, newest, reserve_machine, wait_until,
+    },
     maintenance::in_both_modes,
-    mongods::{ReplicaSet, SLOW, command, create_root, create_user, fail, failing, heal},
+    mongods::{
+        ReplicaSet, SLOW, clear_failpoint, command, create_root, create_user, set_failpoint,
+        start_failable,
+    },
 };
 
-/// Longer than a command may take.
+/// Longer than the timeout of a command.
 const PAUSE: Duration = Duration::from_secs(38);
 
-/// Checks that the consumer does not call the store working.
-async fn check_down(consumer: &Consumer) -> Result<()> {
+/// Checks that the consumer reports the store as down.
+async fn check_store_down(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
-    ensure!(metrics.count(names::STORE_UP, &[]) == 0, "it counts as up");
+    ensure!(metrics.count(names::STORE_UP, &[]) == 0, "the store is reported as up");
     Ok(())
 }
 
@@ -45,9 +50,9 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
             consumer.wait_written(round * 2_000).await?;
             mongod.kill()?;
             let user = format!("round-{round}");
-            producer.accept(&user, 17, "meanwhile").await?;
+            producer.accept(&user, 17, "during-outage").await?;
             consumer.wait_not_ready("Connection refused").await?;
-            check_down(&consumer).await?;
+            check_store_down(&consumer).await?;
             mongod.restart().await?;
         }
         anyhow::Ok(())
@@ -56,12 +61,12 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
     crashed?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let mut known = newest(&plan.traffic, 16_000);
+    let mut contents = newest(&plan.traffic, 16_000);
     for round in ["round-1", "round-2"] {
-        let cookie = [(17, "meanwhile".to_owned())].into();
-        known.insert(round.to_owned(), cookie);
+        let cookie = [(17, "during-outage".to_owned())].into();
+        contents.insert(round.to_owned(), cookie);
     }
-    documents.wait_exactly(&known).await?;
+    documents.wait_exactly(&contents).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -77,7 +82,7 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
         consumer.wait_written(3_000).await?;
         mongod.pause()?;
         consumer.wait_not_ready("store: no answer for 5s").await?;
-        check_down(&consumer).await?;
+        check_store_down(&consumer).await?;
         mongod.resume()?;
         consumer.wait_ready().await
     };
@@ -92,7 +97,7 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     Ok(())
 }
 
-/// The same at the rate of a small exchange, away for twenty seconds. For release builds of the programs.
+/// An outage of 20 s at the rate of a small exchange, for dist builds.
 #[tokio::test]
 #[ignore = "takes a minute and dist builds"]
 async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
@@ -104,28 +109,27 @@ async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
     let crash = async {
         consumer.wait_written(100_000).await?;
         mongod.kill()?;
-        // The load is the clock.
+        // The load measures the time.
         let at_kill = producer.appended().await?;
         wait_until(TIMEOUT, "20 s of load", async || {
             Ok(producer.appended().await? >= at_kill + 400_000)
         })
         .await?;
-        check_down(&consumer).await?;
+        check_store_down(&consumer).await?;
         mongod.restart().await
     };
     let (accepted, crashed) = tokio::join!(accept_all(&plan), crash);
     crashed?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let known = newest(&plan.traffic, 800_000);
-    documents.wait_exactly(&known).await?;
-    println!("{} documents, all as sent", documents.count().await?);
+    let contents = newest(&plan.traffic, 800_000);
+    documents.wait_exactly(&contents).await?;
+    println!("{} documents, all correct", documents.count().await?);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
 
-/// Longer than a command may take, so that commands are given up, and executed by the server afterwards. Prints
-/// what `/readyz` says meanwhile, and how soon it goes on.
+/// The consumer abandons commands that the server executes after the pause. Prints the responses of `/readyz` and the time to recovery.
 #[tokio::test]
 #[ignore = "takes a minute"]
 async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> {
@@ -138,27 +142,27 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
         consumer.wait_written(3_000).await?;
         mongod.pause()?;
         let began = Instant::now();
-        let mut said = String::new();
+        let mut last_body = String::new();
         let written = consumer.metrics().await?.count(names::WRITTEN, &[]);
-        let mut gone_on = None;
+        let mut resumed_at = None;
         loop {
             let answer = admin::get(&consumer.admin, "/readyz").await?;
-            if answer.body != said {
+            if answer.body != last_body {
                 let (at, status) = (began.elapsed(), answer.status);
-                said = answer.body;
-                println!("after {at:.1?}: {status} {}", said.trim());
+                last_body = answer.body;
+                println!("after {at:.1?}: {status} {}", last_body.trim());
             }
-            if gone_on.is_none() && began.elapsed() >= PAUSE {
+            if resumed_at.is_none() && began.elapsed() >= PAUSE {
                 mongod.resume()?;
-                gone_on = Some(Instant::now());
-                println!("after {:.1?}: it goes on", began.elapsed());
+                resumed_at = Some(Instant::now());
+                println!("after {:.1?}: mongod resumes", began.elapsed());
             }
             let now = consumer.metrics().await?.count(names::WRITTEN, &[]);
-            if let Some(at) = gone_on.filter(|_| now > written) {
-                println!("first batch {:.1?} after that", at.elapsed());
+            if let Some(at) = resumed_at.filter(|_| now > written) {
+                println!("first batch written {:.1?} later", at.elapsed());
                 return Ok(());
             }
-            ensure!(began.elapsed() < PAUSE + TIMEOUT, "it does not go on");
+            ensure!(began.elapsed() < PAUSE + TIMEOUT, "no batch is written after the pause");
             sleep(Duration::from_millis(20)).await;
         }
     };
@@ -166,10 +170,10 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
     paused?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let known = newest(&plan.traffic, 180_000);
-    documents.wait_exactly(&known).await?;
+    let contents = newest(&plan.traffic, 180_000);
+    documents.wait_exactly(&contents).await?;
     println!(
-        "{} documents, all as they were sent",
+        "{} documents, all correct",
         documents.count().await?
     );
     assert_eq!(consumer.lost().await?, 0);
@@ -188,13 +192,13 @@ async fn election_and_missing_primary_lose_nothing() -> Result<()> {
         set.step_down().await?;
         consumer.wait_written(4_000).await?;
         let primary = set.wait_primary().await?;
-        let others = [(primary + 1) % 3, (primary + 2) % 3];
-        for member in others {
+        let secondaries = [(primary + 1) % 3, (primary + 2) % 3];
+        for member in secondaries {
             set.members[member].kill()?;
         }
         consumer.wait_not_ready("no server can be used").await?;
-        check_down(&consumer).await?;
-        for member in others {
+        check_store_down(&consumer).await?;
+        for member in secondaries {
             set.members[member].restart().await?;
         }
         consumer.wait_ready().await
@@ -213,10 +217,10 @@ async fn election_and_missing_primary_lose_nothing() -> Result<()> {
 #[tokio::test]
 async fn store_error_is_reported_until_a_write_succeeds() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
-    for (number, how, said) in [
+    for (number, failure, message) in [
         (1, doc! { "errorCode": 10_107 }, "NotWritablePrimary"),
         (2, doc! { "errorCode": 13 }, "Unauthorized"),
         (3, doc! { "errorCode": 14_031 }, "OutOfDiskSpace"),
@@ -230,14 +234,14 @@ async fn store_error_is_reported_until_a_write_succeeds() -> Result<()> {
             "too few",
         ),
     ] {
-        fail(&mongod, how).await?;
+        set_failpoint(&mongod, failure).await?;
         let user = format!("user-{number}");
         producer.accept(&user, 17, "kept").await?;
-        consumer.wait_not_ready(said).await?;
-        check_down(&consumer).await?;
-        heal(&mongod).await?;
+        consumer.wait_not_ready(message).await?;
+        check_store_down(&consumer).await?;
+        clear_failpoint(&mongod).await?;
         consumer.wait_ready().await?;
-        consumer.wait_known(&user, json!({"17": "kept"})).await?;
+        consumer.wait_lookup(&user, json!({"17": "kept"})).await?;
     }
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -250,24 +254,24 @@ async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> 
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     producer.accept("alice", 17, "a").await?;
-    consumer.wait_known("alice", json!({"17": "a"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a"})).await?;
     consumer.wait_settled(1).await?;
-    // One that only was started anew is written on.
+    // After a restart without data loss, the consumer continues.
     mongod.kill()?;
     mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
     producer.accept("bob", 17, "b").await?;
-    consumer.wait_known("bob", json!({"17": "b"})).await?;
+    consumer.wait_lookup("bob", json!({"17": "b"})).await?;
     mongod.kill()?;
     mongod.process().wait(TIMEOUT).await?;
     let data = dir.path().join("mongod/data");
     fs::remove_dir_all(&data)?;
     fs::create_dir(&data)?;
     mongod.restart().await?;
-    check_begins_anew(&mut consumer, &producer, 1).await?;
-    // Without a restart, as a restore into a running server has it; but not between a commit's look at what there is and
-    // its writing, which would put the cursors back. What is there may have come twice.
-    wait_until(TIMEOUT, "nothing is in hand", async || {
+    check_exits_and_refills(&mut consumer, &producer, 1).await?;
+    // Data loss without a restart of the server, as in a restore. It must not happen during a commit, which would write the cursors
+    // again. Cookies may be received twice.
+    wait_until(TIMEOUT, "every received cookie has an outcome", async || {
         let metrics = consumer.metrics().await?;
         let waiting = metrics.count(names::WAITING, &[]);
         Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 3)
@@ -277,64 +281,64 @@ async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> 
         let client = Client::with_uri_str(mongod.uri()).await?;
         client.database(database).drop().await?;
     }
-    check_begins_anew(&mut consumer, &producer, 2).await
+    check_exits_and_refills(&mut consumer, &producer, 2).await
 }
 
-/// Whether a consumer whose server lost everything ends, and finds it all at the producer when it is started again.
-async fn check_begins_anew(
+/// Checks that a consumer whose server lost its data exits, and that its restart restores the data from the producer.
+async fn check_exits_and_refills(
     consumer: &mut Consumer,
     producer: &Producer,
-    time: usize,
+    exits: usize,
 ) -> Result<()> {
-    // What repeats is not written, for all that the consumer knows.
+    // A duplicate, which the consumer suppresses, so that only the check of the cursors detects the loss.
     producer.accept("alice", 17, "a").await?;
     let status = consumer.process.wait(2 * TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let log = consumer.process.last_lines(usize::MAX);
-    let said = log.matches("the store broke: the server lacks").count();
-    ensure!(said == time, "{said} times\n{log}");
+    let logged = log.matches("the store broke: the server lacks").count();
+    ensure!(logged == exits, "logged {logged} times\n{log}");
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a"})).await?;
-    consumer.wait_known("bob", json!({"17": "b"})).await
+    consumer.wait_lookup("alice", json!({"17": "a"})).await?;
+    consumer.wait_lookup("bob", json!({"17": "b"})).await
 }
 
 #[tokio::test]
 async fn unwritable_store_is_reported_without_traffic() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
-    fail(&mongod, doc! { "errorCode": 10_107 }).await?;
+    set_failpoint(&mongod, doc! { "errorCode": 10_107 }).await?;
     consumer.wait_not_ready("NotWritablePrimary").await?;
-    heal(&mongod).await?;
+    clear_failpoint(&mongod).await?;
     consumer.wait_ready().await?;
-    // Nor does a consumer that starts now begin to read.
-    fail(&mongod, doc! { "errorCode": 14_031 }).await?;
+    // A consumer that starts with this error is not ready either.
+    set_failpoint(&mongod, doc! { "errorCode": 14_031 }).await?;
     consumer.process.kill()?;
     consumer.process.restart()?;
     consumer.wait_not_ready("OutOfDiskSpace").await?;
-    heal(&mongod).await?;
+    clear_failpoint(&mongod).await?;
     consumer.wait_ready().await
 }
 
 #[tokio::test]
 async fn slow_mongod_is_reported_and_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &[]).await?;
     let millis = i32::try_from(SLOW.as_millis())?;
-    fail(
+    set_failpoint(
         &mongod,
         doc! { "blockConnection": true, "blockTimeMS": millis },
     )
     .await?;
     producer.accept("alice", 17, "late").await?;
     consumer.wait_not_ready("no answer for 5s").await?;
-    heal(&mongod).await?;
+    clear_failpoint(&mongod).await?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "late"})).await
+    consumer.wait_lookup("alice", json!({"17": "late"})).await
 }
 
 #[tokio::test]
@@ -356,7 +360,7 @@ async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Resu
     command(&boss, right).await?;
     consumer.wait_ready().await?;
 
-    // Read only, with nothing to write.
+    // Read permission only, without traffic.
     let roles = doc! { "updateUser": "exchange", "roles": ["readAnyDatabase"] };
     command(&boss, roles).await?;
     consumer
@@ -367,33 +371,33 @@ async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Resu
         { "role": "readWrite", "db": "cookiesync" }, { "role": "readAnyDatabase", "db": "admin" },
     ] };
     command(&boss, roles).await?;
-    // That is one DSP's trouble, and not the node's.
+    // A missing permission for one DSP does not affect readiness.
     consumer
-        .wait_ready_and_says(
+        .wait_ready_with_state(
             "retry queue: 17 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
     let roles = doc! { "updateUser": "exchange", "roles": ["readWriteAnyDatabase"] };
     command(&boss, roles).await?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await?;
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     let log = consumer.process.last_lines(usize::MAX);
     for secret in ["exchange:", "secret", "p%40ss", "p@ss"] {
-        ensure!(!log.contains(secret), "{secret} in {log}");
+        ensure!(!log.contains(secret), "{secret} appears in {log}");
     }
     Ok(())
 }
 
-/// A small file system in memory; gone with the test.
+/// A small file system in memory, unmounted on drop.
 pub(crate) struct SmallDisk(std::path::PathBuf);
 
 impl SmallDisk {
-    /// `None` where this may not be mounted, which skips the test.
+    /// `None` (a skipped test) without the permission to mount.
     pub(crate) fn mount(dir: std::path::PathBuf, size: &str) -> Result<Option<Self>> {
         std::fs::create_dir_all(&dir)?;
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
-        let mounted = mount.arg(&dir).output().context("there is no mount")?;
+        let mounted = mount.arg(&dir).output().context("cannot run mount")?;
         if !mounted.status.success() {
             skip(String::from_utf8_lossy(&mounted.stderr));
             return Ok(None);
@@ -401,7 +405,7 @@ impl SmallDisk {
         Ok(Some(Self(dir)))
     }
 
-    /// Takes all the room there is.
+    /// Fills the file system and returns the path of the file that does.
     pub(crate) fn fill(&self) -> std::path::PathBuf {
         let filler = self.0.join("filler");
         if let Ok(mut file) = std::fs::File::create(&filler) {
@@ -423,7 +427,7 @@ impl Drop for SmallDisk {
 
 #[tokio::test]
 async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let Some(disk) = SmallDisk::mount(dir.path().join("mongod/data"), "512m")? else {
         return Ok(());
@@ -436,23 +440,23 @@ async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
     let filler = disk.fill();
     let plan = producer.ordered_load(9, 20_000, 300_000)?;
     accept_all(&plan).await?;
-    // It ends itself when it cannot write.
+    // mongod exits when it cannot write.
     consumer.wait_not_ready("store: ").await?;
-    check_down(&consumer).await?;
+    check_store_down(&consumer).await?;
     mongod.process().wait(TIMEOUT).await?;
     std::fs::remove_file(filler)?;
     mongod.restart().await?;
     consumer.wait_ready().await?;
-    let mut known = newest(&plan.traffic, 300_000);
-    known.extend(newest(&producer.load(8)?.traffic, 1_000));
-    // Half a minute of work for a build that is not optimised.
-    wait_until(4 * TIMEOUT, "all is written", async || {
+    let mut contents = newest(&plan.traffic, 300_000);
+    contents.extend(newest(&producer.load(8)?.traffic, 1_000));
+    // Takes half a minute in an unoptimized build.
+    wait_until(4 * TIMEOUT, "every cookie is written", async || {
         let metrics = consumer.metrics().await?;
-        Ok(metrics.count(names::WRITTEN, &[]) >= known.len() as u64)
+        Ok(metrics.count(names::WRITTEN, &[]) >= contents.len() as u64)
     })
     .await?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    documents.wait_exactly(&known).await?;
+    documents.wait_exactly(&contents).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }

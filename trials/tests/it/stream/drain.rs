@@ -43,7 +43,7 @@ async fn sigterm_drains_and_exits_0() -> Result<()> {
     producer.wait_ready().await?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
         assert_eq!(cookie.buyer_uid, sent.buyer_uid());
     }
     consumer.wait_settled(last).await?;
-    consumer.wait_knows(&newest(&plan.traffic, last)).await
+    consumer.wait_lookups(&newest(&plan.traffic, last)).await
 }
 
 /// Two producers under load, and a node that reads from both.
@@ -256,7 +256,7 @@ async fn second_signal_ends_a_hanging_drain() -> Result<()> {
     mongod.resume()?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 #[tokio::test]
@@ -267,7 +267,7 @@ async fn unfinished_drain_ends_at_its_deadline_and_logs_the_redelivery() -> Resu
     receive_one(&producer, &consumer).await?;
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
-    check_comes_again(&mut mongod, &mut consumer).await
+    check_redelivered(&mut mongod, &mut consumer).await
 }
 
 #[tokio::test]
@@ -280,7 +280,7 @@ async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
     let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&consumer.process, status, 0)?;
     mongod.process().restart()?;
-    check_comes_again(&mut mongod, &mut consumer).await
+    check_redelivered(&mut mongod, &mut consumer).await
 }
 
 /// A producer, and a consumer that writes into a server of its own.
@@ -293,7 +293,7 @@ async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, C
 }
 
 /// Checks that the last batch was said not to be stored, and that the next start brings it.
-async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
+async fn check_redelivered(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
     let log = consumer.process.last_lines(20);
     ensure!(
         log.contains("last batch not stored; it will be redelivered"),
@@ -302,7 +302,7 @@ async fn check_comes_again(mongod: &mut Mongod, consumer: &mut Consumer) -> Resu
     mongod.resume()?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    consumer.wait_known("alice", json!({"17": "a-1"})).await
+    consumer.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 /// Sends one cookie and waits until the consumer, whose store may stand still, has it.

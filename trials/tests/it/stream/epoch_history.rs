@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{
-        Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_said,
+        Addresses, Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, wait_logged,
         wait_until,
     },
     tcp_proxy::TcpProxy,
@@ -95,7 +95,7 @@ impl Pair {
         let store = embedded(&dir.path().join("store"));
         let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
         producer.accept("alice", 1, "first").await?;
-        consumer.wait_known("alice", json!({"1": "first"})).await?;
+        consumer.wait_lookup("alice", json!({"1": "first"})).await?;
         Ok(Self {
             _dir: dir,
             producer,
@@ -152,7 +152,7 @@ impl Pair {
     async fn goes_on(&self) -> Result<()> {
         self.producer.accept("alice", 2, "last").await?;
         let known = json!({"1": "first", "2": "last"});
-        self.consumer.wait_known("alice", known).await
+        self.consumer.wait_lookup("alice", known).await
     }
 
     /// The one file in the directory of the record.
@@ -168,9 +168,9 @@ impl Pair {
 async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
-    let mut between = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
+    let mut proxy = TcpProxy::to(producer.grpc.trim_start_matches("http://")).await?;
     let store = embedded(&dir.path().join("store"));
-    let url = between.url();
+    let url = proxy.url();
     let mut consumer = Consumer::spawn(&dir, "node", &[&url], &store, &[]).await?;
     consumer.wait_ready().await?;
 
@@ -184,7 +184,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
             .await
         };
         appended(1_500).await?;
-        between.cut().await;
+        proxy.disconnect().await;
         consumer.wait_not_ready("no producer is connected").await?;
         let accepted = producer.appended().await?;
         appended(accepted + 1_500).await?;
@@ -197,7 +197,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let outcome = outcome?;
     producer.process.restart()?;
     producer.wait_ready().await?;
-    between.heal().await?;
+    proxy.reconnect().await?;
     consumer.wait_ready().await?;
     wait_until(TIMEOUT, "the end is told", async || {
         Ok(consumer
@@ -211,7 +211,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     // When this is stored, all that was received before it is counted.
     producer.accept("bob", 1, "next-epoch").await?;
     consumer
-        .wait_known("bob", json!({"1": "next-epoch"}))
+        .wait_lookup("bob", json!({"1": "next-epoch"}))
         .await?;
     let metrics = consumer.metrics().await?;
     let received = metrics.count(names::RECEIVED, &[]) - 1;
@@ -369,7 +369,7 @@ async fn corrupt_record_yields_no_bound_and_confirms_nothing() -> Result<()> {
 async fn producer_without_an_epoch_history_runs_and_reports_it() -> Result<()> {
     let nowhere = ["--state", "/nonexistent/directory"];
     let mut pair = Pair::start(&nowhere).await?;
-    wait_said(&pair.producer.process, "epoch history unavailable").await?;
+    wait_logged(&pair.producer.process, "epoch history unavailable").await?;
     let recorded = async |producer: &Producer| {
         let metrics = producer.metrics().await?;
         anyhow::Ok(metrics.count("producer_epoch_history_recorded", &[]))
@@ -389,7 +389,7 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     let flags = ["--id", "p", "--state", &state];
     let first = Producer::start(&dir, &flags).await?;
     let second = Producer::start_at(&dir, &Addresses::free()?, &flags).await?;
-    wait_said(&second.process, "another process of this name keeps it").await?;
+    wait_logged(&second.process, "another process of this name keeps it").await?;
     let recorded = "producer_epoch_history_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);

@@ -12,7 +12,9 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer, TIMEOUT, accept_all, machine, settled, wait_until};
+use crate::harness::{
+    Consumer, Producer, TIMEOUT, accept_all, reserve_machine, settled, wait_until,
+};
 
 /// What docs/operation.md says a consumer takes at most beside `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
@@ -20,13 +22,13 @@ const DOCUMENTED_BYTES: u64 = 384 << 20;
 const PRODUCERS: u64 = 8;
 
 /// Cookies of which the consumer knows what became, those included that it will not get.
-pub(crate) fn settled_or_lost(metrics: &Samples) -> u64 {
+pub(crate) fn settled_or_lost_cookies(metrics: &Samples) -> u64 {
     settled(metrics) + metrics.count(names::LOST, &[])
 }
 
 async fn wait_settled(consumer: &Consumer, cookies: u64, timeout: Duration) -> Result<()> {
     wait_until(timeout, "the fate of every cookie is known", async || {
-        let settled = settled_or_lost(&consumer.metrics().await?);
+        let settled = settled_or_lost_cookies(&consumer.metrics().await?);
         ensure!(settled <= cookies, "{settled} of {cookies}");
         Ok(settled == cookies)
     })
@@ -66,7 +68,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
 
 /// Eight producers at so many a second each for so long, while mongod is frozen; then all of it is stored or counted.
 async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let mut producers = Vec::new();

@@ -16,7 +16,7 @@ use tokio::{
 use tonic::Code;
 
 use crate::{
-    harness::{Producer, TIMEOUT, accept_all, in_time, numbered, wait_until},
+    harness::{Producer, TIMEOUT, accept_all, numbered_cookie, wait_until, within_timeout},
     stream::python_client::{MISSING, environment, generate},
     stream_client::CookieStream,
 };
@@ -105,7 +105,7 @@ async fn check_paused_client(cookies: u64, timeout: Duration) -> Result<()> {
         .kill_on_drop(true)
         .spawn()?;
     let mut lines = BufReader::new(client.stdout.take().context("it has no output")?).lines();
-    let ready = in_time("the client has opened its stream", lines.next_line()).await??;
+    let ready = within_timeout("the client has opened its stream", lines.next_line()).await??;
     if ready.as_deref() == Some("ready") {
         accept_all(&plan).await?;
         let mut words = client.stdin.take().context("it has no input")?;
@@ -140,8 +140,8 @@ async fn single_cookie_is_padded_and_delivered_unchanged() -> Result<()> {
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     for number in 1..=3 {
         producer.accept_numbers(number..=number).await?;
-        stream.read_lone().await?;
-        let (user_id, dsp_id, buyer_uid) = numbered(number);
+        stream.read_single().await?;
+        let (user_id, dsp_id, buyer_uid) = numbered_cookie(number);
         let sent = Cookie {
             user_id,
             dsp_id,

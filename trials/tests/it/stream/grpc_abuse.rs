@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    harness::{Producer, TIMEOUT, accept_all, in_time, machine, wait_until},
+    harness::{Producer, TIMEOUT, accept_all, reserve_machine, wait_until, within_timeout},
     stream_client::{Subscription, from_newest},
 };
 
@@ -122,9 +122,9 @@ async fn calls_above_the_rate_are_rejected_and_a_persistent_client_is_disconnect
     let (calls, mut connection) = bare(&producer).await?;
     let mut statuses = Statuses::default();
     let abuse = call_without_end(&producer, calls, &mut statuses);
-    let Err(error) = in_time("the abuse ends", abuse).await?;
+    let Err(error) = within_timeout("the abuse ends", abuse).await?;
     ensure!(error.is::<h2::Error>(), "{error:#} after {statuses:?}");
-    let reason = in_time("the connection ends", connection.join_next()).await?;
+    let reason = within_timeout("the connection ends", connection.join_next()).await?;
     let reason = reason.context("it has a task")??;
     ensure!(
         matches!(reason, Some(Reason::ENHANCE_YOUR_CALM) | None),
@@ -156,10 +156,10 @@ async fn client_that_resets_streams_endlessly_is_disconnected() -> Result<()> {
         }
         anyhow::Ok(())
     };
-    in_time("the abuse ends", abuse)
+    within_timeout("the abuse ends", abuse)
         .await?
         .expect_err("it is not borne forever");
-    let reason = in_time("the connection ends", connection.join_next()).await?;
+    let reason = within_timeout("the connection ends", connection.join_next()).await?;
     let reason = reason.context("it has a task")??;
     ensure!(
         matches!(reason, Some(Reason::ENHANCE_YOUR_CALM) | None),
@@ -177,7 +177,7 @@ async fn oversized_headers_get_431() -> Result<()> {
     let mut calls = calls.ready().await?;
     let request = call(&producer).header("x", "y".repeat(20_000)).body(())?;
     let (answer, _body) = calls.send_request(request, true)?;
-    let answer = in_time("an answer", answer).await??;
+    let answer = within_timeout("an answer", answer).await??;
     assert_eq!(answer.status(), 431);
     drop((calls, connection));
     good.goes_on(&producer).await
@@ -224,13 +224,13 @@ async fn superseded_stream_ends_although_its_window_is_closed() -> Result<()> {
         calls = calls.ready().await?;
         let (answer, mut body) = calls.send_request(call(&producer).body(())?, false)?;
         body.send_data(OF_X, true)?;
-        let answer = in_time("it is answered", answer).await??;
+        let answer = within_timeout("it is answered", answer).await??;
         open.push(answer.into_body());
     }
     // The log has something for it, but there is no room to send it.
     producer.accept_numbers(11..=11).await?;
     for superseded in &mut open[..2] {
-        let trailers = in_time("the older one ends", superseded.trailers()).await??;
+        let trailers = within_timeout("the older one ends", superseded.trailers()).await??;
         let trailers = trailers.context("no trailers")?;
         let status = trailers.get("grpc-status").context("no status")?;
         assert_eq!(Code::from_bytes(status.as_bytes()), Code::Aborted);
@@ -267,7 +267,7 @@ async fn unexpected_frames_do_not_fill_the_log_output() -> Result<()> {
         }
         Ok(())
     };
-    in_time("it answers", answered).await??;
+    within_timeout("it answers", answered).await??;
     drop(stream);
     good.goes_on(&producer).await?;
     let after = producer.process.last_lines(usize::MAX).lines().count();
@@ -355,7 +355,7 @@ async fn watch(producer: &Producer, stop: &CancellationToken) -> Result<Worst> {
 /// So many connections leave four requests unfinished each for so long; beside them 20,000 cookies a second come.
 async fn bear_unfinished_requests(connections: usize, seconds: u64) -> Result<()> {
     const RATE: u64 = 20_000;
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let files = raise_open_files();
     ensure!(
         files > 512 + connections as u64,

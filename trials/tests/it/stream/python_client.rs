@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::harness::{Producer, in_time, numbered};
+use crate::harness::{Producer, numbered_cookie, within_timeout};
 
 /// What the clients need from PyPI.
 const PACKAGES: [&str; 5] = [
@@ -35,7 +35,7 @@ async fn python_client_reads_both_streams() -> Result<()> {
     generate(&python, &generated)?;
     let producer = Producer::start(&dir, &[]).await?;
 
-    let expected: Vec<_> = (1..=500).map(numbered).collect();
+    let expected: Vec<_> = (1..=500).map(numbered_cookie).collect();
     let expected_path = dir.path().join("expected.json");
     fs::write(&expected_path, serde_json::to_vec(&expected)?)?;
     let mut client = tokio::process::Command::new(&python)
@@ -49,13 +49,13 @@ async fn python_client_reads_both_streams() -> Result<()> {
         .spawn()?;
     let words = client.stdout.take().context("it has no output")?;
     let mut lines = BufReader::new(words).lines();
-    let first = in_time("the Python client is ready", lines.next_line()).await??;
+    let first = within_timeout("the Python client is ready", lines.next_line()).await??;
     if first.as_deref() == Some("ready") {
         producer.accept_numbers(1..=200).await?;
         producer.accept_numbers(201..=201).await?;
         producer.accept_numbers(202..=500).await?;
     }
-    let ended = in_time("the Python client ends", client.wait_with_output()).await??;
+    let ended = within_timeout("the Python client ends", client.wait_with_output()).await??;
     let said = String::from_utf8_lossy(&ended.stderr);
     ensure!(ended.status.success(), "{}:\n{said}", ended.status);
     Ok(())

@@ -20,7 +20,7 @@ use tokio::{net::TcpStream, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
-    Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, machine, wait_until,
+    Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, reserve_machine, wait_until,
 };
 
 /// As shipped.
@@ -139,7 +139,7 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
 
 #[tokio::test]
 async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it() -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut one = Producer::start(&dir, &FLAGS).await?;
     let mut other = Producer::start(&dir, &FLAGS).await?;

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, embedded, wait_until},
-    stream_client::{Next, Subscription, from_cursor, from_newest},
+    stream_client::{ReadResult, Subscription, from_cursor, from_newest},
 };
 
 const IN_FLIGHT: &str = "producer_subscriber_in_flight_bytes";
@@ -39,7 +39,7 @@ async fn read_resuming(
     let (mut cut, mut cookies) = (0, Vec::new());
     loop {
         while stream.next <= sequence {
-            if let Next::End(status) = stream.read().await? {
+            if let ReadResult::End(status) = stream.read().await? {
                 ensure!(status.code() == Code::ResourceExhausted, "{status}");
                 cut += 1;
                 break;
@@ -53,7 +53,7 @@ async fn read_resuming(
         let (hello, read) = (stream.hello.clone(), stream.next - 1);
         stream = loop {
             let cursor = from_cursor(name, &hello, read);
-            match Subscription::open_narrow(&producer.grpc, cursor).await {
+            match Subscription::open_with_small_windows(&producer.grpc, cursor).await {
                 Ok(stream) => break stream,
                 // Cut off before its answer was on its way.
                 Err(error) if is_cut(&error) => cut += 1,
@@ -86,7 +86,8 @@ async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_coo
     let mut still = Vec::new();
     for number in 0..STILL {
         let name = format!("still-{number}");
-        let stream = Subscription::open_narrow(&producer.grpc, from_newest(&name)).await?;
+        let stream =
+            Subscription::open_with_small_windows(&producer.grpc, from_newest(&name)).await?;
         still.push((name, stream));
     }
     let reading = Subscription::open(&producer.grpc, from_newest("reading")).await?;
@@ -152,7 +153,7 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
     let mut others = Vec::new();
     for number in 0..3 {
         let request = from_newest(&format!("other-{number}"));
-        others.push(Subscription::open_narrow(&producer.grpc, request).await?);
+        others.push(Subscription::open_with_small_windows(&producer.grpc, request).await?);
     }
     producer.accept_load(accepted, STEP).await?;
     accepted += STEP;

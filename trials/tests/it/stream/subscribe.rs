@@ -10,14 +10,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::{
-    harness::{Producer, TIMEOUT, in_time, numbered, wait_until},
-    stream_client::{Next, Subscription, from_cursor, from_newest, from_oldest},
+    harness::{Producer, TIMEOUT, numbered_cookie, wait_until, within_timeout},
+    stream_client::{ReadResult, Subscription, from_cursor, from_newest, from_oldest},
 };
 
-/// Fails unless a stream holds the cookies of [`numbered`] from the one that became `first` on.
+/// Fails unless a stream holds the cookies of [`numbered_cookie`] from the one that became `first` on.
 fn check_numbers(stream: &Subscription, first: u64) -> Result<()> {
     for (number, cookie) in (first..).zip(&stream.cookies) {
-        let (user, dsp, buyer) = numbered(number);
+        let (user, dsp, buyer) = numbered_cookie(number);
         ensure!(
             (&cookie.user_id, cookie.dsp_id, &cookie.buyer_uid) == (&user, dsp, &buyer),
             "{cookie:?} instead of number {number}"
@@ -90,7 +90,7 @@ async fn stream_starts_at_the_oldest_or_the_newest_cookie() -> Result<()> {
     assert_eq!(newest.hello.first_sequence, 6);
     // A silent stream sends heartbeats, which say where it stands.
     while newest.heartbeats < 2 {
-        ensure!(matches!(newest.read().await?, Next::Event), "ended");
+        ensure!(matches!(newest.read().await?, ReadResult::Event), "ended");
     }
     producer.accept_numbers(6..=9).await?;
     for (stream, first) in [(&mut oldest, 1), (&mut newest, 6)] {
@@ -121,11 +121,12 @@ async fn invalid_subscribe_request_is_rejected() -> Result<()> {
         ("control character", from_oldest("a\nb")),
         ("cursors", many),
     ] {
-        let status = Subscription::refusal(&producer.grpc, request).await?;
+        let status = Subscription::expect_rejection(&producer.grpc, request).await?;
         assert_eq!(status.code(), Code::InvalidArgument, "{what}: {status}");
     }
     // A refused request takes the queue of that name from nobody.
-    let status = Subscription::refusal(&producer.grpc, from_cursor("known", &hello, 6)).await?;
+    let status =
+        Subscription::expect_rejection(&producer.grpc, from_cursor("known", &hello, 6)).await?;
     assert_eq!(status.code(), Code::InvalidArgument);
     producer.accept_numbers(6..=6).await?;
     known.read_to(6).await?;
@@ -141,7 +142,7 @@ async fn number_of_subscribers_is_limited() -> Result<()> {
     let producer = Producer::start(&dir, &["--subscribers", "2"]).await?;
     let _one = Subscription::open(&producer.grpc, from_newest("one")).await?;
     let _two = Subscription::open(&producer.grpc, from_newest("two")).await?;
-    let status = Subscription::refusal(&producer.grpc, from_newest("three")).await?;
+    let status = Subscription::expect_rejection(&producer.grpc, from_newest("three")).await?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     // One that is known comes back.
     Subscription::open(&producer.grpc, from_newest("two")).await?;
@@ -260,7 +261,8 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
     const COOKIES: u64 = 40_000;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--queue-cookies", "12000"]).await?;
-    let mut still = Subscription::open_narrow(&producer.grpc, from_newest("still")).await?;
+    let mut still =
+        Subscription::open_with_small_windows(&producer.grpc, from_newest("still")).await?;
     let args = subscribe::SubscribeArgs {
         producer: producer.grpc.clone(),
         streams: NonZeroUsize::new(5).context("five")?,
@@ -294,7 +296,7 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
         }
         anyhow::Ok(())
     };
-    let (read, sent) = tokio::join!(in_time("the five have all", reading), sending);
+    let (read, sent) = tokio::join!(within_timeout("the five have all", reading), sending);
     sent?;
     let read = read??;
     assert!(read.is_faultless(), "{}", read.summary());

@@ -7,7 +7,7 @@ use bench::{admin, scrape::names};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, Producer, TIMEOUT, embedded, wait_said, wait_until};
+use crate::harness::{Addresses, Consumer, Producer, TIMEOUT, embedded, wait_logged, wait_until};
 
 /// Waits until the process has read its settings so often with this outcome.
 async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
@@ -37,9 +37,9 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
         "http_connections = 1\nlog_bytes = '2GiB'\nhttp = '127.0.0.1:1'\n",
     )?;
     wait_read(&producer.admin, "producer", "needs_restart", 1).await?;
-    wait_said(&producer.process, "--http-connections").await?;
+    wait_logged(&producer.process, "--http-connections").await?;
     // The address is a flag here, which wins, so that it does not differ.
-    wait_said(&producer.process, "needs_restart=\"--log-bytes\"").await?;
+    wait_logged(&producer.process, "needs_restart=\"--log-bytes\"").await?;
     let refused = |metrics: &bench::scrape::Samples| {
         metrics.count(
             "producer_http_connections_closed_total",
@@ -90,7 +90,7 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
     producer.process.signal(Signal::HUP)?;
     wait_read(&producer.admin, "producer", "failed", 1).await?;
-    wait_said(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
+    wait_logged(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count("producer_config_rejected", &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;

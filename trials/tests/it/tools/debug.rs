@@ -7,7 +7,7 @@ use bench::{admin, http::HttpClient, load};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Addresses, Producer, TIMEOUT, expect_exit, in_time, wait_until};
+use crate::harness::{Addresses, Producer, TIMEOUT, expect_exit, wait_until, within_timeout};
 
 /// The status and the body of an answer, however long it takes.
 async fn get(address: &str, path: &str) -> Result<(u16, String)> {
@@ -97,7 +97,7 @@ async fn profile_under_load_names_our_functions_and_excludes_a_second_profile() 
         };
         tokio::join!(load::run(&plan, &stop), profiling)
     };
-    let (loaded, profiled) = in_time("the profiles", both).await?;
+    let (loaded, profiled) = within_timeout("the profiles", both).await?;
     profiled?;
     ensure!(loaded?.is_faultless());
     Ok(())

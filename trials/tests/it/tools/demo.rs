@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::harness::{TIMEOUT, bin_dir, in_time};
+use crate::harness::{TIMEOUT, bin_dir, within_timeout};
 
 /// For a whole demonstration, on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
@@ -59,7 +59,7 @@ impl Demo {
     /// Reads until cookies wait.
     async fn wait_waiting(&mut self) -> Result<()> {
         loop {
-            let line = in_time("a line", self.lines.next_line()).await??;
+            let line = within_timeout("a line", self.lines.next_line()).await??;
             let line = line.with_context(|| format!("nothing waits: {:#?}", self.said))?;
             let is_it = has(&line, 3);
             self.said.push(line);

@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::harness::{TRIALS, bench, bin_dir, machine, wait_until};
+use crate::harness::{TRIALS, bench, bin_dir, reserve_machine, wait_until};
 
 /// For a whole run, on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -53,7 +53,7 @@ impl Run {
     }
 
     async fn start(program: &Path, args: &[&str]) -> Result<Self> {
-        let machine = machine().await;
+        let machine = reserve_machine().await;
         let dir = tempfile::tempdir()?;
         let temporary = dir.path().join("tmp");
         fs::create_dir(&temporary)?;

@@ -17,7 +17,8 @@ use tokio::{
 
 use crate::{
     harness::{
-        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, in_time, numbered, wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, numbered_cookie, wait_until,
+        within_timeout,
     },
     stream::python_client,
 };
@@ -63,10 +64,10 @@ async fn python_example_reads_two_producers_and_reconnects_after_a_restart() -> 
     wait_read(&one).await?;
     one.accept_numbers(201..=300).await?;
 
-    let mut missing: BTreeSet<_> = (1..=300).map(numbered).collect();
+    let mut missing: BTreeSet<_> = (1..=300).map(numbered_cookie).collect();
     while !missing.is_empty() {
         let what = format!("{} more cookies come", missing.len());
-        let line = in_time(&what, lines.next_line()).await??;
+        let line = within_timeout(&what, lines.next_line()).await??;
         let cookie: Value = serde_json::from_str(&line.context("the reader has ended")?)?;
         let text = |key: &str| cookie[key].as_str().unwrap_or_default().to_owned();
         let dsp_id = cookie["dsp_id"].as_u64().context("no DSP")?;
@@ -85,7 +86,7 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
     producer.accept("alice", 17, "a-17").await?;
     producer.accept("alice", 42, "a-42").await?;
     consumer
-        .wait_known("alice", json!({"17": "a-17", "42": "a-42"}))
+        .wait_lookup("alice", json!({"17": "a-17", "42": "a-42"}))
         .await?;
     for store in [mongod.uri(), format!("http://{}", consumer.admin)] {
         for (user, known) in [
@@ -97,7 +98,7 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
                 .args(["--timeout", "10", user, &store, "17", "42", "99"])
                 .stdin(Stdio::null())
                 .output();
-            let output = in_time("the bidder answers", asked).await??;
+            let output = within_timeout("the bidder answers", asked).await??;
             let said = String::from_utf8_lossy(&output.stderr);
             ensure!(
                 output.status.success(),

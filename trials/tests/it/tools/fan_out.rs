@@ -10,10 +10,10 @@ use bench::{
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{TIMEOUT, bench, bin_dir, children, machine, run_to_end, wait_until};
+use crate::harness::{TIMEOUT, bench, bin_dir, children, reserve_machine, run_to_end, wait_until};
 
 async fn accounts_for_every_cookie(call: &str) -> Result<()> {
-    let _machine = machine().await;
+    let _machine = reserve_machine().await;
     let parent = TempDir::new()?;
     let dir = parent.path().join("report");
     let report = format!("--report={}", dir.display());
@@ -30,15 +30,15 @@ async fn accounts_for_every_cookie(call: &str) -> Result<()> {
         &report,
     ];
     let bin_dir = bin_dir().await?.display().to_string();
-    let ended = run_to_end(bench().await?, &args, &[(BIN_DIR_VARIABLE, &bin_dir)]).await?;
-    ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.words);
+    let output = run_to_end(bench().await?, &args, &[(BIN_DIR_VARIABLE, &bin_dir)]).await?;
+    ensure!(output.code == Some(0), "{:?}: {}", output.code, output.text);
     for name in ["report.json", "report.html"] {
         ensure!(fs::metadata(dir.join(name))?.len() > 0, "{name}");
     }
     let report = Report::read(&dir)?;
     assert_eq!(report.scenario, "fan-out");
     assert_eq!(report.faults, Vec::<String>::new());
-    let printed = ended.words.lines().find(|line| line.starts_with('{'));
+    let printed = output.text.lines().find(|line| line.starts_with('{'));
     let printed: Report = serde_json::from_str(printed.context("no JSON")?)?;
     assert_eq!(printed.tables, report.tables);
     assert!(report.findings[0].starts_with("Each further stream"));
@@ -82,9 +82,9 @@ async fn invalid_fan_out_flags_are_rejected() -> Result<()> {
         (vec!["--rate=1"], "--fan-out"),
     ] {
         let args = [&["subscribe", "--no-report"], flags.as_slice()].concat();
-        let ended = run_to_end(bench().await?, &args, &[]).await?;
-        ensure!(ended.code != Some(0), "{flags:?}: {}", ended.words);
-        ensure!(ended.words.contains(word), "{flags:?}: {}", ended.words);
+        let output = run_to_end(bench().await?, &args, &[]).await?;
+        ensure!(output.code != Some(0), "{flags:?}: {}", output.text);
+        ensure!(output.text.contains(word), "{flags:?}: {}", output.text);
     }
     Ok(())
 }

@@ -1,20 +1,20 @@
-//! What programs say about themselves instead of running: settings, checks, probes, completions, manual pages.
+//! Flags that print information instead of running: configuration, checks, probes, completions and manual pages.
 
 use anyhow::{Result, ensure};
 use bench::programs::free_address;
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Ended, Producer, embedded, programs, run_to_end};
+use crate::harness::{Consumer, Producer, ProgramOutput, embedded, programs, run_to_end};
 
-/// Fails unless a program ended with `code` and its words contain all of these.
-fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
-    let Ended { code: found, words } = ended;
+/// Checks that a program exited with `code` and printed all of `parts`.
+fn check(output: &ProgramOutput, code: i32, parts: &[&str]) -> Result<()> {
+    let ProgramOutput { code: found, text } = output;
     ensure!(
         *found == Some(code),
-        "{found:?} instead of {code}:\n{words}"
+        "exit code {found:?} instead of {code}:\n{text}"
     );
-    for part in said {
-        ensure!(words.contains(part), "{part} is missing in:\n{words}");
+    for part in parts {
+        ensure!(text.contains(part), "{part} is missing in:\n{text}");
     }
     Ok(())
 }
@@ -28,7 +28,7 @@ async fn short_help_omits_expert_flags_and_long_help_has_groups_and_examples() -
     ] {
         let short = run_to_end(program, &["-h"], &[]).await?;
         check(&short, 0, &[heading, "--help tells more"])?;
-        ensure!(!short.words.contains(expert), "{}", short.words);
+        ensure!(!short.text.contains(expert), "{}", short.text);
         let long = run_to_end(program, &["--help"], &[]).await?;
         check(&long, 0, &[heading, expert, "Examples:", "Commands:"])?;
     }
@@ -45,30 +45,30 @@ async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
     let args = [&*config, "--chunk-age=20ms", "--print-config"];
     let environment = [("PRODUCER_QUEUE_COOKIES", "7")];
     let printed = run_to_end(&programs.producer, &args, &environment).await?;
-    let said = [
+    let lines = [
         "log_bytes = \"2GiB\"  # file",
         "chunk_age = \"20ms\"  # flag",
         "queue_cookies = \"7\"  # environment PRODUCER_QUEUE_COOKIES",
         "heartbeat = \"1s\"  # default",
     ];
-    check(&printed, 0, &said)?;
-    std::fs::write(&file, &printed.words)?;
+    check(&printed, 0, &lines)?;
+    std::fs::write(&file, &printed.text)?;
     let again = run_to_end(&programs.producer, &[&config, "--print-config"], &[]).await?;
     check(&again, 0, &["queue_cookies = \"7\"  # file"])?;
 
     let args = ["--store=mongodb://user:secret@host/", "--print-config"];
     let printed = run_to_end(&programs.consumer, &args, &[]).await?;
     check(&printed, 0, &["\nstore = \"mongodb://***@host/\""])?;
-    ensure!(!printed.words.contains("secret@"), "{}", printed.words);
+    ensure!(!printed.text.contains("secret@"), "{}", printed.text);
     let file = dir.path().join("consumer.toml");
-    std::fs::write(&file, &printed.words)?;
+    std::fs::write(&file, &printed.text)?;
     let config = format!("--config={}", file.display());
     let args = [&*config, "--check-config"];
     let refused = run_to_end(&programs.consumer, &args, &[]).await?;
     check(&refused, 2, &["--store", "secret was left out"])?;
     let environment = [("CONSUMER_STORE", "mongodb://user:secret@host/")];
-    let whole = run_to_end(&programs.consumer, &args, &environment).await?;
-    check(&whole, 0, &["the settings are good"])?;
+    let with_secret = run_to_end(&programs.consumer, &args, &environment).await?;
+    check(&with_secret, 0, &["the settings are good"])?;
     Ok(())
 }
 
@@ -78,17 +78,17 @@ async fn config_check_accepts_valid_settings_and_reports_all_errors() -> Result<
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let admin = format!("--admin={}", taken.local_addr()?);
     for program in [&programs.producer, &programs.consumer] {
-        let good = run_to_end(program, &["--check-config", &admin], &[]).await?;
-        check(&good, 0, &["the settings are good"])?;
+        let valid = run_to_end(program, &["--check-config", &admin], &[]).await?;
+        check(&valid, 0, &["the settings are good"])?;
         let args = [
             "--check-config",
             "--token-file=/no/such/token",
             "--drain-timeout=soon",
             "--log-filter=inof",
         ];
-        let wrong = run_to_end(program, &args, &[]).await?;
+        let invalid = run_to_end(program, &args, &[]).await?;
         check(
-            &wrong,
+            &invalid,
             2,
             &["--token-file", "--drain-timeout", "--log-filter"],
         )?;
@@ -110,13 +110,13 @@ async fn probe_reports_the_readiness_of_the_configured_process() -> Result<()> {
     let consumer = Consumer::spawn(&dir, "node", &[&nowhere], &store, &[]).await?;
     consumer.wait_not_ready("no producer").await?;
     let environment = [("CONSUMER_ADMIN", &*consumer.admin)];
-    // An error elsewhere must not make a container that works look broken.
+    // An error in another setting must not fail the probe of a healthy container.
     let args = ["--probe", "--token-file=/no/such/token"];
     let unready = run_to_end(&programs.consumer, &args, &environment).await?;
     check(&unready, 1, &["503", "no producer"])?;
 
-    let nobody = format!("--admin={}", free_address()?);
-    let gone = run_to_end(&programs.producer, &["--probe", &nobody], &[]).await?;
+    let unused = format!("--admin={}", free_address()?);
+    let gone = run_to_end(&programs.producer, &["--probe", &unused], &[]).await?;
     check(&gone, 1, &["refused"])
 }
 

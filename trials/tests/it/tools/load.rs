@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Producer, TIMEOUT, accept_all, in_time, wait_until};
+use crate::harness::{Producer, TIMEOUT, accept_all, wait_until, within_timeout};
 
 fn per_second(rate: u64) -> NonZeroU64 {
     NonZeroU64::new(rate).expect("no test asks for no rate")
@@ -157,7 +157,7 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
         duration: Some(Duration::from_millis(300)),
         ..silent.plan.clone().rate(per_second(100))
     };
-    let outcome = in_time("it ends", load::run(&plan, &CancellationToken::new())).await??;
+    let outcome = within_timeout("it ends", load::run(&plan, &CancellationToken::new())).await??;
     let counts = (
         outcome.counts.sent,
         outcome.counts.unanswered,

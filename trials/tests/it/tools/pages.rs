@@ -7,7 +7,7 @@ use bench::{programs::target_dir, tools::installed_or_skip};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Consumer, Producer, accept_all, embedded, numbered},
+    harness::{Consumer, Producer, accept_all, embedded, numbered_cookie},
     stream_client::{Subscription, from_newest},
 };
 
@@ -32,7 +32,7 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
     let hostile = Subscription::open(&producer.grpc, from_newest(HOSTILE)).await?;
     drop(Subscription::open(&producer.grpc, from_newest("node-2.exchange.example")).await?);
     producer.accept_numbers(1..=10).await?;
-    let (user, _, buyer) = numbered(7);
+    let (user, _, buyer) = numbered_cookie(7);
 
     let pictures = target_dir().join("pages");
     std::fs::create_dir_all(&pictures)?;

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 use bench::report::{Plot, Report, ReportArgs, Row, Series, unit::RATE};
 use tempfile::TempDir;
 
-use crate::harness::{Ended, bench, run_to_end};
+use crate::harness::{ProgramOutput, bench, run_to_end};
 
-async fn run_bench(args: &[&str]) -> Result<Ended> {
+async fn run_bench(args: &[&str]) -> Result<ProgramOutput> {
     run_to_end(bench().await?, args, &[]).await
 }
 
@@ -66,14 +66,14 @@ async fn reports_are_compared_with_a_noise_threshold() -> Result<()> {
             format!("--noise={noise}"),
             format!("--report={}", own.display()),
         ];
-        let ended = run_bench(&["compare", &a, &b, &flags[0], &flags[1]]).await?;
+        let output = run_bench(&["compare", &a, &b, &flags[0], &flags[1]]).await?;
         ensure!(
-            ended.code == Some(code),
+            output.code == Some(code),
             "{name}: {:?}: {}",
-            ended.code,
-            ended.words
+            output.code,
+            output.text
         );
-        ensure!(ended.words.contains(word), "{name}: {}", ended.words);
+        ensure!(output.text.contains(word), "{name}: {}", output.text);
         let report = Report::read(&own)?;
         assert_eq!(
             report.faults.is_empty(),
@@ -107,9 +107,9 @@ async fn incomparable_reports_are_rejected() -> Result<()> {
         ([&load, &optimized], "dev build in A, a dist build in B"),
         ([&load, "--noise=-1"], "--noise"),
     ] {
-        let ended = run_bench(&["compare", args[0], args[1], "--no-report"]).await?;
-        ensure!(ended.code != Some(0), "{args:?}: {}", ended.words);
-        ensure!(ended.words.contains(word), "{args:?}: {}", ended.words);
+        let output = run_bench(&["compare", args[0], args[1], "--no-report"]).await?;
+        ensure!(output.code != Some(0), "{args:?}: {}", output.text);
+        ensure!(output.text.contains(word), "{args:?}: {}", output.text);
     }
     Ok(())
 }

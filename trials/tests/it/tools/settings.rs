@@ -1,4 +1,4 @@
-//! What is wrong with the settings is said before anything begins, all at once, by exit code and in words.
+//! Configuration errors are reported together before startup, with exit code 2.
 
 use std::net::TcpListener;
 
@@ -7,23 +7,23 @@ use bench::programs::{Process, free_address};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Addresses, Ended, Producer, TIMEOUT, embedded, programs, run_to_end},
+    harness::{Addresses, Producer, ProgramOutput, TIMEOUT, embedded, programs, run_to_end},
     stream_client::{Subscription, from_newest},
 };
 
-/// Fails unless a program ended with `code` and its words contain all of these.
-fn check(ended: &Ended, code: i32, said: &[&str]) -> Result<()> {
+/// Checks that a program exited with `code` and printed all of `parts`.
+fn check(output: &ProgramOutput, code: i32, parts: &[&str]) -> Result<()> {
     ensure!(
-        ended.code == Some(code),
-        "{:?} instead of {code}:\n{}",
-        ended.code,
-        ended.words
+        output.code == Some(code),
+        "exit code {:?} instead of {code}:\n{}",
+        output.code,
+        output.text
     );
-    for part in said {
+    for part in parts {
         ensure!(
-            ended.words.contains(part),
+            output.text.contains(part),
             "{part} is missing in:\n{}",
-            ended.words
+            output.text
         );
     }
     Ok(())
@@ -39,15 +39,15 @@ async fn all_config_errors_are_reported_together() -> Result<()> {
         "--queue-cookies=-1",
     ];
     let environment = [("PRODUCER_CHUNK_BYTES", "65B")];
-    let ended = run_to_end(&programs.producer, &producer, &environment).await?;
-    let said = [
+    let output = run_to_end(&programs.producer, &producer, &environment).await?;
+    let parts = [
         "--http",
         "--chunk-age",
         "--log-bytes",
         "--queue-cookies",
         "--chunk-bytes",
     ];
-    check(&ended, 2, &said)?;
+    check(&output, 2, &parts)?;
 
     let consumer = [
         "--producer=ftp://a",
@@ -56,16 +56,16 @@ async fn all_config_errors_are_reported_together() -> Result<()> {
         "--expiry-window=noon",
     ];
     let environment = [("CONSUMER_TTL", "soon")];
-    let ended = run_to_end(&programs.consumer, &consumer, &environment).await?;
-    let said = [
+    let output = run_to_end(&programs.consumer, &consumer, &environment).await?;
+    let parts = [
         "--producer",
         "--store",
         "--admin",
         "--expiry-window",
         "--ttl",
     ];
-    check(&ended, 2, &said)?;
-    ensure!(!ended.words.contains("secret"), "{}", ended.words);
+    check(&output, 2, &parts)?;
+    ensure!(!output.text.contains("secret"), "{}", output.text);
     Ok(())
 }
 
@@ -77,12 +77,12 @@ async fn unknown_config_keys_and_flags_are_errors() -> Result<()> {
     std::fs::write(&file, "log_byte = '1GiB'\nflush = '1s'\n")?;
     let config = format!("--config={}", file.display());
     for program in [&programs.producer, &programs.consumer] {
-        let ended = run_to_end(program, &[&config], &[]).await?;
-        check(&ended, 2, &["log_byte", "flush"])?;
-        let ended = run_to_end(program, &["--no-such-flag"], &[]).await?;
-        check(&ended, 2, &["--no-such-flag"])?;
-        let ended = run_to_end(program, &["--config=/no/such/file.toml"], &[]).await?;
-        check(&ended, 2, &["/no/such/file.toml"])?;
+        let output = run_to_end(program, &[&config], &[]).await?;
+        check(&output, 2, &["log_byte", "flush"])?;
+        let output = run_to_end(program, &["--no-such-flag"], &[]).await?;
+        check(&output, 2, &["--no-such-flag"])?;
+        let output = run_to_end(program, &["--config=/no/such/file.toml"], &[]).await?;
+        check(&output, 2, &["/no/such/file.toml"])?;
     }
     Ok(())
 }
@@ -90,15 +90,15 @@ async fn unknown_config_keys_and_flags_are_errors() -> Result<()> {
 #[tokio::test]
 async fn help_names_flags_variables_and_defaults() -> Result<()> {
     let programs = programs().await?;
-    let ended = run_to_end(&programs.producer, &["--help"], &[]).await?;
+    let output = run_to_end(&programs.producer, &["--help"], &[]).await?;
     check(
-        &ended,
+        &output,
         0,
         &["--http", "PRODUCER_HTTP", "0.0.0.0:8080", "--queue-cookies"],
     )?;
-    let ended = run_to_end(&programs.consumer, &["--help"], &[]).await?;
+    let output = run_to_end(&programs.consumer, &["--help"], &[]).await?;
     check(
-        &ended,
+        &output,
         0,
         &["--producer", "CONSUMER_PRODUCER", "embedded:./data"],
     )
@@ -122,13 +122,13 @@ async fn port_in_use_is_reported_with_its_flag() -> Result<()> {
                 args.extend([other, free]);
             }
         }
-        let ended = run_to_end(&programs.producer, &args, &[]).await?;
-        check(&ended, 1, &[&address, flag])?;
+        let output = run_to_end(&programs.producer, &args, &[]).await?;
+        check(&output, 1, &[&address, flag])?;
     }
     let store = embedded(&dir.path().join("store"));
     let args = ["--admin", &address, "--store", &store];
-    let ended = run_to_end(&programs.consumer, &args, &[]).await?;
-    check(&ended, 1, &[&address, "--admin"])
+    let output = run_to_end(&programs.consumer, &args, &[]).await?;
+    check(&output, 1, &[&address, "--admin"])
 }
 
 #[tokio::test]

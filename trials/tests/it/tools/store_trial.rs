@@ -1,4 +1,4 @@
-//! `trials store` measures what it says, and leaves nothing behind.
+//! `trials store` measures its backends and removes its data.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use mongodb::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{Ended, TRIALS, embedded, run_to_end};
+use crate::harness::{ProgramOutput, TRIALS, embedded, run_to_end};
 
 const COOKIES: u64 = 6_000;
 const WARM_UP: u64 = 1_000;
 
 /// Runs `trials store` with small slices and batches.
-async fn store(store: &str, more: &[&str]) -> Result<Ended> {
+async fn store(store: &str, more: &[&str]) -> Result<ProgramOutput> {
     let cookies = COOKIES.to_string();
     let mut args = vec!["store", "--store", store, "--cookies", &cookies, "--json"];
     args.extend(["--slice", "2000", "--batch", "500", "--seed", "7"]);
@@ -25,10 +25,10 @@ async fn store(store: &str, more: &[&str]) -> Result<Ended> {
     run_to_end(Path::new(TRIALS), &args, &[]).await
 }
 
-/// Its JSON object; fails unless it ended well.
-fn outcome(ended: &Ended) -> Result<Value> {
-    ensure!(ended.code == Some(0), "{:?}: {}", ended.code, ended.words);
-    let json = ended.words.lines().last().context("no output")?;
+/// The JSON report of a successful run.
+fn outcome(output: &ProgramOutput) -> Result<Value> {
+    ensure!(output.code == Some(0), "{:?}: {}", output.code, output.text);
+    let json = output.text.lines().last().context("no output")?;
     Ok(serde_json::from_str(json)?)
 }
 
@@ -125,12 +125,12 @@ async fn embedded_store_is_measured_in_its_own_directory() -> Result<()> {
     let path = dir.path().join("store");
     let flags = ["--repeat=0.8", "--repeat-changed=1"];
     check_consumer(&outcome(&store(&embedded(&path), &flags).await?)?);
-    assert!(!path.exists(), "it is removed");
+    assert!(!path.exists(), "it was not removed");
 
     std::fs::create_dir(&path)?;
     let refused = store(&embedded(&path), &[]).await?;
     assert_eq!(refused.code, Some(1));
-    assert!(refused.words.contains("exists"), "{}", refused.words);
+    assert!(refused.text.contains("exists"), "{}", refused.text);
     assert!(path.exists());
     Ok(())
 }
@@ -149,10 +149,10 @@ async fn invalid_flags_are_rejected_by_name() -> Result<()> {
         ("mangodb://secret@host", "--keep", "--store"),
         ("mongodb://user:secret@127.0.0.1:1", "--keep", "--store"),
     ] {
-        let ended = store(to, &[flag]).await?;
-        ensure!(ended.code != Some(0), "{flag}: {}", ended.words);
-        assert!(ended.words.contains(word), "{flag}: {}", ended.words);
-        assert!(!ended.words.contains("secret"), "{}", ended.words);
+        let output = store(to, &[flag]).await?;
+        ensure!(output.code != Some(0), "{flag}: {}", output.text);
+        assert!(output.text.contains(word), "{flag}: {}", output.text);
+        assert!(!output.text.contains("secret"), "{}", output.text);
     }
     Ok(())
 }

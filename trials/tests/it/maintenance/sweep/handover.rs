@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use super::{SWEEP_TIMEOUT, fill, is_swept, refresh, user};
 use crate::{
     harness::{Consumer, Producer, TIMEOUT, wait_until},
-    maintenance::{Night, Server, at},
-    mongods::{ReplicaSet, command, direct, failing, heal},
+    maintenance::{MaintenanceRun, Server, at},
+    mongods::{ReplicaSet, clear_failpoint, command, direct, start_failable},
 };
 
 const NAMESPACE: &str = "17.cookies";
@@ -88,7 +88,7 @@ fn named(uri: &str, application: &str) -> String {
 #[tokio::test]
 async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()> {
     let dir = TempDir::new()?;
-    let mongod = failing(&dir).await?;
+    let mongod = start_failable(&dir).await?;
     let uri = mongod.uri();
     let server = Server::connect(&uri, DateTime::now()).await?;
     fill(&server, NAMESPACE, USERS).await?;
@@ -125,7 +125,7 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     ensure!(metrics.count(names::MAINTENANCE_OWNER, &[]) == 1);
 
     // The deletion that was held up is done when this answers.
-    heal(&mongod).await?;
+    clear_failpoint(&mongod).await?;
     check_exactly(&server, &alive).await?;
     first.process.signal(Signal::CONT)?;
     wait_until(TIMEOUT, "it is awake, and works or gives way", async || {
@@ -151,7 +151,7 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     let primary = direct(set.members[set.wait_primary().await?].address());
     hold_deletions(&primary, "node").await?;
     let uri = named(&set.uri(), "node");
-    let night = Night::start_on(ExpiryMode::Sweep, &uri, "10T01:10")?;
+    let maintenance = MaintenanceRun::start_on(ExpiryMode::Sweep, &uri, "10T01:10")?;
     wait_held(&primary).await?;
     ensure!(!is_swept(&server, NAMESPACE).await?);
     let mut random = fastrand::Rng::with_seed(22);
@@ -161,12 +161,12 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     stepped?;
     refreshed?;
     set.wait_primary().await?;
-    let retries = night.retries();
+    let retries = maintenance.retries();
     wait_until(SWEEP_TIMEOUT, "the pass is complete", async || {
         retries.pass();
         is_swept(&server, NAMESPACE).await
     })
     .await?;
     check_exactly(&server, &alive).await?;
-    night.end().await
+    maintenance.end().await
 }
