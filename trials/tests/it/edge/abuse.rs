@@ -183,13 +183,17 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
     let producer = Producer::start(&dir, &["--http-connections", "8"]).await?;
     let abuse = async {
         // With the well-behaved client's connection, these are eight.
-        wait_until(TIMEOUT, "the well-behaved client is connected", async || {
-            Ok(producer
-                .metrics()
-                .await?
-                .count(names::HTTP_CONNECTIONS, &[])
-                == 1)
-        })
+        wait_until(
+            TIMEOUT,
+            "the well-behaved client is connected",
+            async || {
+                Ok(producer
+                    .metrics()
+                    .await?
+                    .count(names::HTTP_CONNECTIONS, &[])
+                    == 1)
+            },
+        )
         .await?;
         let mut seven = Vec::new();
         for _ in 0..7 {
@@ -214,7 +218,7 @@ async fn connection_above_the_limit_is_closed_and_counted() -> Result<()> {
         .await?;
         let mut eighth = HttpClient::connect(&producer.http).await?;
         eighth.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
-        assert_eq!(again.response().await?.status, 404);
+        assert_eq!(eighth.response().await?.status, 404);
         Ok(())
     };
     with_well_behaved_client(&producer, abuse).await
@@ -270,10 +274,14 @@ async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_reje
     for _ in 0..300 {
         idle.push(HttpClient::connect(&producer.http).await?);
     }
-    wait_until(TIMEOUT, "HTTP uses its share of the open files", async || {
-        let metrics = producer.metrics().await?;
-        Ok(metrics.count(names::HTTP_CONNECTIONS, &[]) >= 100)
-    })
+    wait_until(
+        TIMEOUT,
+        "HTTP uses its share of the open files",
+        async || {
+            let metrics = producer.metrics().await?;
+            Ok(metrics.count(names::HTTP_CONNECTIONS, &[]) >= 100)
+        },
+    )
     .await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     drop(idle);

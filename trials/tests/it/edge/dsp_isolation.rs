@@ -1,4 +1,4 @@
-//! One DSP's trouble, or anybody's who makes DSPs up, is not another's: it is named, bounded, and nothing is lost by it.
+//! A failing DSP database and floods of fake DSPs affect no other DSP. They are reported, bounded and lose no cookie.
 
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -28,13 +28,13 @@ use crate::{
 
 const FAILING: &str = "consumer_dsp_failing";
 
-/// Waits until so many cookies are set aside.
-async fn wait_aside(consumer: &Consumer, cookies: u64) -> Result<()> {
-    wait_aside_within(consumer, cookies..=cookies).await
+/// Waits until the retry queue holds exactly `cookies` cookies.
+async fn wait_retry_queue(consumer: &Consumer, cookies: u64) -> Result<()> {
+    wait_retry_queue_within(consumer, cookies..=cookies).await
 }
 
-async fn wait_aside_within(consumer: &Consumer, cookies: RangeInclusive<u64>) -> Result<()> {
-    let what = format!("{cookies:?} cookies are set aside");
+async fn wait_retry_queue_within(consumer: &Consumer, cookies: RangeInclusive<u64>) -> Result<()> {
+    let what = format!("{cookies:?} cookies are in the retry queue");
     let last = Cell::new(0);
     let waited = wait_until(TIMEOUT, &what, async || {
         last.set(
@@ -47,10 +47,10 @@ async fn wait_aside_within(consumer: &Consumer, cookies: RangeInclusive<u64>) ->
     });
     waited
         .await
-        .with_context(|| format!("there were {} at last", last.get()))
+        .with_context(|| format!("{} cookies at the deadline", last.get()))
 }
 
-/// Whether the consumer's metrics name this DSP as failing.
+/// Whether the consumer's metrics report this DSP as failing.
 async fn is_failing(consumer: &Consumer, dsp: &str) -> Result<bool> {
     let metrics = consumer.metrics().await?;
     Ok(metrics.sum(FAILING, &[("dsp", dsp)]) == Some(1.0))
@@ -62,13 +62,13 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     let mongod = Mongod::start_with(&dir.path().join("mongod"), &["--auth"]).await?;
     create_root(&mongod.uri(), "boss", "boss-secret").await?;
     let boss = format!("mongodb://boss:boss-secret@{}/", mongod.address());
-    let rights = |dbs: &[&str]| -> Vec<Document> {
+    let permissions = |dbs: &[&str]| -> Vec<Document> {
         let roles = dbs.iter();
         roles
             .map(|db| doc! { "role": "readWrite", "db": *db })
             .collect()
     };
-    let roles = rights(&["cookiesync", "17"]);
+    let roles = permissions(&["cookiesync", "17"]);
     let user = doc! { "createUser": "exchange", "pwd": "secret", "roles": roles };
     command(&boss, user).await?;
     let store = format!(
@@ -85,7 +85,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
             "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
-    wait_aside(&consumer, 1).await?;
+    wait_retry_queue(&consumer, 1).await?;
     for number in 0..20 {
         producer
             .accept(&format!("user-{number}"), 17, "flows")
@@ -95,24 +95,24 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     consumer
         .wait_lookup("user-19", json!({"17": "flows"}))
         .await?;
-    wait_aside(&consumer, 2).await?;
+    wait_retry_queue(&consumer, 2).await?;
     ensure!(is_failing(&consumer, "999").await?);
 
     consumer.process.kill()?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    // Those that were tried with success may be found again, with others beside them.
-    let found = consumer
+    // Cookies that were just stored may still be in the queue.
+    let recovered = consumer
         .metrics()
         .await?
         .count(names::RETRY_QUEUE_RECOVERED, &[]);
-    ensure!(found >= 2, "{found} found");
+    ensure!(recovered >= 2, "{recovered} recovered");
     consumer
         .wait_ready_with_state(
             "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
         )
         .await?;
-    let roles = rights(&["cookiesync", "17", "999"]);
+    let roles = permissions(&["cookiesync", "17", "999"]);
     command(&boss, doc! { "updateUser": "exchange", "roles": roles }).await?;
     consumer
         .wait_lookup("bob", json!({"999": "kept-too"}))
@@ -120,7 +120,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     consumer
         .wait_lookup("alice", json!({"17": "a-17", "999": "kept"}))
         .await?;
-    wait_aside(&consumer, 0).await?;
+    wait_retry_queue(&consumer, 0).await?;
     consumer.wait_ready_with_state("all work").await?;
     ensure!(!is_failing(&consumer, "999").await?);
     assert_eq!(consumer.lost().await?, 0);
@@ -141,34 +141,34 @@ async fn retry_queue_survives_a_killed_mongod_and_consumer() -> Result<()> {
             .accept(&format!("user-{number}"), 55, "waits")
             .await?;
     }
-    wait_aside(&consumer, 2_500).await?;
+    wait_retry_queue(&consumer, 2_500).await?;
     mongod.kill()?;
     producer.accept("late", 55, "after-the-kill").await?;
     consumer.process.kill()?;
     mongod.restart().await?;
-    // Of another consumer, which keeps it.
-    let others = client.database("cookiesync").collection("retry_queue");
+    // An entry of another consumer, which must stay.
+    let queue = client.database("cookiesync").collection("retry_queue");
     let now = i64::try_from(unix_micros())?;
-    others
+    queue
         .insert_one(doc! { "_id": { "c": "other", "n": now }, "dsp": 55_i64 })
         .await?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    // What no cursor covered when the server was killed comes from the producer again, and is set aside beside its first copy.
-    wait_aside_within(&consumer, 2_501..=2 * 2_501).await?;
-    let found = consumer
+    // Cookies that no cursor covered when the server was killed are redelivered and queued a second time.
+    wait_retry_queue_within(&consumer, 2_501..=2 * 2_501).await?;
+    let recovered = consumer
         .metrics()
         .await?
         .count(names::RETRY_QUEUE_RECOVERED, &[]);
-    assert_eq!(found, 2_500);
+    assert_eq!(recovered, 2_500);
     let drop_view = doc! { "drop": "cookies" };
     client.database("55").run_command(drop_view).await?;
     let late = json!({"55": "after-the-kill"});
     consumer.wait_lookup("late", late).await?;
-    wait_aside(&consumer, 0).await?;
+    wait_retry_queue(&consumer, 0).await?;
     let stored = client.database("55").collection::<Document>("cookies");
     assert_eq!(stored.count_documents(doc! {}).await?, 2_501);
-    assert_eq!(others.count_documents(doc! {}).await?, 1);
+    assert_eq!(queue.count_documents(doc! {}).await?, 1);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -209,12 +209,16 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
         producer.accept(&user, 17, "flows").await?;
         producer.accept(&user, 44, "waits").await?;
     }
-    // A lookup has what can be read, and names what cannot.
-    let partly = r#""buyer_uids":{"17":"flows"},"unavailable":[44]"#;
-    wait_until(TIMEOUT, "the others are found", async || {
-        let answer = admin::get(&consumer.admin, "/v1/users/user-19").await?;
-        Ok(answer.status == 200 && answer.body.contains(partly))
-    })
+    // A lookup returns the available buyer uids and names the unavailable DSPs.
+    let partial = r#""buyer_uids":{"17":"flows"},"unavailable":[44]"#;
+    wait_until(
+        TIMEOUT,
+        "buyer uids of other DSPs are returned",
+        async || {
+            let answer = admin::get(&consumer.admin, "/v1/users/user-19").await?;
+            Ok(answer.status == 200 && answer.body.contains(partial))
+        },
+    )
     .await?;
 
     let off = doc! { "configureFailPoint": "failCommand", "mode": "off" };
@@ -258,7 +262,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
         "maxTimeMS": 20_000,
     };
     tokio::select! {
-        created = &mut hangs => bail!("it does not hang: {created:?}"),
+        created = &mut hangs => bail!("the creation does not hang: {created:?}"),
         reached = command(&uri, is_reached) => reached?,
     };
     let stop = CancellationToken::new();
@@ -270,7 +274,7 @@ async fn slow_collection_creation_delays_no_other_dsp() -> Result<()> {
     };
     tokio::select! {
         biased;
-        created = &mut hangs => bail!("the other DSP waited for it: {created:?}"),
+        created = &mut hangs => bail!("the other DSP was delayed: {created:?}"),
         failed = expiry => failed?,
         created = store.retry(45, nothing()) => drop(created?),
     }
@@ -292,14 +296,14 @@ async fn fake_dsps_get_at_most_the_configured_slots() -> Result<()> {
         }
         producer.accept("alice", 17, "real").await?;
         consumer.wait_lookup("alice", json!({"17": "real"})).await?;
-        let refused = [("reason", "no_dsp_slot")];
-        wait_until(TIMEOUT, "80 cookies are refused", async || {
+        let no_slot = [("reason", "no_dsp_slot")];
+        wait_until(TIMEOUT, "80 cookies are rejected", async || {
             let metrics = consumer.metrics().await?;
-            Ok(metrics.count(names::FAILED, &refused) == 80)
+            Ok(metrics.count(names::FAILED, &no_slot) == 80)
         })
         .await?;
-        wait_aside(&consumer, 0).await?;
-        // Those that have a slot keep it, also after a restart, and no other gets one.
+        wait_retry_queue(&consumer, 0).await?;
+        // DSPs keep their slots across a restart, and no other DSP gets one.
         consumer.process.kill()?;
         consumer.process.restart()?;
         consumer.wait_ready().await?;
@@ -326,7 +330,7 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
     let client = Client::with_uri_str(mongod.uri()).await?;
     let cookies = client.database("17").collection::<Document>("cookies");
     cookies.insert_one(doc! { "_id": "old", "b": "b" }).await?;
-    // As with millions of documents, it does not end.
+    // The index build hangs, as it takes long with millions of documents.
     let hang = |mode: &str| {
         doc! { "configureFailPoint": "hangAfterStartingIndexBuild", "mode": mode }
     };
@@ -338,13 +342,13 @@ async fn index_on_an_existing_collection_is_built_while_writes_continue() -> Res
     consumer
         .wait_lookup("alice", json!({"17": "flows"}))
         .await?;
-    let is_there = async || {
+    let has_index = async || {
         let names = cookies.list_index_names().await?;
         anyhow::Ok(names.contains(&"t_1".to_owned()))
     };
     command(&mongod.uri(), hang("off")).await?;
-    wait_until(TIMEOUT, "the index is there", async || is_there().await).await?;
-    wait_until(TIMEOUT, "that is said", async || {
+    wait_until(TIMEOUT, "the index exists", async || has_index().await).await?;
+    wait_until(TIMEOUT, "the index is logged", async || {
         let log = consumer.process.last_lines(usize::MAX);
         Ok(log.contains("created the index on t"))
     })
@@ -366,14 +370,14 @@ async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &flags).await?;
     producer.accept("alice", 19, "waits").await?;
     producer.accept("alice", 17, "flows").await?;
-    wait_aside(&consumer, 1).await?;
-    wait_until(TIMEOUT, "it is named", async || {
+    wait_retry_queue(&consumer, 1).await?;
+    wait_until(TIMEOUT, "the failing DSP is reported", async || {
         let failing = [("dsp", "19")];
         Ok(consumer.metrics().await?.count(FAILING, &failing) == 1)
     })
     .await?;
     std::fs::write(&file, "rejected_dsps = ['19']\n")?;
-    wait_aside(&consumer, 0).await?;
+    wait_retry_queue(&consumer, 0).await?;
     consumer.wait_ready_with_state("all work").await?;
     consumer
         .wait_lookup("alice", json!({"17": "flows"}))
@@ -408,16 +412,16 @@ async fn rejected_dsp_frees_its_slot_without_a_restart() -> Result<()> {
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[&config]).await?;
     producer.accept("mallory", 1_001, "made-up").await?;
     producer.accept("alice", 17, "has-none").await?;
-    let refused = async |count| {
-        wait_until(TIMEOUT, "a cookie is refused", async || {
+    let wait_rejected = async |count| {
+        wait_until(TIMEOUT, "a cookie is rejected", async || {
             let metrics = consumer.metrics().await?;
             Ok(metrics.count(names::FAILED, &[("reason", "no_dsp_slot")]) == count)
         })
         .await
     };
-    refused(1).await?;
+    wait_rejected(1).await?;
     std::fs::write(&file, "unlisted_dsps_max = 1\nrejected_dsps = ['1001']\n")?;
-    wait_until(TIMEOUT, "the settings are read", async || {
+    wait_until(TIMEOUT, "the configuration is reloaded", async || {
         let done = [("outcome", "done")];
         let metrics = consumer.metrics().await?;
         Ok(metrics.count("consumer_config_reloads_total", &done) == 1)
@@ -426,5 +430,5 @@ async fn rejected_dsp_frees_its_slot_without_a_restart() -> Result<()> {
     producer.accept("alice", 17, "real").await?;
     consumer.wait_lookup("alice", json!({"17": "real"})).await?;
     producer.accept("mallory", 1_001, "again").await?;
-    refused(2).await
+    wait_rejected(2).await
 }

@@ -29,7 +29,10 @@ async fn wait_processed(producer: &Producer, node: &Consumer) -> Result<()> {
     let accepted = producer.appended().await?;
     wait_until(TIMEOUT, "every cookie is processed", async || {
         let metrics = node.metrics().await?;
-        Ok(settled_or_lost_cookies(&metrics) + metrics.count(names::RETRY_QUEUE_COOKIES, &[]) == accepted)
+        Ok(
+            settled_or_lost_cookies(&metrics) + metrics.count(names::RETRY_QUEUE_COOKIES, &[])
+                == accepted,
+        )
     })
     .await
 }
@@ -200,7 +203,10 @@ async fn store_latency_is_measured_with_two_hundred_fake_dsps_per_second() -> Re
             warm_up(&producer, &[&node]).await?;
             p99.extend(run(what, &producer, &[&node], mix, 1_000_000).await?);
         }
-        println!("repetition {repetition}: p99 grew by a factor of {:.2}", p99[1] / p99[0]);
+        println!(
+            "repetition {repetition}: p99 grew by a factor of {:.2}",
+            p99[1] / p99[0]
+        );
     }
     Ok(())
 }

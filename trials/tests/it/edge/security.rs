@@ -1,4 +1,4 @@
-//! Who may read the streams, and what untrusted clients can do to those who may: TLS, tokens, limits by address.
+//! Access to the streams: TLS, tokens, and limits per address that protect authorized clients.
 
 pub(crate) mod certificates;
 
@@ -31,11 +31,11 @@ use crate::{
 const TOKEN: &str = "a-token-that-is-good";
 const NEW_TOKEN: &str = "the-token-after-that";
 
-/// A `GetCookies` stream over TLS or without, with a token or without.
+/// A `GetCookies` stream with or without TLS and a token.
 struct Stream(Streaming<Bytes>);
 
 impl Stream {
-    /// Opens it, or says why that cannot be done as the consumer would.
+    /// Opens a stream. An error has the text that a consumer would log.
     async fn open(producer: &Producer, name: &str, https: bool, flags: Flags<'_>) -> Result<Self> {
         let mut errors = ConfigErrors::default();
         let security = Security::check(&mut errors, flags, https);
@@ -43,7 +43,7 @@ impl Stream {
         let address: SocketAddr = grpc(producer).parse()?;
         let network: Arc<dyn Network> = Arc::new(Tcp);
         let connector = Connector::new(&network, address, ("127.0.0.1", https), &security);
-        let connector = connector.map_err(|why| anyhow!(why))?;
+        let connector = connector.map_err(|reason| anyhow!(reason))?;
         let endpoint = client::endpoint(format!("http://{address}"))?;
         let opened = async {
             let channel = connector.connect(&endpoint).await?;
@@ -64,16 +64,21 @@ impl Stream {
         }
     }
 
-    /// Fails unless it cannot be opened for a reason that contains `why`.
-    async fn refused(producer: &Producer, https: bool, flags: Flags<'_>, why: &str) -> Result<()> {
-        let opened = Self::open(producer, "stranger", https, flags).await;
-        let error = opened.err().context("it was let in")?;
-        let said = format!("{error:?}");
-        ensure!(said.contains(why), "{why:?} is missing in {said}");
+    /// Checks that a stream is rejected with an error that contains `reason`.
+    async fn expect_rejected(
+        producer: &Producer,
+        https: bool,
+        flags: Flags<'_>,
+        reason: &str,
+    ) -> Result<()> {
+        let opened = Self::open(producer, "untrusted", https, flags).await;
+        let error = opened.err().context("the stream was accepted")?;
+        let text = format!("{error:?}");
+        ensure!(text.contains(reason), "{reason:?} is missing in {text}");
         Ok(())
     }
 
-    /// Reads one cookie; returns its user.
+    /// Reads one cookie and returns its user id.
     async fn read(&mut self) -> Result<String> {
         let message = within_timeout("a cookie", self.0.message()).await??;
         let message = message.context("the stream ended")?;
@@ -89,9 +94,9 @@ fn https(producer: &Producer) -> String {
     format!("https://{}", grpc(producer))
 }
 
-/// Waits until a process's log has this many lines that contain `part`.
-async fn wait_logged(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
-    let what = format!("{part:?} is said {times} times");
+/// Waits until a log contains `part` exactly `times` times.
+async fn wait_logged_times(log: impl Fn() -> String, part: &str, times: usize) -> Result<()> {
+    let what = format!("{part:?} is logged {times} times");
     wait_until(TIMEOUT, &what, async || {
         Ok(log().matches(part).count() == times)
     })
@@ -106,7 +111,7 @@ async fn wait_counted(producer: &Producer, name: &str, label: (&str, &str), n: u
     .await
 }
 
-/// A producer with a certificate of `authority`, in a directory `tls` beside its log.
+/// Starts a producer with a certificate of `authority`.
 async fn start_with_tls(dir: &TempDir, authority: &Authority, flags: &[&str]) -> Result<Producer> {
     let (certificate, key) = authority.write_identity(dir.path(), "server")?;
     let tls = ["--tls-cert", &certificate, "--tls-key", &key];
@@ -114,7 +119,7 @@ async fn start_with_tls(dir: &TempDir, authority: &Authority, flags: &[&str]) ->
 }
 
 #[tokio::test]
-async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
+async fn consumer_reads_over_tls_from_a_trusted_producer_only() -> Result<()> {
     let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
     let ca = ours.write(dir.path(), "ca.pem")?;
@@ -135,56 +140,56 @@ async fn consumer_reads_over_tls_from_a_producer_it_trusts() -> Result<()> {
 
     let other = Authority::new("others")?.write(dir.path(), "other.pem")?;
     let flags = ["--tls-ca", &other];
-    let stranger = Consumer::spawn(&dir, "stranger", &[&url], "none", &flags).await?;
-    let log = || stranger.process.last_lines(usize::MAX);
-    wait_logged(log, "from no authority of --tls-ca", 1).await?;
+    let untrusting = Consumer::spawn(&dir, "untrusting", &[&url], "none", &flags).await?;
+    let log = || untrusting.process.last_lines(usize::MAX);
+    wait_logged_times(log, "from no authority of --tls-ca", 1).await?;
     let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
     let misnamed = Consumer::spawn(&dir, "misnamed", &[&url], "none", &flags).await?;
     let log = || misnamed.process.last_lines(usize::MAX);
-    wait_logged(log, "certificate is not for other.test", 1).await
+    wait_logged_times(log, "certificate is not for other.test", 1).await
 }
 
 #[tokio::test]
-async fn tls_spoken_by_one_side_only_is_named_as_that() -> Result<()> {
+async fn tls_on_one_side_only_is_reported() -> Result<()> {
     let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
     let ca = ours.write(dir.path(), "ca.pem")?;
     let secure = start_with_tls(&dir, &ours, &[]).await?;
     let plain = Producer::start(&dir, &[]).await?;
-    let trusting = Flags {
+    let with_ca = Flags {
         authorities: &ca,
         ..Flags::default()
     };
-    Stream::refused(&plain, true, trusting, "http:// instead of https://").await?;
+    Stream::expect_rejected(&plain, true, with_ca, "http:// instead of https://").await?;
     let none = Flags::default();
-    Stream::refused(&secure, false, none, "https:// instead of http://").await?;
+    Stream::expect_rejected(&secure, false, none, "https:// instead of http://").await?;
     let handshakes = "producer_tls_handshakes_total";
     wait_counted(&secure, handshakes, ("outcome", "failed"), 1).await
 }
 
 #[tokio::test]
-async fn client_certificate_is_wanted_and_must_be_of_the_named_authority() -> Result<()> {
+async fn client_certificate_must_be_signed_by_the_configured_authority() -> Result<()> {
     let dir = TempDir::new()?;
     let (ours, others) = (Authority::new("ours")?, Authority::new("others")?);
     let ca = ours.write(dir.path(), "ca.pem")?;
     let producer = start_with_tls(&dir, &ours, &["--tls-client-ca", &ca]).await?;
-    let bare = Flags {
+    let with_ca = Flags {
         authorities: &ca,
         ..Flags::default()
     };
-    Stream::refused(&producer, true, bare, "wants a certificate").await?;
-    let (certificate, key) = others.write_identity(dir.path(), "stranger")?;
-    let stranger = Flags {
+    Stream::expect_rejected(&producer, true, with_ca, "wants a certificate").await?;
+    let (certificate, key) = others.write_identity(dir.path(), "untrusted")?;
+    let untrusted = Flags {
         certificate: &certificate,
         key: &key,
-        ..bare
+        ..with_ca
     };
-    Stream::refused(&producer, true, stranger, "refuses the certificate").await?;
+    Stream::expect_rejected(&producer, true, untrusted, "refuses the certificate").await?;
     let (certificate, key) = ours.write_identity(dir.path(), "node")?;
     let node = Flags {
         certificate: &certificate,
         key: &key,
-        ..bare
+        ..with_ca
     };
     let mut stream = Stream::open(&producer, "node", true, node).await?;
     producer.accept("alice", 17, "a-1").await?;
@@ -193,19 +198,19 @@ async fn client_certificate_is_wanted_and_must_be_of_the_named_authority() -> Re
 }
 
 #[tokio::test]
-async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<()> {
+async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> {
     let dir = TempDir::new()?;
     let path = dir.path();
     let tokens = write(path, "tokens", TOKEN)?;
     let producer = Producer::start(&dir, &["--token-file", &tokens]).await?;
-    Stream::refused(&producer, false, Flags::default(), "a token is needed").await?;
+    Stream::expect_rejected(&producer, false, Flags::default(), "a token is needed").await?;
     let own = write(path, "own", TOKEN)?;
     let new = write(path, "new", NEW_TOKEN)?;
     let with = |file| Flags {
         token_file: file,
         ..Flags::default()
     };
-    Stream::refused(&producer, false, with(&new), "invalid token").await?;
+    Stream::expect_rejected(&producer, false, with(&new), "invalid token").await?;
     let refusals = "producer_token_refusals_total";
     wait_counted(&producer, refusals, ("reason", "missing"), 1).await?;
     wait_counted(&producer, refusals, ("reason", "wrong"), 1).await?;
@@ -213,14 +218,14 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     let flags = ["--token-file", &own];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;
 
-    // The new one beside the old, then the consumer's, then the old one is gone.
+    // Rotation: the producer accepts both tokens, the consumer switches, then the old token is removed.
     let reloads = "producer_credential_reloads_total";
     write(path, "tokens", &format!("{TOKEN}\n{NEW_TOKEN}\n"))?;
     wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
     Stream::open(&producer, "late", false, with(&own)).await?;
     Stream::open(&producer, "late", false, with(&new)).await?;
     write(path, "own", NEW_TOKEN)?;
-    wait_until(TIMEOUT, "the consumer has the new token", async || {
+    wait_until(TIMEOUT, "the consumer has reloaded its token", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count("consumer_credential_reloads_total", &[]) == 1)
     })
@@ -228,7 +233,7 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
     write(path, "tokens", NEW_TOKEN)?;
     wait_counted(&producer, reloads, ("outcome", "done"), 2).await?;
     let old = write(path, "old", TOKEN)?;
-    Stream::refused(&producer, false, with(&old), "invalid token").await?;
+    Stream::expect_rejected(&producer, false, with(&old), "invalid token").await?;
 
     producer.accept("alice", 17, "a-1").await?;
     assert_eq!(stream.read().await?, "alice");
@@ -241,53 +246,54 @@ async fn token_opens_the_streams_and_is_replaced_without_a_refusal() -> Result<(
 }
 
 #[tokio::test]
-async fn replaced_certificate_is_for_new_connections_and_a_broken_one_for_none() -> Result<()> {
+async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_ignored()
+-> Result<()> {
     let dir = TempDir::new()?;
     let path = dir.path();
     let (before, after) = (Authority::new("before")?, Authority::new("after")?);
     let old = before.write(path, "before.pem")?;
     let new = after.write(path, "after.pem")?;
-    let trusting = |authorities| Flags {
+    let with_ca = |authorities| Flags {
         authorities,
         ..Flags::default()
     };
     let producer = start_with_tls(&dir, &before, &[]).await?;
-    let mut stream = Stream::open(&producer, "early", true, trusting(&old)).await?;
-    Stream::refused(&producer, true, trusting(&new), "no authority").await?;
+    let mut stream = Stream::open(&producer, "early", true, with_ca(&old)).await?;
+    Stream::expect_rejected(&producer, true, with_ca(&new), "no authority").await?;
 
     let reloads = "producer_credential_reloads_total";
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
-    Stream::refused(&producer, true, trusting(&old), "no authority").await?;
-    Stream::open(&producer, "late", true, trusting(&new)).await?;
+    Stream::expect_rejected(&producer, true, with_ca(&old), "no authority").await?;
+    Stream::open(&producer, "late", true, with_ca(&new)).await?;
 
     write(path, "server.pem", "no certificate at all")?;
     wait_counted(&producer, reloads, ("outcome", "failed"), 1).await?;
-    Stream::open(&producer, "late", true, trusting(&new)).await?;
+    Stream::open(&producer, "late", true, with_ca(&new)).await?;
     producer.accept("alice", 17, "a-1").await?;
     assert_eq!(stream.read().await?, "alice");
     let log = || producer.process.last_lines(usize::MAX);
-    wait_logged(log, "has no certificate inside", 1).await?;
-    wait_logged(log, "keeping the current ones", 1).await?;
+    wait_logged_times(log, "has no certificate inside", 1).await?;
+    wait_logged_times(log, "keeping the current ones", 1).await?;
 
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 2).await
 }
 
 #[tokio::test]
-async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
+async fn slow_handshake_is_closed_and_delays_no_other_client() -> Result<()> {
     let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
     let ca = ours.write(dir.path(), "ca.pem")?;
     let producer = start_with_tls(&dir, &ours, &[]).await?;
     let mut silent = TcpStream::connect(grpc(&producer)).await?;
-    let trusting = Flags {
+    let with_ca = Flags {
         authorities: &ca,
         ..Flags::default()
     };
-    let mut stream = Stream::open(&producer, "node", true, trusting).await?;
-    let cut = within_timeout("it is cut off", silent.read_u8()).await?;
-    ensure!(cut.is_err());
+    let mut stream = Stream::open(&producer, "node", true, with_ca).await?;
+    let read = within_timeout("the connection is closed", silent.read_u8()).await?;
+    ensure!(read.is_err());
     let handshakes = "producer_tls_handshakes_total";
     wait_counted(&producer, handshakes, ("outcome", "timeout"), 1).await?;
     producer.accept("alice", 17, "a-1").await?;
@@ -296,13 +302,13 @@ async fn slow_handshake_is_cut_off_and_holds_up_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn handshakes_of_one_address_are_bounded() -> Result<()> {
-    const AT_ONCE: u64 = 64;
+async fn handshakes_of_one_address_are_limited() -> Result<()> {
+    const HANDSHAKES_MAX: u64 = 64;
     let dir = TempDir::new()?;
     let ours = Authority::new("ours")?;
     let producer = start_with_tls(&dir, &ours, &[]).await?;
     let mut silent = Vec::new();
-    for _ in 0..=AT_ONCE {
+    for _ in 0..=HANDSHAKES_MAX {
         silent.push(TcpStream::connect(grpc(&producer)).await?);
     }
     let handshakes = "producer_tls_handshakes_total";
@@ -310,7 +316,7 @@ async fn handshakes_of_one_address_are_bounded() -> Result<()> {
 }
 
 #[tokio::test]
-async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
+async fn connections_of_one_address_are_limited_on_both_ports() -> Result<()> {
     let dir = TempDir::new()?;
     let flags = [
         "--grpc-connections-per-address=1",
@@ -321,23 +327,23 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
     let none = Flags::default();
     let first = Stream::open(&producer, "first", false, none).await?;
     let second = Stream::open(&producer, "second", false, none).await;
-    ensure!(second.is_err(), "a second one was let in");
+    ensure!(second.is_err(), "the second connection was accepted");
     let cut = "producer_grpc_connections_closed_total";
     ensure!(producer.metrics().await?.count(cut, &[reason]) >= 1);
 
-    // Room again as soon as the first one leaves.
+    // Another is accepted as soon as the first one is closed.
     drop(first);
-    wait_until(TIMEOUT, "another is let in", async || {
+    wait_until(TIMEOUT, "a third connection is accepted", async || {
         Ok(Stream::open(&producer, "third", false, none).await.is_ok())
     })
     .await?;
 
-    let mut let_in = Vec::new();
+    let mut accepted = Vec::new();
     for _ in 0..2 {
         let mut connection = HttpClient::connect(&producer.http).await?;
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(connection.response().await?.status, 404);
-        let_in.push(connection);
+        accepted.push(connection);
     }
     let mut third = HttpClient::connect(&producer.http).await?;
     third.wait_ended().await?;
@@ -351,7 +357,7 @@ async fn connections_of_one_address_are_bounded_on_both_ports() -> Result<()> {
 }
 
 #[tokio::test]
-async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
+async fn plain_text_loopback_ports_log_no_warning() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let log = producer.process.last_lines(usize::MAX);
@@ -362,7 +368,7 @@ async fn loopback_ports_are_plain_without_a_warning() -> Result<()> {
 }
 
 #[tokio::test]
-async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
+async fn python_client_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
     let dir = TempDir::new()?;
     let python = python_client::python().await?;
     let generated = dir.path().join("generated");
@@ -382,13 +388,13 @@ async fn python_reads_over_tls_with_a_certificate_and_a_token() -> Result<()> {
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let ended = within_timeout("the Python client ends", client).await??;
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    let output = within_timeout("the Python client exits", client).await??;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{errors}", output.status);
     Ok(())
 }
 
-/// Fails unless a file, or a directory and all that is in it, is for its owner alone.
+/// Checks that only the owner can access a file, or a directory and all its contents.
 fn check_private(path: &Path) -> Result<()> {
     let mode = fs::metadata(path)?.permissions().mode();
     ensure!(mode & 0o077 == 0, "{}: {mode:o}", path.display());
@@ -401,7 +407,7 @@ fn check_private(path: &Path) -> Result<()> {
 }
 
 #[tokio::test]
-async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
+async fn files_with_user_ids_are_readable_only_by_their_owner() -> Result<()> {
     let dir = TempDir::new()?;
     let state = TempDir::new_in("/dev/shm")?;
     let state_flag = format!("--state={}", state.path().display());
@@ -410,7 +416,7 @@ async fn files_that_hold_user_ids_are_for_their_owner_alone() -> Result<()> {
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &embedded(&store), &[]).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
-    // Stopped and started again, the store has made all kinds of its files.
+    // After a restart, the store has files of all kinds.
     consumer.process.stop(TIMEOUT).await?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;

@@ -101,7 +101,10 @@ async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<
     documents.wait_exactly(&known).await?;
     consumer.wait_lookups(&known).await?;
     let expiring = documents.expire_after_seconds().await?;
-    ensure!(expiring.is_empty(), "expiry by sweep must not create an index: {expiring:?}");
+    ensure!(
+        expiring.is_empty(),
+        "expiry by sweep must not create an index: {expiring:?}"
+    );
     Ok(())
 }
 

@@ -144,7 +144,7 @@ impl Pair {
         let counted = metrics.count(restarts, &[("loss", loss)]);
         ensure!(counted == 1, "{}", self.consumer.process.last_lines(100));
         // The log is written later than the metric is counted.
-        wait_said(&self.consumer.process, said).await?;
+        wait_logged(&self.consumer.process, said).await?;
         Ok(metrics)
     }
 

@@ -1,11 +1,11 @@
-//! Certificates of authorities of our own, and files of them that can be replaced.
+//! Test certificate authorities, and certificate files that can be replaced.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// Signs certificates for the loopback address.
+/// A certificate authority that signs certificates for the loopback address.
 pub(crate) struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -22,12 +22,12 @@ impl Authority {
         Ok(Self { pem, issuer })
     }
 
-    /// Writes the authority's certificate to `name` in a directory; returns the path.
+    /// Writes the authority's certificate to `name` in `dir` and returns its path.
     pub(crate) fn write(&self, dir: &Path, name: &str) -> Result<String> {
         write(dir, name, &self.pem)
     }
 
-    /// Writes a new certificate and its key; returns the paths.
+    /// Writes a new certificate and its key and returns their paths.
     pub(crate) fn write_identity(&self, dir: &Path, name: &str) -> Result<(String, String)> {
         let key = KeyPair::generate()?;
         let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
@@ -41,12 +41,12 @@ impl Authority {
     }
 }
 
-/// Writes a file in one step, as anyone who replaces files under a running process should.
+/// Writes a file atomically, as required when a running process reads it.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<String> {
     let path = dir.join(name);
     let new = dir.join(format!("{name}.new"));
     fs::write(&new, text)?;
     fs::rename(&new, &path)?;
-    let path = path.to_str().context("a path is not text")?;
+    let path = path.to_str().context("the path is not UTF-8")?;
     Ok(path.to_owned())
 }
