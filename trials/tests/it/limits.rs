@@ -1,8 +1,8 @@
-//! Limits as those feel them who have agreed on them: what DSPs send, what readers get, and when. What is measured is ignored unless
-//! asked for, with dist builds and nothing else running:
-//! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 limits`
+//! DSP limits of real producers: what DSPs send, and what readers receive and when.
 //!
-//! `LIMITS_SECONDS` says how long each load is sent instead of as long as it is meant to be, to see that it works.
+//! Measurements are marked as ignored. Run them with dist builds on an idle machine:
+//! `COOKIESYNC_BIN_DIR=… cargo test --test it -- --ignored --nocapture --test-threads=1 limits`. `LIMITS_SECONDS` overrides the length of
+//! each load, for a quick check.
 
 mod flooder;
 mod memory;
@@ -30,14 +30,14 @@ use crate::{
     stream_client::{ReadResult, Subscription, from_oldest},
 };
 
-/// How long to send, if nobody says otherwise.
-fn sending(seconds: u64) -> Duration {
-    let given = env::var("LIMITS_SECONDS").ok();
-    let given = given.map(|text| text.parse().expect("LIMITS_SECONDS is a number"));
-    Duration::from_secs(given.unwrap_or(seconds))
+/// Length of a load: `seconds`, unless `LIMITS_SECONDS` overrides it.
+fn load_time(seconds: u64) -> Duration {
+    let overridden = env::var("LIMITS_SECONDS").ok();
+    let overridden = overridden.map(|text| text.parse().expect("LIMITS_SECONDS is a number"));
+    Duration::from_secs(overridden.unwrap_or(seconds))
 }
 
-/// Writes the file of limits of the producers in this directory.
+/// Writes the limits file of the producers in `dir`.
 fn write(dir: &TempDir, limits: &str) -> Result<()> {
     let file = dir.path().join("limits.toml");
     let new = file.with_extension("new");
@@ -45,7 +45,7 @@ fn write(dir: &TempDir, limits: &str) -> Result<()> {
     Ok(fs::rename(new, file)?)
 }
 
-/// Starts a producer under these limits.
+/// Starts a producer with these limits.
 async fn start(dir: &TempDir, limits: &str, flags: &[&str]) -> Result<Producer> {
     write(dir, limits)?;
     let file = dir.path().join("limits.toml");
@@ -53,18 +53,18 @@ async fn start(dir: &TempDir, limits: &str, flags: &[&str]) -> Result<Producer> 
     Producer::start(dir, &[&["--limits", file], flags].concat()).await
 }
 
-/// A load of these DSPs at a constant rate.
+/// A load on `dsps` DSPs with ids from `first`, at a constant rate.
 fn plan(
     producer: &Producer,
     (first, dsps): (u32, u32),
     rate: u64,
-    sending: Duration,
+    time: Duration,
 ) -> Result<load::Plan> {
-    let number = |number| NonZeroU32::new(number).context("not 0");
+    let number = |number| NonZeroU32::new(number).context("a count is 0");
     let plan = producer.load(1)?;
     let plan = load::Plan {
         connections: 4.try_into()?,
-        duration: Some(sending),
+        duration: Some(time),
         keeps_history: false,
         traffic: Traffic::new(u64::from(first), None)
             .with_dsps(number(dsps)?)
@@ -74,7 +74,7 @@ fn plan(
     Ok(plan.rate(rate.try_into()?))
 }
 
-/// Runs a load to its end; what was accepted.
+/// Runs a load and returns the number of accepted requests.
 async fn send(plan: &load::Plan) -> Result<u64> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
     if !outcome.is_faultless() {
@@ -83,34 +83,36 @@ async fn send(plan: &load::Plan) -> Result<u64> {
     Ok(outcome.counts.accepted)
 }
 
-/// A figure of a limit, of all its other labels together.
-fn of_limit(samples: &Samples, figure: MetricDef, limit: &str) -> u64 {
-    samples.count(figure, &[("limit", limit)])
+/// A metric of a limit, summed over its other labels.
+fn limit_metric(samples: &Samples, metric: MetricDef, limit: &str) -> u64 {
+    samples.count(metric, &[("limit", limit)])
 }
 
-/// How often a cookie would have had to wait for longer than the maximum wait.
+/// Number of times that a cookie exceeded `max_wait`.
 fn refused(samples: &Samples, limit: &str) -> u64 {
     let labels = [("limit", limit), ("outcome", "refused")];
     samples.count(names::SHAPING_EXCEEDED, &labels)
 }
 
-/// What became of the cookies of a limit, for those who look on.
-fn told(samples: &Samples, limit: &str) -> Result<String> {
-    let (accepted, fates) = ledger::limit_outcomes(samples, limit)?;
-    let fates = fates.iter().map(|(fate, count)| format!("{count} {fate}"));
-    let fates: Vec<_> = fates.collect();
+/// The balance of a limit's cookies by outcome, for the test output.
+fn describe_balance(samples: &Samples, limit: &str) -> Result<String> {
+    let (accepted, outcomes) = ledger::limit_outcomes(samples, limit)?;
+    let outcomes = outcomes
+        .iter()
+        .map(|(name, count)| format!("{count} {name}"));
+    let outcomes: Vec<_> = outcomes.collect();
     Ok(format!(
         "{limit}: {accepted} accepted = {}",
-        fates.join(" + ")
+        outcomes.join(" + ")
     ))
 }
 
-/// Reads all that a producer releases, in the order of its log.
-struct Reading(JoinSet<Result<Subscription>>);
+/// A background reader of everything that a producer releases, in log order.
+struct BackgroundReader(JoinSet<Result<Subscription>>);
 
-impl Reading {
-    /// Opens a stream.
-    async fn begin(producer: &Producer) -> Result<Self> {
+impl BackgroundReader {
+    /// Opens a stream and starts to read.
+    async fn start(producer: &Producer) -> Result<Self> {
         let request = SubscribeRequest {
             supports_age: true,
             ..from_oldest("probe")
@@ -125,9 +127,9 @@ impl Reading {
         Ok(Self(reading))
     }
 
-    /// All of it, after the producer has drained.
-    async fn end(mut self) -> Result<Subscription> {
+    /// Waits for the end of the stream, after a drain of the producer, and returns it.
+    async fn finish(mut self) -> Result<Subscription> {
         let read = self.0.join_next().await;
-        read.context("there is a task")??
+        read.context("the reader task is missing")??
     }
 }

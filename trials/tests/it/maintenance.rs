@@ -1,4 +1,4 @@
-//! The consumer's night on a real `mongod`, by a clock that a test sets.
+//! The consumer's maintenance on a real `mongod`, with a clock that the test sets.
 
 mod expiry;
 mod sweep;
@@ -29,24 +29,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::{TIMEOUT, wait_until};
 
-/// What MongoDB takes at most: 68 years.
+/// The maximum `expireAfterSeconds` of MongoDB: 68 years.
 pub(crate) const NEVER_SECONDS: i64 = 2_147_483_647;
 
 pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 
-/// How long cookies live: all but those of one DSP.
+/// TTL of cookies of all DSPs but one.
 pub(crate) const TTL: Duration = DAY.saturating_mul(14);
 
-/// The DSP whose cookies live for a day only.
+/// The DSP with a TTL of one day.
 pub(crate) const SHORT_DSP: u32 = 18;
 
-/// A time of day, on a day of this test's calendar.
+/// The time `DDTHH:MM` in March 2026, UTC.
 pub(crate) fn at(time: &str) -> Timestamp {
     let time = format!("2026-03-{time}:00Z");
     time.parse().expect("a day and a time")
 }
 
-/// Has each of these, which take how cookies expire, run in both ways.
+/// Generates a test for each expiry mode from functions that take the mode.
 macro_rules! in_both_modes {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
@@ -67,7 +67,7 @@ macro_rules! in_both_modes {
 
 pub(crate) use in_both_modes;
 
-/// A consumer, as far as its nights go.
+/// Options of a consumer that matter for maintenance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsumerOptions {
     pub(crate) name: &'static str,
@@ -86,7 +86,7 @@ impl From<ExpiryMode> for ConsumerOptions {
 }
 
 impl ConsumerOptions {
-    /// Its store.
+    /// The consumer's store.
     pub(crate) fn store(self, uri: &str) -> MongodbStore {
         let Self { name, expiry, ttl } = self;
         MongodbStore::new(Options {
@@ -100,7 +100,7 @@ impl ConsumerOptions {
     }
 }
 
-/// The maintenance of one consumer, running until it is stopped or dropped.
+/// The maintenance task of one consumer. It runs until it is stopped or dropped.
 pub(crate) struct MaintenanceRun {
     pub(crate) store: Arc<MongodbStore>,
     pub(crate) clock: ManualClock,
@@ -110,7 +110,7 @@ pub(crate) struct MaintenanceRun {
 }
 
 impl MaintenanceRun {
-    /// Starts it with the default windows, 01:00 to 03:00 and 03:00 to 06:00.
+    /// Starts maintenance with expiry by index and the default windows: expiry 01:00-03:00, compaction 03:00-06:00.
     pub(crate) fn start(mongod: &Mongod, now: &str) -> Result<Self> {
         Self::start_as(ExpiryMode::Index, mongod, now)
     }
@@ -121,12 +121,12 @@ impl MaintenanceRun {
         mongod: &Mongod,
         now: &str,
     ) -> Result<Self> {
-        Self::start_on(who, &mongod.uri(), now)
+        Self::start_on(options, &mongod.uri(), now)
     }
 
-    /// The same on this server, or replica set.
-    pub(crate) fn start_on(who: impl Into<ConsumerOptions>, uri: &str, now: &str) -> Result<Self> {
-        let store = Arc::new(who.into().store(uri));
+    /// Like [`start_as`](Self::start_as), on a server or replica set.
+    pub(crate) fn start_on(options: impl Into<ConsumerOptions>, uri: &str, now: &str) -> Result<Self> {
+        let store = Arc::new(options.into().store(uri));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,
             compaction: "03:00-06:00".parse()?,
@@ -158,36 +158,36 @@ impl MaintenanceRun {
         self.clock.set(at(time));
     }
 
-    /// Lets ten minutes pass, after which it looks at everything again.
+    /// Advances the clock by ten minutes, after which all collections are checked again.
     pub(crate) fn pass_ten_minutes(&self) {
         self.clock.advance(Duration::from_secs(600));
     }
 
-    /// Lets it try again what fails from now on.
-    pub(crate) fn retries(&self) -> Retries<'_> {
-        Retries {
+    /// A clock driver for failures from now on.
+    pub(crate) fn retry_clock(&self) -> RetryClock<'_> {
+        RetryClock {
             clock: &self.clock,
             began: Instant::now(),
             minutes: Cell::new(0),
         }
     }
 
-    /// Ends it as an orderly end of the process does.
-    pub(crate) async fn end(mut self) -> Result<()> {
+    /// Stops maintenance as a clean shutdown does.
+    pub(crate) async fn stop(mut self) -> Result<()> {
         self.stop.cancel();
         let ended = self.task.join_next().await;
-        Ok(ended.context("there is no task")??)
+        Ok(ended.context("the maintenance task is missing")??)
     }
 
-    /// Waits until it has seen that the window is open, or shut.
+    /// Waits until maintenance has detected that the expiry window is open or closed.
     pub(crate) async fn wait_open(&self, open: bool) -> Result<()> {
-        wait_until(TIMEOUT, "the window has changed", async || {
+        wait_until(TIMEOUT, "the window opens or closes", async || {
             Ok(self.metrics.expiry_open.get() == i64::from(open))
         })
         .await
     }
 
-    /// Waits until this many compactions have come to their end.
+    /// Waits until at least `count` compactions are complete.
     pub(crate) async fn wait_compactions(&self, count: u64) -> Result<()> {
         let what = format!("{count} compactions are complete");
         wait_until(TIMEOUT, &what, async || {
@@ -196,23 +196,25 @@ impl MaintenanceRun {
         .await
     }
 
-    /// Collections compacted by this process.
+    /// Number of collections compacted so far.
     pub(crate) fn collections_compacted(&self) -> u64 {
         self.metrics.compaction_seconds.get_sample_count()
     }
 }
 
-/// Lets minutes pass, after each of which a night tries again what failed.
-pub(crate) struct Retries<'a> {
+/// Advances the clock minute by minute; maintenance retries a failed step after each minute.
+pub(crate) struct RetryClock<'a> {
     clock: &'a ManualClock,
     began: Instant,
     minutes: Cell<u64>,
 }
 
-impl Retries<'_> {
-    /// To be called again and again: a minute passes in each second at first, and later in each 40 seconds, so that a window of
-    /// two hours stays open for as long as a slow machine takes: 40 minutes are 101 of this clock.
-    pub(crate) fn pass(&self) {
+impl RetryClock<'_> {
+    /// Advances the clock; call it in a loop.
+    ///
+    /// It advances by a minute per second for 40 s, then by a minute per 40 s. So a window of two hours is long enough for a slow
+    /// machine: 40 real minutes are 101 minutes of this clock.
+    pub(crate) fn advance(&self) {
         let seconds = self.began.elapsed().as_secs();
         let minutes = 1 + seconds.min(40) + seconds / 40;
         let more = minutes - self.minutes.replace(minutes);
@@ -220,21 +222,21 @@ impl Retries<'_> {
     }
 }
 
-/// The databases of a `mongod`, as an operator sees them.
+/// A `mongod` with helpers to write, read and inspect its collections.
 pub(crate) struct Server {
     client: Client,
-    /// What ages count from.
+    /// Reference time of document ages.
     now: DateTime,
 }
 
 impl Server {
-    /// Starts a `mongod` that looks for expired documents every second.
+    /// Starts a `mongod` that deletes expired documents every second.
     pub(crate) async fn start(dir: &std::path::Path) -> Result<(Mongod, Self)> {
         Self::start_in(ExpiryMode::Index, dir).await
     }
 
-    /// The same where cookies expire in this way: by the server's clock with an index, and by that of the tests with a sweep, for
-    /// which it is one o'clock on the tenth.
+    /// Like [`start`](Self::start), for an expiry mode. An index uses the server's clock; a sweep uses the clock of the test, for which
+    /// ages count from 01:00 on the tenth.
     pub(crate) async fn start_in(
         mode: ExpiryMode,
         dir: &std::path::Path,
@@ -249,7 +251,7 @@ impl Server {
         Ok((mongod, server))
     }
 
-    /// One that runs already; ages count from `now`.
+    /// Connects to a running server; ages count from `now`.
     pub(crate) async fn connect(uri: &str, now: DateTime) -> Result<Self> {
         let client = Client::with_uri_str(uri).await?;
         Ok(Self { client, now })
@@ -269,14 +271,14 @@ impl Server {
         DateTime::from_millis(self.now.timestamp_millis() - millis)
     }
 
-    /// Writes a document `name` that is so old.
+    /// Writes a document `name` of the given age.
     pub(crate) async fn write(&self, namespace: &str, name: &str, age: Duration) -> Result<()> {
         let document = doc! { "_id": name, "b": "buyer", "t": self.ago(age) };
         self.collection(namespace).insert_one(document).await?;
         Ok(())
     }
 
-    /// The documents there are, sorted.
+    /// Sorted ids of all documents.
     pub(crate) async fn names(&self, namespace: &str) -> Result<Vec<String>> {
         let mut found = self.collection(namespace).find(doc! {}).await?;
         let mut names = Vec::new();
@@ -295,8 +297,7 @@ impl Server {
         .await
     }
 
-    /// Waits until the TTL monitor has looked at everything twice from now on: what it has not deleted then, it does
-    /// not.
+    /// Waits for two complete passes of the TTL monitor. Documents that exist after these are not deleted.
     pub(crate) async fn wait_monitor(&self) -> Result<()> {
         let began = self.monitor_passes().await?;
         wait_until(TIMEOUT, "the TTL monitor passes twice", async || {
@@ -312,8 +313,8 @@ impl Server {
         Ok(monitor.get_i64("passes")?)
     }
 
-    /// Makes an index on `t` with these options.
-    pub(crate) async fn make_index(
+    /// Creates an index on `t` with these options.
+    pub(crate) async fn create_index(
         &self,
         namespace: &str,
         name: &str,
@@ -328,7 +329,7 @@ impl Server {
         Ok(())
     }
 
-    /// The indexes beside that on `_id`, as the server tells them.
+    /// All indexes except the one on `_id`.
     pub(crate) async fn indexes(&self, namespace: &str) -> Result<Vec<Document>> {
         let collection = self.collection(namespace);
         let command = doc! { "listIndexes": collection.name() };
@@ -344,7 +345,7 @@ impl Server {
         Ok(indexes)
     }
 
-    /// Waits until there is no index beside that on `_id`.
+    /// Waits until the only index is the one on `_id`.
     pub(crate) async fn wait_no_index(&self, namespace: &str) -> Result<()> {
         let what = format!("{namespace} has no index");
         wait_until(TIMEOUT, &what, async || {
@@ -353,7 +354,7 @@ impl Server {
         .await
     }
 
-    /// What is noted of sweeps, by namespace.
+    /// The sweep records, by namespace.
     pub(crate) async fn sweeps(&self) -> Result<BTreeMap<String, Document>> {
         let mut found = self.collection("cookiesync.sweeps").find(doc! {}).await?;
         let mut records = BTreeMap::new();
@@ -364,7 +365,7 @@ impl Server {
         Ok(records)
     }
 
-    /// Waits until there is one index, and it expires after so many seconds.
+    /// Waits until there is exactly one index and its `expireAfterSeconds` is `seconds`.
     pub(crate) async fn wait_expiring(&self, namespace: &str, seconds: i64) -> Result<()> {
         let what = format!("{namespace} expires after {seconds} s");
         wait_until(TIMEOUT, &what, async || {
@@ -379,7 +380,7 @@ impl Server {
         .await
     }
 
-    /// Bytes of all files of a collection.
+    /// Size of all files of a collection, in bytes.
     pub(crate) async fn bytes(&self, namespace: &str) -> Result<i64> {
         let collection = self.collection(namespace);
         let database = self.database(&collection.namespace().db);
@@ -392,7 +393,7 @@ impl Server {
         bytes("totalSize").context("totalSize is missing")
     }
 
-    /// Writes many documents of which all but every fourth are that old, the others new. Returns how many are old.
+    /// Writes `count` documents. Every fourth is new, the others have the given age. Returns the number of old ones.
     pub(crate) async fn fill(&self, namespace: &str, count: u64, age: Duration) -> Result<u64> {
         let (old, new) = (self.ago(age), self.now);
         let mut random = fastrand::Rng::new();
@@ -413,24 +414,24 @@ impl Server {
         Ok(count - count.div_ceil(4))
     }
 
-    /// Writes everything to the files, so that what was deleted shows as room in them.
+    /// Flushes all data to the files, so that deleted documents count as reusable space.
     pub(crate) async fn checkpoint(&self) -> Result<()> {
         let admin = self.database("admin");
         admin.run_command(doc! { "fsync": 1 }).await?;
         Ok(())
     }
 
-    /// Ends the lease of the maintenance.
-    pub(crate) async fn end_lease(&self) -> Result<()> {
-        let over = doc! { "$set": { "until": DateTime::MIN } };
+    /// Expires the lease of the maintenance owner.
+    pub(crate) async fn expire_lease(&self) -> Result<()> {
+        let expired = doc! { "$set": { "until": DateTime::MIN } };
         let maintenance = self.collection("cookiesync.maintenance");
         maintenance
-            .update_one(doc! { "_id": "owner" }, over)
+            .update_one(doc! { "_id": "owner" }, expired)
             .await?;
         Ok(())
     }
 
-    /// What the consumer noted of its compactions, by namespace.
+    /// The compaction records, sorted by namespace.
     pub(crate) async fn compactions(&self) -> Result<Vec<Document>> {
         let mut found = self
             .collection("cookiesync.maintenance")

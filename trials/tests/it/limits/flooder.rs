@@ -1,4 +1,4 @@
-//! One DSP that floods the producer, and what the others feel of it.
+//! A DSP that floods the producer must not delay the other DSPs.
 
 use std::fmt::Write as _;
 
@@ -6,17 +6,17 @@ use anyhow::{Context, Result, ensure};
 use bench::scrape::{Buckets, Samples, names};
 use tempfile::TempDir;
 
-use super::{of_limit, plan, refused, send, sending, start, told};
+use super::{describe_balance, limit_metric, load_time, plan, refused, send, start};
 use crate::harness::{Producer, TIMEOUT, reserve_machine, wait_until};
 
-/// DSPs that keep to what was agreed, nearly: what is above it for a moment waits.
+/// DSPs that stay within their limits, except for short bursts that are queued.
 const OTHERS: u32 = 19;
 const FLOODER: u32 = OTHERS + 1;
 const RATE: u64 = 50;
 const OFFERED: u64 = 45;
 const FLOOD: u64 = 100 * OFFERED;
 
-/// Each DSP has a limit of its own, and all of them share one in which there is room for each.
+/// Limits: one per DSP, and a global one that is the sum of these.
 fn limits() -> String {
     let mut text = format!(
         "unknown = \"others\"\n\
@@ -30,23 +30,23 @@ fn limits() -> String {
             "[limits.dsp-{dsp}]\nkeys = [{dsp}]\nmode = \"shape\"\n\
              rules = [ {{ id = \"peak\", rate = \"{RATE}/s\", burst = 5 }} ]\n"
         )
-        .expect("a string takes everything");
+        .expect("writing to a string cannot fail");
     }
     text
 }
 
-/// The names of the limits of those that do not flood.
+/// Limit names of the other DSPs.
 fn others() -> impl Iterator<Item = String> {
     (1..=OTHERS).map(|dsp| format!("dsp-{dsp}"))
 }
 
-/// Sends what the others send, the same each time, and beside it what the flooder does if it does; what the producer then says.
+/// Sends the load of the other DSPs, with or without a flood, and returns the producer's metrics once no cookie of these is queued.
 async fn run(is_flooded: bool) -> Result<Samples> {
     let dir = TempDir::new()?;
     let producer = start(&dir, &limits(), &[]).await?;
-    let sending = sending(60);
-    let calm = plan(&producer, (1, OTHERS), OFFERED * u64::from(OTHERS), sending)?;
-    let flood = plan(&producer, (FLOODER, 1), FLOOD, sending)?;
+    let time = load_time(60);
+    let calm = plan(&producer, (1, OTHERS), OFFERED * u64::from(OTHERS), time)?;
+    let flood = plan(&producer, (FLOODER, 1), FLOOD, time)?;
     let flooding = async {
         if is_flooded {
             send(&flood).await
@@ -56,33 +56,37 @@ async fn run(is_flooded: bool) -> Result<Samples> {
     };
     let (calm, flooded) = tokio::join!(send(&calm), flooding);
     let (calm, flooded) = (calm?, flooded?);
-    wait_gone(&producer).await?;
+    wait_released(&producer).await?;
     let samples = producer.metrics().await?;
-    let accepted = others().map(|limit| of_limit(&samples, names::SHAPING_ACCEPTED, &limit));
+    let accepted = others().map(|limit| limit_metric(&samples, names::SHAPING_ACCEPTED, &limit));
     ensure!(accepted.sum::<u64>() == calm);
-    println!("{}", told(&samples, &format!("dsp-{FLOODER}"))?);
-    ensure!(of_limit(&samples, names::SHAPING_ACCEPTED, &format!("dsp-{FLOODER}")) == flooded);
+    println!("{}", describe_balance(&samples, &format!("dsp-{FLOODER}"))?);
+    ensure!(limit_metric(&samples, names::SHAPING_ACCEPTED, &format!("dsp-{FLOODER}")) == flooded);
     Ok(samples)
 }
 
-/// Waits until nothing of the others waits.
-async fn wait_gone(producer: &Producer) -> Result<()> {
-    wait_until(TIMEOUT, "nothing of the others waits", async || {
-        let now = producer.metrics().await?;
-        let waiting = others().map(|limit| of_limit(&now, names::SHAPING_QUEUED, &limit));
-        Ok(waiting.sum::<u64>() == 0)
-    })
+/// Waits until no cookie of the other DSPs is queued.
+async fn wait_released(producer: &Producer) -> Result<()> {
+    wait_until(
+        TIMEOUT,
+        "no cookie of the other DSPs is queued",
+        async || {
+            let now = producer.metrics().await?;
+            let queued = others().map(|limit| limit_metric(&now, names::SHAPING_QUEUED, &limit));
+            Ok(queued.sum::<u64>() == 0)
+        },
+    )
     .await
 }
 
-/// How long the cookies of the others waited at most, but for one in a hundred.
+/// The 99th percentile of the queueing delay of the other DSPs, in seconds.
 fn p99(samples: &Samples) -> Result<f64> {
     let mut delays = Buckets::default();
     for limit in others() {
         let labels = [("limit", &*limit)];
         delays = delays.plus(&samples.histogram_of(names::SHAPING_DELAY, &labels));
     }
-    delays.quantile(0.99).context("nothing was released")
+    delays.quantile(0.99).context("no cookie was released")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,24 +97,28 @@ async fn flooding_dsp_does_not_delay_nineteen_others() -> Result<()> {
     let flooded = run(true).await?;
     for samples in [&calm, &flooded] {
         for limit in others() {
-            // It was all within the maximum wait, so each went at the rate at which it came.
-            let of = |figure| of_limit(samples, figure, &limit);
+            // All waits were within max_wait, so every cookie was released.
+            let of = |metric| limit_metric(samples, metric, &limit);
             let released = of(names::SHAPING_RELEASED);
-            let is_kept = released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);
+            let is_balanced =
+                released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);
             ensure!(
-                released > 0 && is_kept && refused(samples, &limit) == 0,
+                released > 0 && is_balanced && refused(samples, &limit) == 0,
                 "{}",
-                told(samples, &limit)?
+                describe_balance(samples, &limit)?
             );
         }
     }
     let (calm, flooded) = (p99(&calm)?, p99(&flooded)?);
     println!(
-        "p99 of the others' delays: {:.0} ms without the flooder, {:.0} ms with it, {:.2} times",
+        "p99 delay of the other DSPs: {:.0} ms without the flood, {:.0} ms with it, a factor of {:.2}",
         1e3 * calm,
         1e3 * flooded,
         flooded / calm
     );
-    ensure!(flooded <= 1.2 * calm, "{flooded} s instead of {calm} s");
+    ensure!(
+        flooded <= 1.2 * calm,
+        "p99 delay is {flooded} s instead of {calm} s"
+    );
     Ok(())
 }

@@ -1,29 +1,29 @@
-//! What waiting cookies take in memory.
+//! Memory of queued cookies.
 
 use anyhow::{Context, Result, ensure};
 use bench::{memory::Memory, scrape::names};
 use tempfile::TempDir;
 
-use super::{of_limit, plan, send, sending, start, told};
+use super::{describe_balance, limit_metric, load_time, plan, send, start};
 use crate::harness::{Producer, reserve_machine};
 
 const OFFERED: u64 = 40_000;
 const QUEUE_BYTES: u64 = 64 << 20;
 
-/// Little, so that it is full in both runs: with limits, only half as much goes into it.
+/// A small log that is full in both runs, although limits let only half of the cookies through.
 const LOG: [&str; 2] = ["--log-bytes", "16MiB"];
 
-/// By how much a producer grows under the load, which it accepts.
+/// Growth of a producer's memory under the load, in bytes.
 async fn growth(producer: &Producer) -> Result<u64> {
     let process = producer.process.id();
-    let memory = || Memory::of(process).context("it has ended");
+    let memory = || Memory::of(process).context("the producer has ended");
     let before = memory()?.resident_bytes;
-    let sending = sending(60);
-    let accepted = send(&plan(producer, (1, 1), OFFERED, sending)?).await?;
-    let most = OFFERED * sending.as_secs();
+    let time = load_time(60);
+    let accepted = send(&plan(producer, (1, 1), OFFERED, time)?).await?;
+    let offered = OFFERED * time.as_secs();
     ensure!(
-        accepted > most / 2,
-        "only {accepted} of {most} were accepted"
+        accepted > offered / 2,
+        "only {accepted} of {offered} cookies were accepted"
     );
     Ok(memory()?.peak_bytes.saturating_sub(before))
 }
@@ -43,15 +43,24 @@ async fn dsp_queue_stays_within_its_memory_limit() -> Result<()> {
     let producer = start(&dir, &limits, &LOG).await?;
     let with = growth(&producer).await?;
     let samples = producer.metrics().await?;
-    let held = of_limit(&samples, names::SHAPING_BYTES, "dsp-1");
-    println!("{}, {held} bytes held", told(&samples, "dsp-1")?);
+    let queued_bytes = limit_metric(&samples, names::SHAPING_BYTES, "dsp-1");
     println!(
-        "the producer grew by {} KiB without limits, by {} KiB with {} KiB for those that wait",
+        "{}, {queued_bytes} bytes queued",
+        describe_balance(&samples, "dsp-1")?
+    );
+    println!(
+        "the producer grew by {} KiB without limits, and by {} KiB with a queue of {} KiB",
         without >> 10,
         with >> 10,
         QUEUE_BYTES >> 10
     );
-    ensure!(held <= QUEUE_BYTES, "{held} bytes are held");
-    ensure!(with <= without + QUEUE_BYTES, "it grew by {with} bytes");
+    ensure!(
+        queued_bytes <= QUEUE_BYTES,
+        "{queued_bytes} bytes are queued"
+    );
+    ensure!(
+        with <= without + QUEUE_BYTES,
+        "the producer grew by {with} bytes"
+    );
     Ok(())
 }

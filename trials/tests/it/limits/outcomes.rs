@@ -1,4 +1,4 @@
-//! Every cookie has one fate: what was released is what the stores have, and all the rest is counted.
+//! Every limited cookie has one outcome: stores have exactly the released cookies, and all others are counted.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
@@ -11,7 +11,7 @@ use bench::{
 };
 use tempfile::TempDir;
 
-use super::{Reading, of_limit, send, start, told, write};
+use super::{BackgroundReader, describe_balance, limit_metric, send, start, write};
 use crate::{
     documents::Documents,
     harness::{
@@ -21,14 +21,14 @@ use crate::{
     stream_client::Subscription,
 };
 
-const SENDING: Duration = Duration::from_secs(6);
+const LOAD_TIME: Duration = Duration::from_secs(6);
 const OFFERED: u64 = 2_000;
-/// Few, so that cookies meet others of their pair that wait.
+/// So few users that new cookies replace queued ones of their pair.
 const USERS: u64 = 10_000;
-/// DSPs 1 to 3 have a limit each, the fourth has none.
+/// DSPs 1 to 3 have one limit each; DSP 4 has none.
 const DSPS: u32 = 4;
 
-/// DSP 1 gets through all states of a cookie that waits at this rate.
+/// Limits under which cookies of DSP 1 reach all states of a queued cookie.
 fn limits(rate: u64) -> String {
     format!(
         "unknown = \"unlimited\"\n\
@@ -43,12 +43,12 @@ fn limits(rate: u64) -> String {
     )
 }
 
-/// What stores are to have: of each pair the cookie that was accepted last, and when.
+/// Expected store contents: acceptance time and buyer uid of the last accepted cookie of each pair.
 #[derive(Default)]
-struct Newest(BTreeMap<(String, u32), (u64, String)>);
+struct ExpectedValues(BTreeMap<(String, u32), (u64, String)>);
 
-impl Newest {
-    /// Adds what was released in one epoch of a producer. Of each pair, what is released later was accepted later, too.
+impl ExpectedValues {
+    /// Adds the cookies released in one epoch. Within a pair, release order must be acceptance order.
     fn add(&mut self, stream: &Subscription) -> Result<()> {
         let mut cookies = stream.cookies.iter();
         for ((_, count), time) in stream.chunks.iter().zip(&stream.times) {
@@ -60,7 +60,7 @@ impl Newest {
                 let before = before.map_or(0, |(accepted, _)| accepted);
                 ensure!(
                     before <= accepted,
-                    "{accepted} after {before}: {}",
+                    "accepted at {accepted}, released after one accepted at {before}: DSP {}",
                     cookie.dsp_id
                 );
             }
@@ -68,40 +68,40 @@ impl Newest {
         Ok(())
     }
 
-    fn known(&self) -> StoreContents {
-        let mut known = StoreContents::new();
+    fn contents(&self) -> StoreContents {
+        let mut contents = StoreContents::new();
         for ((user, dsp), (_, buyer)) in &self.0 {
-            let of_user = known.entry(user.clone()).or_default();
+            let of_user = contents.entry(user.clone()).or_default();
             of_user.insert(*dsp, buyer.clone());
         }
-        known
+        contents
     }
 }
 
-/// How many cookies of this DSP were in the log.
+/// Number of cookies of a DSP in the log.
 fn released(stream: &Subscription, dsp: u32) -> u64 {
     let cookies = stream.cookies.iter();
     cookies.filter(|cookie| cookie.dsp_id == dsp).count() as u64
 }
 
-/// Fates of a limit's cookies by their words.
-fn fates(samples: &Samples, limit: &str) -> Result<BTreeMap<&'static str, u64>> {
-    let (accepted, fates) = ledger::limit_outcomes(samples, limit)?;
-    let all = fates.into_iter().chain([("accepted", accepted)]);
+/// Cookie counts of a limit by outcome, including `accepted`.
+fn outcomes(samples: &Samples, limit: &str) -> Result<BTreeMap<&'static str, u64>> {
+    let (accepted, outcomes) = ledger::limit_outcomes(samples, limit)?;
+    let all = outcomes.into_iter().chain([("accepted", accepted)]);
     Ok(all.collect())
 }
 
-/// Waits until nothing is held.
-async fn wait_gone(producer: &Producer) -> Result<()> {
-    wait_until(TIMEOUT, "nothing waits any more", async || {
+/// Waits until no cookie of the shaped limit is queued or waits for a requeue.
+async fn wait_queue_empty(producer: &Producer) -> Result<()> {
+    wait_until(TIMEOUT, "the queue is empty", async || {
         let now = producer.metrics().await?;
-        let held = [
+        let queued = [
             names::SHAPING_QUEUED,
             names::SHAPING_DEAD,
             names::SHAPING_PARKED,
         ];
-        let held = held.map(|figure| of_limit(&now, figure, "shaped"));
-        Ok(held.iter().sum::<u64>() == 0)
+        let queued = queued.map(|metric| limit_metric(&now, metric, "shaped"));
+        Ok(queued.iter().sum::<u64>() == 0)
     })
     .await
 }
@@ -111,7 +111,7 @@ async fn stop(producer: &mut Producer) -> Result<()> {
     expect_exit(&producer.process, status, 0)
 }
 
-/// Under a load that goes through all states, the producer is stopped with cookies that wait, started again, and given a higher limit.
+/// The producer is stopped under load with queued cookies and restarted with a higher limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_released() -> Result<()> {
     let _machine = reserve_machine().await;
@@ -126,75 +126,80 @@ async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_release
     for (name, store) in nodes {
         consumers.push(Consumer::start(&dir, name, &[&producer], store, &[]).await?);
     }
-    let reading = Reading::begin(&producer).await?;
+    let reader = BackgroundReader::start(&producer).await?;
 
     let traffic = Traffic::new(1, NonZeroU64::new(USERS)).with_dsps(DSPS.try_into()?);
     let plan = load::Plan {
         connections: 4.try_into()?,
-        duration: Some(SENDING),
+        duration: Some(LOAD_TIME),
         traffic: traffic.clone(),
         ..producer.load(1)?
     };
     let accepted = send(&plan.rate(OFFERED.try_into()?)).await?;
     let first = producer.metrics().await?;
     stop(&mut producer).await?;
-    let first_life = reading.end().await?;
+    let first_epoch = reader.finish().await?;
 
-    // Nothing is offered any more, so nothing else changes until it ends than what is released, and when; the next epoch takes the rest.
+    // Without load, the next epoch only releases the spooled cookies.
     write(&dir, &limits(100_000))?;
     producer.process.restart()?;
     producer.wait_ready().await?;
-    let reading = Reading::begin(&producer).await?;
-    wait_gone(&producer).await?;
+    let reader = BackgroundReader::start(&producer).await?;
+    wait_queue_empty(&producer).await?;
     let second = producer.metrics().await?;
     stop(&mut producer).await?;
-    let second_life = reading.end().await?;
+    let second_epoch = reader.finish().await?;
 
     for limit in ["shaped", "policed", "observed"] {
-        println!("{}\n{}", told(&first, limit)?, told(&second, limit)?);
+        println!(
+            "{}\n{}",
+            describe_balance(&first, limit)?,
+            describe_balance(&second, limit)?
+        );
     }
-    let (shaped, again) = (fates(&first, "shaped")?, fates(&second, "shaped")?);
+    let (shaped, again) = (outcomes(&first, "shaped")?, outcomes(&second, "shaped")?);
     for state in ["superseded", "dropped", "queued", "dead"] {
-        ensure!(shaped[state] > 0, "no {state}: {shaped:?}");
+        ensure!(shaped[state] > 0, "no cookie is {state}: {shaped:?}");
     }
-    let gone = shaped["superseded"] + shaped["dropped"] + again["superseded"] + again["dropped"];
-    let in_logs = released(&first_life, 1) + released(&second_life, 1);
+    let unreleased =
+        shaped["superseded"] + shaped["dropped"] + again["superseded"] + again["dropped"];
+    let in_logs = released(&first_epoch, 1) + released(&second_epoch, 1);
     ensure!(
-        shaped["accepted"] == in_logs + gone,
-        "{in_logs}: {shaped:?}, {again:?}"
+        shaped["accepted"] == in_logs + unreleased,
+        "{in_logs} in the logs: {shaped:?}, {again:?}"
     );
     ensure!(
         again["accepted"] > 0
             && again["accepted"]
-                == released(&second_life, 1) + again["superseded"] + again["dropped"]
+                == released(&second_epoch, 1) + again["superseded"] + again["dropped"]
     );
-    let (policed, observed) = (fates(&first, "policed")?, fates(&first, "observed")?);
+    let (policed, observed) = (outcomes(&first, "policed")?, outcomes(&first, "observed")?);
     ensure!(
-        policed["dropped"] > 0 && policed["released"] == released(&first_life, 2),
+        policed["dropped"] > 0 && policed["released"] == released(&first_epoch, 2),
         "{policed:?}"
     );
     ensure!(
-        observed["accepted"] == released(&first_life, 3),
+        observed["accepted"] == released(&first_epoch, 3),
         "{observed:?}"
     );
     let limited = shaped["accepted"] + policed["accepted"] + observed["accepted"];
     ensure!(
-        limited + released(&first_life, 4) == accepted,
-        "{limited} of {accepted}"
+        limited + released(&first_epoch, 4) == accepted,
+        "{limited} cookies under limits, {accepted} accepted"
     );
 
-    let mut newest = Newest::default();
-    newest.add(&first_life)?;
-    newest.add(&second_life)?;
-    let known = newest.known();
+    let mut expected = ExpectedValues::default();
+    expected.add(&first_epoch)?;
+    expected.add(&second_epoch)?;
+    let contents = expected.contents();
     let documents = Documents::connect(&mongod.uri()).await?;
-    documents.wait_exactly(&known).await?;
+    documents.wait_exactly(&contents).await?;
     for consumer in &consumers {
-        consumer.wait_lookups(&known).await?;
+        consumer.wait_lookups(&contents).await?;
         ensure!(consumer.lost().await? == 0);
     }
-    // Those of whom nothing was released.
+    // Users without a released cookie.
     let users = (0..accepted).map(|number| traffic.cookie(0, number).user_id().to_owned());
-    let unknown = users.filter(|user| !known.contains_key(user)).take(100);
+    let unknown = users.filter(|user| !contents.contains_key(user)).take(100);
     consumers[1].check_unknown(unknown).await
 }

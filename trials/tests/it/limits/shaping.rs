@@ -1,4 +1,4 @@
-//! Limits of DSPs in real producers: what waits, what is said of it, and what becomes of it when a producer stops or is killed.
+//! DSP limits in real producers: queueing, reload, spooling at shutdown, and configuration errors.
 
 use std::{
     fs,
@@ -21,21 +21,21 @@ use crate::{
     stream_client::{CookieStream, Subscription, from_oldest},
 };
 
-/// A file of limits in a directory.
-struct Limits(PathBuf);
+/// A limits file.
+struct LimitsFile(PathBuf);
 
-impl Limits {
+impl LimitsFile {
     fn new(dir: &TempDir, text: &str) -> Result<Self> {
-        let limits = Self(dir.path().join("limits.toml"));
-        limits.set(text)?;
-        Ok(limits)
+        let file = Self(dir.path().join("limits.toml"));
+        file.set(text)?;
+        Ok(file)
     }
 
     fn set(&self, text: &str) -> Result<()> {
-        // As an operator should: nobody sees half of it.
-        let unfinished = self.0.with_extension("new");
-        fs::write(&unfinished, text)?;
-        Ok(fs::rename(unfinished, &self.0)?)
+        // Replaced atomically, as operators should.
+        let new = self.0.with_extension("new");
+        fs::write(&new, text)?;
+        Ok(fs::rename(new, &self.0)?)
     }
 
     fn flag(&self) -> String {
@@ -43,7 +43,7 @@ impl Limits {
     }
 }
 
-/// DSP 17 shaped at so many an hour or a second.
+/// Limits that shape DSP 17 at `rate`.
 fn shaped(rate: &str) -> String {
     format!(
         r#"
@@ -57,12 +57,12 @@ fn shaped(rate: &str) -> String {
     )
 }
 
-async fn waiting(producer: &Producer) -> Result<u64> {
+async fn queued(producer: &Producer) -> Result<u64> {
     let metrics = producer.metrics().await?;
     Ok(metrics.count(names::SHAPING_QUEUED, &[]))
 }
 
-/// One goes at once, the others wait.
+/// Sends one cookie for each user. The first is released immediately, the others are queued.
 async fn accept_users(producer: &Producer, users: &[&str]) -> Result<()> {
     for user in users {
         producer.accept(user, 17, &format!("of-{user}")).await?;
@@ -73,15 +73,15 @@ async fn accept_users(producer: &Producer, users: &[&str]) -> Result<()> {
 #[tokio::test]
 async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let spool = dir.path().join("waiting");
     let spool_flag = format!("--limits-spool={}", spool.display());
     let mut producer = Producer::start(&dir, &[&limits.flag(), &spool_flag]).await?;
     let store = embedded(&dir.path().join("store"));
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob", "carol"]).await?;
-    let held = waiting(&producer).await?;
-    assert_eq!(held, 2);
+    let queued_cookies = queued(&producer).await?;
+    assert_eq!(queued_cookies, 2);
 
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
@@ -94,7 +94,7 @@ async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart()
         consumer.wait_lookup(user, known).await?;
     }
     let metrics = producer.metrics().await?;
-    assert_eq!(metrics.count(names::SHAPING_ACCEPTED, &[]), held);
+    assert_eq!(metrics.count(names::SHAPING_ACCEPTED, &[]), queued_cookies);
     ensure!(!spool.exists());
     Ok(())
 }
@@ -102,12 +102,12 @@ async fn queued_cookies_are_spooled_at_shutdown_and_released_after_the_restart()
 #[tokio::test]
 async fn shutdown_without_a_spool_releases_queued_cookies_early() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
     let store = embedded(&dir.path().join("store"));
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
-    assert_eq!(waiting(&producer).await?, 1);
+    assert_eq!(queued(&producer).await?, 1);
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)?;
     wait_logged(&producer.process, "released queued cookies early").await?;
@@ -117,19 +117,19 @@ async fn shutdown_without_a_spool_releases_queued_cookies_early() -> Result<()> 
 #[tokio::test]
 async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let mut producer = Producer::start(&dir, &[&limits.flag()]).await?;
     let store = embedded(&dir.path().join("store"));
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     accept_users(&producer, &["alice", "bob", "carol"]).await?;
-    assert_eq!(waiting(&producer).await?, 2);
+    assert_eq!(queued(&producer).await?, 2);
     consumer
         .wait_lookup("alice", json!({"17": "of-alice"}))
         .await?;
     producer.process.kill()?;
     producer.process.restart()?;
     producer.wait_ready().await?;
-    assert_eq!(waiting(&producer).await?, 0);
+    assert_eq!(queued(&producer).await?, 0);
     accept_users(&producer, &["dave"]).await?;
     consumer
         .wait_lookup("dave", json!({"17": "of-dave"}))
@@ -142,7 +142,7 @@ async fn killed_producer_loses_only_queued_cookies() -> Result<()> {
 #[tokio::test]
 async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let producer = Producer::start(&dir, &[&limits.flag()]).await?;
     accept_users(&producer, &["alice", "bob"]).await?;
     limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
@@ -152,20 +152,17 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;
     ensure!(ready.status == 200, "{ready:?}");
-    ensure!(
-        ready.body.contains("the newest version is invalid"),
-        "{ready:?}"
-    );
-    assert_eq!(waiting(&producer).await?, 1);
+    ensure!(ready.body.contains("the newest version is invalid"), "{ready:?}");
+    assert_eq!(queued(&producer).await?, 1);
 
     limits.set(&shaped("100/s"))?;
-    wait_until(TIMEOUT, "the next version is in force", async || {
+    wait_until(TIMEOUT, "the next version is active", async || {
         let metrics = producer.metrics().await?;
         let is_refused = metrics.count(names::SHAPING_REFUSED_VERSION, &[]) > 0;
         Ok(!is_refused && metrics.count(names::SHAPING_VERSION, &[]) == 2)
     })
     .await?;
-    wait_until(TIMEOUT, "what waited is released", async || {
+    wait_until(TIMEOUT, "the queued cookie is released", async || {
         Ok(producer.appended().await? == 2)
     })
     .await
@@ -174,7 +171,7 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
 #[tokio::test]
 async fn limits_apply_while_clients_without_age_support_are_connected() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let producer = Producer::start(&dir, &[&limits.flag()]).await?;
     let mut chunks = Subscription::open(&producer.grpc, from_oldest("old-node")).await?;
     let mut single = CookieStream::open(&producer.grpc, "older-node").await?;
@@ -184,10 +181,10 @@ async fn limits_apply_while_clients_without_age_support_are_connected() -> Resul
     })
     .await?;
     accept_users(&producer, &["alice", "bob"]).await?;
-    assert_eq!(waiting(&producer).await?, 1);
+    assert_eq!(queued(&producer).await?, 1);
     assert_eq!(producer.appended().await?, 1);
 
-    // They receive what is released, with its age.
+    // They receive released cookies with their age.
     limits.set(&shaped("100/s"))?;
     chunks.read_to(2).await?;
     single.read().await?;
@@ -206,7 +203,7 @@ async fn limits_apply_while_clients_without_age_support_are_connected() -> Resul
 async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_producer() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let shaping = Producer::start(&dir, &[&limits.flag()]).await?;
     let other = Producer::start(&dir, &[]).await?;
     let stores = [embedded(&dir.path().join("store")), mongod.uri().to_owned()];
@@ -215,12 +212,12 @@ async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_produce
         let producers = [&shaping, &other];
         consumers.push(Consumer::start(&dir, node, &producers, store, &[]).await?);
     }
-    shaping.accept("first", 17, "goes").await?;
-    // Accepted here first, there later: what is released last is the older.
+    shaping.accept("first", 17, "released").await?;
+    // Accepted by the shaping producer first: the cookie released last is the older one.
     shaping.accept("alice", 17, "older").await?;
     sleep(Duration::from_millis(100)).await;
     other.accept("alice", 17, "newer").await?;
-    // And the other way round.
+    // Accepted by the other producer first.
     other.accept("bob", 17, "older").await?;
     sleep(Duration::from_millis(100)).await;
     shaping.accept("bob", 17, "newer").await?;
@@ -233,11 +230,15 @@ async fn stores_keep_the_last_accepted_value_of_a_shaped_and_an_unshaped_produce
     limits.set(&shaped("100/s"))?;
     for consumer in &consumers {
         consumer.wait_lookup("bob", json!({"17": "newer"})).await?;
-        wait_until(TIMEOUT, "nothing is in hand", async || {
-            let metrics = consumer.metrics().await?;
-            let waiting = metrics.count(names::WAITING, &[]);
-            Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 5)
-        })
+        wait_until(
+            TIMEOUT,
+            "every received cookie has an outcome",
+            async || {
+                let metrics = consumer.metrics().await?;
+                let waiting = metrics.count(names::WAITING, &[]);
+                Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 5)
+            },
+        )
         .await?;
         consumer
             .wait_lookup("alice", json!({"17": "newer"}))
@@ -259,11 +260,11 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
         mode = "shape"
         rules = []
     "#;
-    let limits = Limits::new(&dir, text)?;
+    let limits = LimitsFile::new(&dir, text)?;
     let addresses = Addresses::free()?;
     let grpc = addresses.grpc.to_string();
-    // Held by somebody else: it would be told if it came to that.
-    let taken = std::net::TcpListener::bind(&*grpc)?;
+    // Binding would fail with an error, because the port is in use.
+    let listener = std::net::TcpListener::bind(&*grpc)?;
     let program = &programs().await?.producer;
     let flags = [
         "--grpc",
@@ -283,7 +284,7 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
         ensure!(output.text.contains(error), "{error}: {}", output.text);
     }
     ensure!(!output.text.contains("in use"), "{}", output.text);
-    drop(taken);
+    drop(listener);
     Ok(())
 }
 
@@ -291,16 +292,16 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
 async fn exact_sharing_mode_is_rejected() -> Result<()> {
     let dir = TempDir::new()?;
     let sharing = "[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\ngroup = \"g\"\n";
-    let limits = Limits::new(&dir, &format!("{}{sharing}", shaped("1/h")))?;
+    let limits = LimitsFile::new(&dir, &format!("{}{sharing}", shaped("1/h")))?;
     let program = &programs().await?.producer;
     let output = run_to_end(program, &[&limits.flag()], &[]).await?;
     assert_eq!(output.code, Some(2), "{}", output.text);
-    let said = "exact sharing is for limiter serve: use mode = \"lease\"";
-    ensure!(output.text.contains(said), "{}", output.text);
+    let message = "exact sharing is for limiter serve: use mode = \"lease\"";
+    ensure!(output.text.contains(message), "{}", output.text);
     Ok(())
 }
 
-/// What is in a directory: each file with its content, and when it was changed.
+/// Path, contents and modification time of each file in a directory.
 fn files(dir: &TempDir) -> Result<Vec<(PathBuf, Vec<u8>, SystemTime)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir.path())? {
@@ -322,7 +323,7 @@ async fn config_check_opens_no_connection_and_writes_no_file() -> Result<()> {
         shaped("1/h"),
         server.local_addr()?
     );
-    let limits = Limits::new(&dir, &text)?.flag();
+    let limits = LimitsFile::new(&dir, &text)?.flag();
     let spool = format!("--limits-spool={}", dir.path().join("waiting").display());
     let state = format!("--state={}", dir.path().display());
     let before = files(&dir)?;
@@ -330,7 +331,7 @@ async fn config_check_opens_no_connection_and_writes_no_file() -> Result<()> {
     for flag in ["--check-config", "--print-config"] {
         let output = run_to_end(program, &[flag, &limits, &spool, &state], &[]).await?;
         assert_eq!(output.code, Some(0), "{flag}: {}", output.text);
-        // A connection would wait here, whoever made it.
+        // Any connection would be pending here.
         let connected = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(connected, Err(ErrorKind::WouldBlock), "{flag}");
         assert_eq!(files(&dir)?, before, "{flag}");
@@ -341,7 +342,7 @@ async fn config_check_opens_no_connection_and_writes_no_file() -> Result<()> {
 #[tokio::test]
 async fn second_producer_cannot_use_the_spool_of_the_first() -> Result<()> {
     let dir = TempDir::new()?;
-    let limits = Limits::new(&dir, &shaped("1/h"))?;
+    let limits = LimitsFile::new(&dir, &shaped("1/h"))?;
     let spool = format!("--limits-spool={}", dir.path().join("waiting").display());
     let first = Producer::start(&dir, &[&limits.flag(), &spool]).await?;
     let program = &programs().await?.producer;

@@ -1,5 +1,6 @@
-//! A contract that four producers share: real processes, and a real server that is paused, killed, and comes back empty
-//! in the end. Without `redis-server`, or what `REDIS_SERVER` names, nothing is tested.
+//! A limit shared by four producers through a real Redis server that is paused, killed and restarted empty.
+//!
+//! Skipped without `redis-server`; `REDIS_SERVER` names another binary.
 
 use std::{
     collections::HashSet,
@@ -28,34 +29,34 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Reading, sending, write};
+use super::{BackgroundReader, load_time, write};
 use crate::harness::{Producer, TIMEOUT, request, reserve_machine, wait_until};
 
-const LIMIT: &str = "contract";
+const LIMIT: &str = "shared";
 const DSP: u32 = 17;
 
-/// The contract, in cookies a second, and what is offered.
+/// Rate and burst of the limit and the offered rate, in cookies per second.
 const RATE: u64 = 300;
 const BURST: u64 = 30;
 const OFFERED: u64 = 400;
 
-/// How much of what is offered comes to which producer, in percent.
+/// Percentage of the load that each producer receives.
 const SKEWED: [u64; 4] = [70, 20, 7, 3];
 
-/// All of a limit, in millionths.
-const WHOLE: u64 = 1_000_000;
+/// The whole limit, in millionths.
+const FULL_SHARE: u64 = 1_000_000;
 
-/// What a sender makes up for at most when it is late.
+/// Maximum delay that a late sender catches up on.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
-/// A server that keeps nothing on disk.
+/// A Redis server without persistence.
 struct Redis {
     process: Process,
     address: SocketAddr,
 }
 
 impl Redis {
-    /// None when there is no program, which skips the test.
+    /// `None` (a skipped test) without the program.
     async fn start(dir: &TempDir) -> Result<Option<Self>> {
         let Some(program) = redis_server_or_skip() else {
             return Ok(None);
@@ -93,37 +94,39 @@ impl Redis {
     }
 }
 
-/// A cookie that was sent: whose, and between which moments the producer decided on it.
-struct Sent {
+/// A sent cookie. The producer decided on it between `sent` and `answered`.
+struct SentCookie {
     user: String,
-    asked: Duration,
+    sent: Duration,
     answered: Duration,
 }
 
-/// Who is asked how much, in percent.
+/// Percentage of the load for each producer.
 type Percents = Arc<[AtomicU64; 4]>;
 
-/// Four producers under one contract, and what comes to them.
-struct World {
+/// Four producers that share a limit, with their load and readers.
+struct Cluster {
     producers: Vec<Producer>,
-    readings: Vec<Reading>,
+    readers: Vec<BackgroundReader>,
     redis: Redis,
     began: Instant,
     percents: Percents,
     stop: CancellationToken,
-    senders: JoinSet<Result<Vec<Sent>>>,
+    senders: JoinSet<Result<Vec<SentCookie>>>,
     watcher: JoinSet<Result<u64>>,
     _dir: TempDir,
 }
 
-/// What was released, and how often the shares were added up.
-struct Ended {
-    passed: Vec<Sent>,
+/// Result of a run.
+struct RunResult {
+    /// The cookies that passed the limit.
+    passed: Vec<SentCookie>,
     offered: usize,
-    instants: u64,
+    /// Number of consistent samples of all shares.
+    samples: u64,
 }
 
-impl World {
+impl Cluster {
     async fn start(refresh: &str) -> Result<Option<Self>> {
         let dir = TempDir::new()?;
         let Some(redis) = Redis::start(&dir).await? else {
@@ -139,11 +142,11 @@ impl World {
         write(&dir, &limits)?;
         let file = dir.path().join("limits.toml");
         let file = file.to_str().context("a path in UTF-8")?;
-        let (mut producers, mut readings) = (Vec::new(), Vec::new());
+        let (mut producers, mut readers) = (Vec::new(), Vec::new());
         for number in 0..SKEWED.len() {
             let id = format!("producer-{number}");
             let producer = Producer::start(&dir, &["--limits", file, "--id", &id]).await?;
-            readings.push(Reading::begin(&producer).await?);
+            readers.push(BackgroundReader::start(&producer).await?);
             producers.push(producer);
         }
         let (began, stop) = (Instant::now(), CancellationToken::new());
@@ -158,7 +161,7 @@ impl World {
         watcher.spawn(watch(admins, stop.clone()));
         Ok(Some(Self {
             producers,
-            readings,
+            readers,
             redis,
             began,
             percents,
@@ -169,8 +172,8 @@ impl World {
         }))
     }
 
-    /// Waits until this holds of what each producer tells.
-    async fn until(&self, what: &str, holds: impl Fn(&Samples) -> bool) -> Result<()> {
+    /// Waits until `holds` is true for the metrics of each producer.
+    async fn wait_all(&self, what: &str, holds: impl Fn(&Samples) -> bool) -> Result<()> {
         wait_until(TIMEOUT, what, async || {
             for producer in &self.producers {
                 if !holds(&producer.metrics().await?) {
@@ -182,29 +185,29 @@ impl World {
         .await
     }
 
-    async fn until_shared(&self) -> Result<()> {
-        wait_until(TIMEOUT, "all four are known", async || {
+    async fn wait_shared(&self) -> Result<()> {
+        wait_until(TIMEOUT, "all four members are known", async || {
             for producer in &self.producers {
-                let words = admin::get(&producer.admin, "/readyz").await?.body;
-                if !words.contains("4 members") || words.contains("discovering") {
+                let state = admin::get(&producer.admin, "/readyz").await?.body;
+                if !state.contains("4 members") || state.contains("discovering") {
                     return Ok(false);
                 }
             }
             Ok(true)
         })
         .await?;
-        self.until("shares are given out", |samples| {
+        self.wait_all("shares are assigned", |samples| {
             let sum = samples.sum(names::SHARING_SUM, &[]);
-            is_in(samples, "ok") && sum.is_some_and(|sum| sum > 0.5)
+            has_state(samples, "ok") && sum.is_some_and(|sum| sum > 0.5)
         })
         .await
     }
 
-    /// Waits until this producer has most of the contract.
-    async fn until_most_is_of(&self, producer: usize) -> Result<()> {
+    /// Waits until this producer has more than half of the limit.
+    async fn wait_largest_share(&self, producer: usize) -> Result<()> {
         wait_until(TIMEOUT, "the shares follow the load", async || {
             let samples = self.producers[producer].metrics().await?;
-            Ok(share(&samples) > WHOLE / 2)
+            Ok(share(&samples) > FULL_SHARE / 2)
         })
         .await
     }
@@ -215,45 +218,45 @@ impl World {
         }
     }
 
-    /// Stops the server until all leases have run out.
+    /// Pauses the server until all leases have expired.
     async fn pause(&mut self) -> Result<()> {
         self.redis.process.signal(Signal::STOP)?;
-        self.until("leases run out", |samples| !is_in(samples, "ok"))
+        self.wait_all("leases expire", |samples| !has_state(samples, "ok"))
             .await?;
         self.redis.process.signal(Signal::CONT)
     }
 
-    /// Kills the server, and waits until all go by their safe shares.
+    /// Kills the server and waits until all producers use their fallback shares.
     async fn kill(&mut self) -> Result<()> {
         self.redis.process.kill()?;
-        self.until("all go by their safe shares", |samples| {
-            is_in(samples, "fallback") && share(samples) == WHOLE / 4
+        self.wait_all("all producers use their fallback shares", |samples| {
+            has_state(samples, "fallback") && share(samples) == FULL_SHARE / 4
         })
         .await
     }
 
-    /// Lets so much time pass while cookies come; when it began and ended.
+    /// Lets `time` pass under load and returns its start and end.
     async fn wait(&self, time: Duration) -> (Duration, Duration) {
         let from = self.began.elapsed();
         sleep(time).await;
         (from, self.began.elapsed())
     }
 
-    /// Ends all, and checks that no window had more than the contract, and no instant more shares than there are.
-    async fn end(mut self) -> Result<Ended> {
+    /// Stops everything. Checks that no window exceeded the limit and that the shares never exceeded the whole.
+    async fn finish(mut self) -> Result<RunResult> {
         self.stop.cancel();
         let mut sent = Vec::new();
         while let Some(ended) = self.senders.join_next().await {
             sent.extend(ended??);
         }
         let watched = self.watcher.join_next().await;
-        let instants = watched.context("there is a task")???;
+        let samples = watched.context("the watcher task is missing")???;
         for producer in &mut self.producers {
             producer.process.stop(TIMEOUT).await?;
         }
         let mut users = HashSet::new();
-        for reading in self.readings {
-            let read = reading.end().await?.cookies;
+        for reader in self.readers {
+            let read = reader.finish().await?.cookies;
             users.extend(read.into_iter().map(|cookie| cookie.user_id));
         }
         let offered = sent.len();
@@ -264,57 +267,57 @@ impl World {
         let (count, known) = (users.len(), passed.len());
         ensure!(
             known == count,
-            "{count} were released, of which {known} were sent"
+            "{count} cookies were released, but only {known} of them were sent"
         );
         let excess = worst_excess(&passed, RATE as f64);
-        // Each has at least one of a burst.
-        let most = (BURST + SKEWED.len() as u64) as f64;
+        // Each producer has a burst of at least one cookie.
+        let excess_max = (BURST + SKEWED.len() as u64) as f64;
         ensure!(
-            excess <= most,
-            "a window has {excess:.1} more than {RATE}/s let go, of a burst of {BURST}"
+            excess <= excess_max,
+            "a window has {excess:.1} cookies above {RATE}/s, with a burst of {BURST}"
         );
         println!(
-            "{} of {offered} passed; the fullest window has {excess:.1} more than {RATE}/s let go, of a burst of \
-             {BURST}; the shares of {instants} instants were never above the whole",
+            "{} of {offered} passed; worst window: {excess:.1} above {RATE}/s, with a burst of {BURST}; the shares never \
+             exceeded the whole in {samples} samples",
             passed.len()
         );
-        Ok(Ended {
+        Ok(RunResult {
             passed,
             offered,
-            instants,
+            samples,
         })
     }
 }
 
-impl Ended {
-    /// How much of the contract was used between these moments, in percent.
+impl RunResult {
+    /// Percentage of the limit that was used in this time.
     fn used(&self, (from, to): (Duration, Duration)) -> f64 {
-        let within = |sent: &&Sent| (from..to).contains(&sent.answered);
+        let within = |cookie: &&SentCookie| (from..to).contains(&cookie.answered);
         let passed = self.passed.iter().filter(within).count();
         100.0 * passed as f64 / ((to - from).as_secs_f64() * RATE as f64)
     }
 }
 
-/// Whether a producer's lease is in this state.
-fn is_in(samples: &Samples, state: &str) -> bool {
+/// Whether a producer's lease has this state.
+fn has_state(samples: &Samples, state: &str) -> bool {
     samples.count(names::SHARING_STATE, &[("state", state)]) == 1
 }
 
-/// The share that a producer may use, in millionths.
-#[expect(clippy::cast_possible_truncation, reason = "a part of one")]
+/// A producer's share of the limit, in millionths.
+#[expect(clippy::cast_possible_truncation, reason = "a share is at most one")]
 fn share(samples: &Samples) -> u64 {
     let share = samples.sum(names::SHARING_SHARE, &[]).unwrap_or(0.0);
-    (share * WHOLE as f64).round() as u64
+    (share * FULL_SHARE as f64).round() as u64
 }
 
-/// Sends one cookie after the other at this producer's part of what is offered.
+/// Sends cookies one at a time, at this producer's percentage of the load.
 async fn send(
     number: usize,
     http: String,
     percents: Percents,
     began: Instant,
     stop: CancellationToken,
-) -> Result<Vec<Sent>> {
+) -> Result<Vec<SentCookie>> {
     let mut client = HttpClient::connect(&http).await?;
     let (mut all, mut due) = (Vec::new(), Instant::now());
     while !stop.is_cancelled() {
@@ -324,55 +327,57 @@ async fn send(
         due += late;
         sleep_until(due).await;
         let user = format!("user-{number}-{}", all.len());
-        let asked = began.elapsed();
+        let sent = began.elapsed();
         client.send(request(&user, DSP, "buyer").as_bytes()).await?;
         let answer = client.response().await?;
         ensure!(answer.status == 200, "{answer:?}");
         let answered = began.elapsed();
-        all.push(Sent {
+        all.push(SentCookie {
             user,
-            asked,
+            sent,
             answered,
         });
     }
     Ok(all)
 }
 
-/// Adds up the shares again and again; returns how often. Each producer is asked at another moment: what all of them
-/// tell twice in a row, held for all of them at once in between.
+/// Checks the sum of all shares until `stop` and returns the number of consistent samples.
+///
+/// Producers are scraped one after the other. If two rounds in a row return the same shares, all of them held at the same time.
 async fn watch(admins: Vec<String>, stop: CancellationToken) -> Result<u64> {
-    let (mut before, mut instants) = (Vec::new(), 0);
+    let (mut before, mut consistent) = (Vec::new(), 0);
     while !stop.is_cancelled() {
         let mut shares = Vec::new();
         for admin in &admins {
             let samples = admin::metrics(admin).await?;
-            let told = samples.sum(names::SHARING_SUM, &[]).unwrap_or(0.0);
-            ensure!(told <= 1.0, "the server says that {told} are given out");
+            let assigned = samples.sum(names::SHARING_SUM, &[]).unwrap_or(0.0);
+            ensure!(assigned <= 1.0, "the server assigned {assigned}");
             shares.push(share(&samples));
         }
         if shares == before {
             let sum: u64 = shares.iter().sum();
-            ensure!(sum <= WHOLE, "{shares:?} are {sum} together");
-            instants += 1;
+            ensure!(sum <= FULL_SHARE, "the sum of {shares:?} is {sum}");
+            consistent += 1;
         }
         before = shares;
         sleep(Duration::from_millis(10)).await;
     }
-    Ok(instants)
+    Ok(consistent)
 }
 
-/// By how much the fullest of all windows is above what the rate lets go in its time. Counted are those that were
-/// decided on within a window for certain, less those that were under way when it began.
-fn worst_excess(passed: &[Sent], rate: f64) -> f64 {
-    let sorted = |moment: fn(&Sent) -> Duration| {
-        let mut moments: Vec<_> = passed.iter().map(|it| moment(it).as_secs_f64()).collect();
-        moments.sort_unstable_by(f64::total_cmp);
-        moments
+/// The maximum over all windows of the cookies above `rate` times the window length.
+///
+/// A window counts only cookies that were certainly decided in it: sent after its start and answered before its end.
+fn worst_excess(passed: &[SentCookie], rate: f64) -> f64 {
+    let sorted = |time: fn(&SentCookie) -> Duration| {
+        let mut times: Vec<_> = passed.iter().map(|it| time(it).as_secs_f64()).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        times
     };
-    let asked = sorted(|sent| sent.asked);
+    let starts = sorted(|cookie| cookie.sent);
     let (mut before, mut least, mut worst) = (0, f64::INFINITY, 0.0_f64);
-    for (count, end) in (1_u32..).zip(sorted(|sent| sent.answered)) {
-        while let Some(start) = asked.get(before).filter(|start| **start <= end) {
+    for (count, end) in (1_u32..).zip(sorted(|cookie| cookie.answered)) {
+        while let Some(start) = starts.get(before).filter(|start| **start <= end) {
             least = least.min(before as f64 - rate * start);
             before += 1;
         }
@@ -383,37 +388,40 @@ fn worst_excess(passed: &[Sent], rate: f64) -> f64 {
 
 #[test]
 fn worst_excess_counts_only_decisions_within_the_window() {
-    let sent = |asked: f64, answered: f64| Sent {
+    let cookie = |sent: f64, answered: f64| SentCookie {
         user: String::new(),
-        asked: Duration::from_secs_f64(asked),
+        sent: Duration::from_secs_f64(sent),
         answered: Duration::from_secs_f64(answered),
     };
-    let excess = |passed: &[Sent]| worst_excess(passed, 2.0);
-    let three = [0.0, 0.25, 0.25].map(|at| sent(1.0 + at, 1.0 + at));
+    let excess = |passed: &[SentCookie]| worst_excess(passed, 2.0);
+    let three = [0.0, 0.25, 0.25].map(|at| cookie(1.0 + at, 1.0 + at));
     assert!((excess(&three) - 2.5).abs() < 1e-9);
-    // Of one that was answered late nobody knows when it was decided.
-    let late = [sent(1.0, 1.0), sent(1.0, 3.0), sent(3.0, 3.0)];
+    // The decision time of a cookie with a late response is uncertain.
+    let late = [cookie(1.0, 1.0), cookie(1.0, 3.0), cookie(3.0, 3.0)];
     assert!((excess(&late) - 1.0).abs() < 1e-9);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn producers_that_share_a_limit_never_exceed_it() -> Result<()> {
-    let Some(mut world) = World::start("200ms").await? else {
+    let Some(mut cluster) = Cluster::start("200ms").await? else {
         return Ok(());
     };
-    world.until_shared().await?;
-    world.until_most_is_of(0).await?;
-    world.reverse();
-    world.until_most_is_of(3).await?;
-    world.pause().await?;
-    world.until_shared().await?;
-    world.kill().await?;
-    world.redis.restart().await?;
-    world.until_shared().await?;
-    world.until_most_is_of(3).await?;
-    let ended = world.end().await?;
-    ensure!(ended.instants > 10, "{} instants", ended.instants);
-    ensure!(ended.passed.len() < ended.offered, "nothing was over it");
+    cluster.wait_shared().await?;
+    cluster.wait_largest_share(0).await?;
+    cluster.reverse();
+    cluster.wait_largest_share(3).await?;
+    cluster.pause().await?;
+    cluster.wait_shared().await?;
+    cluster.kill().await?;
+    cluster.redis.restart().await?;
+    cluster.wait_shared().await?;
+    cluster.wait_largest_share(3).await?;
+    let result = cluster.finish().await?;
+    ensure!(result.samples > 10, "{} samples", result.samples);
+    ensure!(
+        result.passed.len() < result.offered,
+        "nothing exceeded the limit"
+    );
     Ok(())
 }
 
@@ -421,32 +429,32 @@ async fn producers_that_share_a_limit_never_exceed_it() -> Result<()> {
 #[ignore = "takes three minutes"]
 async fn producers_that_share_a_limit_use_it_under_skewed_load() -> Result<()> {
     let _machine = reserve_machine().await;
-    let half_a_minute = sending(30);
-    let Some(mut world) = World::start("1s").await? else {
+    let half_a_minute = load_time(30);
+    let Some(mut cluster) = Cluster::start("1s").await? else {
         return Ok(());
     };
-    world.until_shared().await?;
-    world.until_most_is_of(0).await?;
-    world.wait(half_a_minute / 6).await;
-    let before = world.wait(half_a_minute).await;
-    world.reverse();
-    let soon = world.wait(half_a_minute / 6).await;
-    let after = (soon.0, world.wait(half_a_minute * 5 / 6).await.1);
-    world.pause().await?;
-    world.until_shared().await?;
-    let paused = world.wait(half_a_minute / 3).await;
-    world.kill().await?;
-    let lost = world.wait(half_a_minute * 2 / 3).await;
-    world.redis.restart().await?;
-    world.until_shared().await?;
-    world.until_most_is_of(3).await?;
-    let back = world.wait(half_a_minute / 3).await;
-    let ended = world.end().await?;
+    cluster.wait_shared().await?;
+    cluster.wait_largest_share(0).await?;
+    cluster.wait(half_a_minute / 6).await;
+    let before = cluster.wait(half_a_minute).await;
+    cluster.reverse();
+    let soon = cluster.wait(half_a_minute / 6).await;
+    let after = (soon.0, cluster.wait(half_a_minute * 5 / 6).await.1);
+    cluster.pause().await?;
+    cluster.wait_shared().await?;
+    let paused = cluster.wait(half_a_minute / 3).await;
+    cluster.kill().await?;
+    let lost = cluster.wait(half_a_minute * 2 / 3).await;
+    cluster.redis.restart().await?;
+    cluster.wait_shared().await?;
+    cluster.wait_largest_share(3).await?;
+    let back = cluster.wait(half_a_minute / 3).await;
+    let result = cluster.finish().await?;
     let [before, soon, after, paused, lost, back] =
-        [before, soon, after, paused, lost, back].map(|it| ended.used(it));
+        [before, soon, after, paused, lost, back].map(|it| result.used(it));
     println!(
-        "used before the reversal {before:.1} %, after it {after:.1} % (at first {soon:.1} %), after a pause of the \
-         server {paused:.1} %, without it {lost:.1} %, and when it is back and empty {back:.1} %"
+        "used: {before:.1} % before the reversal, {after:.1} % after it ({soon:.1} % initially), {paused:.1} % after a pause of \
+         the server, {lost:.1} % without it, {back:.1} % after its restart without data"
     );
     ensure!(before >= 90.0 && after >= 85.0);
     Ok(())

@@ -1,5 +1,4 @@
-//! The night: MongoDB deletes in the expiry window and by its own means, and gives space back in the compaction
-//! window; the embedded store shows nothing expired.
+//! Expiry and compaction windows of MongoDB, and expiry in the embedded store.
 
 use std::time::Duration;
 
@@ -68,7 +67,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
             ensure!(indexes.is_empty(), "{indexes:?}");
         }
     }
-    wait_until(TIMEOUT, "their time is over", async || {
+    wait_until(TIMEOUT, "the cookies expire", async || {
         let answer = admin::get(&consumer.admin, "/v1/users/alice").await?;
         Ok(answer.status == 404)
     })
@@ -93,17 +92,17 @@ async fn embedded_store_hides_expired_cookies() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let [long, short] = ["long", "short"].map(|name| embedded(&dir.path().join(name)));
-    let keeps = Consumer::start(&dir, "long", &[&producer], &long, &[]).await?;
-    let forgets = Consumer::start(&dir, "short", &[&producer], &short, &["--ttl", "1s"]).await?;
+    let long_ttl = Consumer::start(&dir, "long", &[&producer], &long, &[]).await?;
+    let short_ttl = Consumer::start(&dir, "short", &[&producer], &short, &["--ttl", "1s"]).await?;
     producer.accept("alice", 17, "a-1").await?;
-    keeps.wait_settled(1).await?;
-    forgets.wait_settled(1).await?;
-    wait_until(TIMEOUT, "its time is over", async || {
-        let answer = admin::get(&forgets.admin, "/v1/users/alice").await?;
+    long_ttl.wait_settled(1).await?;
+    short_ttl.wait_settled(1).await?;
+    wait_until(TIMEOUT, "the cookie expires", async || {
+        let answer = admin::get(&short_ttl.admin, "/v1/users/alice").await?;
         Ok(answer.status == 404)
     })
     .await?;
-    keeps.wait_lookup("alice", json!({"17": "a-1"})).await
+    long_ttl.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -127,17 +126,19 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     write_old("old").await?;
     server.write("17.cookies", "fresh", TTL - HOUR).await?;
     server.write(&short, "fresh", DAY - HOUR).await?;
-    let other = doc! { "expireAfterSeconds": 60 };
-    server.make_index("theirs.cookies", "t_1", other).await?;
+    let options = doc! { "expireAfterSeconds": 60 };
+    server
+        .create_index("foreign.cookies", "t_1", options)
+        .await?;
 
     let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T00:30")?;
     wait_expiring("17.cookies", NEVER_SECONDS).await?;
     wait_expiring(&short, NEVER_SECONDS).await?;
-    let theirs = async |hour: &str| -> Result<()> {
-        server.write("theirs.cookies", hour, HOUR).await?;
-        server.wait_names("theirs.cookies", &[]).await
+    let check_foreign = async |name: &str| -> Result<()> {
+        server.write("foreign.cookies", name, HOUR).await?;
+        server.wait_names("foreign.cookies", &[]).await
     };
-    theirs("before").await?;
+    check_foreign("before").await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
@@ -147,14 +148,14 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     wait_expiring(&short, 86_400).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_names(&short, &["fresh"]).await?;
-    theirs("inside").await?;
+    check_foreign("inside").await?;
 
     maintenance.set("10T03:00");
     maintenance.wait_open(false).await?;
     wait_expiring("17.cookies", NEVER_SECONDS).await?;
     wait_expiring(&short, NEVER_SECONDS).await?;
     write_old("old").await?;
-    theirs("after").await?;
+    check_foreign("after").await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["fresh", "old"]);
     assert_eq!(server.names(&short).await?, ["fresh", "old"]);
@@ -166,15 +167,15 @@ async fn documents_expire_only_in_the_window_and_by_the_ttl_of_their_dsp(
     }
 
     maintenance.set("11T01:30");
-    // By the clock of the test, what was fresh has expired as well.
-    let left: &[&str] = match mode {
+    // By the clock of the test, the fresh cookie has expired too.
+    let remaining: &[&str] = match mode {
         ExpiryMode::Index => &["fresh"],
         ExpiryMode::Sweep => &[],
     };
-    server.wait_names("17.cookies", left).await?;
-    server.wait_names(&short, left).await?;
+    server.wait_names("17.cookies", remaining).await?;
+    server.wait_names(&short, remaining).await?;
     assert_eq!(maintenance.metrics.errors.get(), 0);
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -200,7 +201,7 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         ),
     ];
     for (namespace, name, options) in &indexes {
-        server.make_index(namespace, name, options.clone()).await?;
+        server.create_index(namespace, name, options.clone()).await?;
         server.write(namespace, "old", TTL + HOUR).await?;
         server.write(namespace, "fresh", HOUR).await?;
     }
@@ -218,7 +219,7 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         server.wait_names(namespace, &["fresh"]).await?;
     }
     assert_eq!(maintenance.metrics.errors.get(), 0);
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -234,9 +235,9 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
     ];
     let soon = doc! { "expireAfterSeconds": 60 };
     for namespace in foreign {
-        server.make_index(namespace, "t_1", soon.clone()).await?;
+        server.create_index(namespace, "t_1", soon.clone()).await?;
         server
-            .make_index(namespace, "more", doc! { "sparse": true })
+            .create_index(namespace, "more", doc! { "sparse": true })
             .await?;
     }
     let before = server.indexes("17.orders").await?;
@@ -245,7 +246,7 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
         Ok(maintenance.metrics.expiry_open.get() == 1)
     })
     .await?;
-    // Without an index, and with one that would expire at once.
+    // New collections without an index.
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.write("18.cookies", "fresh", HOUR).await?;
     maintenance.pass_ten_minutes();
@@ -254,7 +255,7 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
 
     maintenance.set("10T12:00");
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    server.make_index("20.cookies", "t_1", soon).await?;
+    server.create_index("20.cookies", "t_1", soon).await?;
     server.database("18").drop().await?;
     maintenance.pass_ten_minutes();
     server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
@@ -265,7 +266,7 @@ async fn new_collections_are_adopted_and_foreign_ones_stay_unchanged() -> Result
         assert_eq!(server.indexes(namespace).await?, before, "{namespace}");
     }
     assert_eq!(maintenance.metrics.errors.get(), 0);
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disables_expiry(
@@ -276,9 +277,9 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     server.write("17.cookies", "old", TTL + HOUR).await?;
     let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T01:30")?;
     server.wait_names("17.cookies", &[]).await?;
-    maintenance.end().await?;
+    maintenance.stop().await?;
 
-    // A sweep has had its turn, so it waits for the next night.
+    // The sweep of this window is complete, so the next one starts in the next window.
     let day = match mode {
         ExpiryMode::Index => "10",
         ExpiryMode::Sweep => "11",
@@ -290,7 +291,7 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     if mode == ExpiryMode::Index {
         server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     }
-    // Its counters begin anew, ours go on.
+    // The server's counters restart at zero, the consumer's do not.
     mongod.kill()?;
     mongod.process().wait(TIMEOUT).await?;
     mongod.restart().await?;
@@ -298,13 +299,13 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     if mode == ExpiryMode::Sweep {
         maintenance.set("12T01:00");
     }
-    wait_until(TIMEOUT, "what has expired is gone", async || {
-        // What failed is tried again after a minute.
+    wait_until(TIMEOUT, "the expired cookie is deleted", async || {
+        // A failed step is retried after a minute.
         maintenance.clock.advance(Duration::from_secs(5));
         Ok(server.names("17.cookies").await?.is_empty())
     })
     .await?;
-    maintenance.end().await?;
+    maintenance.stop().await?;
 
     let maintenance = MaintenanceRun::start_as(mode, &mongod, "10T04:00")?;
     match mode {
@@ -314,7 +315,7 @@ async fn restart_in_the_window_keeps_expiry_enabled_and_restart_after_it_disable
     server.write("17.cookies", "old", TTL + HOUR).await?;
     server.wait_monitor().await?;
     assert_eq!(server.names("17.cookies").await?, ["old"]);
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -324,7 +325,7 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     let old = server.fill("17.cookies", 60_000, TTL + HOUR).await?;
     server.write("18.cookies", "fresh", MINUTE).await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T01:00")?;
-    wait_until(TIMEOUT, "all that is old has expired", async || {
+    wait_until(TIMEOUT, "all old cookies are deleted", async || {
         let cookies = server.collection("17.cookies");
         Ok(cookies.count_documents(doc! {}).await? == 60_000 - old)
     })
@@ -347,20 +348,20 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
         assert!(records[0].get_i64(field)? > 1 << 20, "{records:?}");
     }
     assert!(records[0].get_f64("seconds")? > 0.0);
-    maintenance.end().await?;
+    maintenance.stop().await?;
 
-    // There is as much to gain again, but it has had its turn.
+    // As much space is reusable again, but the collection was compacted in this window.
     server.fill("17.cookies", 60_000, TTL + HOUR).await?;
-    let most = doc! { "_id": { "$gt": "2" } };
-    server.collection("17.cookies").delete_many(most).await?;
+    let ids = doc! { "_id": { "$gt": "2" } };
+    server.collection("17.cookies").delete_many(ids).await?;
     server.checkpoint().await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T04:00")?;
     maintenance.wait_compactions(1).await?;
     assert_eq!(maintenance.collections_compacted(), 0);
     assert_eq!(server.compactions().await?, records);
-    // By day it is not begun, and the next night it is.
+    // Outside the window no compaction starts; in the next window one does.
     maintenance.set("10T12:00");
-    wait_until(TIMEOUT, "the window is shut", async || {
+    wait_until(TIMEOUT, "the window is closed", async || {
         Ok(maintenance.metrics.compaction_open.get() == 0)
     })
     .await?;
@@ -370,43 +371,42 @@ async fn compaction_reclaims_expired_space_once_per_window() -> Result<()> {
     assert_eq!(maintenance.collections_compacted(), 1);
     assert_ne!(server.compactions().await?, records);
     assert_eq!(maintenance.metrics.errors.get(), 0);
-    maintenance.end().await
+    maintenance.stop().await
 }
 
-/// The windows and times to live of another consumer of the same server do not undo those of the first.
+/// The windows and TTLs of a second consumer on the same server do not override those of the owner.
 #[tokio::test]
 async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start(dir.path()).await?;
-    // By the clock of the first it has been beyond its time for an hour.
+    // By the clock of the first consumer, the cookie expired an hour ago.
     let since = Duration::try_from(Timestamp::now().duration_since(at("10T00:30")))?;
     server
         .write("17.cookies", "old", since + TTL + HOUR)
         .await?;
-    // One that has to be made may take longer than a look waits for it, and the next look is a minute off, by a clock
-    // that stands still.
+    // The index exists already: its creation could outlast a check, and the stopped clock triggers no second check.
     let closed = doc! { "expireAfterSeconds": NEVER_SECONDS };
-    server.make_index("17.cookies", "t_1", closed).await?;
+    server.create_index("17.cookies", "t_1", closed).await?;
     let first = MaintenanceRun::start(&mongod, "10T00:30")?;
-    wait_until(TIMEOUT, "what is overdue is told", async || {
+    wait_until(TIMEOUT, "the overdue time is reported", async || {
         Ok((3_500..=3_600).contains(&first.metrics.overdue_max.get()))
     })
     .await?;
     assert_eq!(first.metrics.owner.get(), 1);
 
-    // By its clock the window is open.
+    // By the clock of the second consumer, the window is open.
     let other = ConsumerOptions {
         name: "other",
         ..ExpiryMode::Index.into()
     };
     let second = MaintenanceRun::start_as(other, &mongod, "10T01:30")?;
     let is_owner = async |maintenance: &MaintenanceRun, is_owner: i64| {
-        wait_until(TIMEOUT, "who owns the maintenance is told", async || {
+        wait_until(TIMEOUT, "the maintenance owner is reported", async || {
             Ok(maintenance.metrics.owner.get() == is_owner)
         })
         .await
     };
-    wait_until(TIMEOUT, "it has looked", async || {
+    wait_until(TIMEOUT, "the second consumer has checked", async || {
         Ok(second.metrics.expiry_open.get() == 1)
     })
     .await?;
@@ -415,22 +415,22 @@ async fn one_consumer_owns_expiry_and_another_takes_over_after_it_stops() -> Res
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
     assert_eq!(second.metrics.overdue_max.get(), 0);
 
-    // The lease runs by the server's clock.
-    first.end().await?;
-    server.end_lease().await?;
+    // The lease expires by the server's clock.
+    first.stop().await?;
+    server.expire_lease().await?;
     second.pass_ten_minutes();
     is_owner(&second, 1).await?;
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &[]).await?;
 
-    // Which has been the other's since.
+    // The second consumer stays the owner when the first one restarts.
     let again = MaintenanceRun::start(&mongod, "10T00:30")?;
-    wait_until(TIMEOUT, "it has looked", async || {
+    wait_until(TIMEOUT, "the first consumer has checked", async || {
         Ok(again.metrics.owner.get() == 0 && second.metrics.owner.get() == 1)
     })
     .await?;
-    again.end().await?;
-    second.end().await
+    again.stop().await?;
+    second.stop().await
 }
 
 #[tokio::test]
@@ -441,7 +441,7 @@ async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<(
     let client = mongodb::Client::with_uri_str(mongod.uri()).await?;
     let own = client.database("cookiesync");
     let cursors = own.collection::<Document>("cursors");
-    let aside = own.collection::<Document>("retry_queue");
+    let queue = own.collection::<Document>("retry_queue");
     let now = DateTime::now().timestamp_millis();
     let at = |age: Duration| DateTime::from_millis(now - i64::try_from(age.as_millis()).unwrap());
     for (name, age) in [("renamed", DAY * 91), ("away", DAY * 89)] {
@@ -450,7 +450,7 @@ async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<(
         cursors.insert_one(cursor).await?;
         let micros = at(age).timestamp_millis() * 1_000;
         let entry = doc! { "_id": { "c": name, "n": micros }, "dsp": 17_i64 };
-        aside.insert_one(entry).await?;
+        queue.insert_one(entry).await?;
     }
     let never = ["--expiry-window", "never"];
     let consumer = Consumer::start(&dir, "node", &[&producer], &mongod.uri(), &never).await?;
@@ -458,14 +458,14 @@ async fn cursors_of_removed_consumers_are_deleted_without_a_window() -> Result<(
     consumer.wait_lookup("alice", json!({"17": "a-1"})).await?;
     wait_until(
         TIMEOUT,
-        "the cursor of a name that is gone is gone",
+        "the cursor of the removed consumer is deleted",
         async || {
             let names = cursors.distinct("_id.c", doc! {}).await?;
             Ok(names == [Bson::from("away"), Bson::from("node")])
         },
     )
     .await?;
-    let names = aside.distinct("_id.c", doc! {}).await?;
+    let names = queue.distinct("_id.c", doc! {}).await?;
     assert!(!names.contains(&Bson::from("renamed")), "{names:?}");
     assert!(names.contains(&Bson::from("away")), "{names:?}");
     Ok(())

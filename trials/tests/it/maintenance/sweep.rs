@@ -1,4 +1,4 @@
-//! Expiry without an index: what a sweep deletes, whatever happens meanwhile, and how collections change over to it and back.
+//! Expiry by sweep: which documents it deletes under kills, refreshes and changes of the TTL, and conversion from and to a TTL index.
 
 mod handover;
 
@@ -21,16 +21,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{TIMEOUT, wait_until},
-    maintenance::{ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, Retries, Server, TTL, at},
+    maintenance::{ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, RetryClock, Server, TTL, at},
 };
 
-/// A sweep takes its time on a machine that is busy.
+/// Deadline for a sweep on a busy machine.
 const SWEEP_TIMEOUT: Duration = TIMEOUT.saturating_mul(10);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const TTL_SECONDS: i64 = 14 * 86_400;
 
-/// Writes so many documents, of which every second has expired.
+/// Writes `count` documents of which every other one has expired.
 async fn fill(server: &Server, namespace: &str, count: usize) -> Result<()> {
     let times = [server.ago(TTL + HOUR), server.ago(HOUR)];
     let documents = (0..count).map(|number| {
@@ -45,13 +45,13 @@ async fn fill(server: &Server, namespace: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// In an order of its own, as users come.
+/// The id of a user. Ids are in another order than numbers.
 fn user(number: usize) -> String {
     let mixed = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     format!("{mixed:016x}")
 }
 
-/// Has some users sync again.
+/// Writes new cookies of these users.
 async fn refresh(server: &Server, namespace: &str, users: &[usize]) -> Result<()> {
     let update = |number: &usize| {
         let user = user(*number);
@@ -66,24 +66,24 @@ async fn refresh(server: &Server, namespace: &str, users: &[usize]) -> Result<()
     Ok(())
 }
 
-/// Whether a sweep of a collection is complete.
+/// Whether the sweep of a collection is complete.
 async fn is_swept(server: &Server, namespace: &str) -> Result<bool> {
     let records = server.sweeps().await?;
     let record = records.get(namespace);
     Ok(record.is_some_and(|record| record.contains_key("complete")))
 }
 
-/// Waits until so many documents are left.
-async fn wait_left(
-    retries: &Retries<'_>,
+/// Waits until `remaining` documents are left.
+async fn wait_remaining(
+    retry_clock: &RetryClock<'_>,
     server: &Server,
     namespace: &str,
-    left: u64,
+    remaining: u64,
 ) -> Result<()> {
     let cookies = server.collection(namespace);
-    wait_until(SWEEP_TIMEOUT, "what has expired is gone", async || {
-        retries.pass();
-        Ok(cookies.count_documents(doc! {}).await? == left)
+    wait_until(SWEEP_TIMEOUT, "all expired cookies are deleted", async || {
+        retry_clock.advance();
+        Ok(cookies.count_documents(doc! {}).await? == remaining)
     })
     .await
 }
@@ -98,9 +98,9 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
     let mut random = fastrand::Rng::with_seed(21);
     let mut alive: BTreeSet<String> = (1..USERS).step_by(2).map(user).collect();
     let (mut refreshed, began) = (0, Instant::now());
-    // Anywhere, and just before and behind where it is: it goes in the order in which they were written.
+    // Refreshes anywhere, and close to the position of the sweep, which follows the order of insertion.
     while !is_swept(&server, "17.cookies").await? {
-        ensure!(began.elapsed() < SWEEP_TIMEOUT, "it does not end");
+        ensure!(began.elapsed() < SWEEP_TIMEOUT, "the sweep does not end");
         let swept = usize::try_from(maintenance.metrics.swept.get())?;
         let mut users = Vec::new();
         for _ in 0..100 {
@@ -111,23 +111,26 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
         refreshed += users.len();
         alive.extend(users.into_iter().map(user));
     }
-    let left: BTreeSet<String> = server.names("17.cookies").await?.into_iter().collect();
-    let lost = alive.difference(&left).count();
+    let remaining: BTreeSet<String> = server.names("17.cookies").await?.into_iter().collect();
+    let lost = alive.difference(&remaining).count();
     ensure!(
         lost == 0,
-        "{lost} of {} that are alive are gone",
+        "{lost} of {} fresh cookies are lost",
         alive.len()
     );
     let old = doc! { "t": { "$lt": server.ago(TTL) } };
     let old = server.collection("17.cookies").count_documents(old).await?;
-    ensure!(old == 0, "{old} expired cookies are left");
-    println!("{refreshed} refreshes; {} of {USERS} are left", left.len());
-    wait_until(TIMEOUT, "the figures tell it", async || {
+    ensure!(old == 0, "{old} expired cookies remain");
+    println!(
+        "{refreshed} refreshes; {} of {USERS} cookies remain",
+        remaining.len()
+    );
+    wait_until(TIMEOUT, "the metrics report the end of the sweep", async || {
         let metrics = &maintenance.metrics;
         Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
     })
     .await?;
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -140,15 +143,15 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
     let mut before = cookies.count_documents(doc! {}).await?;
     for kill in 1..=4 {
         let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:10")?;
-        wait_until(SWEEP_TIMEOUT, "it deletes", async || {
-            let left = cookies.count_documents(doc! {}).await?;
-            Ok(left < before || left == 20_000)
+        wait_until(SWEEP_TIMEOUT, "the sweep deletes", async || {
+            let remaining = cookies.count_documents(doc! {}).await?;
+            Ok(remaining < before || remaining == 20_000)
         })
         .await?;
         if kill == 2 {
             mongod.kill()?;
         }
-        // Whatever it does just now, it does no more.
+        // Dropping the task aborts it at any step.
         drop(maintenance);
         if kill == 2 {
             mongod.restart().await?;
@@ -156,10 +159,10 @@ async fn repeatedly_killed_sweep_deletes_all_expired_cookies() -> Result<()> {
         before = cookies.count_documents(doc! {}).await?;
     }
     let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:20")?;
-    let retries = maintenance.retries();
-    wait_left(&retries, &server, "17.cookies", 20_000).await?;
-    wait_left(&retries, &server, "19.cookies", 1_500).await?;
-    maintenance.end().await
+    let retry_clock = maintenance.retry_clock();
+    wait_remaining(&retry_clock, &server, "17.cookies", 20_000).await?;
+    wait_remaining(&retry_clock, &server, "19.cookies", 1_500).await?;
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -169,31 +172,31 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     fill(&server, "17.cookies", usize::try_from(USERS)?).await?;
     let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T02:00")?;
-    wait_until(TIMEOUT, "some are swept", async || {
+    wait_until(TIMEOUT, "some documents are swept", async || {
         Ok(maintenance.metrics.swept.get() > 0)
     })
     .await?;
     maintenance.set("10T03:00");
     maintenance.wait_open(false).await?;
-    let looked = maintenance.metrics.swept.get();
+    let scanned = maintenance.metrics.swept.get();
     let is_swept = is_swept(&server, "17.cookies").await?;
     ensure!(
         !is_swept && maintenance.metrics.sweep_left.get() > 0,
         "{looked}"
     );
-    let left = server
+    let remaining = server
         .collection("17.cookies")
         .count_documents(doc! {})
         .await?;
     maintenance.set("11T01:00");
-    let retries = maintenance.retries();
-    wait_left(&retries, &server, "17.cookies", USERS / 2).await?;
-    wait_until(SWEEP_TIMEOUT, "all that was left is swept", async || {
-        retries.pass();
-        Ok(maintenance.metrics.swept.get() == looked + left)
+    let retry_clock = maintenance.retry_clock();
+    wait_remaining(&retry_clock, &server, "17.cookies", USERS / 2).await?;
+    wait_until(SWEEP_TIMEOUT, "all remaining documents are swept", async || {
+        retry_clock.advance();
+        Ok(maintenance.metrics.swept.get() == scanned + remaining)
     })
     .await?;
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
@@ -207,20 +210,20 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
     server
         .wait_names("17.cookies", &["fresh", "ten-days"])
         .await?;
-    maintenance.end().await?;
+    maintenance.stop().await?;
     let week = ConsumerOptions {
         ttl: DAY * 7,
         ..ExpiryMode::Sweep.into()
     };
     let maintenance = MaintenanceRun::start_as(week, &mongod, "10T01:20")?;
     server.wait_names("17.cookies", &["fresh"]).await?;
-    maintenance.end().await
+    maintenance.stop().await
 }
 
 #[tokio::test]
 async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    // Old by any clock, and fresh by any.
+    // Cookies that are expired, or fresh, by the server's clock and by that of the test.
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let write = async |name: &str, time: DateTime| -> Result<()> {
         let cookie = doc! { "_id": name, "b": "b", "t": time };
@@ -232,12 +235,12 @@ async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing()
     write("fresh", DateTime::now()).await?;
     let maintenance = MaintenanceRun::start(&mongod, "10T00:30")?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    maintenance.end().await?;
+    maintenance.stop().await?;
 
     let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T00:40")?;
     maintenance.wait_open(false).await?;
     server.wait_expiring("17.cookies", NEVER_SECONDS).await?;
-    // Ended anywhere in the change, it goes on.
+    // A conversion that is aborted at any step continues after the restart.
     drop(maintenance);
     for _ in 0..5 {
         let maintenance = MaintenanceRun::start_as(ExpiryMode::Sweep, &mongod, "10T01:00")?;
@@ -248,7 +251,7 @@ async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing()
     server.wait_names("17.cookies", &["fresh"]).await?;
     server.wait_no_index("17.cookies").await?;
     ensure!(server.sweeps().await?.contains_key("17.cookies"));
-    maintenance.end().await?;
+    maintenance.stop().await?;
 
     let maintenance = MaintenanceRun::start(&mongod, "10T12:00")?;
     maintenance.wait_open(false).await?;
@@ -260,23 +263,23 @@ async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing()
     let maintenance = MaintenanceRun::start(&mongod, "11T01:00")?;
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
     server.wait_names("17.cookies", &["fresh"]).await?;
-    let retries = maintenance.retries();
-    wait_until(TIMEOUT, "it is swept no more", async || {
-        retries.pass();
+    let retry_clock = maintenance.retry_clock();
+    wait_until(TIMEOUT, "the sweep record is deleted", async || {
+        retry_clock.advance();
         Ok(server.sweeps().await?.is_empty())
     })
     .await?;
-    maintenance.end().await
+    maintenance.stop().await
 }
 
-/// Sweeps as the consumer does in its window, until `is_enough` of all that was reported, and returns that.
+/// Sweeps as the consumer does in its window, until `is_enough` accepts the reports so far, and returns the reports.
 async fn sweep_until(
     mongod: &Mongod,
-    who: impl Into<ConsumerOptions>,
-    maintenance: &str,
+    options: impl Into<ConsumerOptions>,
+    start: &str,
     is_enough: impl Fn(&[SweepProgress]) -> bool + Send + Sync,
 ) -> Result<Vec<SweepProgress>> {
-    let store = who.into().store(&mongod.uri());
+    let store = options.into().store(&mongod.uri());
     let (stop, reports) = (CancellationToken::new(), Mutex::new(Vec::new()));
     let report = |swept: &SweepProgress| {
         let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -289,7 +292,7 @@ async fn sweep_until(
         report: &report,
         ..Expiry::new(
             true,
-            u64::try_from(at(maintenance).as_microsecond())?,
+            u64::try_from(at(start).as_microsecond())?,
             &stop,
         )
     };
@@ -298,7 +301,7 @@ async fn sweep_until(
     Ok(reports.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// How many documents each step looked at.
+/// Number of documents scanned in each step.
 fn steps(reports: &[SweepProgress]) -> Vec<u64> {
     let looked = reports.iter().map(|swept| swept.looked);
     looked.filter(|looked| *looked > 0).collect()
@@ -308,16 +311,16 @@ fn steps(reports: &[SweepProgress]) -> Vec<u64> {
 async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
-    let sweep = async |maintenance: &str, count: usize| {
+    let sweep = async |start: &str, count: usize| {
         let is_enough = |reports: &[SweepProgress]| steps(reports).len() >= count;
-        sweep_until(&mongod, ExpiryMode::Sweep, maintenance, is_enough).await
+        sweep_until(&mongod, ExpiryMode::Sweep, start, is_enough).await
     };
     fill(&server, "17.cookies", 8_000).await?;
     ensure!(steps(&sweep("10T01:00", 1).await?) == [5_000]);
     fill(&server, "19.cookies", 1_000).await?;
-    // Which has never been worked on.
+    // The collection that was never swept comes first.
     ensure!(steps(&sweep("11T01:00", 1).await?) == [1_000]);
-    // What the first night has left of the one, then what the second has left of the other.
+    // The rest of the first collection, then the rest of the second.
     let third = sweep("12T01:00", usize::MAX).await?;
     let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
     let looked = steps(&third);
@@ -352,7 +355,7 @@ async fn cancelled_sweep_stops_within_one_step() -> Result<()> {
 async fn sweep_covers_documents_that_exceed_one_reply() -> Result<()> {
     let dir = TempDir::new()?;
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
-    // Foreign ones, 40 MiB of them; an answer has 16.
+    // 40 MiB of foreign documents; a reply is limited to 16 MiB.
     let large = (0..1_000).map(|number| doc! { "_id": number, "t": "t".repeat(40 << 10) });
     let large: Vec<_> = large.collect();
     server.collection("17.cookies").insert_many(large).await?;
@@ -382,8 +385,8 @@ async fn ttl_raised_during_a_sweep_applies_immediately() -> Result<()> {
     Ok(())
 }
 
-/// Makes the slot of a DSP as its first cookies do.
-async fn make_slot(maintenance: &MaintenanceRun, dsp_id: u32) -> Result<()> {
+/// Creates the slot of a DSP, as its first cookies do.
+async fn create_slot(maintenance: &MaintenanceRun, dsp_id: u32) -> Result<()> {
     let nothing = Arc::new(Batch::new(1, 1));
     maintenance.store.retry(dsp_id, nothing).await?;
     Ok(())
@@ -401,33 +404,33 @@ async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Resul
         ..ExpiryMode::Index.into()
     };
     let second = MaintenanceRun::start_as(other, &mongod, "10T01:10")?;
-    wait_until(TIMEOUT, "it knows who owns the maintenance", async || {
+    wait_until(TIMEOUT, "the second consumer knows that it is not the owner", async || {
         Ok(second.metrics.owner.get() == 0)
     })
     .await?;
-    make_slot(&second, 20).await?;
-    make_slot(&first, 21).await?;
+    create_slot(&second, 20).await?;
+    create_slot(&first, 21).await?;
     for namespace in ["17.cookies", "20.cookies", "21.cookies"] {
         let indexes = server.indexes(namespace).await?;
         ensure!(indexes.is_empty(), "{namespace}: {indexes:?}");
     }
 
-    first.end().await?;
-    server.end_lease().await?;
+    first.stop().await?;
+    server.expire_lease().await?;
     second.set("10T12:00");
-    wait_until(TIMEOUT, "it owns the maintenance", async || {
+    wait_until(TIMEOUT, "the second consumer owns maintenance", async || {
         second.pass_ten_minutes();
         Ok(second.metrics.owner.get() == 1)
     })
     .await?;
-    // What was swept changes over at night.
+    // A swept collection is converted in the window.
     server.wait_expiring("20.cookies", NEVER_SECONDS).await?;
     server.wait_no_index("17.cookies").await?;
     second.set("11T01:00");
     server.wait_expiring("17.cookies", TTL_SECONDS).await?;
-    make_slot(&second, 22).await?;
-    // At the next look.
+    create_slot(&second, 22).await?;
+    // Its index is created by the next check.
     second.pass_ten_minutes();
     server.wait_expiring("22.cookies", TTL_SECONDS).await?;
-    second.end().await
+    second.stop().await
 }

@@ -1,4 +1,4 @@
-//! Who sweeps, or where, changes in the middle of a pass: a consumer that slept beyond its lease, a new primary.
+//! Changes of the sweeping consumer or of the primary during a pass.
 
 use std::collections::BTreeSet;
 
@@ -19,19 +19,19 @@ use crate::{
 const NAMESPACE: &str = "17.cookies";
 const USERS: usize = 40_000;
 
-/// How many refreshes one command has.
-const AT_ONCE: usize = 500;
+/// Refreshes per command.
+const BATCH: usize = 500;
 
-/// All users whose cookies have not expired when the collection has just been filled.
+/// Users whose cookies are fresh after [`fill`].
 fn fresh() -> BTreeSet<String> {
     (1..USERS).step_by(2).map(user).collect()
 }
 
-/// Has users sync again, those of `alive` and others, until the server has taken it; then they all are alive.
+/// Refreshes the cookies of users, retrying until the server accepts, and adds the users to `alive`.
 async fn sync_again(server: &Server, users: &[usize], alive: &mut BTreeSet<String>) -> Result<()> {
-    for some in users.chunks(AT_ONCE) {
-        // Without a primary it fails, and changes nothing that it would not change again.
-        wait_until(TIMEOUT, "the server takes refreshes", async || {
+    for some in users.chunks(BATCH) {
+        // Fails without a primary. A refresh is idempotent.
+        wait_until(TIMEOUT, "the server accepts refreshes", async || {
             Ok(refresh(server, NAMESPACE, some).await.is_ok())
         })
         .await?;
@@ -40,13 +40,13 @@ async fn sync_again(server: &Server, users: &[usize], alive: &mut BTreeSet<Strin
     Ok(())
 }
 
-/// Fails unless all of these, and no others, are there.
+/// Checks that exactly these users have cookies.
 async fn check_exactly(server: &Server, alive: &BTreeSet<String>) -> Result<()> {
-    let left: BTreeSet<String> = server.names(NAMESPACE).await?.into_iter().collect();
-    let lost = alive.difference(&left).count();
-    ensure!(lost == 0, "{lost} of {} are gone", alive.len());
-    let old = left.difference(alive).count();
-    ensure!(old == 0, "{old} that have expired are left");
+    let remaining: BTreeSet<String> = server.names(NAMESPACE).await?.into_iter().collect();
+    let lost = alive.difference(&remaining).count();
+    ensure!(lost == 0, "{lost} of {} fresh cookies are lost", alive.len());
+    let old = remaining.difference(alive).count();
+    ensure!(old == 0, "{old} expired cookies remain");
     Ok(())
 }
 
@@ -57,9 +57,9 @@ async fn wait_complete(server: &Server) -> Result<()> {
     .await
 }
 
-/// Holds up each deletion of cookies that this application asks for, from the tenth on, before it is done.
-async fn hold_deletions(uri: &str, application: &str) -> Result<()> {
-    let hold = doc! {
+/// Blocks each deletion by this application before it is executed, from the tenth on.
+async fn block_deletions(uri: &str, application: &str) -> Result<()> {
+    let block = doc! {
         "configureFailPoint": "failCommand",
         "mode": { "skip": 9 },
         "data": {
@@ -70,17 +70,17 @@ async fn hold_deletions(uri: &str, application: &str) -> Result<()> {
             "blockTimeMS": 10_000,
         },
     };
-    command(uri, hold).await.map(drop)
+    command(uri, block).await.map(drop)
 }
 
-/// Waits until one is held up, in a server that has held up nothing before.
-async fn wait_held(uri: &str) -> Result<()> {
-    let held = doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 120_000 };
-    command(uri, held).await.map(drop)
+/// Waits until the first deletion is blocked.
+async fn wait_blocked(uri: &str) -> Result<()> {
+    let blocked = doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 120_000 };
+    command(uri, blocked).await.map(drop)
 }
 
-/// How an application connects, so that the server knows its commands.
-fn named(uri: &str, application: &str) -> String {
+/// Connection string with an application name.
+fn with_app_name(uri: &str, application: &str) -> String {
     let separator = if uri.contains("/?") { "&" } else { "/?" };
     format!("{uri}{separator}appName={application}")
 }
@@ -96,41 +96,41 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     let producer = Producer::start(&dir, &[]).await?;
     let flags = ["--expiry", "sweep", "--expiry-window", "always"];
     let start = async |name: &str| {
-        Consumer::start(&dir, name, &[&producer], &named(&uri, name), &flags).await
+        Consumer::start(&dir, name, &[&producer], &with_app_name(&uri, name), &flags).await
     };
-    hold_deletions(&uri, "first").await?;
+    block_deletions(&uri, "first").await?;
     let mut first = start("first").await?;
-    wait_held(&uri).await?;
-    let looked = first.metrics().await?.count(names::SWEPT, &[]);
+    wait_blocked(&uri).await?;
+    let scanned = first.metrics().await?.count(names::SWEPT, &[]);
     first.process.signal(Signal::STOP)?;
     ensure!(!is_swept(&server, NAMESPACE).await?);
 
-    // Those that it is about to delete, and others: of which some are gone and come anew.
+    // Refreshes cookies that the consumer is about to delete, and others, some of them already deleted.
     let cookies = server.collection(NAMESPACE);
-    let there = cookies.count_documents(doc! {}).await?;
-    let before = USERS - usize::try_from(there)?;
-    let users: Vec<_> = (before..before + 8_000).collect();
+    let existing = cookies.count_documents(doc! {}).await?;
+    let deleted = USERS - usize::try_from(existing)?;
+    let users: Vec<_> = (deleted..deleted + 8_000).collect();
     sync_again(&server, &users, &mut alive).await?;
-    let again = cookies.count_documents(doc! {}).await? - there;
-    server.end_lease().await?;
+    let inserted = cookies.count_documents(doc! {}).await? - existing;
+    server.expire_lease().await?;
     let second = start("second").await?;
     wait_complete(&server).await?;
     check_exactly(&server, &alive).await?;
     let metrics = second.metrics().await?;
     let swept = metrics.count(names::SWEPT, &[]);
     ensure!(
-        swept <= there + again,
-        "it looked at {swept} though there were {there}, and {again} came anew"
+        swept <= existing + inserted,
+        "scanned {swept}, but {existing} existed and {inserted} were inserted"
     );
     ensure!(metrics.count(names::MAINTENANCE_OWNER, &[]) == 1);
 
-    // The deletion that was held up is done when this answers.
+    // The blocked deletion is executed before this returns.
     clear_failpoint(&mongod).await?;
     check_exactly(&server, &alive).await?;
     first.process.signal(Signal::CONT)?;
-    wait_until(TIMEOUT, "it is awake, and works or gives way", async || {
+    wait_until(TIMEOUT, "the first consumer sweeps, fails or gives up the lease", async || {
         let now = first.metrics().await?;
-        Ok(now.count(names::SWEPT, &[]) > looked
+        Ok(now.count(names::SWEPT, &[]) > scanned
             || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
             || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
     })
@@ -149,10 +149,10 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     fill(&server, NAMESPACE, USERS).await?;
     let mut alive = fresh();
     let primary = direct(set.members[set.wait_primary().await?].address());
-    hold_deletions(&primary, "node").await?;
-    let uri = named(&set.uri(), "node");
+    block_deletions(&primary, "node").await?;
+    let uri = with_app_name(&set.uri(), "node");
     let maintenance = MaintenanceRun::start_on(ExpiryMode::Sweep, &uri, "10T01:10")?;
-    wait_held(&primary).await?;
+    wait_blocked(&primary).await?;
     ensure!(!is_swept(&server, NAMESPACE).await?);
     let mut random = fastrand::Rng::with_seed(22);
     let users: Vec<_> = (0..4_000).map(|_| random.usize(..USERS)).collect();
@@ -168,5 +168,5 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     })
     .await?;
     check_exactly(&server, &alive).await?;
-    maintenance.end().await
+    maintenance.stop().await
 }
