@@ -115,9 +115,9 @@ impl MaintenanceRun {
         Self::start_as(ExpiryMode::Index, mongod, now)
     }
 
-    /// The same of this consumer.
+    /// Like [`start`](Self::start), with the options of a consumer.
     pub(crate) fn start_as(
-        who: impl Into<ConsumerOptions>,
+        options: impl Into<ConsumerOptions>,
         mongod: &Mongod,
         now: &str,
     ) -> Result<Self> {
@@ -125,7 +125,11 @@ impl MaintenanceRun {
     }
 
     /// Like [`start_as`](Self::start_as), on a server or replica set.
-    pub(crate) fn start_on(options: impl Into<ConsumerOptions>, uri: &str, now: &str) -> Result<Self> {
+    pub(crate) fn start_on(
+        options: impl Into<ConsumerOptions>,
+        uri: &str,
+        now: &str,
+    ) -> Result<Self> {
         let store = Arc::new(options.into().store(uri));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,

@@ -201,7 +201,9 @@ async fn index_with_wrong_options_is_repaired_and_expires_in_the_window() -> Res
         ),
     ];
     for (namespace, name, options) in &indexes {
-        server.create_index(namespace, name, options.clone()).await?;
+        server
+            .create_index(namespace, name, options.clone())
+            .await?;
         server.write(namespace, "old", TTL + HOUR).await?;
         server.write(namespace, "fresh", HOUR).await?;
     }

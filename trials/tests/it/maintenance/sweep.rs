@@ -21,7 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{TIMEOUT, wait_until},
-    maintenance::{ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, RetryClock, Server, TTL, at},
+    maintenance::{
+        ConsumerOptions, DAY, MaintenanceRun, NEVER_SECONDS, RetryClock, Server, TTL, at,
+    },
 };
 
 /// Deadline for a sweep on a busy machine.
@@ -81,10 +83,14 @@ async fn wait_remaining(
     remaining: u64,
 ) -> Result<()> {
     let cookies = server.collection(namespace);
-    wait_until(SWEEP_TIMEOUT, "all expired cookies are deleted", async || {
-        retry_clock.advance();
-        Ok(cookies.count_documents(doc! {}).await? == remaining)
-    })
+    wait_until(
+        SWEEP_TIMEOUT,
+        "all expired cookies are deleted",
+        async || {
+            retry_clock.advance();
+            Ok(cookies.count_documents(doc! {}).await? == remaining)
+        },
+    )
     .await
 }
 
@@ -125,10 +131,14 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
         "{refreshed} refreshes; {} of {USERS} cookies remain",
         remaining.len()
     );
-    wait_until(TIMEOUT, "the metrics report the end of the sweep", async || {
-        let metrics = &maintenance.metrics;
-        Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
-    })
+    wait_until(
+        TIMEOUT,
+        "the metrics report the end of the sweep",
+        async || {
+            let metrics = &maintenance.metrics;
+            Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
+        },
+    )
     .await?;
     maintenance.stop().await
 }
@@ -182,7 +192,7 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     let is_swept = is_swept(&server, "17.cookies").await?;
     ensure!(
         !is_swept && maintenance.metrics.sweep_left.get() > 0,
-        "{looked}"
+        "{scanned}"
     );
     let remaining = server
         .collection("17.cookies")
@@ -191,10 +201,14 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     maintenance.set("11T01:00");
     let retry_clock = maintenance.retry_clock();
     wait_remaining(&retry_clock, &server, "17.cookies", USERS / 2).await?;
-    wait_until(SWEEP_TIMEOUT, "all remaining documents are swept", async || {
-        retry_clock.advance();
-        Ok(maintenance.metrics.swept.get() == scanned + remaining)
-    })
+    wait_until(
+        SWEEP_TIMEOUT,
+        "all remaining documents are swept",
+        async || {
+            retry_clock.advance();
+            Ok(maintenance.metrics.swept.get() == scanned + remaining)
+        },
+    )
     .await?;
     maintenance.stop().await
 }
@@ -290,11 +304,7 @@ async fn sweep_until(
     };
     let expiry = Expiry {
         report: &report,
-        ..Expiry::new(
-            true,
-            u64::try_from(at(start).as_microsecond())?,
-            &stop,
-        )
+        ..Expiry::new(true, u64::try_from(at(start).as_microsecond())?, &stop)
     };
     let expired = store.expire(expiry).await?;
     ensure!(expired.failed.is_none(), "{expired:?}");
@@ -303,8 +313,8 @@ async fn sweep_until(
 
 /// Number of documents scanned in each step.
 fn steps(reports: &[SweepProgress]) -> Vec<u64> {
-    let looked = reports.iter().map(|swept| swept.looked);
-    looked.filter(|looked| *looked > 0).collect()
+    let scanned = reports.iter().map(|swept| swept.scanned);
+    scanned.filter(|scanned| *scanned > 0).collect()
 }
 
 #[tokio::test]
@@ -323,11 +333,11 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
     // The rest of the first collection, then the rest of the second.
     let third = sweep("12T01:00", usize::MAX).await?;
     let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
-    let looked = steps(&third);
-    ensure!(looked == [5_000, 500, 500], "{looked:?}");
-    let left = |swept: Option<&SweepProgress>| swept?.left;
-    ensure!(left(first) == Some(500 + 500), "{third:?}");
-    ensure!(left(last) == Some(0), "{third:?}");
+    let scanned = steps(&third);
+    ensure!(scanned == [5_000, 500, 500], "{scanned:?}");
+    let remaining = |swept: Option<&SweepProgress>| swept?.left;
+    ensure!(remaining(first) == Some(500 + 500), "{third:?}");
+    ensure!(remaining(last) == Some(0), "{third:?}");
     for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {
         let cookies = server.collection(namespace);
         ensure!(cookies.count_documents(doc! {}).await? == alive);
@@ -404,9 +414,11 @@ async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Resul
         ..ExpiryMode::Index.into()
     };
     let second = MaintenanceRun::start_as(other, &mongod, "10T01:10")?;
-    wait_until(TIMEOUT, "the second consumer knows that it is not the owner", async || {
-        Ok(second.metrics.owner.get() == 0)
-    })
+    wait_until(
+        TIMEOUT,
+        "the second consumer knows that it is not the owner",
+        async || Ok(second.metrics.owner.get() == 0),
+    )
     .await?;
     create_slot(&second, 20).await?;
     create_slot(&first, 21).await?;
@@ -418,10 +430,14 @@ async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Resul
     first.stop().await?;
     server.expire_lease().await?;
     second.set("10T12:00");
-    wait_until(TIMEOUT, "the second consumer owns maintenance", async || {
-        second.pass_ten_minutes();
-        Ok(second.metrics.owner.get() == 1)
-    })
+    wait_until(
+        TIMEOUT,
+        "the second consumer owns maintenance",
+        async || {
+            second.pass_ten_minutes();
+            Ok(second.metrics.owner.get() == 1)
+        },
+    )
     .await?;
     // A swept collection is converted in the window.
     server.wait_expiring("20.cookies", NEVER_SECONDS).await?;

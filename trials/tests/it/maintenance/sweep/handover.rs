@@ -44,7 +44,11 @@ async fn sync_again(server: &Server, users: &[usize], alive: &mut BTreeSet<Strin
 async fn check_exactly(server: &Server, alive: &BTreeSet<String>) -> Result<()> {
     let remaining: BTreeSet<String> = server.names(NAMESPACE).await?.into_iter().collect();
     let lost = alive.difference(&remaining).count();
-    ensure!(lost == 0, "{lost} of {} fresh cookies are lost", alive.len());
+    ensure!(
+        lost == 0,
+        "{lost} of {} fresh cookies are lost",
+        alive.len()
+    );
     let old = remaining.difference(alive).count();
     ensure!(old == 0, "{old} expired cookies remain");
     Ok(())
@@ -75,7 +79,8 @@ async fn block_deletions(uri: &str, application: &str) -> Result<()> {
 
 /// Waits until the first deletion is blocked.
 async fn wait_blocked(uri: &str) -> Result<()> {
-    let blocked = doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 120_000 };
+    let blocked =
+        doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 120_000 };
     command(uri, blocked).await.map(drop)
 }
 
@@ -128,12 +133,16 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     clear_failpoint(&mongod).await?;
     check_exactly(&server, &alive).await?;
     first.process.signal(Signal::CONT)?;
-    wait_until(TIMEOUT, "the first consumer sweeps, fails or gives up the lease", async || {
-        let now = first.metrics().await?;
-        Ok(now.count(names::SWEPT, &[]) > scanned
-            || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
-            || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
-    })
+    wait_until(
+        TIMEOUT,
+        "the first consumer sweeps, fails or gives up the lease",
+        async || {
+            let now = first.metrics().await?;
+            Ok(now.count(names::SWEPT, &[]) > scanned
+                || now.count(names::MAINTENANCE_ERRORS, &[]) > 0
+                || now.count(names::MAINTENANCE_OWNER, &[]) == 0)
+        },
+    )
     .await?;
     wait_complete(&server).await?;
     check_exactly(&server, &alive).await
@@ -161,9 +170,9 @@ async fn election_during_a_sweep_loses_nothing_and_a_later_pass_completes() -> R
     stepped?;
     refreshed?;
     set.wait_primary().await?;
-    let retries = maintenance.retries();
+    let retry_clock = maintenance.retry_clock();
     wait_until(SWEEP_TIMEOUT, "the pass is complete", async || {
-        retries.pass();
+        retry_clock.advance();
         is_swept(&server, NAMESPACE).await
     })
     .await?;
