@@ -152,7 +152,10 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;
     ensure!(ready.status == 200, "{ready:?}");
-    ensure!(ready.body.contains("the newest version is invalid"), "{ready:?}");
+    ensure!(
+        ready.body.contains("the newest version is invalid"),
+        "{ready:?}"
+    );
     assert_eq!(queued(&producer).await?, 1);
 
     limits.set(&shaped("100/s"))?;

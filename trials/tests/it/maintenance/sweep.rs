@@ -313,7 +313,7 @@ async fn sweep_until(
 
 /// Number of documents scanned in each step.
 fn steps(reports: &[SweepProgress]) -> Vec<u64> {
-    let scanned = reports.iter().map(|swept| swept.scanned);
+    let scanned = reports.iter().map(|swept| swept.looked);
     scanned.filter(|scanned| *scanned > 0).collect()
 }
 

@@ -179,7 +179,10 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
             .get_document(compressor)?
             .get_document("decompressor")?;
         let bytes = used.get("bytesIn").and_then(Bson::as_i64);
-        ensure!(bytes.context("bytesIn is missing")? > 0, "{compressor} is not used");
+        ensure!(
+            bytes.context("bytesIn is missing")? > 0,
+            "{compressor} is not used"
+        );
     }
 
     let subject = "CN=consumers,OU=consumers,O=Exchange";
@@ -196,7 +199,8 @@ async fn consumer_connects_by_tls_with_passwords_certificates_and_compression() 
 
     // The server's certificate is not trusted without tlsCAFile.
     let store = format!("mongodb://{login}@{address}/?tls=true");
-    let consumer = Consumer::spawn(&dir, "untrusting", &["http://127.0.0.1:1"], &store, &[]).await?;
+    let consumer =
+        Consumer::spawn(&dir, "untrusting", &["http://127.0.0.1:1"], &store, &[]).await?;
     consumer.wait_not_ready("certificate").await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
     check_hides(&answer.body, &secrets)?;

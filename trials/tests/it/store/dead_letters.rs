@@ -177,14 +177,18 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
         ensure!(connection.response().await?.status == 400);
     }
     wait_rejected(&consumer, 3).await?;
-    wait_until(TIMEOUT, "the DSP with a view is reported as failing", async || {
-        let failing = [("dsp", "19")];
-        Ok(consumer
-            .metrics()
-            .await?
-            .count("consumer_dsp_failing", &failing)
-            == 1)
-    })
+    wait_until(
+        TIMEOUT,
+        "the DSP with a view is reported as failing",
+        async || {
+            let failing = [("dsp", "19")];
+            Ok(consumer
+                .metrics()
+                .await?
+                .count("consumer_dsp_failing", &failing)
+                == 1)
+        },
+    )
     .await?;
     // A dead letter that cannot be written is not logged with ids either.
     fs::remove_file(&file)?;
@@ -231,10 +235,14 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
             ensure!(answer.status == 200, "{answer:?}");
         }
     }
-    wait_until(4 * TIMEOUT, "all cookies but one are rejected", async || {
-        let metrics = consumer.metrics().await?;
-        Ok(metrics.count(names::FAILED, &[]) == COOKIES - 1)
-    })
+    wait_until(
+        4 * TIMEOUT,
+        "all cookies but one are rejected",
+        async || {
+            let metrics = consumer.metrics().await?;
+            Ok(metrics.count(names::FAILED, &[]) == COOKIES - 1)
+        },
+    )
     .await?;
     consumer.wait_settled(COOKIES).await?;
     let metrics = consumer.metrics().await?;

@@ -143,7 +143,10 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     wait_logged(&limiter.process, "a write of the state hangs").await?;
     let began = Instant::now();
     assert_eq!(granted_of(QUOTA, 503).await?, 0);
-    ensure!(began.elapsed() < Duration::from_secs(3), "calls were blocked");
+    ensure!(
+        began.elapsed() < Duration::from_secs(3),
+        "calls were blocked"
+    );
     let ready = admin::get(&limiter.admin, "/readyz").await?;
     assert_eq!(ready.status, 503);
     ensure!(ready.body.contains("not synced to the disk"), "{ready:?}");

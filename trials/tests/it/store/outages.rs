@@ -29,7 +29,10 @@ const PAUSE: Duration = Duration::from_secs(38);
 /// Checks that the consumer reports the store as down.
 async fn check_store_down(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
-    ensure!(metrics.count(names::STORE_UP, &[]) == 0, "the store is reported as up");
+    ensure!(
+        metrics.count(names::STORE_UP, &[]) == 0,
+        "the store is reported as up"
+    );
     Ok(())
 }
 
@@ -162,7 +165,10 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
                 println!("first batch written {:.1?} later", at.elapsed());
                 return Ok(());
             }
-            ensure!(began.elapsed() < PAUSE + TIMEOUT, "no batch is written after the pause");
+            ensure!(
+                began.elapsed() < PAUSE + TIMEOUT,
+                "no batch is written after the pause"
+            );
             sleep(Duration::from_millis(20)).await;
         }
     };
@@ -172,10 +178,7 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
     let documents = Documents::connect(&mongod.uri()).await?;
     let contents = newest(&plan.traffic, 180_000);
     documents.wait_exactly(&contents).await?;
-    println!(
-        "{} documents, all correct",
-        documents.count().await?
-    );
+    println!("{} documents, all correct", documents.count().await?);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -271,11 +274,15 @@ async fn consumer_exits_and_refills_a_server_that_lost_its_data() -> Result<()> 
     check_exits_and_refills(&mut consumer, &producer, 1).await?;
     // Data loss without a restart of the server, as in a restore. It must not happen during a commit, which would write the cursors
     // again. Cookies may be received twice.
-    wait_until(TIMEOUT, "every received cookie has an outcome", async || {
-        let metrics = consumer.metrics().await?;
-        let waiting = metrics.count(names::WAITING, &[]);
-        Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 3)
-    })
+    wait_until(
+        TIMEOUT,
+        "every received cookie has an outcome",
+        async || {
+            let metrics = consumer.metrics().await?;
+            let waiting = metrics.count(names::WAITING, &[]);
+            Ok(waiting == 0 && metrics.count(names::RECEIVED, &[]) >= 3)
+        },
+    )
     .await?;
     for database in ["17", "cookiesync"] {
         let client = Client::with_uri_str(mongod.uri()).await?;
