@@ -1,14 +1,16 @@
 // Reads every cookie of all producers, one line each.
 //
-//	read_cookies -name my-host producers.example:7676
+//	export PATH="$PATH:$(go env GOPATH)/bin"
+//	go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.33.0
+//	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.3.0
+//	go generate && go mod tidy && go run . -name my-host producers.example:7676
 //
-// A name stands for all its addresses, since every producer must be read. -name is the name of the queue that each
-// producer keeps: anyone who comes back under it within a minute misses nothing, and may see its last cookies again. Two
-// readers must not share one.
-//
-// The package cookiesync is what protoc makes of cookiesync/v1/cookiesync.proto with its plugins for Go and gRPC; the
-// .proto names no Go package, so tell them with --go_opt=M… and --go-grpc_opt=M….
+// It connects to every address of a DNS name. -name is the subscriber's name: a reader that reconnects with it within a
+// minute loses nothing, unless the producer restarted, and may receive its last cookies twice. Two readers must not use
+// the same name.
 package main
+
+//go:generate protoc -I ../../proto --go_out=. --go_opt=module=read_cookies --go_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync --go-grpc_out=. --go-grpc_opt=module=read_cookies --go-grpc_opt=Mcookiesync/v1/cookiesync.proto=read_cookies/cookiesync cookiesync/v1/cookiesync.proto
 
 import (
 	"context"
@@ -22,18 +24,20 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	cookiesync "read_cookies/cookiesync"
+	"read_cookies/cookiesync"
 )
 
-// Windows are fixed once they are named: an adaptive one lets some HTTP/2 implementations drop a reader that pauses.
+// A fixed flow-control window. With adaptive windows, some HTTP/2 implementations drop the connection of a reader that
+// pauses.
 const window = 4 << 20
 
 func main() {
 	host, _ := os.Hostname()
-	name := flag.String("name", host, "name of the queue")
+	name := flag.String("name", host, "subscriber name")
 	flag.Parse()
 	var readers sync.WaitGroup
 	var output sync.Mutex
@@ -44,17 +48,17 @@ func main() {
 			read(address, *name, func(cookie *cookiesync.Cookie) {
 				output.Lock()
 				defer output.Unlock()
-				// Of two cookies of one user and DSP the one accepted later counts, and that need not be the one that came later.
+				// Of two cookies of one user and DSP, the one accepted later is valid. It need not arrive later.
 				accepted := time.Now().Add(-time.Duration(cookie.AgeMicros) * time.Microsecond)
 				fmt.Printf("%s\t%d\t%s\t%s\n", cookie.UserId, cookie.DspId, cookie.BuyerUid, accepted.Format(time.RFC3339Nano))
 			})
 		}(address)
 	}
 	readers.Wait()
-	log.Fatal("no stream is left")
+	log.Fatal("all streams have ended")
 }
 
-// addresses are those of every producer.
+// addresses returns the addresses of all producers.
 func addresses(producers []string) []string {
 	var all []string
 	for _, producer := range producers {
@@ -73,32 +77,32 @@ func addresses(producers []string) []string {
 	return all
 }
 
-// read hands each cookie of one producer to handle, until that makes no sense any more.
+// read passes each cookie of one producer to handle, and reconnects until an error is permanent.
 func read(address, name string, handle func(*cookiesync.Cookie)) {
-	const shortest, longest = 100 * time.Millisecond, 5 * time.Second
-	delay := shortest
+	const minDelay, maxDelay = 100 * time.Millisecond, 5 * time.Second
+	delay := minDelay
 	for {
 		err := stream(address, name, func(cookie *cookiesync.Cookie) {
 			handle(cookie)
-			delay = shortest
+			delay = minDelay
 		})
 		log.Printf("%s: %v", address, err)
 		switch status.Code(err) {
 		case codes.Aborted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 			return
 		}
-		// It restarts, or had to cut us off for reading too slowly: come back, but not at once.
+		// The producer restarts, or disconnected this reader because it was too slow.
 		time.Sleep(delay)
-		if delay *= 2; delay > longest {
-			delay = longest
+		if delay *= 2; delay > maxDelay {
+			delay = maxDelay
 		}
 	}
 }
 
-// stream reads one stream to its end, on a connection of its own.
+// stream reads one stream to its end, on its own connection.
 func stream(address, name string, handle func(*cookiesync.Cookie)) error {
-	connection, err := grpc.Dial(address,
-		grpc.WithInsecure(), // For TLS: grpc.WithTransportCredentials
+	connection, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // with TLS: credentials.NewTLS
 		grpc.WithInitialWindowSize(window),
 		grpc.WithInitialConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
@@ -108,10 +112,7 @@ func stream(address, name string, handle func(*cookiesync.Cookie)) error {
 	}
 	defer connection.Close()
 	cookies, err := cookiesync.NewCookieStreamerClient(connection).
-		GetCookies(context.Background(), &cookiesync.GetCookiesRequest{
-			Host:        name,
-			UnderstandsAge: true,
-		})
+		GetCookies(context.Background(), &cookiesync.GetCookiesRequest{Host: name, SupportsAge: true})
 	if err != nil {
 		return err
 	}

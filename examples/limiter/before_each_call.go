@@ -1,4 +1,4 @@
-// Asks the limiter before each call to a partner.
+// Queries the limiter before a call to a partner, and reports the partner's response.
 //
 //	go run before_each_call.go http://127.0.0.1:9099 LIMIT COUNTER URL_OF_PARTNER
 package main
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Slot says when a call may go.
+// Slot is the earliest time for a call.
 type Slot struct {
 	At      time.Time `json:"at"`
 	Wait    float64   `json:"wait"`
@@ -27,7 +27,7 @@ type Limiter struct {
 	Token string
 }
 
-func (l Limiter) post(call string, body, answer any) error {
+func (l Limiter) post(call string, body, result any) error {
 	sent, err := json.Marshal(body)
 	if err != nil {
 		return err
@@ -47,18 +47,18 @@ func (l Limiter) post(call string, body, answer any) error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s, again after %s s", call, response.Status, response.Header.Get("Retry-After"))
+		return fmt.Errorf("%s: %s, retry after %s s", call, response.Status, response.Header.Get("Retry-After"))
 	}
-	return json.NewDecoder(response.Body).Decode(answer)
+	return json.NewDecoder(response.Body).Decode(result)
 }
 
-// BeforeEachCall returns when the call may go, or fails when its slot is farther off than a minute.
+// BeforeEachCall returns when the call may be made, or an error if its slot is more than a minute ahead.
 func (l Limiter) BeforeEachCall() error {
 	var slot Slot
 	if err := l.post("reserve", map[string]any{"wait": true, "max_wait": 60}, &slot); err != nil {
 		return err
 	}
-	// The limiter holds its answer for 30 seconds at most.
+	// The limiter delays its response by up to 30 seconds.
 	time.Sleep(time.Duration(slot.Wait * float64(time.Second)))
 	return nil
 }
@@ -72,23 +72,23 @@ func main() {
 	if err := limiter.BeforeEachCall(); err != nil {
 		log.Fatal(err)
 	}
-	answer, err := http.Get(os.Args[4])
+	response, err := http.Get(os.Args[4])
 	if err != nil {
 		log.Fatal(err)
 	}
-	answer.Body.Close()
-	said := map[string]any{"status": answer.StatusCode}
+	response.Body.Close()
+	feedback := map[string]any{"status": response.StatusCode}
 	for name, header := range map[string]string{
 		"retry_after": "Retry-After", "ratelimit": "RateLimit",
 		"x_ratelimit_remaining": "X-RateLimit-Remaining", "x_ratelimit_reset": "X-RateLimit-Reset",
 	} {
-		if value := answer.Header.Get(header); value != "" {
-			said[name] = value
+		if value := response.Header.Get(header); value != "" {
+			feedback[name] = value
 		}
 	}
-	var learned any
-	if err := limiter.post("feedback", said, &learned); err != nil {
+	var result any
+	if err := limiter.post("feedback", feedback, &result); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(answer.StatusCode)
+	fmt.Println(response.StatusCode)
 }

@@ -1,11 +1,11 @@
-"""What a bidder does for each ad request: which DSP knows this user under which name?
+"""Looks up the buyer uids of a user, as a bidder does for each ad request.
 
     python bidder.py USER mongodb://127.0.0.1:27017 17 42       (pip install pymongo)
     python bidder.py USER http://127.0.0.1:9091 17 42
 
-The first asks the node's MongoDB, the second the consumer's own lookup, whichever store it has. The answer is one JSON object, the
-buyer uid by DSP, of those DSPs that know the user: what goes into `user.buyeruid` of each DSP's bid request. A bid request has some
-milliseconds: rather no buyer uid than a late one, so an answer that takes longer than `--patience` is an error.
+The first reads the node's MongoDB, the second uses the consumer's lookup API, which works with every store. The output is
+one JSON object with the buyer uid by DSP, for `user.buyeruid` in each DSP's bid request. A response slower than
+`--timeout` is an error, because a bid request has only some milliseconds.
 """
 
 import argparse
@@ -15,25 +15,25 @@ import json
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-# The consumer's --ttl. A cookie that is older may still be there, since expired ones are deleted at night alone.
+# The consumer's --ttl. Older cookies may still be stored, because they are deleted in the expiry window only.
 TTL = datetime.timedelta(days=14)
 
 
 class Mongodb:
-    """One document for each user in each DSP's database: `{_id: user id, b: buyer uid, t: when it was accepted}`."""
+    """One document per user in each DSP's database: `{_id: user id, b: buyer uid, t: time of acceptance}`."""
 
-    def __init__(self, uri, patience):
+    def __init__(self, uri, timeout):
         import pymongo
 
-        # Bounds the whole of each call, with what the driver does to find and reach the server.
-        self.client = pymongo.MongoClient(uri, timeoutMS=int(1000 * patience))
+        # Bounds each call completely, including server selection and connecting.
+        self.client = pymongo.MongoClient(uri, timeoutMS=int(1000 * timeout))
         self.threads = ThreadPoolExecutor(8)
 
     def buyer_uids(self, user_id, dsp_ids):
         oldest = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None) - TTL
 
         def find(dsp_id):
-            # By `_id` alone, which is one step in its index; the time is compared here.
+            # Uses only the index on `_id`; the time is compared here.
             found = self.client[str(dsp_id)].cookies.find_one({"_id": user_id})
             return found["b"] if found and found["t"] >= oldest else None
 
@@ -42,20 +42,20 @@ class Mongodb:
 
 
 class Lookup:
-    """The consumer's `GET /v1/users/<user id>`: all DSPs in one answer, without the expired."""
+    """The consumer's `GET /v1/users/<user id>`: all DSPs in one response, without expired cookies."""
 
-    def __init__(self, url, patience):
-        # Kept open: one connection serves one request after the other.
-        self.connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=patience)
+    def __init__(self, url, timeout):
+        # Keep-alive: one connection serves all requests.
+        self.connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=timeout)
 
     def buyer_uids(self, user_id, dsp_ids):
         self.connection.request("GET", "/v1/users/" + urllib.parse.quote(user_id, safe=""))
-        answer = self.connection.getresponse()
-        body = json.loads(answer.read())
-        if answer.status == 404:
+        response = self.connection.getresponse()
+        body = json.loads(response.read())
+        if response.status == 404:
             return {}
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {body}")
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {body}")
         known = body["buyer_uids"]
         return {dsp_id: known[str(dsp_id)] for dsp_id in dsp_ids if str(dsp_id) in known}
 
@@ -65,10 +65,10 @@ def main():
     parser.add_argument("user_id", metavar="USER")
     parser.add_argument("store", metavar="STORE")
     parser.add_argument("dsp_ids", metavar="DSP", nargs="+", type=int)
-    parser.add_argument("--patience", metavar="SECONDS", type=float, default=0.1)
-    asked = parser.parse_args()
-    kind = Lookup if asked.store.startswith("http://") else Mongodb
-    print(json.dumps(kind(asked.store, asked.patience).buyer_uids(asked.user_id, asked.dsp_ids)))
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=0.1)
+    args = parser.parse_args()
+    kind = Lookup if args.store.startswith("http://") else Mongodb
+    print(json.dumps(kind(args.store, args.timeout).buyer_uids(args.user_id, args.dsp_ids)))
 
 
 main()

@@ -3,9 +3,9 @@
     pip install grpcio grpcio-tools
     python read_cookies.py --name my-host producers.example:7676
 
-A name stands for all its addresses, since every producer must be read. `--name` is the name of the queue that each producer keeps:
-a reader that comes back under it within a minute misses nothing, unless the producer was restarted, and may see its last cookies again.
-Two readers must not share one.
+It connects to every address of a DNS name. `--name` is the subscriber's name: a reader that reconnects with it within a
+minute loses nothing, unless the producer restarted, and may receive its last cookies twice. Two readers must not use the
+same name.
 """
 
 import argparse
@@ -18,23 +18,23 @@ import time
 
 import grpc
 
-# The directory that holds cookiesync/v1/cookiesync.proto. grpcio-tools makes the code from it while this starts; a program that is
-# installed somewhere would rather generate it once: python -m grpc_tools.protoc -Iproto --python_out=. --grpc_python_out=. FILE
+# Directory of cookiesync/v1/cookiesync.proto, from which grpcio-tools generates code at startup. To generate it once:
+# python -m grpc_tools.protoc -Iproto --python_out=. --grpc_python_out=. cookiesync/v1/cookiesync.proto
 PROTO = pathlib.Path(__file__).resolve().parents[2] / "proto"
 sys.path.append(str(PROTO))
 pb, rpc = grpc.protos_and_services("cookiesync/v1/cookiesync.proto")
 
 OPTIONS = [
-    # Fixed windows: some HTTP/2 implementations drop the connection of a reader that pauses while they adapt theirs.
+    # Fixed windows. With adaptive windows, some HTTP/2 implementations drop the connection of a reader that pauses.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
-    # A connection that was cut without a word is noticed.
+    # Detects half-open connections.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # One connection for each stream.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-# These do not pass by themselves: a name or a token is wrong, or another reader has taken the name.
+# Permanent errors: the name or the token is invalid, or another reader uses the name.
 FINAL = {
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -54,12 +54,12 @@ def channel(address, host, settings):
 
 
 def read(address, host, settings, handle):
-    """Hands each cookie of one producer to `handle`, forever; connects again when the stream ends."""
+    """Passes each cookie of one producer to `handle`, and reconnects until an error is permanent."""
     metadata = []
     if settings.token_file:
         metadata.append(("authorization", f"Bearer {pathlib.Path(settings.token_file).read_text().split()[0]}"))
-    shortest, longest = DELAY_SECONDS
-    delay = shortest
+    min_delay, max_delay = DELAY_SECONDS
+    delay = min_delay
     while True:
         with channel(address, host, settings) as connection:
             try:
@@ -67,14 +67,14 @@ def read(address, host, settings, handle):
                     pb.GetCookiesRequest(host=settings.name, supports_age=True), metadata=metadata
                 ):
                     handle(address, cookie)
-                    delay = shortest
+                    delay = min_delay
             except grpc.RpcError as error:
                 print(f"{address}: {error.code().name}: {error.details()}", file=sys.stderr)
                 if error.code() in FINAL:
                     return
-        # It restarts, or had to cut us off for reading too slowly: come back, but not at once.
+        # The producer restarts, or disconnected this reader because it was too slow.
         time.sleep(delay)
-        delay = min(2 * delay, longest)
+        delay = min(2 * delay, max_delay)
 
 
 def addresses(producers):
@@ -89,15 +89,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("producer", nargs="+", metavar="HOST:PORT")
     parser.add_argument("--name", default=socket.gethostname())
-    parser.add_argument("--ca", metavar="FILE", help="speak TLS, and trust this authority")
-    parser.add_argument("--cert", metavar="FILE", help="our own certificate, with --key, where producers want one")
+    parser.add_argument("--ca", metavar="FILE", help="CA certificates; enables TLS")
+    parser.add_argument("--cert", metavar="FILE", help="client certificate, with --key, if producers require one")
     parser.add_argument("--key", metavar="FILE")
-    parser.add_argument("--token-file", metavar="FILE", help="where producers want a token")
+    parser.add_argument("--token-file", metavar="FILE", help="token file, if producers require a token")
     settings = parser.parse_args()
     lines = threading.Lock()
 
     def handle(address, cookie):
-        # Of two cookies of one user and DSP the one accepted later counts, and that need not be the one that came later.
+        # Of two cookies of one user and DSP, the one accepted later is valid. It need not arrive later.
         accepted = time.time() - cookie.age_micros / 1e6
         line = {"user_id": cookie.user_id, "dsp_id": cookie.dsp_id, "buyer_uid": cookie.buyer_uid, "accepted": accepted}
         with lines:
@@ -111,7 +111,7 @@ def main():
         thread.start()
     for thread in threads:
         thread.join()
-    sys.exit("no stream is left")
+    sys.exit("all streams have ended")
 
 
 try:
