@@ -205,6 +205,12 @@ impl<S: Source> Reloader<S> {
         Arc::clone(&current)
     }
 
+    /// The source that was loaded.
+    #[must_use]
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
     /// Why the files as they are now are not in use, and those before still are.
     #[must_use]
     pub fn refused(&self) -> Option<String> {

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line arguments.
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -14,46 +14,46 @@ use runtime::settings::{
 
 use crate::serve;
 
-/// Checks rate limits, serves them to other processes, and replays recorded traffic through them.
+/// Validates, serves and replays rate limits
 #[derive(Debug, Parser)]
 #[command(name = "limiter", version = runtime::VERSION, arg_required_else_help = true)]
-pub struct Command {
+pub struct Cli {
     #[command(subcommand)]
-    task: Option<Task>,
+    command: Option<Command>,
     #[command(flatten)]
     about: AboutArgs,
 }
 
-impl Command {
-    /// Reads a command line, the program's name first. The settings of `serve` are only described here: it reads them itself.
+impl Cli {
+    /// Parses a command line, including the program name. The flags of `serve` are only described; `serve` parses them.
     ///
     /// # Errors
-    /// With the code to exit with, after everything was printed, when there is nothing to do.
-    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Task, ExitCode> {
+    /// The exit code, if there is no command to run; all output is already printed.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, ExitCode> {
         let serve = |_| settings::command::<serve::config::Args>().name("serve");
-        let mut command = Self::command().mut_subcommand("serve", serve);
-        let matches = command.clone().get_matches_from(arguments);
-        if let Some(output) = info_commands::documentation(&command, &matches) {
+        let mut cli = Self::command().mut_subcommand("serve", serve);
+        let matches = cli.clone().get_matches_from(arguments);
+        if let Some(output) = info_commands::documentation(&cli, &matches) {
             return Err(info_commands::print(output));
         }
         let read = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-        let missing = "name what to do: limiter --help lists it";
-        let task = read.task;
-        task.map_or_else(
-            || command.error(ErrorKind::MissingSubcommand, missing).exit(),
+        let missing = "missing command: see limiter --help";
+        let command = read.command;
+        command.map_or_else(
+            || cli.error(ErrorKind::MissingSubcommand, missing).exit(),
             Ok,
         )
     }
 }
 
-/// What to do.
+/// A command.
 #[derive(Debug, Subcommand)]
-pub enum Task {
-    /// Report the errors of every table in a file of limits, or print the effective plan in words.
+pub enum Command {
+    /// Validate a limits file and describe its limits
     Check {
-        /// The file, in TOML.
+        /// Limits file (TOML)
         file: PathBuf,
-        /// The program that is to go by it: each has rules of its own beside those of the file.
+        /// Program that will use the file. Each program has additional requirements
         #[arg(
             long = "for",
             value_name = "PROGRAM",
@@ -62,45 +62,49 @@ pub enum Task {
         )]
         program: Program,
     },
-    /// Serve: tell other processes when their next call may go.
+    /// Serve rate limits to other processes over HTTP
     Serve,
-    /// Replay recorded calls through all algorithms, or through a file of limits, and show what would have become of them.
+    /// Replay recorded calls through all algorithms or through a limits file, and print statistics
+    ///
+    /// Prints a row per algorithm, or one for the limits file: released, delayed and refused calls, the maximum number of requests of one key in a window, and quantiles of the delay.
     Replay(ReplayArgs),
 }
 
-/// A program that goes by a file of limits.
+/// A program that uses limits files.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub enum Program {
-    /// `limiter serve`: keys are counters, each that no limit names for itself.
+    /// `limiter serve`: a key is a counter; unlisted keys have a counter each
     Limiter,
-    /// `producer --limits`: keys are DSPs, and all that no limit names share one bucket and one queue.
+    /// `producer --limits`: a key is a DSP; unlisted DSPs share one counter and one queue
     Producer,
 }
 
-/// How to replay.
+/// Arguments of `replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// The calls: CSV of time, key and number of requests.
+    /// CSV file with one call per line: time,key or time,key,requests
+    ///
+    /// A time is a number of seconds from any start, or a date and time with an offset, such as 2026-11-22T10:00:00Z. A header line, empty lines and lines starting with # are skipped.
     pub trace: PathBuf,
-    /// Replay through the limits in this file.
+    /// Limits file to replay the calls through
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "burst", "algorithm"])]
     pub rules: Option<PathBuf>,
-    /// Replay each key through a limit of this rate, by all algorithms.
+    /// Rate limit per key, such as 300/s, replayed with every algorithm
     #[arg(long, value_name = "RATE", required_unless_present = "rules")]
     pub rate: Option<Rate>,
-    /// How many may go at once after a pause, in the algorithms that allow it [default: the requests of a second].
+    /// Maximum burst in requests, for algorithms that have one [default: the requests of one second]
     #[arg(long, value_name = "N")]
     pub burst: Option<Count>,
-    /// Only algorithms of whose names this is a part, as in "sliding".
+    /// Replay only with algorithms whose name contains NAME, such as `sliding`
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
-    /// The longest that a call may wait; with 0s, what would have to wait is refused.
+    /// Maximum wait of a call; with 0s, calls that would wait are refused
     #[arg(long, value_name = "TIME", value_parser = max_wait, default_value = "0s")]
     pub max_wait: Duration,
-    /// Look for the fullest window of this length.
+    /// Length of the window in which requests are counted
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub window: Time,
-    /// Write a picture of what came and went into this file; of several outcomes, of the first.
+    /// SVG file for a chart of arrived and released requests, of the first row
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }

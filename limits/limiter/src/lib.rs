@@ -1,8 +1,7 @@
-//! What the program `limiter` does: limits in a file checked and served to other processes, and recorded traffic
-//! replayed through them.
+//! The library of the program `limiter`: validation, replay and serving of rate limits.
 
 pub mod args;
-pub mod picture;
+pub mod chart;
 pub mod replay;
 pub mod report;
 pub mod serve;

@@ -1,4 +1,4 @@
-//! A trace through limits: what would have become of each call.
+//! Replay of a trace through limits.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,24 +11,24 @@ use limits::{
 
 use crate::trace::Trace;
 
-/// The parts of time that a picture has.
+/// Maximum number of bins between the first and the last call.
 pub const BINS: usize = 600;
 
-/// Something that calls are replayed through.
+/// Limits to replay calls through.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// What tables call it.
+    /// Name in tables.
     pub name: String,
     /// The limits.
     pub rules: Rules,
 }
 
 impl Candidate {
-    /// Each key under a limit of its own, of one rule in the form of a file: `rate = "300/s", algorithm = "spacing"`.
+    /// A limit of one rule per key, in the format of a limits file: `rate = "300/s", algorithm = "spacing"`.
     ///
     /// # Errors
-    /// When the rule has errors.
-    pub fn each(name: &str, rule: &str) -> Result<Self, ConfigErrors> {
+    /// When the rule is invalid.
+    pub fn per_key(name: &str, rule: &str) -> Result<Self, ConfigErrors> {
         let text =
             format!("unknown = 'each'\n[limits.each]\nrules = [ {{ id = 'rule', {rule} }} ]");
         Ok(Self {
@@ -38,67 +38,67 @@ impl Candidate {
     }
 }
 
-/// How a trace is replayed.
+/// Options of a replay.
 #[derive(Debug, Clone, Copy)]
-pub struct How {
-    /// The longest that a call may wait; 0 to refuse all that would have to.
+pub struct ReplayOptions {
+    /// Maximum wait of a call; with 0, calls that would wait are refused.
     pub max_wait: Duration,
-    /// The length of the windows of which the fullest is looked for.
+    /// Length of the windows for [`Outcome::worst_window`].
     pub window: Duration,
 }
 
-/// What became of a trace.
+/// Result of a replay.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The candidate.
+    /// Name of the candidate.
     pub name: String,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Calls that went, at once or later.
+    /// Calls released, immediately or later.
     pub released: u64,
-    /// Those of them that had to wait.
+    /// Calls released later.
     pub delayed: u64,
-    /// Calls that did not go.
+    /// Calls refused.
     pub refused: u64,
-    /// Most requests of one key in any window of the length that was asked for.
+    /// Maximum number of requests of one key in any window.
     pub worst_window: u64,
-    /// The median of how long the calls that went waited.
+    /// Median delay of released calls.
     pub delay_p50: Duration,
-    /// The same of 99 in 100.
+    /// 99th percentile of the delay.
     pub delay_p99: Duration,
-    /// Requests that came and went in each part of time.
+    /// Requests over time.
     pub flow: Flow,
 }
 
-/// Requests in each part of time.
+/// Number of requests in each bin of time.
 #[derive(Debug, Clone)]
 pub struct Flow {
-    /// The length of a part, in nanoseconds.
+    /// Length of a bin in nanoseconds.
     pub bin: u64,
-    /// Requests that came.
-    pub came: Vec<u64>,
-    /// Requests that went.
-    pub went: Vec<u64>,
+    /// Requests that arrived.
+    pub arrived: Vec<u64>,
+    /// Requests that were released.
+    pub released: Vec<u64>,
 }
 
 impl Flow {
     fn new(span: Duration) -> Self {
         let span = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        let bins = u64::try_from(BINS).expect("a few");
-        // Whole seconds where these are few enough, and nice fractions of them where they are not.
-        let nice = [1, 2, 5].map(|digit| move |power: u32| digit * 10_u64.pow(power));
-        let mut sizes = (6..=18).flat_map(|power| nice.iter().map(move |size| size(power)));
+        let bins = u64::try_from(BINS).expect("a small number");
+        // The smallest round size that needs at most `BINS` bins.
+        let round = [1, 2, 5].map(|digit| move |power: u32| digit * 10_u64.pow(power));
+        let mut sizes = (6..=18).flat_map(|power| round.iter().map(move |size| size(power)));
         let bin = sizes.find(|size| span / size < bins).unwrap_or(span);
         Self {
             bin,
-            came: Vec::new(),
-            went: Vec::new(),
+            arrived: Vec::new(),
+            released: Vec::new(),
         }
     }
 
     fn add(counts: &mut Vec<u64>, index: u64, requests: u64) {
         let index = usize::try_from(index).unwrap_or(usize::MAX);
-        // What goes long after the last came is not in the picture.
+        // Calls released long after the last arrival are not in the chart.
         if index < 2 * BINS {
             if counts.len() <= index {
                 counts.resize(index + 1, 0);
@@ -108,24 +108,24 @@ impl Flow {
     }
 }
 
-/// One key's releases in the window that ends now.
+/// Releases of a key in the window that ends with the latest one.
 #[derive(Debug, Default)]
-struct Recent {
+struct SlidingWindow {
     releases: VecDeque<(u64, u64)>,
     sum: u64,
 }
 
-impl Recent {
-    /// Returns how many are in the window that ends with this one.
+impl SlidingWindow {
+    /// Adds a release, and returns the number of requests in the window that ends with it.
     fn add(&mut self, at: u64, requests: u64, window: u64) -> u64 {
-        while let Some((first, of)) = self.releases.front()
+        while let Some((first, count)) = self.releases.front()
             && first.saturating_add(window) <= at
         {
-            self.sum -= of;
+            self.sum -= count;
             self.releases.pop_front();
         }
         match self.releases.back_mut() {
-            Some((last, of)) if *last == at => *of += requests,
+            Some((last, count)) if *last == at => *count += requests,
             _ => self.releases.push_back((at, requests)),
         }
         self.sum += requests;
@@ -133,7 +133,7 @@ impl Recent {
     }
 }
 
-/// All algorithms at one rate, each as the rule of a file, with what they need beside it.
+/// A rule with this rate for each algorithm, in the format of a limits file.
 #[must_use]
 pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
     let (requests, time) = rate.written();
@@ -159,20 +159,24 @@ pub fn all_algorithms(rate: Rate, burst: u64) -> Vec<(&'static str, String)> {
 
 /// Replays a trace.
 #[must_use]
-pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
+pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> Outcome {
     let mut limits = Limits::new(usize::MAX);
     let demands_of = demands(&mut limits, trace, &candidate.rules);
     let first = trace.calls.first().map_or(0, |call| call.at);
-    let window = u64::try_from(how.window.as_nanos()).unwrap_or(u64::MAX);
+    let window = u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX);
     let mut flow = Flow::new(trace.span());
-    let mut recent: Vec<Recent> = trace.keys.iter().map(|_| Recent::default()).collect();
-    // From a microsecond, and to three digits.
-    let mut delays = Histogram::<u64>::new_with_bounds(1, 1 << 40, 3).expect("good bounds");
+    let mut recent: Vec<SlidingWindow> = trace
+        .keys
+        .iter()
+        .map(|_| SlidingWindow::default())
+        .collect();
+    // In microseconds, with three significant digits.
+    let mut delays = Histogram::<u64>::new_with_bounds(1, 1 << 40, 3).expect("valid bounds");
     let (mut released, mut delayed, mut worst_window) = (0, 0, 0);
     let mut demands: Vec<Demand<u32>> = Vec::new();
     for call in &trace.calls {
         let requests = u64::from(call.requests);
-        Flow::add(&mut flow.came, (call.at - first) / flow.bin, requests);
+        Flow::add(&mut flow.arrived, (call.at - first) / flow.bin, requests);
         let decision = match &demands_of[call.key as usize] {
             None => continue,
             Some(of_key) => {
@@ -183,7 +187,7 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
                     requests,
                 });
                 demands.extend(of_call);
-                limits.reserve(&demands, call.at, how.max_wait)
+                limits.reserve(&demands, call.at, options.max_wait)
             }
         };
         let Some(at) = decision.at(call.at) else {
@@ -192,7 +196,7 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
         released += 1;
         delayed += u64::from(at > call.at);
         delays.saturating_record((at - call.at) / 1_000);
-        Flow::add(&mut flow.went, (at - first) / flow.bin, requests);
+        Flow::add(&mut flow.released, (at - first) / flow.bin, requests);
         let in_window = recent[call.key as usize].add(at, requests, window);
         worst_window = worst_window.max(in_window);
     }
@@ -211,16 +215,16 @@ pub fn replay(trace: &Trace, candidate: &Candidate, how: How) -> Outcome {
     }
 }
 
-/// The limits of a key, each with the key under which it counts there.
-type OfKey = Option<Vec<(LimitId, u32)>>;
+/// The limits of a key, each with the key of the counter; `None` if its calls are rejected.
+type KeyLimits = Option<Vec<(LimitId, u32)>>;
 
-/// The limits of each key of the trace; none for a key whose calls are rejected.
-fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<OfKey> {
+/// The limits of each key of the trace.
+fn demands(limits: &mut Limits<u32>, trace: &Trace, rules: &Rules) -> Vec<KeyLimits> {
     let added = rules.add_to(limits);
     let of_key = |(number, key): (u32, &String)| {
         let of_limit = |index: usize| {
-            let whole = rules.limits[index].global;
-            let key = if whole { u32::MAX } else { number };
+            let is_global = rules.limits[index].global;
+            let key = if is_global { u32::MAX } else { number };
             added[index].iter().map(move |limit| (*limit, key))
         };
         Some(rules.for_key(key)?.into_iter().flat_map(of_limit).collect())

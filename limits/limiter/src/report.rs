@@ -1,4 +1,4 @@
-//! What became of a trace, as a table.
+//! Replay results as a table.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use limits::rate::Time;
 
 use crate::replay::Outcome;
 
-/// A table, a row for each outcome.
+/// Formats a table with a row per outcome.
 #[must_use]
 pub fn table(outcomes: &[Outcome]) -> String {
     let names = outcomes.iter().map(|it| it.name.chars().count());
-    let width = names.max().unwrap_or(0).max("through".len());
+    let width = names.max().unwrap_or(0).max("limits".len());
     let mut text = format!(
         "{:width$} {:>10} {:>10} {:>10} {:>13} {:>10} {:>10}",
-        "through", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
+        "limits", "released", "delayed", "refused", "worst window", "delay p50", "delay p99"
     );
     for it in outcomes {
         let [p50, p99] = [it.delay_p50, it.delay_p99].map(|delay| Time::from(delay).to_string());
@@ -22,7 +22,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
             "\n{:width$} {:>10} {:>10} {:>10} {:>13} {p50:>10} {p99:>10}",
             it.name, it.released, it.delayed, it.refused, it.worst_window
         );
-        row.expect("a text takes all");
+        row.expect("formatting into a string does not fail");
     }
     text
 }

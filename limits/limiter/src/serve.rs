@@ -1,14 +1,13 @@
-//! `limiter serve`: one server tells many processes when their next call to a partner may go.
+//! `limiter serve`: the server that grants calls to other processes.
 //!
-//! - [`engine`] is the limiter itself, without a network, a disk or a clock; whatever asks goes through it.
-//! - [`service`] asks it for clients, of [`port`] by way of [`http`]; [`tokens`] says which of them may.
-//! - [`limit_sources`] says which limits there are: of [`limits_file`] and of a collection.
-//! - [`sharing`] has a server decide, where several limiters share their limits.
-//! - [`saver`] writes what was used to the [`store`] before it is answered.
-//! - [`metrics`] shows it. Only [`app`] knows all parts, and only [`config`] reads the environment.
+//! - [`engine`] decides on calls, without network, disk or clock.
+//! - [`port`] accepts connections; [`http`] parses requests; [`service`] processes them; [`tokens`] authorizes them.
+//! - [`limit_sources`] combines the limits of [`limits_file`] and of a MongoDB collection.
+//! - [`sharing`] delegates decisions to a server if several limiters share their limits.
+//! - [`saver`] writes changes to the [`store`] before the responses are sent.
+//! - [`metrics`] exports the state. Only [`app`] knows all components, and only [`config`] reads the environment.
 
 pub mod app;
-mod ask;
 pub mod clock;
 pub mod config;
 pub mod engine;
@@ -19,6 +18,7 @@ pub mod limits_file;
 pub mod metrics;
 pub mod port;
 pub mod problem;
+mod request;
 pub mod saver;
 pub mod service;
 pub mod sharing;
@@ -38,19 +38,19 @@ use self::{
     config::{Args, Config},
 };
 
-/// Runs a limiter that was started with these arguments, its own name first and without `serve`.
+/// Runs the server with these arguments, which include the program name but not `serve`.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    process::main::<Args>(arguments, work)
+    process::main::<Args>(arguments, run)
 }
 
-async fn work(config: Config, orders: ProcessSignals<Args>) -> anyhow::Result<()> {
+async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let files = raise_open_files();
     tracing::info!(files, "starting");
     let app = App::start(config, Registry::new()).await?;
     let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
     let apply = move |config: &Config| runtime_config.apply(config);
     tokio::select! {
-        () = orders.follow(metrics, apply) => {}
+        () = signals.follow(metrics, apply) => {}
         () = app.state_failed() => {}
     }
     app.drain().await

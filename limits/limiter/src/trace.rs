@@ -1,8 +1,7 @@
-//! Recorded calls: when, whose, for how many requests.
+//! Recorded calls, as CSV.
 //!
-//! A line is `time,key` or `time,key,requests`, as in `12.5,dsp-17,1`; a first line of names is skipped.
-//!
-//! A time is a number of seconds, which counts from anything, or a date and time with an offset. Lines that are empty or begin with `#` mean nothing.
+//! A line is `time,key` or `time,key,requests`, such as `12.5,dsp-17,1`. A time is a number of seconds from any start, or a
+//! date and time with an offset. A header line, empty lines and lines starting with `#` are skipped.
 
 use std::{collections::HashMap, fs, path::Path, time::Duration};
 
@@ -10,25 +9,25 @@ use anyhow::{Context, Result, ensure};
 use foldhash::fast::RandomState;
 use jiff::Timestamp;
 
-/// One call.
+/// A recorded call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// In nanoseconds.
+    /// Time in nanoseconds.
     pub at: u64,
-    /// The place of its key in [`Trace::keys`].
+    /// Index of its key in [`Trace::keys`].
     pub key: u32,
-    /// How many requests it is for.
+    /// Number of requests.
     pub requests: u32,
 }
 
-/// All calls, in the order of the file, which is that of their times but for [`late`](Self::late) ones.
+/// Recorded calls, sorted by time.
 #[derive(Debug, Default)]
 pub struct Trace {
     /// The calls.
     pub calls: Vec<Call>,
     /// Their keys.
     pub keys: Vec<String>,
-    /// How many calls are earlier than one before them. They are taken as made when that was.
+    /// Number of calls that were earlier than the call before them, and got its time.
     pub late: u64,
 }
 
@@ -36,17 +35,17 @@ impl Trace {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read, has no call, or a line is none: then which, and why.
+    /// When the file cannot be read, has no calls, or a line is invalid.
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text).with_context(|| path.display().to_string())
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// As [`read`](Self::read), but for the file.
+    /// When the text has no calls, or a line is invalid.
     pub fn parse(text: &str) -> Result<Self> {
         let mut trace = Self::default();
         let mut numbers = HashMap::with_hasher(RandomState::default());
@@ -58,22 +57,25 @@ impl Trace {
                 added.with_context(|| format!("line {}: {line:.100}", index + 1))?;
             }
         }
-        ensure!(!trace.calls.is_empty(), "there is no call in it");
+        ensure!(!trace.calls.is_empty(), "no calls");
         Ok(trace)
     }
 
-    /// Adds the call of a line; keys have numbers by their first appearance.
+    /// Adds the call of a line; keys are numbered by first appearance.
     fn add(&mut self, line: &str, numbers: &mut HashMap<String, u32, RandomState>) -> Result<()> {
         let mut fields = line.split(',').map(|field| field.trim().trim_matches('"'));
         let time = parse_time(fields.next().unwrap_or_default())?;
         let at = u64::try_from(time.as_nanos()).ok();
-        let at = at.context("a time after the year 2554: seconds are needed")?;
+        let at = at.context("invalid time: after the year 2554; use seconds")?;
         let key = fields.next();
-        let key = key.context("there is no key: time,key or time,key,requests is needed")?;
+        let key = key.context("missing key: use time,key or time,key,requests")?;
         let requests = fields.next().filter(|field| !field.is_empty());
         let requests = requests.map_or(Ok(1), str::parse);
-        let requests = requests.context("the requests are not a whole number below 2^32")?;
-        ensure!(fields.next().is_none(), "more than time, key and requests");
+        let requests = requests.context("invalid requests: use a whole number below 2^32")?;
+        ensure!(
+            fields.next().is_none(),
+            "too many fields: use time,key or time,key,requests"
+        );
         let number = match numbers.get(key) {
             Some(number) => *number,
             None => {
@@ -93,7 +95,7 @@ impl Trace {
         Ok(())
     }
 
-    /// From the first call to the last.
+    /// Time from the first call to the last.
     #[must_use]
     pub fn span(&self) -> Duration {
         let ends = self.calls.first().zip(self.calls.last());
@@ -103,18 +105,21 @@ impl Trace {
     }
 }
 
-/// Seconds since anything, or a date and time.
+/// Parses seconds, or a date and time.
 ///
 /// # Errors
-/// When it is neither, or before 1970.
+/// When the time is malformed, or before 1970.
 pub fn parse_time(text: &str) -> Result<Duration> {
     if let Ok(seconds) = text.parse() {
-        return Duration::try_from_secs_f64(seconds).context("not a time in seconds");
+        return Duration::try_from_secs_f64(seconds).context("invalid time in seconds");
     }
     let time: Timestamp = text.parse().ok().with_context(|| {
-        format!("`{text}` is neither seconds nor a date and time such as 2026-11-22T10:00:00Z")
+        format!(
+            "invalid time `{text}`: use seconds or a date and time such as 2026-11-22T10:00:00Z"
+        )
     })?;
-    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).context("a time before 1970")
+    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH))
+        .context("invalid time: before 1970")
 }
 
 #[cfg(test)]
@@ -134,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_read() {
+    fn calls_are_parsed() {
         let calls = [
             (500_000_000, 0, 1),
             (1_250_000_001, 1, 3),
@@ -154,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn line_that_is_no_call_is_named() {
+    fn errors_name_the_invalid_line() {
         for (text, expected) in [
-            ("", "there is no call"),
-            ("# nothing\n", "there is no call"),
+            ("", "no calls"),
+            ("# nothing\n", "no calls"),
             ("0,a\n1\n", "line 2: 1"),
             ("0,a\nx,b\n", "line 2: x,b"),
             ("x,b\n", "line 1: x,b"),
-            ("1700000000000000000,a\n", "seconds are needed"),
+            ("1700000000000000000,a\n", "use seconds"),
             ("0,a,1.5\n", "line 1"),
             ("0,a,1,9\n", "line 1"),
             ("0,a,99999999999\n", "line 1"),

@@ -1,9 +1,13 @@
-//! The limiter without a network: no slot twice, several limits at once, and no quota exceeded whenever it is killed.
+//! The limiter core without network and disk: slots, several limits per call, feedback, and recovery from records.
 
+#[path = "engine/clock_recovery.rs"]
+mod clock_recovery;
 #[path = "engine/from_call.rs"]
 mod from_call;
-#[path = "engine/killed.rs"]
-mod killed;
+#[path = "engine/random_kills.rs"]
+mod random_kills;
+#[path = "engine/recovery.rs"]
+mod recovery;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +15,9 @@ use std::{
     time::Duration,
 };
 
-use limiter::serve::engine::{Binding, Counting, Engine, Options, Refused, Said, Slot, Target};
+use limiter::serve::engine::{
+    Binding, CallError, Counting, Engine, Feedback, Options, Slot, Target,
+};
 use limits::{
     RecordOutcome,
     rules::{NamedLimit, Rules},
@@ -22,14 +28,14 @@ const START: u64 = 1_700_000_000 * SECOND;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn limits(text: &str) -> Vec<NamedLimit> {
-    Rules::parse(text).expect("good limits").limits
+    Rules::parse(text).expect("valid limits").limits
 }
 
 const OPTIONS: Options = Options {
     counters_max: 10_000,
     counters_bytes_max: usize::MAX,
     feedback_ttl_max: HOUR,
-    counting: Counting::Here,
+    counting: Counting::Local,
     is_saved: true,
 };
 
@@ -37,10 +43,10 @@ fn fresh(text: &str) -> Engine {
     Engine::new(OPTIONS, &limits(text))
 }
 
-/// As they are restored.
+/// Records, sorted by key.
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The records that an engine wrote.
+/// The records written by an engine.
 #[derive(Default)]
 struct Disk(BTreeMap<Vec<u8>, Vec<u8>>);
 
@@ -51,7 +57,7 @@ impl Disk {
         disk
     }
 
-    /// Writes what changed.
+    /// Writes all changes of the engine.
     fn write(&mut self, engine: &Engine) {
         for (key, value) in engine.take_changes() {
             match value {
@@ -68,12 +74,12 @@ impl Disk {
             .collect()
     }
 
-    /// An engine that starts with it at this moment, and the time that it goes on at.
+    /// Starts an engine from the records at `now`. Returns it with the time at which its clock continues.
     #[track_caller]
     fn start(&self, options: Options, text: &str, now: u64) -> (Engine, u64) {
         let engine = Engine::new(options, &limits(text));
         let restored = engine.restore(&self.records(), now);
-        let clock = restored.expect("good records").clock;
+        let clock = restored.expect("valid records").clock;
         (engine, now.max(clock))
     }
 }
@@ -95,10 +101,10 @@ fn slot(engine: &Engine, of: &[Target<'_>], now: u64) -> Slot {
 }
 
 #[test]
-fn two_clients_never_get_one_slot() {
+fn slot_is_granted_to_one_client_only() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s', burst = 1 }]";
     let engine = fresh(text);
-    let taken = Mutex::new(BTreeSet::new());
+    let slots = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| {
@@ -106,13 +112,13 @@ fn two_clients_never_get_one_slot() {
                     .map(|_| slot(&engine, &[of("a", "k")], START).at)
                     .collect();
                 assert!(mine.is_sorted());
-                taken.lock().unwrap().extend(mine);
+                slots.lock().unwrap().extend(mine);
             });
         }
     });
-    let taken = taken.into_inner().unwrap();
+    let slots = slots.into_inner().unwrap();
     let expected: BTreeSet<u64> = (0..20_000).map(|it| START + it * SECOND / 1_000).collect();
-    assert!(taken == expected, "{} slots", taken.len());
+    assert!(slots == expected, "{} slots", slots.len());
 }
 
 const SEVERAL: &str = "
@@ -126,7 +132,7 @@ rules = [{ id = 'all', rate = '2/s', burst = 2 }]
 ";
 
 #[test]
-fn many_who_wait_under_one_limit_hold_up_nobody_else_under_a_limit_of_every_call() {
+fn waiting_calls_of_one_counter_do_not_block_others_under_a_global_limit() {
     let text = "
         [limits.a]
         rules = [{ id = 'slow', rate = '10/s' }]
@@ -142,29 +148,29 @@ fn many_who_wait_under_one_limit_hold_up_nobody_else_under_a_limit_of_every_call
 }
 
 #[test]
-fn nothing_is_learned_of_a_limit_of_every_call() {
+fn feedback_has_no_effect_on_a_global_limit() {
     let engine = fresh(SEVERAL);
-    let said = Said {
+    let refused = Feedback {
         status: 429,
-        ..Said::default()
+        ..Feedback::default()
     };
-    let (is_learned, next) = engine.feedback(of("whole", "k"), said, START).unwrap();
-    assert!(!is_learned);
-    assert_eq!(next.at, START);
+    let target = of("whole", "k");
+    assert!(!engine.apply_feedback(target, refused, START).unwrap());
+    assert_eq!(engine.delay(&[target], 1, true, START).unwrap().at, START);
 }
 
 #[test]
-fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
+fn slot_is_the_latest_over_all_limits_of_the_call_and_names_the_rule() {
     let engine = fresh(SEVERAL);
     let both = [of("a", "k"), of("b", "k")];
     assert_eq!(slot(&engine, &both, START).binding, None);
     let second = slot(&engine, &both, START);
     assert_eq!(second.at, START + 10 * SECOND);
     assert_eq!(second.binding, Some(rule("b", "slow")));
-    // It is told before it is taken, and asking takes nothing.
+    // A delay query uses no quota.
     for _ in 0..3 {
         let next = engine
-            .delay(&[of("a", "k")], 1, START + 10 * SECOND)
+            .delay(&[of("a", "k")], 1, true, START + 10 * SECOND)
             .unwrap();
         assert_eq!(
             (next.at, next.binding),
@@ -174,14 +180,14 @@ fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
     let third = slot(&engine, &[of("a", "k")], START + 11 * SECOND);
     assert_eq!((third.at, third.binding), (START + 11 * SECOND, None));
     let fourth = engine.reserve(None, &[of("a", "k")], 1, HOUR, START + 11 * SECOND);
-    let Err(Refused::OverMaxWait(fourth)) = fourth else {
+    let Err(CallError::OverMaxWait(fourth)) = fourth else {
         panic!("{fourth:?}");
     };
     assert_eq!(
         (fourth.at, fourth.binding),
         (START + 86_400 * SECOND, Some(rule("a", "day")))
     );
-    // Others have counters of their own, and share what is of every call.
+    // Other counters have allowances of their own, and share the global limit.
     let now = START + 20 * SECOND;
     let at: Vec<u64> = ["x", "y", "z"]
         .map(|counter| slot(&engine, &[of("a", counter)], now).at)
@@ -190,13 +196,13 @@ fn answer_is_the_latest_over_all_limits_of_the_call_and_names_it() {
 }
 
 #[test]
-fn refused_call_takes_nothing_of_any_limit() {
+fn refused_call_uses_no_quota_of_any_limit() {
     let engine = fresh(SEVERAL);
     slot(&engine, &[of("b", "k")], START);
     let both = [of("a", "k"), of("b", "k")];
     for _ in 0..5 {
         let refused = engine.reserve(None, &both, 1, Duration::from_secs(5), START);
-        let Err(Refused::OverMaxWait(slot)) = refused else {
+        let Err(CallError::OverMaxWait(slot)) = refused else {
             panic!("{refused:?}");
         };
         assert_eq!(
@@ -204,55 +210,58 @@ fn refused_call_takes_nothing_of_any_limit() {
             (START + 10 * SECOND, Some(rule("b", "slow")))
         );
     }
-    assert_eq!(engine.delay(&[of("a", "k")], 1, START).unwrap().at, START);
-    let unknown = engine.delay(&[of("a", "k"), of("c", "k")], 1, START);
-    assert_eq!(unknown, Err(Refused::UnknownLimit("c".to_owned())));
-    let too_many = engine.delay(&[of("a", "k")], 2, START);
+    assert_eq!(
+        engine.delay(&[of("a", "k")], 1, true, START).unwrap().at,
+        START
+    );
+    let unknown = engine.delay(&[of("a", "k"), of("c", "k")], 1, true, START);
+    assert_eq!(unknown, Err(CallError::UnknownLimit("c".to_owned())));
+    let too_many = engine.delay(&[of("a", "k")], 2, true, START);
     assert!(
-        matches!(too_many, Err(Refused::TooMany { most: 1, .. })),
+        matches!(too_many, Err(CallError::OverBurst { most: 1, .. })),
         "{too_many:?}"
     );
 }
 
-/// The paper's figure 9: 10 are allowed in 4 units of time, and 10 are in the window; two steps later 4 are.
+/// Figure 9 of the article: the limit is 10 in 4 units of time; 10 are in the window, and two steps later 4.
 #[test]
-fn next_slot_is_found_by_moving_the_window_step_by_step() {
+fn step_window_frees_quota_step_by_step() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";
     let engine = fresh(text);
-    // What was counted in a step leaves the window 4 s after it was.
+    // Requests leave the window 4 s after their step.
     for (step, requests) in [(0, 1), (1, 5), (2, 2), (3, 2)] {
-        let told = engine.increment(&[of("a", "k")], requests, None, START + step * SECOND);
-        assert_eq!(told.unwrap().0, RecordOutcome::Counted);
+        let recorded = engine.increment(&[of("a", "k")], requests, None, START + step * SECOND);
+        assert_eq!(recorded.unwrap().0, RecordOutcome::Counted);
     }
     let now = START + 3 * SECOND + SECOND / 2;
-    let next = engine.delay(&[of("a", "k")], 1, now).unwrap();
+    let next = engine.delay(&[of("a", "k")], 1, true, now).unwrap();
     assert_eq!(
         (next.at, next.binding),
         (START + 4 * SECOND, Some(rule("a", "r")))
     );
     assert_eq!(
-        engine.delay(&[of("a", "k")], 6, now).unwrap().at,
+        engine.delay(&[of("a", "k")], 6, true, now).unwrap().at,
         START + 5 * SECOND
     );
     assert_eq!(
-        engine.delay(&[of("a", "k")], 9, now).unwrap().at,
+        engine.delay(&[of("a", "k")], 9, true, now).unwrap().at,
         START + 7 * SECOND
     );
 }
 
 #[test]
-fn told_times_are_counted_when_they_were_and_not_in_the_future() {
+fn reported_calls_count_at_their_time_unless_it_is_in_the_future() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/4s', algorithm = 'step_window', step = '1s' }]";
     let engine = fresh(text);
-    let tell = |at: u64| engine.increment(&[of("a", "k")], 10, Some(at), START);
-    assert_eq!(tell(START + SECOND + 1), Err(Refused::TooEarly));
-    assert_eq!(tell(START - 5 * SECOND).unwrap().0, RecordOutcome::TooOld);
-    let (recorded, next) = tell(START - 3 * SECOND).unwrap();
+    let report = |at: u64| engine.increment(&[of("a", "k")], 10, Some(at), START);
+    assert_eq!(report(START + SECOND + 1), Err(CallError::TooEarly));
+    assert_eq!(report(START - 5 * SECOND).unwrap().0, RecordOutcome::TooOld);
+    let (recorded, next) = report(START - 3 * SECOND).unwrap();
     assert_eq!(
         (recorded, next.at),
         (RecordOutcome::Counted, START + SECOND)
     );
-    let counts = engine.limits_now().limits[0].counts;
+    let counts = engine.limits_summary().limits[0].counts;
     assert_eq!(
         (counts.too_early, counts.too_old, counts.counted),
         (1, 1, 1)
@@ -260,36 +269,37 @@ fn told_times_are_counted_when_they_were_and_not_in_the_future() {
 }
 
 #[test]
-fn what_partners_say_only_lowers_what_may_go() {
+fn feedback_only_lowers_the_limit() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '100/s', burst = 100 }]";
     let engine = fresh(text);
-    let left = |left, seconds| Said {
+    let remaining = |requests, seconds| Feedback {
         status: 200,
-        left: Some((left, Duration::from_secs(seconds))),
-        ..Said::default()
+        remaining: Some((requests, Duration::from_secs(seconds))),
+        ..Feedback::default()
     };
-    let (learned, next) = engine.feedback(of("a", "k"), left(2, 10), START).unwrap();
-    assert!(learned && next.at == START);
+    let target = of("a", "k");
+    let applied = engine.apply_feedback(target, remaining(2, 10), START);
+    assert_eq!(applied, Ok(true));
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
     assert_eq!(slot(&engine, &[of("a", "k")], START).at, START);
     let third = slot(&engine, &[of("a", "k")], START);
     assert_eq!(
         (third.at, third.binding),
-        (START + 10 * SECOND, Some(Binding::Learned))
+        (START + 10 * SECOND, Some(Binding::Feedback))
     );
     assert_eq!(slot(&engine, &[of("a", "other")], START).at, START);
     engine
-        .feedback(of("a", "k"), left(500, 600), START + SECOND)
+        .apply_feedback(target, remaining(500, 600), START + SECOND)
         .unwrap();
     let refused = engine.reserve(None, &[of("a", "k")], 1, Duration::ZERO, START + SECOND);
-    let Err(Refused::OverMaxWait(slot)) = refused else {
+    let Err(CallError::OverMaxWait(slot)) = refused else {
         panic!("{refused:?}");
     };
-    assert_eq!(slot.binding, Some(Binding::Learned));
+    assert_eq!(slot.binding, Some(Binding::Feedback));
 }
 
 #[test]
-fn counters_are_bounded_and_idle_ones_make_room() {
+fn counters_are_bounded_and_idle_ones_are_evicted() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
     let options = Options {
         counters_max: 100,
@@ -300,7 +310,7 @@ fn counters_are_bounded_and_idle_ones_make_room() {
         slot(&engine, &[of("a", &number.to_string())], START);
     }
     let full = engine.reserve(None, &[of("a", "more")], 1, HOUR, START);
-    assert_eq!(full, Err(Refused::NoRoom));
+    assert_eq!(full, Err(CallError::CounterLimit));
     assert_eq!(slot(&engine, &[of("a", "7")], START).at, START + SECOND);
     let later = START + 5 * SECOND;
     assert_eq!(slot(&engine, &[of("a", "more")], later).at, later);
@@ -317,7 +327,7 @@ rules = [{ id = 'all', rate = '1000/s', burst = 10 }]
 ";
 
 #[test]
-fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_change() {
+fn slot_far_ahead_does_not_block_a_global_limit_after_a_crash_or_a_change() {
     let engine = fresh(BOOKED);
     for hour in 0..20 {
         let slot = engine.reserve(None, &[of("slow", "a")], 1, 24 * HOUR, START);
@@ -331,18 +341,18 @@ fn slot_far_ahead_closes_a_limit_of_every_call_neither_after_a_crash_nor_a_chang
         let (other, now) = disk.start(OPTIONS, text, now);
         assert_eq!(slot(&other, &[of("fast", "b")], now).at, now);
     }
-    // What is told counts before those slots as well.
+    // Reported calls count before these slots, too.
     let whole = [of("whole", "")];
     engine.increment(&whole, 10, None, now + SECOND).unwrap();
     assert!(slot(&engine, &[of("fast", "c")], now + SECOND).at > now + SECOND);
 }
 
 #[test]
-fn full_queue_says_when_it_has_room() {
+fn full_queue_refuses_with_the_time_when_it_has_capacity() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/s', algorithm = 'leaky_bucket', capacity = 5, when_full = 'queue' }]";
     let engine = fresh(text);
     let refused = (0..9).find_map(|_| engine.reserve(None, &[of("a", "k")], 1, HOUR, START).err());
-    let Some(Refused::OverMaxWait(Slot { at, .. })) = refused else {
+    let Some(CallError::OverMaxWait(Slot { at, .. })) = refused else {
         panic!("{refused:?}");
     };
     assert_eq!(at, START + SECOND / 10);

@@ -1,4 +1,4 @@
-//! The program as people use it.
+//! The command line of `limiter`.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_limiter"))
         .args(arguments)
         .output()
-        .expect("it can be started")
+        .expect("cannot start the program")
 }
 
 #[track_caller]
@@ -30,11 +30,11 @@ fn check(arguments: &[&str], code: i32, expected: &[&str]) {
 fn example(name: &str) -> String {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let path = dir.join(name);
-    path.to_str().expect("it is UTF-8").to_owned()
+    path.to_str().expect("a UTF-8 path").to_owned()
 }
 
 #[test]
-fn what_a_server_cannot_decide_is_a_error_where_one_is_to() {
+fn check_rejects_rules_that_exact_sharing_does_not_support() {
     let example = example("shared-limits.toml");
     check(&["check", &example], 0, &["a server decides on each call"]);
     let dir = TempDir::new().unwrap();
@@ -50,7 +50,23 @@ fn what_a_server_cannot_decide_is_a_error_where_one_is_to() {
 }
 
 #[test]
-fn example_is_good() {
+fn check_rejects_names_that_serve_rejects() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("limits.toml");
+    let file = file.to_str().unwrap();
+    let long = "x".repeat(129);
+    for name in ["a/b", &*long] {
+        let text = format!("[limits.\"{name}\"]\nrules = [ {{ id = \"r\", rate = \"1/s\" }} ]");
+        fs::write(file, text).unwrap();
+        check(&["check", file], 1, &["invalid name: use up to 128 bytes"]);
+        let limits = format!("--limits={file}");
+        let serve = ["serve", &limits, "--check-config"];
+        check(&serve, 2, &["invalid name: use up to 128 bytes"]);
+    }
+}
+
+#[test]
+fn example_is_valid() {
     let example = example("limits.toml");
     check(
         &["check", &example],
@@ -60,7 +76,7 @@ fn example_is_good() {
 }
 
 #[test]
-fn what_a_producer_refuses_is_a_error_for_one() {
+fn check_rejects_what_the_program_in_for_does_not_support() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");
     let file = file.to_str().unwrap();
@@ -94,7 +110,7 @@ fn what_a_producer_refuses_is_a_error_for_one() {
         check(&["check", file], 0, &["dsp"]);
         check(&["check", "--for", "producer", file], 1, &[expected]);
     }
-    // To a producer, all that no limit names are one.
+    // In a producer, unlisted DSPs share one counter.
     let example = example("producer-limits.toml");
     let together = [
         "default: all keys that no limit names, together",
@@ -105,7 +121,7 @@ fn what_a_producer_refuses_is_a_error_for_one() {
 }
 
 #[test]
-fn modes_are_checked_and_change_no_moment() {
+fn replay_ignores_modes() {
     let example = example("producer-limits.toml");
     let modes = [
         "mode observe: what is over passes and is counted",
@@ -136,7 +152,7 @@ fn modes_are_checked_and_change_no_moment() {
 }
 
 #[test]
-fn trace_is_replayed_through_all_algorithms_or_a_file() {
+fn replay_uses_all_algorithms_or_a_limits_file() {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (trace, svg) = (path("t.csv"), path("o.svg"));
@@ -171,7 +187,7 @@ fn trace_is_replayed_through_all_algorithms_or_a_file() {
 }
 
 #[test]
-fn errors_are_told_and_end_it() {
+fn invalid_input_is_reported_and_fails() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("bad.toml");
     fs::write(
@@ -226,19 +242,23 @@ fn errors_are_told_and_end_it() {
 }
 
 #[test]
-fn program_says_what_the_others_say_of_themselves() {
+fn informational_flags_work_like_those_of_the_other_programs() {
     for shell in ["bash", "zsh", "fish"] {
         let expected = ["replay", "token-file", "log-filter"];
         check(&["--completions", shell], 0, &expected);
     }
     check(&["--completions", "tcl"], 2, &["\"tcl\"", "bash"]);
     check(&["--man"], 0, &[".TH", "limiter\\-serve", "token\\-file"]);
-    check(&["help", "serve"], 0, &["--limits", "Who may ask"]);
+    check(
+        &["help", "serve"],
+        0,
+        &["--limits", "API and authentication"],
+    );
     check(&["--version"], 0, &[env!("CARGO_PKG_VERSION"), " ("]);
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-    let admin = format!("--admin={}", nobody.local_addr().unwrap());
-    drop(nobody);
-    // The image asks whichever program it runs by this flag alone.
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = format!("--admin={}", unused.local_addr().unwrap());
+    drop(unused);
+    // The health check of the container image passes this flag without a command.
     check(&["--probe", &admin], 1, &["refused"]);
     check(&["serve", "--probe", &admin], 1, &["refused"]);
 }

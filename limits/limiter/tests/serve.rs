@@ -9,8 +9,8 @@ mod collection;
 mod from_call;
 #[path = "serve/harness.rs"]
 mod harness;
-#[path = "serve/killed.rs"]
-mod killed;
+#[path = "serve/kills.rs"]
+mod kills;
 #[path = "serve/port.rs"]
 mod port;
 #[path = "serve/restarts.rs"]
@@ -18,9 +18,9 @@ mod restarts;
 /// A Redis or Valkey.
 #[path = "../../sharing/tests/server/mod.rs"]
 mod server;
-#[path = "serve/shared.rs"]
-mod shared;
+#[path = "serve/shared_limits.rs"]
+mod shared_limits;
 #[path = "serve/slots.rs"]
 mod slots;
-#[path = "serve/strangers.rs"]
-mod strangers;
+#[path = "serve/untrusted_clients.rs"]
+mod untrusted_clients;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use limiter::serve::{
-    engine::{self, CallRule, Counting, Engine, LIMIT_BYTES_MAX, Options, Said, Target},
+    engine::{self, CallRule, Counting, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
     http,
 };
 use limits::rules::{Document, NamedLimit, Rules};
@@ -40,7 +40,7 @@ fn engine(limits: &[NamedLimit]) -> Engine {
         counters_max: 1_000,
         counters_bytes_max: 1 << 20,
         feedback_ttl_max: Duration::from_secs(3_600),
-        counting: Counting::Here,
+        counting: Counting::Local,
         is_saved: true,
     };
     Engine::new(options, limits)
@@ -123,7 +123,7 @@ pub fn limits_file(bytes: &[u8]) {
             counter: "k",
         }];
         let reserved = engine.reserve(None, &of, 1, Duration::ZERO, NOW);
-        let peeked = engine.delay(&of, 1, NOW);
+        let peeked = engine.delay(&of, 1, true, NOW);
         assert!(reserved.is_err() || peeked.is_ok_and(|slot| slot.at >= NOW));
     }
 }
@@ -158,7 +158,7 @@ fn restore(mut records: Records) {
             limit,
             counter: "k",
         }];
-        if let Ok(slot) = restored.delay(&of, 1, now) {
+        if let Ok(slot) = restored.delay(&of, 1, true, now) {
             assert!(slot.at >= now);
         }
     }
@@ -180,17 +180,18 @@ pub fn used_records() -> Records {
         }
     }
     let rule = CallRule::new(60, 9).expect("within bounds");
-    let name = rule.limit_of("called");
+    let name = rule.limit_name("called");
     let of = [Target {
         limit: &name,
         counter: "k",
     }];
     used.increment(&of, 2, None, NOW).expect("it is counted");
-    let said = Said {
+    let said = Feedback {
         status: 429,
-        ..Said::default()
+        ..Feedback::default()
     };
-    used.hear(of[0], said, NOW).expect("there is such a limit");
+    used.apply_feedback(of[0], said, NOW)
+        .expect("there is such a limit");
     let mut records = Records::new();
     save(&used, &mut records);
     records

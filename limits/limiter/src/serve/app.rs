@@ -1,13 +1,11 @@
-//! All parts of a limiter that serves, put together, started and drained.
+//! Composition of the components of `limiter serve`: startup, tasks and drain.
 //!
-//! Start: the state restored, and what that changed is on the disk, before the port is open. Drain: no new connections, those who wait are answered, and what
-//! was used is synced to the disk.
+//! The state is restored, and the restored state written, before any port opens. A drain stops accepting connections,
+//! responds to waiting reservations, and syncs the state.
 
-mod opening;
+mod startup;
 
-use std::{
-    future::Future, net::SocketAddr, panic::resume_unwind, pin::Pin, sync::Arc, time::Duration,
-};
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use runtime::{
@@ -21,37 +19,36 @@ use runtime::{
 use tokio::{
     net::TcpListener,
     sync::watch,
-    task::spawn_blocking,
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-use self::opening::{Kept, open};
+use self::startup::{RestoredState, restore_state};
 #[cfg(feature = "mongodb")]
-use super::limit_sources::collection::Follower;
-use super::{config::Config, engine::Survey, metrics, port, saver::Saver, service::Service};
+use super::limit_sources::collection::CollectionWatcher;
+use super::{config::Config, engine::UsageSummary, metrics, port, saver::Saver, service::Service};
 
-/// How often it is looked for a new version of the file and at the system's clock, and idle counters are forgotten.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// Time between two comparisons with the system clock, and two evictions of idle counters.
+const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How often it is looked at how much of each limit is in use.
-const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two usage summaries.
+const SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The part of a quota, in thousandths, from which on `/readyz` names the counter that has used it.
+/// Used thousandths of a quota from which on `/readyz` names the counter.
 const QUOTA_NAMED_PERMILLE: u64 = 800;
 
 /// Maximum number of counters that `/readyz` names.
 const QUOTAS_NAMED_MAX: usize = 5;
 
-/// The last part of the drain, in which the admin port still answers.
+/// Time for which the admin port stays open at the end of the drain.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
-/// A limiter that serves.
+/// A running limiter.
 pub struct App {
     address: SocketAddr,
     admin_address: SocketAddr,
     saver: Option<Saver>,
-    calls: listen::Stage,
+    api: listen::Stage,
     saving: listen::Stage,
     services: listen::Stage,
     draining: CancellationToken,
@@ -59,81 +56,87 @@ pub struct App {
     config_reloads: live_config::Metrics,
 }
 
-/// The settings in effect that a reload may change; clones share them.
+/// The settings that a reload can change; clones share them.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
     drain_timeout: watch::Sender<Duration>,
 }
 
 impl RuntimeConfig {
-    /// Takes into use what of `config` may change.
+    /// Applies the reloadable settings of `config`.
     pub fn apply(&self, config: &Config) {
-        self.drain_timeout
-            .send_replace(config.running.drain_timeout);
+        self.drain_timeout.send_replace(config.admin.drain_timeout);
     }
 }
 
 impl App {
-    /// Restores what was used, opens both ports, and serves.
+    /// Restores the state, opens both ports, and starts all tasks.
     ///
     /// # Errors
-    /// When the state cannot be used, or a port is taken.
+    /// When the state cannot be restored, or a port cannot be opened.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
-        // Before any port is open: a connection would wait for the state to be restored.
-        let kept = open(&config).await?;
+        // Connections to a port that is open would wait for this.
+        let restored = restore_state(&config)?;
         let listener = listen::bind(config.listen, "--listen")?;
-        let admin = listen::bind(config.running.admin, "--admin")?;
+        let admin = listen::bind(config.admin.admin, "--admin")?;
         let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);
         let app = Self {
             address,
             admin_address,
-            saver: kept.saver.clone(),
-            calls: listen::Stage::default(),
+            saver: restored.saver.clone(),
+            api: listen::Stage::default(),
             saving: listen::Stage::default(),
             services: listen::Stage::default(),
             draining: CancellationToken::new(),
             runtime_config: RuntimeConfig {
-                drain_timeout: watch::Sender::new(config.running.drain_timeout),
+                drain_timeout: watch::Sender::new(config.admin.drain_timeout),
             },
             config_reloads: live_config::Metrics::register(&registry, "limiter")
                 .context("metrics")?,
         };
         let stop = app.services.stop.clone();
-        app.services.tasks.spawn(kept.decider.clone().run(stop));
-        app.watch_files(&config, &kept, &registry)?;
-        app.open_admin(admin, &config, &kept, &registry)?;
-        app.open_calls(listener, &config, &kept, &registry)?;
-        if let Some(saver) = kept.saver {
+        app.services.tasks.spawn(restored.decider.clone().run(stop));
+        #[cfg(feature = "mongodb")]
+        if let Some(collection) = &config.collection {
+            let watcher = CollectionWatcher::new(collection, restored.sources.clone()).await?;
+            let stop = app.services.stop.clone();
+            app.services.tasks.spawn(watcher.run(stop));
+        }
+        app.watch_files(&config, &restored, &registry)?;
+        app.start_ticks(&restored, &registry)?;
+        app.open_admin(admin, &config, &restored, &registry)?;
+        app.open_api(listener, &config, &restored, &registry)?;
+        if let Some(saver) = restored.saver {
             let stop = app.saving.stop.clone();
             app.saving.tasks.spawn(saver.run(stop));
         }
         Ok(app)
     }
 
-    fn open_calls(
+    fn open_api(
         &self,
         listener: TcpListener,
         config: &Config,
-        kept: &Kept,
+        restored: &RestoredState,
         registry: &Registry,
     ) -> anyhow::Result<()> {
         let service = Service {
-            engine: Arc::clone(&kept.engine),
-            decider: kept.decider.clone(),
-            clock: kept.clock.clone(),
+            engine: Arc::clone(&restored.engine),
+            decider: restored.decider.clone(),
+            clock: restored.clock.clone(),
             tokens: config.tokens.clone(),
             fields: config.fields,
-            sources: kept.sources.clone(),
-            saver: kept.saver.clone(),
-            metrics: metrics::Serving::register(registry).context("metrics")?,
+            sources: restored.sources.clone(),
+            saver: restored.saver.clone(),
+            metrics: metrics::RequestMetrics::register(registry).context("metrics")?,
         };
-        let (most, per_address) = config.connections;
-        self.calls.tasks.spawn(service.serve(
+        let (connections_max, per_address_max) = config.connections;
+        self.api.tasks.spawn(service.serve(
             listener,
-            port::limits(most, per_address),
+            port::limits(connections_max, per_address_max),
             listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
-            self.calls.clone(),
+            self.api.clone(),
         ));
         tracing::info!(address = %self.address, "API port is open");
         if !self.address.ip().is_loopback() {
@@ -149,40 +152,33 @@ impl App {
         &self,
         listener: TcpListener,
         config: &Config,
-        kept: &Kept,
+        restored: &RestoredState,
         registry: &Registry,
     ) -> anyhow::Result<()> {
-        let (newest, survey) = watch::channel(Arc::new(kept.engine.limits_now()));
-        let (engine, clock) = (Arc::clone(&kept.engine), kept.clock.clone());
-        let stop = self.services.stop.clone();
-        self.services.tasks.spawn(async move {
-            while stop
-                .run_until_cancelled(sleep(SURVEY_INTERVAL))
-                .await
-                .is_some()
-            {
-                newest.send_replace(Arc::new(engine.survey(clock.now())));
-            }
+        let (newest, usage) = watch::channel(Arc::new(restored.engine.limits_summary()));
+        let (engine, clock) = (Arc::clone(&restored.engine), restored.clock.clone());
+        self.every(SUMMARY_INTERVAL, move || {
+            newest.send_replace(Arc::new(engine.usage_summary(clock.now())));
         });
-        let (file, sources) = (config.limits.clone(), kept.sources.clone());
-        let refused = move || {
+        let (file, sources) = (config.limits.clone(), restored.sources.clone());
+        let rejected_limits = move || {
             let file = file.as_ref().and_then(|file| file.refused());
-            let all: Vec<String> = file.into_iter().chain(sources.refused()).collect();
+            let all: Vec<String> = file.into_iter().chain(sources.rejected()).collect();
             (!all.is_empty()).then(|| all.join("; "))
         };
-        let overview = Arc::new(metrics::Overview {
-            engine: Arc::clone(&kept.engine),
-            sources: kept.sources.clone(),
-            survey,
+        let state = Arc::new(metrics::StateMetrics {
+            engine: Arc::clone(&restored.engine),
+            sources: restored.sources.clone(),
+            usage,
             counters_max: config.counters,
-            refused: Box::new(refused),
-            saver: kept.saver.clone(),
-            decider: kept.decider.clone(),
-            clock: kept.clock.clone(),
+            rejected_limits: Box::new(rejected_limits),
+            saver: restored.saver.clone(),
+            decider: restored.decider.clone(),
+            clock: restored.clock.clone(),
         });
-        overview.register(registry).context("metrics")?;
+        state.register(registry).context("metrics")?;
         let pages = Pages {
-            overview,
+            state,
             draining: self.draining.clone(),
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
@@ -199,108 +195,103 @@ impl App {
         Ok(())
     }
 
-    /// Looks at the files and the clock again and again, and takes new limits into force.
-    fn watch_files(&self, config: &Config, kept: &Kept, registry: &Registry) -> anyhow::Result<()> {
-        let files = reload::Metrics::register(registry, "limiter", false).context("metrics")?;
+    /// Starts watching the token and limits files.
+    fn watch_files(
+        &self,
+        config: &Config,
+        restored: &RestoredState,
+        registry: &Registry,
+    ) -> anyhow::Result<()> {
+        let metrics = reload::Metrics::register(registry, "limiter", false).context("metrics")?;
         let (tasks, stop) = (&self.services.tasks, &self.services.stop);
         if let Some(tokens) = &config.tokens {
-            tasks.spawn(Arc::clone(tokens).watch(files.clone(), stop.clone()));
+            tasks.spawn(Arc::clone(tokens).watch(metrics.clone(), stop.clone()));
         }
-        let Some(file) = config.limits.clone() else {
-            bail!("--limits: is needed");
-        };
-        tasks.spawn(Arc::clone(&file).watch(files, stop.clone()));
-        let (engine, clock, stop) = (Arc::clone(&kept.engine), kept.clock.clone(), stop.clone());
-        let sources = kept.sources.clone();
+        if let Some(limits) = &config.limits {
+            limits.source().activate_in(restored.sources.clone());
+            tasks.spawn(Arc::clone(limits).watch(metrics, stop.clone()));
+        }
+        Ok(())
+    }
+
+    fn start_ticks(&self, restored: &RestoredState, registry: &Registry) -> anyhow::Result<()> {
+        let (engine, clock) = (Arc::clone(&restored.engine), restored.clock.clone());
         let clock_steps = metrics::clock_steps(registry).context("metrics")?;
-        #[cfg(feature = "mongodb")]
-        if let Some(collection) = config.collection.clone() {
-            let follower = Follower::new(collection, kept.sources.clone())?;
-            tasks.spawn(follower.run(self.services.stop.clone()));
-        }
-        let mut in_force = file.current();
-        tasks.spawn(async move {
-            loop {
-                let slept = stop.run_until_cancelled(sleep(LOOK_INTERVAL)).await;
-                if slept.is_none() {
-                    return;
-                }
-                let newest = file.current();
-                if !Arc::ptr_eq(&newest, &in_force) {
-                    in_force = Arc::clone(&newest);
-                    let sources = sources.clone();
-                    // What may take long holds up no call.
-                    if let Err(ended) = spawn_blocking(move || sources.file(&newest)).await {
-                        resume_unwind(ended.into_panic());
-                    }
-                }
-                clock.follow(&clock_steps);
-                engine.tidy(clock.now());
-            }
+        self.every(TICK_INTERVAL, move || {
+            clock.follow(&clock_steps);
+            engine.tidy(clock.now());
         });
         Ok(())
     }
 
-    /// Where it listens for calls.
+    /// Calls `act` in a task, periodically until the services stop.
+    fn every(&self, interval: Duration, act: impl Fn() + Send + Sync + 'static) {
+        let stop = self.services.stop.clone();
+        self.services.tasks.spawn(async move {
+            while stop.run_until_cancelled(sleep(interval)).await.is_some() {
+                act();
+            }
+        });
+    }
+
+    /// Address of the API port.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where the admin port listens.
+    /// Address of the admin port.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }
 
-    /// What may change while it runs.
+    /// The settings that a reload can change.
     #[must_use]
     pub fn runtime_config(&self) -> RuntimeConfig {
         self.runtime_config.clone()
     }
 
-    /// Counts how often its settings are read again.
+    /// Metrics of configuration reloads.
     #[must_use]
     pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
-    /// Waits until the state cannot be written any more; forever if none is kept. Only opening it again tells what the disk holds.
+    /// Waits until the state cannot be written any more, which only a restart can resolve; forever without a state.
     pub async fn state_failed(&self) {
         match &self.saver {
-            Some(saver) => saver.failed().await,
+            Some(saver) => saver.wait_failed().await,
             None => std::future::pending().await,
         }
     }
 
-    /// Answers what was asked, and syncs what was used; never longer than the drain timeout.
+    /// Finishes requests and syncs the state, within the drain timeout.
     ///
     /// # Errors
-    /// When what was used is not on the disk.
+    /// When the state is not synced.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
         let end = began + *self.runtime_config.drain_timeout.borrow();
         self.draining.cancel();
         let half = began + (end - began) / 2;
-        if !self.calls.drain(half).await {
+        if !self.api.drain(half).await {
             tracing::info!("closed connections of clients that did not finish");
         }
         let is_over = self.saving.drain(end).await;
         let saved = self.saver.is_none_or(|it| is_over && it.check().is_ok());
         self.services.drain(Instant::now() + ADMIN_GRACE).await;
         if !saved {
-            bail!(
-                "the state was not synced to the disk: a failure of the machine would forget what was used last"
-            );
+            bail!("the state is not synced to disk; a machine failure would lose the latest usage");
         }
         tracing::info!(took = ?began.elapsed(), "drained");
         Ok(())
     }
 }
 
-/// The limiter's pages on the admin port.
+/// The limiter's part of the admin port.
 struct Pages {
-    overview: Arc<metrics::Overview>,
+    state: Arc<metrics::StateMetrics>,
     draining: CancellationToken,
     config_reloads: live_config::Metrics,
     debug_endpoints: bool,
@@ -308,18 +299,20 @@ struct Pages {
 
 impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
-        let kept = || Ok("nothing is kept over a restart".to_owned());
-        let of = &self.overview;
-        let state = of.saver.as_ref().map_or_else(kept, Saver::state);
-        let limits = limits_in_words(&of.survey.borrow(), (of.refused)());
+        let none = || Ok("not kept; a restart resets every quota".to_owned());
+        let state = &self.state;
+        let limits = describe_limits(&state.usage.borrow(), (state.rejected_limits)());
         let mut components = vec![
             ready::drain(self.draining.is_cancelled()),
-            Component::new("state", state),
-            Component::new("clock", Ok(of.clock.state())),
+            Component::new(
+                "state",
+                state.saver.as_ref().map_or_else(none, Saver::state),
+            ),
+            Component::new("clock", Ok(state.clock.state())),
             Component::new("limits", Ok(limits)),
         ];
-        let sharing = of.decider.state();
-        components.extend(sharing.map(|state| Component::new("sharing", state)));
+        let sharing = state.decider.state();
+        components.extend(sharing.map(|sharing| Component::new("sharing", sharing)));
         components.push(self.config_reloads.component());
         components
     }
@@ -336,21 +329,21 @@ impl admin::Pages for Pages {
     }
 }
 
-/// Which limits are in force, and which quotas are nearly used.
-fn limits_in_words(survey: &Survey, refused: Option<String>) -> String {
-    let mut words = format!("version {} is in force", survey.version);
-    if let Some(why) = refused {
-        words.push_str(&format!(", the newest is refused: {why}"));
+/// Describes the active limits and the quotas that are nearly exhausted, for `/readyz`.
+fn describe_limits(usage: &UsageSummary, rejected: Option<String>) -> String {
+    let mut text = format!("version {} in effect", usage.version);
+    if let Some(why) = rejected {
+        text.push_str(&format!(", the newest version is rejected: {why}"));
     }
-    let quotas = survey.limits.iter().filter_map(|limit| {
-        let fullest = limit.quota.as_ref()?;
-        (fullest.used_permille >= QUOTA_NAMED_PERMILLE).then_some((&limit.name, fullest))
+    let quotas = usage.limits.iter().filter_map(|limit| {
+        let top = limit.quota.as_ref()?;
+        (top.used_permille >= QUOTA_NAMED_PERMILLE).then_some((&limit.name, top))
     });
-    for (limit, fullest) in quotas.take(QUOTAS_NAMED_MAX) {
-        let (percent, counter) = (fullest.used_permille / 10, &fullest.counter);
-        words.push_str(&format!(
+    for (limit, top) in quotas.take(QUOTAS_NAMED_MAX) {
+        let (percent, counter) = (top.used_permille / 10, &top.counter);
+        text.push_str(&format!(
             "; counter {counter:?} of {limit} has used {percent} % of its quota"
         ));
     }
-    words
+    text
 }

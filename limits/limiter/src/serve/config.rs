@@ -1,6 +1,6 @@
-//! The settings of a limiter that serves: flags, `LIMITER_…` environment variables and an optional TOML file.
+//! Configuration of `limiter serve`: flags, `LIMITER_…` environment variables and an optional TOML file.
 //!
-//! All errors are collected and reported together, before anything is bound.
+//! All errors are reported together, before a port is opened.
 
 mod args;
 
@@ -13,46 +13,46 @@ use runtime::{
     settings::{self, Common, ConfigErrors, Settings},
 };
 
-pub use self::args::{Args, Running};
+pub use self::args::{AdminArgs, Args};
 use super::{limits_file, tokens};
 
-/// The checked settings.
+/// The validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where it listens for calls.
+    /// Address of the API port.
     pub listen: SocketAddr,
-    /// Who may ask; `None`: anybody on this machine.
+    /// Accepted tokens; `None` if clients need none, which is allowed on loopback only.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
-    /// How answers over HTTP tell what is left.
+    /// Form of the rate-limit headers.
     pub fields: Fields,
-    /// Most connections, and most of them from one address.
+    /// Maximum number of connections, in total and per address.
     pub connections: (usize, usize),
-    /// The limits; `None` only where there was an error.
+    /// The limits file; `None` only together with an error.
     pub limits: Option<Arc<Reloader<limits_file::File>>>,
-    /// The collection with limits.
+    /// MongoDB collection with limits.
     pub collection: Option<Collection>,
-    /// The directory that keeps what was used.
+    /// State directory; `None` if no state is kept.
     pub state: Option<PathBuf>,
-    /// Most counters.
+    /// Maximum number of counters.
     pub counters: usize,
-    /// Most bytes of logs and step windows.
+    /// Maximum bytes of sliding-log and step-window counters.
     pub counters_memory: usize,
-    /// The longest that anything learned holds.
+    /// Maximum lifetime of a feedback restriction.
     pub feedback_ttl_max: Duration,
-    /// How it is watched and stopped.
-    pub running: Running,
-    /// What every process has.
+    /// Admin port and shutdown.
+    pub admin: AdminArgs,
+    /// Settings of every program.
     pub common: Common,
 }
 
-/// A collection of MongoDB.
+/// A MongoDB collection. `Debug` prints its name only.
 #[derive(Clone)]
 pub struct Collection {
-    /// The connection string; never shown.
+    /// Connection string, which may contain a password.
     pub uri: String,
-    /// The database.
+    /// Name of the database.
     pub database: String,
-    /// Its collection.
+    /// Name of the collection.
     pub name: String,
 }
 
@@ -63,10 +63,10 @@ impl fmt::Debug for Collection {
 }
 
 impl Config {
-    /// Reads the settings of a program started with `arguments`, its own name first.
+    /// Reads and validates the configuration of a program started with `arguments`, including its own name.
     ///
     /// # Errors
-    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
+    /// With all errors, ready to be printed; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -76,32 +76,39 @@ impl Settings for Args {
     type Config = Config;
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
-        let (serving, limiting) = (self.serving, self.limiting);
-        if serving.token_file.is_empty() && !serving.listen.ip().is_loopback() {
+        let (api, limits, admin) = (self.api, self.limits, self.admin);
+        if api.token_file.is_empty() && !api.listen.ip().is_loopback() {
             errors.add(format!(
-                "--listen: {} is open to others than this machine: name --token-file, or a loopback address",
-                serving.listen
+                "--listen: {} is not a loopback address: set --token-file, or listen on 127.0.0.1 or ::1",
+                api.listen
             ));
         }
-        if limiting.limits.is_empty() {
-            errors.add("--limits: names the file with the limits, and is needed");
+        if api.listen == admin.admin && api.listen.port() != 0 {
+            errors.add(format!(
+                "--admin: {} is also the address of --listen: use a different port",
+                admin.admin
+            ));
         }
-        let limits = NamedFile::from_flag("--limits", &limiting.limits);
-        let tokens = NamedFile::from_flag("--token-file", &serving.token_file);
-        let collection = collection(&limiting, errors);
-        let is_kept = limiting.state.as_os_str() != "none";
+        if limits.limits.is_empty() {
+            errors.add("--limits: missing: set it to the limits file");
+        }
+        let limits_file =
+            NamedFile::from_flag("--limits", &limits.limits).map(limits_file::File::new);
+        let token_file = NamedFile::from_flag("--token-file", &api.token_file).map(tokens::File);
+        let collection = collection(&limits, errors);
+        let has_state = limits.state.as_os_str() != "none";
         Config {
-            listen: serving.listen,
-            tokens: tokens.and_then(|file| loaded(errors, tokens::File(file))),
-            fields: serving.ratelimit_fields,
-            connections: (serving.connections, serving.connections_per_address),
-            limits: limits.and_then(|file| loaded(errors, limits_file::File(file))),
+            listen: api.listen,
+            tokens: token_file.and_then(|file| loaded(errors, file)),
+            fields: api.ratelimit_fields,
+            connections: (api.connections, api.connections_per_address),
+            limits: limits_file.and_then(|file| loaded(errors, file)),
             collection,
-            state: is_kept.then_some(limiting.state),
-            counters: limiting.counters,
-            counters_memory: limiting.counters_memory,
-            feedback_ttl_max: limiting.feedback_ttl_max,
-            running: self.running,
+            state: has_state.then_some(limits.state),
+            counters: limits.counters,
+            counters_memory: limits.counters_memory,
+            feedback_ttl_max: limits.feedback_ttl_max,
+            admin,
             common: self.common.check(errors),
         }
     }
@@ -111,21 +118,21 @@ impl Settings for Args {
     }
 }
 
-fn collection(limiting: &args::LimitingArgs, errors: &mut ConfigErrors) -> Option<Collection> {
-    let uri = &limiting.limits_mongodb;
-    let Some((database, name)) = limiting.limits_collection.clone() else {
+fn collection(args: &args::LimitsArgs, errors: &mut ConfigErrors) -> Option<Collection> {
+    let uri = &args.limits_mongodb;
+    let Some((database, name)) = args.limits_collection.clone() else {
         if !uri.is_empty() {
-            errors.add("--limits-mongodb: needs --limits-collection");
+            errors.add("--limits-mongodb: requires --limits-collection");
         }
         return None;
     };
     if cfg!(not(feature = "mongodb")) {
         errors.add(
-            "--limits-collection: this limiter was built without MongoDB: a build with `--features limiter/mongodb` has it",
+            "--limits-collection: not supported by this build: build with `--features limiter/mongodb`",
         );
     }
     if !uri.starts_with("mongodb://") {
-        errors.add("--limits-mongodb: the collection needs a mongodb:// connection string, best in the environment or the file of --config");
+        errors.add("--limits-mongodb: set it to a mongodb:// connection string, preferably in the environment or the --config file");
     }
     Some(Collection {
         uri: uri.clone(),
@@ -150,25 +157,34 @@ mod tests {
     );
 
     #[test]
-    fn without_tokens_only_this_machine_may_ask() {
+    fn listening_beyond_loopback_requires_tokens() {
         for loopback in ["127.0.0.1:0", "[::1]:9099", "127.9.9.9:1"] {
             let config = load(&[LIMITS, &format!("--listen={loopback}")]).unwrap();
             assert!(config.tokens.is_none());
         }
-        let refused = load(&[LIMITS, "--listen=0.0.0.0:9099"]).unwrap_err();
+        let errors = load(&[LIMITS, "--listen=0.0.0.0:9099"]).unwrap_err();
         assert!(
-            refused.contains("--listen") && refused.contains("--token-file"),
-            "{refused}"
+            errors.contains("--listen") && errors.contains("--token-file"),
+            "{errors}"
         );
     }
 
     #[test]
-    fn errors_are_said_together() {
-        let refused =
+    fn errors_are_reported_together() {
+        let errors =
             load(&["--counters=0", "--state=none", "--feedback-ttl-max=soon"]).unwrap_err();
         for flag in ["--counters", "--feedback-ttl-max", "--limits"] {
-            assert!(refused.contains(flag), "{flag}: {refused}");
+            assert!(errors.contains(flag), "{flag}: {errors}");
         }
-        assert!(!refused.contains("--state"), "{refused}");
+        assert!(!errors.contains("--state"), "{errors}");
+    }
+
+    #[test]
+    fn equal_addresses_of_both_ports_are_rejected() {
+        let same = ["--listen=127.0.0.1:9097", "--admin=127.0.0.1:9097"];
+        let errors = load(&[LIMITS, same[0], same[1]]).unwrap_err();
+        let expected = "--admin: 127.0.0.1:9097 is also the address of --listen";
+        assert!(errors.contains(expected), "{errors}");
+        load(&[LIMITS, "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"]).unwrap();
     }
 }

@@ -1,25 +1,24 @@
-//! The limiter itself: all limits and counters behind one short lock, without a network, a disk or a clock.
+//! The limiter core: all limits and counters behind one lock, without network, disk or clock.
 //!
-//! Every way to ask goes through [`Engine`]. Its methods never wait but for that lock, which
-//! is held for one decision, to encode what changed, or for a part of the counters that a survey looks at. Time is what the caller says, in nanoseconds
-//! since the Unix epoch.
+//! [`Engine`] serves all requests. The lock is held for one decision, for encoding what changed, or for one part of a
+//! scan over the counters. The caller passes the time, in nanoseconds since the Unix epoch.
 //!
-//! # What outlives the process
+//! # Persistence
 //!
-//! The state that each change leaves is taken as [records](Engine::take_changes), which are written before the change is answered. While they cannot be
-//! written, callers change nothing here.
+//! Each change is available as [records](Engine::take_changes). The caller writes them before it sends the response, and
+//! changes nothing while they cannot be written.
 
-mod ahead;
+mod bookings;
 mod calls;
 mod catalog;
 mod counting;
+mod feedback;
 mod from_call;
-mod learned;
-mod left;
+mod recent_usage;
 mod records;
+mod remaining;
 mod remote;
-mod seen;
-mod survey;
+mod usage_summary;
 
 use std::{
     collections::HashSet,
@@ -31,183 +30,180 @@ use std::{
 use limits::rules::NamedLimit;
 
 use self::{
-    ahead::Ahead,
+    bookings::Bookings,
     catalog::{Catalog, Core},
-    learned::Learned,
-    seen::Seen,
+    feedback::FeedbackTable,
+    recent_usage::RecentUsage,
 };
 pub use self::{
-    ahead::MAX_WAIT as GLOBAL_MAX_WAIT,
+    bookings::MAX_WAIT as GLOBAL_MAX_WAIT,
     catalog::{LIMIT_BYTES_MAX, LIMITS_MAX, errors},
-    counting::{Counting, exact, unfit},
+    counting::{Counting, exact},
+    feedback::Feedback,
     from_call::CallRule,
-    learned::Said,
-    left::Left,
-    records::{Changes, RestoreFailed, Restored},
-    remote::Asking,
-    survey::{FullestCounter, LimitSurvey, Survey},
+    records::{Changes, RestoreFailure, Restored},
+    remote::PendingDecision,
+    usage_summary::{LimitUsage, TopCounter, UsageSummary},
 };
 
-/// Counters that are looked at each time, for those that are idle.
-const IDLE_LOOKED_AT: usize = 1_024;
+/// Counters checked for idleness at each [`tidy`](Engine::tidy).
+const IDLE_SCAN_MAX: usize = 1_024;
 
-/// What an engine is made with.
+/// Settings of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Most counters of all rules together.
+    /// Maximum number of counters of all rules together.
     pub counters_max: usize,
-    /// Most bytes of those that keep more than a few numbers: logs and step windows.
+    /// Maximum bytes of counters of variable size: sliding logs and step windows.
     pub counters_bytes_max: usize,
-    /// The longest that anything learned holds.
+    /// Maximum lifetime of a feedback restriction.
     pub feedback_ttl_max: Duration,
     /// Where calls are counted.
     pub counting: Counting,
-    /// Whether [changes](Engine::take_changes) are taken.
+    /// Whether [changes](Engine::take_changes) are recorded.
     pub is_saved: bool,
 }
 
-/// One of the limits that a call is under, and whose counter it is.
+/// A limit and the counter of a call under it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// The limit's name.
+    /// Name of the limit.
     pub limit: &'a str,
-    /// The counter: each has an allowance of its own.
+    /// Name of the counter; each has an allowance of its own.
     pub counter: &'a str,
 }
 
-/// What makes a call wait. Prints as `limit/rule`, or `learned`.
+/// What delays a call. Prints as `limit/rule`, or `learned` for partner feedback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Binding {
     /// A rule of a limit.
     Rule {
-        /// The limit's name.
+        /// Name of the limit.
         limit: Arc<str>,
-        /// The rule's.
+        /// Id of the rule.
         rule: Arc<str>,
     },
-    /// What a partner's answer said.
-    Learned,
+    /// A restriction from partner feedback.
+    Feedback,
 }
 
 impl fmt::Display for Binding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule { limit, rule } => write!(f, "{limit}/{rule}"),
-            Self::Learned => f.write_str("learned"),
+            Self::Feedback => f.write_str("learned"),
         }
     }
 }
 
-/// When a call may go.
+/// Time reserved for a call, or the earliest time for one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// The first moment, which is `now` when it may go at once.
+    /// Start of the slot; equal to `now` if the call may proceed immediately.
     pub at: u64,
-    /// What it was asked at, by the limiter's clock.
+    /// Time of the decision, by the limiter's clock.
     pub now: u64,
-    /// What it waits for.
+    /// What delays the call, if anything does.
     pub binding: Option<Binding>,
 }
 
-/// A limit, and a counter.
-type Counter = (Arc<str>, Arc<str>);
+/// A limit, and a counter under it.
+type CounterKey = (Arc<str>, Arc<str>);
 
-/// Why a call gets no answer.
+/// Why a call is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub enum CallError {
     /// No limit has this name.
     UnknownLimit(String),
     /// The limits of the call have too many rules together.
     TooManyRules,
-    /// The rule that the call says, or does not say, cannot hold for it; why.
-    RuleOfCall(String),
-    /// It would have to wait until this slot, longer than its maximum wait. A queue that is full says when there is room.
+    /// The rule in the call is missing or not applicable; with the reason.
+    InvalidRule(String),
+    /// The first slot is later than the maximum wait. For a full queue: when the queue has capacity again.
     OverMaxWait(Slot),
-    /// It is for more requests than a rule ever lets go at once.
-    TooMany {
-        /// Which.
+    /// The call is for more requests than a rule ever grants in one burst.
+    OverBurst {
+        /// The rule.
         binding: Option<Binding>,
-        /// Most requests of one call.
+        /// Its maximum burst.
         most: u64,
     },
-    /// It is told of as made in the future.
+    /// The reported time of the call is in the future.
     TooEarly,
-    /// There are as many counters as there may be, and none of them is idle.
-    NoRoom,
+    /// The maximum number of counters is in use.
+    CounterLimit,
 }
 
-/// What was done under one limit since the start.
+/// Events under one limit since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Reservations that may go at once.
+    /// Reservations granted immediately.
     pub now: u64,
-    /// Those that wait for a moment to come.
+    /// Reservations granted for later.
     pub delayed: u64,
-    /// Those that were refused.
+    /// Reservations refused.
     pub refused: u64,
-    /// Times that somebody asked when a call could go.
-    pub asked: u64,
-    /// Calls told of that count.
+    /// Delay queries.
+    pub delays: u64,
+    /// Reported calls that were counted.
     pub counted: u64,
-    /// Those made too long ago to have an effect.
+    /// Reported calls too old to have an effect.
     pub too_old: u64,
-    /// Those said to be made in the future.
+    /// Reported calls rejected because their time is in the future.
     pub too_early: u64,
-    /// Answers of partners with status 429.
+    /// Partner responses with status 429.
     pub outbound_429: u64,
-    /// Answers of partners that something was learned from.
-    pub learned: u64,
+    /// Partner responses that added a restriction.
+    pub feedback_applied: u64,
 }
 
 /// All limits and counters; see the module.
 #[derive(Debug)]
 pub struct Engine {
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
     options: Options,
 }
 
 #[derive(Debug)]
-struct State {
+struct EngineState {
     core: Core,
     catalog: Catalog,
-    /// The limits of the sources, and those that calls made.
+    /// The configured limits.
     limits: Vec<NamedLimit>,
-    of_calls: Vec<from_call::Made>,
-    learned: Learned,
+    /// The limits created from rules in calls.
+    call_limits: Vec<from_call::CallLimit>,
+    feedback: FeedbackTable,
     counting: Counting,
-    /// What a server said, if one counts.
-    seen: Seen,
-    ahead: Ahead,
-    /// One more for each change of the limits.
+    /// Usage last reported by the sharing server, if one counts.
+    recent_usage: RecentUsage,
+    bookings: Bookings,
+    /// Incremented by each change of the limits.
     version: u64,
-    /// The key of limits of every call.
-    whole: Arc<str>,
-    /// What changed, as far as it was [collected](Self::collect_changes).
+    /// Changes [collected](Self::collect_changes) but not yet taken.
     changes: Changes,
 }
 
 impl Engine {
-    /// Limits of which nothing has been used.
+    /// Creates an engine with unused limits.
     #[must_use]
     pub fn new(options: Options, limits: &[NamedLimit]) -> Self {
         let mut core = Core::with_memory(options.counters_max, options.counters_bytes_max);
         if options.is_saved {
             core.track_changes();
         }
-        let mut state = State {
+        let mut state = EngineState {
             core,
             catalog: Catalog::new(options.counting),
             limits: Vec::new(),
-            of_calls: Vec::new(),
-            learned: Learned::new(options.feedback_ttl_max, options.is_saved),
+            call_limits: Vec::new(),
+            feedback: FeedbackTable::new(options.feedback_ttl_max, options.is_saved),
             counting: options.counting,
-            seen: Seen::default(),
-            ahead: Ahead::default(),
+            recent_usage: RecentUsage::default(),
+            bookings: Bookings::default(),
             version: 0,
-            whole: Arc::from(""),
             changes: Changes::new(),
         };
-        // The time of what is restored may be any.
+        // Restored records may have any time, so the clock starts at 0.
         state.change(limits, 0);
         Self {
             state: Mutex::new(state),
@@ -215,65 +211,65 @@ impl Engine {
         }
     }
 
-    /// Takes other limits into force, which have no [`errors`], and [keeps](Self::keep) the sources that they are of: nothing is restored of the one without
-    /// the other. What was used stays used, in requests.
+    /// Replaces the limits, which have no [`errors`], and [saves](Self::save_sources) their sources in the same change, so
+    /// that a restore gets both or neither. Usage is carried over as a number of requests.
     pub fn change(&self, limits: &[NamedLimit], sources: Vec<u8>, now: u64) {
         let mut state = self.state();
         state.change(limits, now);
-        state.keep(sources);
+        state.save_sources(sources);
     }
 
-    /// How often the limits changed; 1 at the start.
+    /// Version of the limits: 1 at the start, incremented by each change.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.state().version
     }
 
-    /// What it was made with.
+    /// The settings of this engine.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Forgets what is over: what was learned, and some counters that are idle. They make room by themselves; this only gives memory back to
-    /// others.
+    /// Frees the memory of expired restrictions and bookings, and of some idle counters. Needed only for that: a full table
+    /// evicts them itself.
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
-        state.learned.pass(now);
-        state.ahead.pass(now, |_| true);
-        state.core.evict_idle(IDLE_LOOKED_AT, now);
+        state.feedback.expire(now);
+        state.bookings.expire(now, |_| true);
+        state.core.evict_idle(IDLE_SCAN_MAX, now);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EngineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl EngineState {
     fn change(&mut self, limits: &[NamedLimit], now: u64) {
         self.limits = limits.to_vec();
-        self.of_calls.retain(|made| from_call::is_of(limits, made));
+        self.call_limits.retain(|limit| limit.is_based_on(limits));
         self.apply(now);
     }
 
-    /// Takes into force what the sources and calls say.
+    /// Activates the configured limits and those from calls.
     fn apply(&mut self, now: u64) {
         let now = now.max(self.core.clock());
         let limits = self.limits.iter().filter(|limit| !limit.from_call);
         let limits: Vec<NamedLimit> = limits
-            .chain(self.of_calls.iter().map(|made| &made.limit))
+            .chain(self.call_limits.iter().map(|it| &it.limit))
             .cloned()
             .collect();
-        self.core.clear_limits(&self.catalog.gone(&limits));
+        self.core.clear_limits(&self.catalog.removed(&limits));
         let names: HashSet<&str> = limits.iter().map(|limit| &*limit.name).collect();
-        self.learned
-            .change(names.len(), |name| !names.contains(name));
-        // While it has the names that this is known by.
+        self.feedback
+            .set_limits(names.len(), |name| names.contains(name));
+        // Records name limits and rules, so they are collected before the names change.
         self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
         let global = self.catalog.global();
-        self.ahead.pass(now, |limit| global.contains(limit));
-        self.seen.clear();
+        self.bookings.expire(now, |limit| global.contains(limit));
+        self.recent_usage.clear();
     }
 }

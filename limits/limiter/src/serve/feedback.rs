@@ -1,24 +1,24 @@
-//! What a partner's answer said, in the forms of its header fields.
+//! Parsing of partner responses reported through `feedback`.
 
 use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 
 use super::{
-    engine::Said,
+    engine::Feedback,
     problem::{Problem, invalid},
 };
 
-/// From here on a number of `x_ratelimit_reset` is a moment, in seconds since 1970, and not a time.
-const MOMENT_MIN: u64 = 100_000_000;
+/// Values of `x_ratelimit_reset` from here on are Unix times in seconds; smaller ones are durations.
+const UNIX_SECONDS_MIN: u64 = 100_000_000;
 
-/// The same in milliseconds.
-const MILLIS_MIN: u64 = 100_000_000_000;
+/// Values from here on are Unix times in milliseconds.
+const UNIX_MILLIS_MIN: u64 = 100_000_000_000;
 
-/// The body of `feedback`: fields as they came.
+/// Body of `feedback`: header fields as the partner sent them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Feedback {
+pub(super) struct FeedbackBody {
     pub(super) status: Option<u16>,
     pub(super) retry_after: Option<String>,
     pub(super) ratelimit: Option<String>,
@@ -26,76 +26,71 @@ pub(super) struct Feedback {
     pub(super) x_ratelimit_reset: Option<String>,
 }
 
-impl Feedback {
-    /// What can be understood of it at `now`.
-    pub(super) fn said(&self, now: u64) -> Result<Said, Problem> {
-        let status = self.status.ok_or_else(|| invalid("status: is missing"))?;
+impl FeedbackBody {
+    /// Parses the fields at `now`. Malformed fields are ignored, so that a 429 has an effect in any case.
+    pub(super) fn feedback(&self, now: u64) -> Result<Feedback, Problem> {
+        let status = self.status.ok_or_else(|| invalid("missing status"))?;
         if !(100..=599).contains(&status) {
-            return Err(invalid("status: 100 to 599"));
+            return Err(invalid(format!("invalid status {status}: use 100 to 599")));
         }
-        // What is not understood is as if it were not said: that it refused is learned all the same.
         let text = self.retry_after.as_deref();
         let retry_after = text.and_then(|text| retry_after(text.trim(), now));
-        let fields = self.ratelimit.as_deref().map(ratelimit);
-        let left = match (fields, &self.x_ratelimit_remaining, &self.x_ratelimit_reset) {
-            (Some(left), ..) => left,
+        let field = self.ratelimit.as_deref().map(ratelimit);
+        let remaining = match (field, &self.x_ratelimit_remaining, &self.x_ratelimit_reset) {
+            (Some(remaining), ..) => remaining,
             (None, Some(remaining), Some(reset)) => x_ratelimit(remaining, reset, now),
             _ => None,
         };
-        Ok(Said {
+        Ok(Feedback {
             status,
             retry_after,
-            left,
+            remaining,
         })
     }
 }
 
-/// Seconds, or a date in one of the three forms of RFC 9110.
+/// Parses seconds, or a date in one of the three forms of RFC 9110.
 fn retry_after(text: &str, now: u64) -> Option<Duration> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
         let is_number = text.bytes().all(|it| it.is_ascii_digit());
-        // What is too large for a number is long enough.
+        // A number above 2^64 is longer than any restriction lasts.
         return is_number.then(|| text.parse().map_or(Duration::MAX, Duration::from_secs));
     }
     let date = httpdate::parse_http_date(text).ok()?;
     let at = date.duration_since(SystemTime::UNIX_EPOCH);
-    Some(
-        at.unwrap_or_default()
-            .saturating_sub(Duration::from_nanos(now)),
-    )
+    let now = Duration::from_nanos(now);
+    Some(at.unwrap_or_default().saturating_sub(now))
 }
 
-/// `"default";r=50;t=30`, of several the one that leaves least; older drafts wrote `limit=100, remaining=50, reset=30`.
+/// Parses `"default";r=50;t=30`, of several the strictest; or the form of older drafts, `limit=100, remaining=50, reset=30`.
 fn ratelimit(text: &str) -> Option<(u64, Duration)> {
     let number = |part: &str, names: [&str; 2]| {
         let (name, value) = part.trim().split_once('=')?;
-        let is_it = names.contains(&name.trim());
-        is_it.then(|| value.trim().parse::<u64>().ok()).flatten()
+        let is_match = names.contains(&name.trim());
+        is_match.then(|| value.trim().parse::<u64>().ok()).flatten()
     };
     let find = |parts: &[&str], names| parts.iter().find_map(|part| number(part, names));
     let read = |parts: Vec<&str>| {
-        let left = find(&parts, ["r", "remaining"])?;
-        Some((left, Duration::from_secs(find(&parts, ["t", "reset"])?)))
+        let remaining = find(&parts, ["r", "remaining"])?;
+        Some((
+            remaining,
+            Duration::from_secs(find(&parts, ["t", "reset"])?),
+        ))
     };
     let items = text.split(',').map(|item| item.split(';').collect());
-    let least = items.filter_map(read).min();
-    least.or_else(|| read(text.split([',', ';']).collect()))
+    let strictest = items.filter_map(read).min();
+    strictest.or_else(|| read(text.split([',', ';']).collect()))
 }
 
 fn x_ratelimit(remaining: &str, reset: &str, now: u64) -> Option<(u64, Duration)> {
     let [remaining, reset] = [remaining, reset].map(|it| it.trim().parse::<u64>().ok());
-    let wait = match reset? {
-        millis if millis >= MILLIS_MIN => {
-            let nanos = millis.saturating_mul(1_000_000).saturating_sub(now);
-            Duration::from_nanos(nanos)
-        }
-        moment if moment >= MOMENT_MIN => {
-            let nanos = moment.saturating_mul(1_000_000_000).saturating_sub(now);
-            Duration::from_nanos(nanos)
-        }
-        seconds => Duration::from_secs(seconds),
+    let reset = reset?;
+    let nanos = match reset {
+        UNIX_MILLIS_MIN.. => reset.saturating_mul(1_000_000).saturating_sub(now),
+        UNIX_SECONDS_MIN.. => reset.saturating_mul(1_000_000_000).saturating_sub(now),
+        _ => reset * 1_000_000_000,
     };
-    Some((remaining?, wait))
+    Some((remaining?, Duration::from_nanos(nanos)))
 }
 
 #[cfg(test)]
@@ -103,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_partners_are_read_as_they_came() {
+    fn header_fields_of_partners_are_parsed() {
         let now = 1_700_000_000_000_000_000;
         let seconds = Duration::from_secs;
         assert_eq!(retry_after("120", now), Some(seconds(120)));
@@ -123,15 +118,15 @@ mod tests {
         ] {
             assert!(retry_after(far, now) > Some(day), "{far}");
         }
-        for nothing in ["soon", "", "-1", "+1"] {
-            assert_eq!(retry_after(nothing, now), None, "{nothing}");
+        for malformed in ["soon", "", "-1", "+1"] {
+            assert_eq!(retry_after(malformed, now), None, "{malformed}");
         }
-        let refused = Feedback {
+        let refused = FeedbackBody {
             status: Some(429),
             retry_after: Some("1.5".to_owned()),
-            ..Feedback::default()
+            ..FeedbackBody::default()
         };
-        assert_eq!(refused.said(now).unwrap().retry_after, None);
+        assert_eq!(refused.feedback(now).unwrap().retry_after, None);
         assert_eq!(ratelimit("\"default\";r=50;t=30"), Some((50, seconds(30))));
         let two = "\"hour\";r=100;t=1800, \"peak\";r=0;t=7";
         assert_eq!(ratelimit(two), Some((0, seconds(7))));

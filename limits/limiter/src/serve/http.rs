@@ -1,8 +1,6 @@
-//! The limiter over HTTP: a few paths, JSON.
+//! The HTTP API: routes, methods and responses.
 
-mod answer;
-
-use std::time::Duration;
+mod response;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header, request::Parts};
@@ -12,52 +10,50 @@ use runtime::rate_limit::{Fields, Quota};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::answer::problem as problem_answer;
-use self::answer::{LimitBody, SlotBody, json, text};
+use self::response::{LimitBody, SlotBody, json, problem_response, text};
 use super::{
-    ask::{Asked, Call, Path, Query, What, is_json, method},
-    engine::{Refused, Slot},
-    problem::{self, Problem, refused},
-    service::{self, Service},
+    engine::{CallError, Slot},
+    problem::{self, Problem, rejected},
+    request::{CallKind, Endpoint, GET, LimitedCall, Path, Query, is_json},
+    service::{CallResult, Service},
 };
 
-/// An answer.
-pub(super) type Answer = Response<Full<Bytes>>;
+type HttpResponse = Response<Full<Bytes>>;
 
-/// What can be asked, as OpenAPI 3.1.
+/// Description of the API in OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 impl Service {
-    /// Answers a request; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
+    /// Handles a request. A reservation that waits returns at its slot, or when `stop` is cancelled.
     pub(super) async fn http(
         &self,
         request: Request<Incoming>,
         stop: &CancellationToken,
-    ) -> Answer {
+    ) -> HttpResponse {
         let began = Instant::now();
         let path = request.uri().path().to_owned();
         let path = Path::of(&path);
-        let call = match &path {
-            Ok(Path::Call(call, _)) => Some(*call),
+        let endpoint = match &path {
+            Ok(Path::Call(endpoint, _)) => Some(*endpoint),
             _ => None,
         };
         let (head, body) = request.into_parts();
         let mut body = Some(body);
-        let answered = match path {
+        let response = match path {
             Ok(path) => self.route(path, &head, &mut body, stop, began).await,
             Err(problem) => Err(problem),
         };
-        let mut answer = answered.unwrap_or_else(|problem| self.problem(&problem));
+        let mut response = response.unwrap_or_else(|problem| self.problem(&problem));
         if body.is_some_and(|body| !body.is_end_stream()) {
-            // The rest of the request would be in the way of the next one.
+            // The next request would start after the rest of this body.
             let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(header::CONNECTION, close);
+            response.headers_mut().insert(header::CONNECTION, close);
         }
-        self.metrics.answered(call, answer.status());
-        answer
+        self.metrics.responded(endpoint, response.status());
+        response
     }
 
-    /// Leaves the body there if it is not read whole.
+    /// Leaves `body` in place unless it is read completely.
     async fn route(
         &self,
         path: Path<'_>,
@@ -65,43 +61,43 @@ impl Service {
         body: &mut Option<Incoming>,
         stop: &CancellationToken,
         began: Instant,
-    ) -> Result<Answer, Problem> {
-        let holder = self.admit(head)?;
+    ) -> Result<HttpResponse, Problem> {
+        let identity = self.authenticate(head)?;
         match path {
-            Path::Call(call, first) => {
-                expect(&head.method, &method(call))?;
+            Path::Call(endpoint, first) => {
+                check_method(&head.method, endpoint.methods())?;
                 let query = Query::of(head.uri.query().unwrap_or_default())?;
                 let has_body = body.as_ref().is_some_and(|body| !body.is_end_stream());
-                let body = match call {
-                    Call::Delay => Bytes::new(),
+                let body = match endpoint {
+                    Endpoint::Delay => Bytes::new(),
                     _ if !is_json(&head.headers, has_body) => {
                         return Err(Problem::new(problem::MEDIA_TYPE, ""));
                     }
                     _ => self.body(body).await?,
                 };
-                let mut asked = Asked::read(call, first, query, &body)?;
-                let answered = self.answer(&mut asked, &holder, stop, began).await;
-                let slot = match &answered {
-                    Ok(answer) => Some(&answer.slot),
+                let mut call = LimitedCall::read(endpoint, first, query, &body)?;
+                let result = self.process(&mut call, &identity, stop, began).await;
+                let slot = match &result {
+                    Ok(result) => Some(&result.slot),
                     Err(problem) => problem.slot.as_deref(),
                 };
-                let quota = slot.and_then(|slot| self.quota(&asked, slot));
-                let mut answer = match answered {
-                    Ok(answer) => answer_of(call, &answer),
+                let quota = slot.and_then(|slot| self.quota(&call, slot));
+                let mut response = match result {
+                    Ok(result) => call_response(endpoint, &result),
                     Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
-                    quota.write(self.fields, answer.headers_mut());
+                    quota.write(self.fields, response.headers_mut());
                 }
-                Ok(answer)
+                Ok(response)
             }
             Path::Limit(limit) => {
-                self.may_use(&holder, &limit)?;
-                expect(&head.method, &Method::GET)?;
+                self.authorize(&identity, &limit)?;
+                check_method(&head.method, GET)?;
                 self.limit(&limit)
             }
             Path::Problem(name) => {
-                expect(&head.method, &Method::GET)?;
+                check_method(&head.method, GET)?;
                 let mut kinds = problem::KINDS.iter();
                 let kind = kinds.find(|kind| kind.name == name);
                 let kind = kind.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
@@ -109,84 +105,82 @@ impl Service {
                 Ok(text(page, "text/plain; charset=utf-8"))
             }
             Path::OpenApi => {
-                expect(&head.method, &Method::GET)?;
+                check_method(&head.method, GET)?;
                 Ok(text(OPENAPI, "application/json"))
             }
             Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
         }
     }
 
-    /// The terms of a limit in force, and where they come from.
-    fn limit(&self, name: &str) -> Result<Answer, Problem> {
-        let plan = self.sources.plan();
-        let unknown = || refused(Refused::UnknownLimit(name.to_owned()), 0);
+    /// Definition and source of an active limit.
+    fn limit(&self, name: &str) -> Result<HttpResponse, Problem> {
+        let effective = self.sources.effective();
+        let unknown = || rejected(CallError::UnknownLimit(name.to_owned()), 0);
         Ok(json(&LimitBody {
             name,
-            source: plan.source(name),
-            terms: plan.terms(name).ok_or_else(unknown)?,
+            source: effective.source(name),
+            terms: effective.terms(name).ok_or_else(unknown)?,
         }))
     }
 
-    fn problem(&self, problem: &Problem) -> Answer {
+    fn problem(&self, problem: &Problem) -> HttpResponse {
         self.metrics.problem(problem);
-        problem_answer(problem)
+        problem_response(problem)
     }
 
-    /// What is left to calls like this one, for the fields of its answer.
-    fn quota(&self, asked: &Asked, slot: &Slot) -> Option<Quota> {
+    /// Remaining quota for the rate-limit headers of a response.
+    fn quota(&self, call: &LimitedCall, slot: &Slot) -> Option<Quota> {
         if self.fields == Fields::Off {
             return None;
         }
         let binding = slot.binding.as_ref();
-        // By the clock that goes here: that of a server may differ.
+        // Not `slot.now`, which may be the time of the sharing server.
         let now = self.clock.now();
-        let (of, is_told) = (asked.targets(), self.decider.has_server());
-        let left = self.engine.left(&of, binding, is_told, now)?;
-        Some(Quota {
-            policy: left.rule.to_string(),
-            most: left.most,
-            window: left.window,
-            remaining: left.remaining,
-            reset: Duration::from_nanos(left.more_at.saturating_sub(now)),
-        })
+        let (targets, from_server) = (call.targets(), self.decider.has_server());
+        self.engine.remaining(&targets, binding, from_server, now)
     }
 }
 
-/// The limits and counters of a call with this path, query and body; none where the path is of no call.
+/// Limits and counters of a call with this path, query and body; none for other paths.
 ///
 /// # Errors
-/// Why it is refused, at `now`.
+/// When the request is invalid at `now`.
 pub fn counters(
     path: &str,
     query: &str,
     body: &[u8],
     now: u64,
 ) -> Result<Vec<(String, String)>, Problem> {
-    let Path::Call(call, first) = Path::of(path)? else {
+    let Path::Call(endpoint, first) = Path::of(path)? else {
         return Ok(Vec::new());
     };
-    let asked = Asked::read(call, first, Query::of(query)?, body)?;
-    if let What::Feedback(feedback) = &asked.what {
-        feedback.said(now)?;
+    let call = LimitedCall::read(endpoint, first, Query::of(query)?, body)?;
+    if let CallKind::Feedback(feedback) = &call.kind {
+        feedback.feedback(now)?;
     }
-    let counters = asked.of.into_iter();
+    let counters = call.counters.into_iter();
     Ok(counters.map(|it| (it.limit, it.counter)).collect())
 }
 
-fn answer_of(call: Call, answer: &service::Answer) -> Answer {
-    let mut slot = SlotBody::of(&answer.slot);
-    match call {
-        Call::Delay | Call::Reserve => {}
-        Call::Increment => slot.counted = Some(answer.has_effect),
-        Call::Feedback => slot.learned = Some(answer.has_effect),
+fn call_response(endpoint: Endpoint, result: &CallResult) -> HttpResponse {
+    let mut slot = SlotBody::of(&result.slot);
+    match endpoint {
+        Endpoint::Delay | Endpoint::Reserve => {}
+        Endpoint::Increment => slot.counted = Some(result.has_effect),
+        Endpoint::Feedback => slot.learned = Some(result.has_effect),
     }
     json(&slot)
 }
 
-fn expect(method: &Method, expected: &Method) -> Result<(), Problem> {
-    let is_it = method == expected || (method == Method::HEAD && expected == Method::GET);
-    is_it.then_some(()).ok_or_else(|| {
-        let detail = format!("use {expected}");
-        Problem::new(problem::METHOD, detail)
+fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
+    if allowed.split(", ").any(|it| method == it) {
+        return Ok(());
+    }
+    Err(Problem {
+        allow: Some(allowed),
+        ..Problem::new(
+            problem::METHOD,
+            format!("{method} is not one of: {allowed}"),
+        )
     })
 }

@@ -1,15 +1,15 @@
-//! Where limits come from, and which of them are in force.
+//! The sources of limits, and the limits that are in effect.
 //!
-//! Each source says the terms of limits by name: the file, and a collection. Of two with a name the one of the collection is in force,
-//! as a whole ([`Source`]). What is not of one limit, the file says alone.
+//! The limits file and a MongoDB collection define limits by name. If both define a name, the collection takes precedence
+//! ([`Source`]). Everything that does not belong to one limit comes from the file.
 //!
-//! - A version of a source is in force as a whole or not at all: both sources together are checked as one file is. One that is refused
-//!   is tried again when the other source changes.
-//! - What the collection said last is in the directory of `--state`, so a start does not depend on a collection that cannot be read.
+//! - A version of a source takes effect completely or not at all: file and collection are validated together. A rejected
+//!   version is tried again when the other source changes.
+//! - The `--state` directory has the last valid version of the collection, so that a start does not depend on MongoDB.
 
 #[cfg(feature = "mongodb")]
 pub(super) mod collection;
-mod plan;
+mod effective;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,192 +18,183 @@ use std::{
 
 use limits::rules::{ConfigErrors, Document};
 
-pub use self::plan::{Named, Plan, Source};
-use super::{clock::Clock, engine::Engine, sharing::check_same};
+pub use self::effective::{EffectiveLimits, Source, TermsByName};
+use super::{clock::Clock, engine::Engine, sharing::check_unchanged};
 
-/// All sources; clones share them.
+/// All sources; clones share their state.
 #[derive(Debug, Clone)]
 pub struct LimitSources {
-    shared: Arc<Shared>,
+    shared: Arc<SourcesState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SourcesState {
     engine: Arc<Engine>,
     clock: Clock,
-    /// Locked while a version is looked at, which may take long.
-    newest: Mutex<Newest>,
-    in_force: Mutex<InForce>,
+    /// The newest version of the collection, or why it is unreadable. Locked while a version is validated, which can take
+    /// long.
+    newest_collection: Mutex<Result<TermsByName, String>>,
+    active: Mutex<ActiveVersion>,
 }
 
-/// The newest version of each source.
+/// The limits in effect. Locked only briefly.
 #[derive(Debug)]
-struct Newest {
-    file: Document,
-    collection: Result<Named, String>,
+struct ActiveVersion {
+    effective: Arc<EffectiveLimits>,
+    /// Why the newest version of the collection is not in effect.
+    rejected: Option<String>,
+    /// When the collection was last read, or else the start; `None` without a collection.
+    read_at: Option<Instant>,
 }
 
-/// What is told of the sources, also while a version is looked at.
-#[derive(Debug)]
-struct InForce {
-    plan: Arc<Plan>,
-    /// Why the newest version of a source, or of each, is not in force.
-    refused: Option<String>,
-    /// When the collection was read last, or should have been first.
-    read: Option<Instant>,
-}
-
-/// What is in force at a start: what the file says, and what the collection said before. Without a collection, what one said is gone.
+/// Returns the limits at startup: those of the file, and the saved ones of the collection if there still is a collection.
 ///
 /// # Errors
-/// When it has errors.
-pub fn at_start(file: Document, kept: &[u8], has_collection: bool) -> Result<Plan, ConfigErrors> {
-    let collection = if has_collection && !kept.is_empty() {
-        let unreadable =
-            |_| ConfigErrors(vec!["what was kept of the limits is damaged".to_owned()]);
-        serde_json::from_slice(kept).map_err(unreadable)?
+/// When the limits are invalid.
+pub fn initial_limits(
+    file: Document,
+    saved: &[u8],
+    has_collection: bool,
+) -> Result<EffectiveLimits, ConfigErrors> {
+    let collection = if has_collection && !saved.is_empty() {
+        let corrupt = |_| {
+            ConfigErrors(vec![
+                "the saved limits of the collection are corrupt".to_owned(),
+            ])
+        };
+        serde_json::from_slice(saved).map_err(corrupt)?
     } else {
-        Named::new()
+        TermsByName::new()
     };
-    Plan::of(file, collection)
+    EffectiveLimits::of(file, collection)
 }
 
 impl LimitSources {
-    /// With what is in force already.
+    /// Starts with limits that are already active in the engine.
     #[must_use]
-    pub fn new(plan: Plan, has_collection: bool, engine: Arc<Engine>, clock: Clock) -> Self {
-        engine.keep(plan::to_bytes(&plan.collection));
-        let newest = Newest {
-            file: plan.file.clone(),
-            collection: Ok(plan.collection.clone()),
-        };
-        let in_force = InForce {
-            plan: Arc::new(plan),
-            refused: None,
-            read: has_collection.then(Instant::now),
-        };
+    pub fn new(
+        effective: EffectiveLimits,
+        has_collection: bool,
+        engine: Arc<Engine>,
+        clock: Clock,
+    ) -> Self {
+        engine.save_sources(effective::to_bytes(&effective.collection));
+        let newest_collection = Mutex::new(Ok(effective.collection.clone()));
+        let active = Mutex::new(ActiveVersion {
+            effective: Arc::new(effective),
+            rejected: None,
+            read_at: has_collection.then(Instant::now),
+        });
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SourcesState {
                 engine,
                 clock,
-                newest: Mutex::new(newest),
-                in_force: Mutex::new(in_force),
+                newest_collection,
+                active,
             }),
         }
     }
 
-    /// What is in force.
+    /// The limits in effect.
     #[must_use]
-    pub fn plan(&self) -> Arc<Plan> {
-        Arc::clone(&self.in_force().plan)
+    pub fn effective(&self) -> Arc<EffectiveLimits> {
+        Arc::clone(&self.active().effective)
     }
 
-    /// Why the newest version of a source, or of each, is not in force.
+    /// Why the newest version of the collection is not in effect.
     #[must_use]
-    pub fn refused(&self) -> Option<String> {
-        self.in_force().refused.clone()
+    pub fn rejected(&self) -> Option<String> {
+        self.active().rejected.clone()
     }
 
-    /// How long ago the collection was read, if there is one.
+    /// Time since the collection was last read, if there is one.
     #[must_use]
     pub fn collection_age(&self) -> Option<Duration> {
-        self.in_force().read.map(|read| read.elapsed())
+        self.active().read_at.map(|read_at| read_at.elapsed())
     }
 
-    /// The file says something else, which by itself is in order.
-    pub fn file(&self, file: &Document) {
-        let mut newest = self.newest();
-        newest.file = file.clone();
-        self.decide(&newest, Source::File);
+    /// Activates a version of the file, with the newest version of the collection if they are valid together, or else with
+    /// its active version.
+    ///
+    /// # Errors
+    /// When it is valid with neither.
+    pub fn set_file(&self, file: &Document) -> Result<(), ConfigErrors> {
+        let newest = self.newest_collection();
+        let newest = newest.as_ref().ok();
+        match newest.and_then(|newest| self.validate(file, newest).ok()) {
+            Some(effective) => self.activate(effective, None),
+            None => {
+                let effective = self.validate(file, &self.effective().collection)?;
+                self.activate(effective, self.rejected());
+            }
+        }
+        Ok(())
     }
 
-    /// The collection says something else, or what cannot be understood, and why.
-    pub fn collection(&self, read: Result<Named, String>) {
-        self.in_force().read = Some(Instant::now());
-        let mut newest = self.newest();
-        if newest.collection != read {
-            newest.collection = read;
-            self.decide(&newest, Source::Collection);
+    /// Activates a version of the collection, or rejects it; `read` is an error if the collection has invalid documents.
+    pub fn set_collection(&self, read: Result<TermsByName, String>) {
+        self.active().read_at = Some(Instant::now());
+        let mut newest = self.newest_collection();
+        if *newest == read {
+            return;
+        }
+        *newest = read;
+        let newest = newest.as_ref().map_err(Clone::clone);
+        let effective = newest.and_then(|newest| {
+            let effective = self.validate(&self.effective().file, newest);
+            effective.map_err(|errors| errors.0.join("; "))
+        });
+        match effective {
+            Ok(effective) => self.activate(effective, None),
+            Err(why) => {
+                let source = Source::Collection.name();
+                tracing::warn!(source, why, "limits rejected; keeping the previous version");
+                self.active().rejected = Some(format!("{source}: {why}"));
+            }
         }
     }
 
-    /// Takes into force the newest versions of both; else the one that changed, beside what is in force of the other.
-    fn decide(&self, newest: &Newest, changed: Source) {
-        let before = self.plan();
-        let collection = newest.collection.as_ref();
-        let collection = collection.map_err(|why| ConfigErrors(vec![why.clone()]));
-        let both = collection.clone();
-        let both = both.and_then(|named| self.plan_of(&newest.file, named));
-        let refused = match both {
-            Ok(plan) => {
-                self.take(plan, &before);
-                self.in_force().refused = None;
-                return;
-            }
-            Err(why) => {
-                let file = (Source::File, self.plan_of(&newest.file, &before.collection));
-                let collection = (
-                    Source::Collection,
-                    collection.and_then(|named| self.plan_of(&before.file, named)),
-                );
-                let ((changed, plan), (other, other_plan)) = match changed {
-                    Source::File => (file, collection),
-                    Source::Collection => (collection, file),
-                };
-                match plan {
-                    Ok(plan) => {
-                        self.take(plan, &before);
-                        vec![(other, why)]
-                    }
-                    Err(why) => {
-                        let other = other_plan.err().map(|why| (other, why));
-                        std::iter::once((changed, why)).chain(other).collect()
-                    }
-                }
-            }
-        };
-        let reasons = refused.into_iter().map(|(source, why)| {
-            let (source, why) = (source.name(), why.0.join("; "));
-            tracing::warn!(source, why, "limits rejected; keeping the previous version");
-            format!("{source}: {why}")
-        });
-        let reasons: Vec<String> = reasons.collect();
-        self.in_force().refused = Some(reasons.join("; "));
+    fn validate(
+        &self,
+        file: &Document,
+        collection: &TermsByName,
+    ) -> Result<EffectiveLimits, ConfigErrors> {
+        let effective = EffectiveLimits::of(file.clone(), collection.clone())?;
+        check_unchanged(&self.effective().rules, &effective.rules)?;
+        Ok(effective)
     }
 
-    /// What would be in force after what is.
-    fn plan_of(&self, file: &Document, collection: &Named) -> Result<Plan, ConfigErrors> {
-        let plan = Plan::of(file.clone(), collection.clone())?;
-        check_same(&self.plan().rules, &plan.rules)?;
-        Ok(plan)
-    }
-
-    /// Takes a version into force, unless it is in force.
-    fn take(&self, plan: Plan, before: &Plan) {
-        let Shared { engine, clock, .. } = &*self.shared;
-        let changed = [
-            (Source::File, plan.file != before.file),
-            (Source::Collection, plan.collection != before.collection),
-        ];
-        let mut changed = changed.into_iter().filter(|(_, is_changed)| *is_changed);
-        let Some(first) = changed.next() else { return };
-        let kept = plan::to_bytes(&plan.collection);
-        engine.change(&plan.rules.limits, kept, clock.now());
-        self.in_force().plan = Arc::new(plan);
+    fn activate(&self, effective: EffectiveLimits, rejected: Option<String>) {
+        let SourcesState { engine, clock, .. } = &*self.shared;
+        let before = self.effective();
+        self.active().rejected = rejected;
+        let mut changed = Vec::new();
+        if effective.file != before.file {
+            changed.push(Source::File);
+        }
+        if effective.collection != before.collection {
+            changed.push(Source::Collection);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let saved = effective::to_bytes(&effective.collection);
+        engine.change(&effective.rules.limits, saved, clock.now());
+        self.active().effective = Arc::new(effective);
         let version = engine.version();
-        for (source, _) in [first].into_iter().chain(changed) {
+        for source in changed {
             tracing::info!(source = source.name(), version, "limits changed");
         }
     }
 
-    fn newest(&self) -> MutexGuard<'_, Newest> {
-        let newest = &self.shared.newest;
+    fn newest_collection(&self) -> MutexGuard<'_, Result<TermsByName, String>> {
+        let newest = &self.shared.newest_collection;
         newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn in_force(&self) -> MutexGuard<'_, InForce> {
-        let in_force = &self.shared.in_force;
-        in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    fn active(&self) -> MutexGuard<'_, ActiveVersion> {
+        let active = &self.shared.active;
+        active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -218,33 +209,43 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_both_sources_are_told() {
+    fn conflicting_versions_take_effect_once_both_sources_are_valid_together() {
         let options = Options {
             counters_max: 9,
             counters_bytes_max: 9_000,
             feedback_ttl_max: Duration::from_secs(1),
-            counting: Counting::Here,
+            counting: Counting::Local,
             is_saved: false,
         };
         let terms = file("k").definition("a").unwrap();
-        let collection = Named::from([("b".to_owned(), terms)]);
-        let plan = Plan::of(file("x"), collection).unwrap();
-        let engine = Arc::new(Engine::new(options, &plan.rules.limits));
-        let sources = LimitSources::new(plan, true, engine, Clock::start());
-        let contradiction = "file: limits.b: key k is already in limits.a";
-        sources.file(&file("k"));
-        assert_eq!(sources.refused().as_deref(), Some(contradiction));
-        sources.collection(Err("unreadable".to_owned()));
-        let both = format!("collection: unreadable; {contradiction}");
-        assert_eq!(sources.refused(), Some(both));
-        sources.file(&file("x"));
-        let why = sources.refused();
-        assert_eq!(why.as_deref(), Some("collection: unreadable"));
-        sources.file(&file("k"));
-        let both = format!("{contradiction}; collection: unreadable");
-        assert_eq!(sources.refused(), Some(both));
-        sources.collection(Ok(Named::new()));
-        assert_eq!(sources.refused(), None);
-        assert_eq!(sources.plan().rules.limits[0].keys, ["k"]);
+        let collection = TermsByName::from([("b".to_owned(), terms)]);
+        let effective = EffectiveLimits::of(file("x"), collection).unwrap();
+        let engine = Arc::new(Engine::new(options, &effective.rules.limits));
+        let sources = LimitSources::new(effective, true, engine, Clock::start());
+        let active_key = || sources.effective().rules.limits[0].keys[0].clone();
+        let error = sources.set_file(&file("k")).unwrap_err();
+        assert_eq!(error.to_string(), "limits.b: key k is already in limits.a");
+        sources.set_collection(Err("unreadable".to_owned()));
+        let unreadable = Some("collection: unreadable".to_owned());
+        assert_eq!(sources.rejected(), unreadable);
+        // A valid file takes effect with the active version of the collection.
+        sources.set_file(&file("y")).unwrap();
+        assert_eq!(
+            (sources.rejected(), active_key()),
+            (unreadable, "y".to_owned())
+        );
+        sources.set_file(&file("k")).unwrap_err();
+        sources.set_collection(Ok(TermsByName::new()));
+        assert_eq!(sources.rejected(), None);
+        sources.set_file(&file("k")).unwrap();
+        assert_eq!(active_key(), "k");
+        // A collection that conflicts with the file takes effect with the next file.
+        let terms = file("k").definition("a").unwrap();
+        let collection = TermsByName::from([("b".to_owned(), terms)]);
+        sources.set_collection(Ok(collection));
+        assert!(sources.rejected().is_some());
+        sources.set_file(&file("z")).unwrap();
+        assert_eq!((sources.rejected(), active_key()), (None, "z".to_owned()));
+        assert_eq!(sources.effective().rules.limits.len(), 2);
     }
 }

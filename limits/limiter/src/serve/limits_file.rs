@@ -1,32 +1,53 @@
-//! The file of limits.
+//! The limits file.
+
+use std::sync::OnceLock;
 
 use limits::rules::{ConfigErrors, Document};
 use runtime::reload::{NamedFile, Source};
 
-use super::limit_sources::{Named, Plan};
+use super::limit_sources::{EffectiveLimits, LimitSources, TermsByName};
 
-/// A file of limits, in the form that [`limits::rules`] reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File(pub NamedFile);
+/// A limits file, in the format of [`limits::rules`].
+#[derive(Debug)]
+pub struct File {
+    file: NamedFile,
+    sources: OnceLock<LimitSources>,
+}
+
+impl File {
+    pub(super) fn new(file: NamedFile) -> Self {
+        let sources = OnceLock::new();
+        Self { file, sources }
+    }
+
+    /// Activates each later version of the file in `sources`.
+    pub(super) fn activate_in(&self, sources: LimitSources) {
+        self.sources.get_or_init(|| sources);
+    }
+}
 
 impl Source for File {
     type Value = Document;
     const NAME: &'static str = "limits";
 
     fn files(&self) -> Vec<&NamedFile> {
-        vec![&self.0]
+        vec![&self.file]
     }
 
+    /// Validates a version, and activates it if the limiter is running: a version that conflicts with the collection or
+    /// needs a restart is a failed reload, too.
     fn build(&self, contents: &[Vec<u8>]) -> Result<Document, Vec<String>> {
-        let named = |errors: Vec<String>| -> Vec<String> {
-            let errors = errors.iter();
-            errors.map(|error| self.0.error(error)).collect()
+        let named = |errors: ConfigErrors| -> Vec<String> {
+            let errors = errors.0.iter();
+            errors.map(|error| self.file.error(error)).collect()
         };
         let text = std::str::from_utf8(&contents[0]);
-        let text = text.map_err(|_| named(vec!["is not text".to_owned()]))?;
-        let wrong = |errors: ConfigErrors| named(errors.0);
-        let document = Document::parse(text).map_err(wrong)?;
-        Plan::of(document.clone(), Named::new()).map_err(wrong)?;
+        let text = text.map_err(|_| vec![self.file.error("not UTF-8")])?;
+        let document = Document::parse(text).map_err(named)?;
+        EffectiveLimits::of(document.clone(), TermsByName::new()).map_err(named)?;
+        if let Some(sources) = self.sources.get() {
+            sources.set_file(&document).map_err(named)?;
+        }
         Ok(document)
     }
 }

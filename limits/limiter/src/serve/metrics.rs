@@ -1,65 +1,60 @@
-//! Every metric of a limiter that serves.
+//! Metrics of `limiter serve`.
 
 use std::sync::Arc;
 
 use http::StatusCode;
-use metric_defs::limiter::{
-    CLOCK_BEHIND, CLOCK_STEPS, COLLECTION_AGE, COUNTERS, COUNTERS_MAX, DECISIONS, DELAYS,
-    INCREMENTS, LEARNED, LEARNED_COUNTERS, LIMIT_COUNTERS, LIMITS, OUTBOUND_429, PROBLEMS,
-    QUOTA_USED, REQUEST_SECONDS, REQUESTS, SHARED_DECISIONS, SHARING_SERVER, STATE_AGE,
-    TOKEN_REFUSALS, VERSION, VERSION_REFUSED, WAITING,
-};
+use metric_defs::limiter as defs;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
 use runtime::metrics::{Latency, Registry, family};
 use tokio::sync::watch;
 
 use super::{
-    ask::Call,
     clock::Clock,
-    engine::{Counts, Engine, LimitSurvey, Survey},
+    engine::{Counts, Engine, LimitUsage, UsageSummary},
     limit_sources::{LimitSources, Source},
     problem::{KINDS, Problem},
+    request::Endpoint,
     saver::Saver,
     sharing::Decider,
 };
 
-/// What is asked, as [`Call`] has it, and other paths.
+/// Label values: each [`Endpoint`], and other paths.
 const CALLS: [&str; 5] = ["delay", "reserve", "increment", "feedback", "other"];
 
-/// What the server counts.
+/// Metrics updated by requests.
 #[derive(Debug, Clone)]
-pub struct Serving {
+pub struct RequestMetrics {
     requests: IntCounterVec,
     problems: IntCounterVec,
     pub(super) seconds: Latency,
-    /// Reservations whose answer is held until their slot.
+    /// Reservations waiting for their slot.
     pub(super) waiting: IntGauge,
     pub(super) token_refusals: IntCounterVec,
 }
 
-/// What the app tells of all.
-pub(super) struct Overview {
+/// Metrics read from other components at each scrape.
+pub(super) struct StateMetrics {
     pub(super) engine: Arc<Engine>,
     pub(super) sources: LimitSources,
-    /// The newest look at all counters.
-    pub(super) survey: watch::Receiver<Arc<Survey>>,
+    /// The latest summary.
+    pub(super) usage: watch::Receiver<Arc<UsageSummary>>,
     pub(super) counters_max: usize,
-    /// Why the newest limits are not in force.
-    pub(super) refused: Box<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Returns why the newest limits are not in effect, if so.
+    pub(super) rejected_limits: Box<dyn Fn() -> Option<String> + Send + Sync>,
     pub(super) saver: Option<Saver>,
     pub(super) decider: Decider,
     pub(super) clock: Clock,
 }
 
-impl Serving {
-    /// Registers what it counts.
+impl RequestMetrics {
+    /// Registers the metrics, with a zero for each known label value.
     ///
     /// # Errors
-    /// When a name is taken.
+    /// When a name is already registered.
     pub fn register(registry: &Registry) -> Result<Self> {
-        let requests: IntCounterVec = registry.add(REQUESTS)?;
-        let problems: IntCounterVec = registry.add(PROBLEMS)?;
-        let token_refusals: IntCounterVec = registry.add(TOKEN_REFUSALS)?;
+        let requests: IntCounterVec = registry.add(defs::REQUESTS)?;
+        let problems: IntCounterVec = registry.add(defs::PROBLEMS)?;
+        let token_refusals: IntCounterVec = registry.add(defs::TOKEN_REFUSALS)?;
         for reason in ["missing", "wrong", "limit"] {
             token_refusals.with_label_values(&[reason]);
         }
@@ -74,14 +69,14 @@ impl Serving {
         Ok(Self {
             requests,
             problems,
-            seconds: registry.add(REQUEST_SECONDS)?,
-            waiting: registry.add(WAITING)?,
+            seconds: registry.add(defs::REQUEST_SECONDS)?,
+            waiting: registry.add(defs::WAITING)?,
             token_refusals,
         })
     }
 
-    pub(super) fn answered(&self, call: Option<Call>, status: StatusCode) {
-        let call = call.map_or("other", |call| CALLS[call as usize]);
+    pub(super) fn responded(&self, endpoint: Option<Endpoint>, status: StatusCode) {
+        let call = endpoint.map_or("other", |endpoint| CALLS[endpoint as usize]);
         let class = match status.as_u16() {
             ..400 => "2xx",
             400..500 => "4xx",
@@ -96,131 +91,128 @@ impl Serving {
     }
 }
 
-impl Overview {
-    /// Registers what is read of the engine when somebody asks.
+impl StateMetrics {
     pub(super) fn register(self: &Arc<Self>, registry: &Registry) -> Result<()> {
-        let figures = [
-            DECISIONS,
-            DELAYS,
-            INCREMENTS,
-            OUTBOUND_429,
-            LEARNED,
-            LEARNED_COUNTERS,
-            QUOTA_USED,
-            LIMIT_COUNTERS,
-            COUNTERS,
-            COUNTERS_MAX,
-            LIMITS,
-            COLLECTION_AGE,
-            VERSION,
-            VERSION_REFUSED,
-            STATE_AGE,
-            CLOCK_BEHIND,
-            SHARED_DECISIONS,
-            SHARING_SERVER,
+        let metrics = [
+            defs::DECISIONS,
+            defs::DELAYS,
+            defs::INCREMENTS,
+            defs::OUTBOUND_429,
+            defs::FEEDBACK_APPLIED,
+            defs::RESTRICTED_COUNTERS,
+            defs::QUOTA_USED,
+            defs::LIMIT_COUNTERS,
+            defs::COUNTERS,
+            defs::COUNTERS_MAX,
+            defs::LIMITS,
+            defs::COLLECTION_AGE,
+            defs::VERSION,
+            defs::VERSION_REFUSED,
+            defs::STATE_AGE,
+            defs::CLOCK_BEHIND,
+            defs::SHARED_DECISIONS,
+            defs::SHARING_SERVER,
         ];
-        let overview = Arc::clone(self);
-        registry.read(figures, move || overview.families())
+        let state = Arc::clone(self);
+        registry.read(metrics, move || state.families())
     }
 
     fn limits_by_source(&self) -> Vec<([&'static str; 1], f64)> {
-        let plan = self.sources.plan();
+        let effective = self.sources.effective();
         let mut counts = Source::ALL.map(|source| ([source.name()], 0.0));
-        for limit in &plan.rules.limits {
-            counts[plan.source(&limit.name) as usize].1 += 1.0;
+        for limit in &effective.rules.limits {
+            counts[effective.source(&limit.name) as usize].1 += 1.0;
         }
         counts.into()
     }
 
     fn families(&self) -> Vec<MetricFamily> {
-        let survey = Arc::clone(&self.survey.borrow());
-        let now = self.engine.limits_now();
-        let sharing = self.decider.standing();
+        let usage = Arc::clone(&self.usage.borrow());
+        let now = self.engine.limits_summary();
+        let sharing = self.decider.status();
         let limits = &now.limits;
-        let looked_at = |figure, value: fn(&LimitSurvey) -> f64| {
-            let samples = survey.limits.iter();
-            family(figure, samples.map(|it| ([&*it.name], value(it))))
-        };
-        let by_limit = |figure, value: fn(&Counts) -> u64| {
+        let by_limit = |metric, limits: &[LimitUsage], value: fn(&LimitUsage) -> Option<f64>| {
             let samples = limits.iter();
-            family(
-                figure,
-                samples.map(|it| ([&*it.name], as_f64(value(&it.counts)))),
-            )
+            let samples = samples.filter_map(|it| Some(([&*it.name], value(it)?)));
+            family(metric, samples)
         };
-        let by_outcome = |figure, values: fn(&Counts) -> [(&'static str, u64); 3]| {
+        let by_outcome = |metric, values: fn(&Counts) -> [(&'static str, u64); 3]| {
             let samples = limits.iter().flat_map(|it| {
                 values(&it.counts).map(|(outcome, count)| ([&*it.name, outcome], as_f64(count)))
             });
-            family(figure, samples)
+            family(metric, samples)
         };
-        let one = |figure, value: Option<f64>| {
-            family::<[&str; 0]>(figure, value.map(|value| ([], value)))
+        let one = |metric, value: Option<f64>| {
+            family::<[&str; 0]>(metric, value.map(|value| ([], value)))
         };
-        let truth = |it: bool| Some(f64::from(u8::from(it)));
+        let flag = |it: bool| f64::from(u8::from(it));
         vec![
-            by_outcome(DECISIONS, |it| {
+            by_outcome(defs::DECISIONS, |it| {
                 [
                     ("now", it.now),
                     ("delayed", it.delayed),
                     ("refused", it.refused),
                 ]
             }),
-            by_limit(DELAYS, |it| it.asked),
-            by_outcome(INCREMENTS, |it| {
+            by_limit(defs::DELAYS, limits, |it| Some(as_f64(it.counts.delays))),
+            by_outcome(defs::INCREMENTS, |it| {
                 [
                     ("counted", it.counted),
                     ("too_old", it.too_old),
                     ("too_early", it.too_early),
                 ]
             }),
-            by_limit(OUTBOUND_429, |it| it.outbound_429),
-            by_limit(LEARNED, |it| it.learned),
-            family(
-                LEARNED_COUNTERS,
-                limits.iter().map(|it| ([&*it.name], as_f64(it.learned))),
-            ),
-            family(
-                QUOTA_USED,
-                survey.limits.iter().filter_map(|it| {
-                    let used = as_f64(it.quota.as_ref()?.used_permille) / 1e3;
-                    Some(([&*it.name], used))
-                }),
-            ),
-            looked_at(LIMIT_COUNTERS, |it| as_f64(it.counters)),
-            one(COUNTERS, Some(as_f64(now.counters as u64))),
-            one(COUNTERS_MAX, Some(as_f64(self.counters_max as u64))),
-            family(LIMITS, self.limits_by_source()),
+            by_limit(defs::OUTBOUND_429, limits, |it| {
+                Some(as_f64(it.counts.outbound_429))
+            }),
+            by_limit(defs::FEEDBACK_APPLIED, limits, |it| {
+                Some(as_f64(it.counts.feedback_applied))
+            }),
+            by_limit(defs::RESTRICTED_COUNTERS, limits, |it| {
+                Some(as_f64(it.restricted))
+            }),
+            by_limit(defs::QUOTA_USED, &usage.limits, |it| {
+                Some(as_f64(it.quota.as_ref()?.used_permille) / 1e3)
+            }),
+            by_limit(defs::LIMIT_COUNTERS, &usage.limits, |it| {
+                Some(as_f64(it.counters))
+            }),
+            one(defs::COUNTERS, Some(as_f64(now.counters as u64))),
+            one(defs::COUNTERS_MAX, Some(as_f64(self.counters_max as u64))),
+            family(defs::LIMITS, self.limits_by_source()),
             one(
-                COLLECTION_AGE,
+                defs::COLLECTION_AGE,
                 self.sources.collection_age().map(|age| age.as_secs_f64()),
             ),
-            one(VERSION, Some(as_f64(now.version))),
-            one(VERSION_REFUSED, truth((self.refused)().is_some())),
+            one(defs::VERSION, Some(as_f64(now.version))),
             one(
-                STATE_AGE,
+                defs::VERSION_REFUSED,
+                Some(flag((self.rejected_limits)().is_some())),
+            ),
+            one(
+                defs::STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
             ),
-            one(CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
+            one(defs::CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
             family(
-                SHARED_DECISIONS,
+                defs::SHARED_DECISIONS,
                 sharing.iter().flat_map(|it| {
                     [
                         ("server", it.by_server),
-                        ("part", it.by_part),
-                        ("nobody", it.by_nobody),
+                        ("part", it.by_share),
+                        ("nobody", it.undecided),
                     ]
-                    .map(|(by, count)| ([by], as_f64(count)))
+                    .map(|(decider, count)| ([decider], as_f64(count)))
                 }),
             ),
-            one(SHARING_SERVER, sharing.and_then(|it| truth(it.has_server))),
+            one(defs::SHARING_SERVER, sharing.map(|it| flag(it.has_server))),
         ]
     }
 }
 
-/// Counts how often the clock stepped forward.
+/// Registers the counter of clock jumps.
 pub(super) fn clock_steps(registry: &Registry) -> Result<IntCounter> {
-    registry.add(CLOCK_STEPS)
+    registry.add(defs::CLOCK_STEPS)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

@@ -1,12 +1,11 @@
-//! The port for calls: HTTP/1.1 in plain text.
+//! The API port: HTTP/1.1 without TLS.
 //!
-//! Everything that an outsider can do is bounded: connections in all and by address, the head of a request in bytes and time, its
-//! body likewise, how many reservations wait, how many counters there are, how long a client may leave answers unread. A connection
-//! has one call at a time, answered in the connection's own task: a refusal takes no place and starts no task, and who does not read
-//! is not read from.
+//! All resources that an untrusted client can use are bounded: connections in total and per address, size and time of
+//! headers and body, waiting reservations, counters, and the time that responses stay unread. A connection processes one
+//! request at a time in its own task, so a client that does not read responses cannot send further requests.
 //!
-//! Where no token is needed the port is on loopback, and pages of other sites are kept out as on the admin port: by the name that they
-//! call, and because what changes something must be said to be JSON, which they may not send.
+//! Without tokens the port listens on loopback, and requests from pages of other sites are rejected: by the host name, and
+//! because requests with an effect must have a JSON content type, which such pages cannot send.
 
 use std::{
     convert::Infallible,
@@ -22,13 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::service::Service;
 
-/// Largest head of a request, and most bytes of answers that a connection keeps for a client that does not read.
+/// Maximum bytes of request headers, and of unread responses per connection.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// The end of the dates of [`Date`](http::header::DATE), the begin of the year 10000: hyper panics from then on.
+/// Start of the year 10000, from which on hyper panics because a [`Date`](http::header::DATE) header cannot express it.
 const DATES_END: Duration = Duration::from_secs(253_402_300_800);
 
-/// The limits of the port.
+/// Connection limits of the port.
 #[must_use]
 pub fn limits(connections_max: usize, per_address_max: usize) -> listen::Limits {
     listen::Limits {
@@ -41,7 +40,7 @@ pub fn limits(connections_max: usize, per_address_max: usize) -> listen::Limits 
 }
 
 impl Service {
-    /// Serves until the stage stops: then those who wait get their answer at once, before their slot.
+    /// Serves until the stage stops. Waiting reservations then get their response immediately, before their slot.
     pub(super) async fn serve(
         self,
         listener: impl Listener,
@@ -67,21 +66,21 @@ impl Service {
         stop: CancellationToken,
     ) {
         if !has_date(SystemTime::now()) {
-            tracing::debug!("connection closed: the system's clock is beyond the year 9999");
+            tracing::debug!("connection closed: the system clock is after the year 9999");
             return;
         }
-        let answering = service_fn(|request: Request<Incoming>| {
+        let handler = service_fn(|request: Request<Incoming>| {
             let in_progress = activity.long_request();
             let (service, stop) = (&self, &stop);
             async move {
-                let answer = service.http(request, stop).await;
+                let response = service.http(request, stop).await;
                 drop(in_progress);
-                Ok::<_, Infallible>(answer)
+                Ok::<_, Infallible>(response)
             }
         });
         let mut protocol = http1::Builder::new();
         protocol.max_buf_size(HEAD_BYTES_MAX);
-        let connection = protocol.serve_connection(TokioIo::new(stream), answering);
+        let connection = protocol.serve_connection(TokioIo::new(stream), handler);
         let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
@@ -96,7 +95,7 @@ impl Service {
     }
 }
 
-/// Whether answers can have a `Date` at this moment, and for a minute.
+/// Whether responses can have a `Date` now and for a minute.
 fn has_date(now: SystemTime) -> bool {
     now + Duration::from_secs(60) < SystemTime::UNIX_EPOCH + DATES_END
 }
@@ -106,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_beyond_the_year_9999_is_known_before_hyper_meets_it() {
+    fn clock_after_the_year_9999_is_detected_before_hyper_panics() {
         let end = SystemTime::UNIX_EPOCH + DATES_END;
         let last = httpdate::fmt_http_date(end - Duration::from_nanos(1));
         assert_eq!(last, "Fri, 31 Dec 9999 23:59:59 GMT");

@@ -1,195 +1,110 @@
-//! What goes wrong: problem types (RFC 9457), and what each means.
+//! Problem types of the API (RFC 9457).
 
 use http::StatusCode;
 
 use super::{
-    clock::moment,
-    engine::{Binding, Refused, Slot},
+    clock::timestamp,
+    engine::{Binding, CallError, Slot},
 };
 
-/// Most seconds that are added to Retry-After, so that those who are refused together come back apart.
+/// Maximum number of seconds added to Retry-After, so that clients rejected together do not retry together.
 const SPREAD_SECONDS_MAX: u64 = 4;
 
-/// A kind of problem.
+/// A problem type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// Its name: the end of its type.
+    /// Last segment of its URI.
     pub name: &'static str,
-    /// The status that it comes with.
+    /// HTTP status.
     pub status: StatusCode,
-    /// What it is, in a few words.
+    /// Short description.
     pub title: &'static str,
-    /// What to do.
+    /// How to resolve it: the text of its page.
     pub advice: &'static str,
 }
 
-const fn kind(name: &'static str, status: u16, title: &'static str, advice: &'static str) -> Kind {
-    let Ok(status) = StatusCode::from_u16(status) else {
-        panic!("a status");
+/// Defines a constant for each problem type, and `KINDS` with all of them.
+macro_rules! kinds {
+    ($($id:ident $status:ident $name:literal $title:literal $advice:literal)+) => {
+        $(
+            #[doc = $title]
+            pub const $id: Kind = Kind {
+                name: $name,
+                status: StatusCode::$status,
+                title: $title,
+                advice: $advice,
+            };
+        )+
+        /// All problem types.
+        pub const KINDS: &[Kind] = &[$($id),+];
     };
-    Kind {
-        name,
-        status,
-        title,
-        advice,
-    }
 }
 
-/// The call would have to wait for longer than its maximum wait.
-pub const QUOTA_EXCEEDED: Kind = kind(
-    "quota-exceeded",
-    429,
-    "No slot is free within the maximum wait",
-    "Nothing was taken. The detail names what is used up, and until when. Ask again after Retry-After, or with a longer max_wait. Under a limit of every call nothing is booked more than 30 s \
-     ahead, nor more by one token than it leaves to others.",
-);
-/// No limit has the name.
-pub const UNKNOWN_LIMIT: Kind = kind(
-    "unknown-limit",
-    404,
-    "No limit has this name",
-    "Limits are set by the operator of the limiter; a counter is made when it is first named.",
-);
-/// Nothing is at the path.
-pub const NOT_FOUND: Kind = kind(
-    "not-found",
-    404,
-    "Nothing is at this path",
-    "/v1/openapi.json has all paths.",
-);
-/// The path has no such method.
-pub const METHOD: Kind = kind(
-    "method-not-allowed",
-    405,
-    "The path is not for this method",
-    "/v1/openapi.json has all paths with their methods.",
-);
-/// The request cannot be understood.
-pub const INVALID: Kind = kind(
-    "invalid-request",
-    400,
-    "The request cannot be understood",
-    "The detail says what is wrong with it; it will fail again as it is.",
-);
-/// The body is not JSON by its type.
-pub const MEDIA_TYPE: Kind = kind(
-    "media-type",
-    415,
-    "The body has to be JSON",
-    "Send Content-Type: application/json with a body: pages of other sites cannot.",
-);
-/// The body is too large.
-pub const TOO_LARGE: Kind = kind(
-    "too-large",
-    413,
-    "The body is too large",
-    "No request needs a body of this size.",
-);
-/// The body did not come in time.
-pub const SLOW: Kind = kind(
-    "too-slow",
-    408,
-    "The body did not come in time",
-    "Send it at once.",
-);
-/// A rule never lets so many go at once.
-pub const TOO_MANY: Kind = kind(
-    "too-many-at-once",
-    422,
-    "A rule never lets so many requests go at once",
-    "Ask for fewer at a time; the detail says how many.",
-);
-/// The limits of the call have too many rules.
-pub const TOO_MANY_RULES: Kind = kind(
-    "too-many-rules",
-    422,
-    "The limits of the call have more than 16 rules together",
-    "Name fewer limits in one call.",
-);
-/// The rule of a call.
-pub const RULE_OF_CALL: Kind = kind(
-    "rule-of-call",
-    422,
-    "Invalid rule for this counter",
-    "A limit with from_call takes interval and requests from each call, and a counter keeps the rule of its first call for as long as it is in use. The detail says what is wrong.",
-);
-/// The time is in the future.
-pub const TOO_EARLY: Kind = kind(
-    "too-early",
-    422,
-    "The call is said to have been made in the future",
-    "Compare your clock with `now` of any answer; it was not counted.",
-);
-/// No token came, or a wrong one.
-pub const UNAUTHORIZED: Kind = kind(
-    "unauthorized",
-    401,
-    "A token is needed",
-    "Send Authorization: Bearer and a token of the limiter's file.",
-);
-/// The token does not open this.
-pub const FORBIDDEN: Kind = kind(
-    "forbidden",
-    403,
-    "The token does not open this",
-    "The operator of the limiter lists in its file of tokens which limits each opens.",
-);
-/// The port was called by a name that is not this machine's.
-pub const MISDIRECTED: Kind = kind(
-    "misdirected",
-    421,
-    "This port answers to localhost and loopback addresses alone",
-    "Call it by 127.0.0.1, ::1 or localhost.",
-);
-/// All counters are in use.
-pub const NO_ROOM: Kind = kind(
-    "counter-limit-reached",
-    503,
-    "There are as many counters as there may be",
-    "Counters that are not used make room by themselves; --counters says how many there may be.",
-);
-/// The change is not known to be written.
-pub const NOT_SAVED: Kind = kind(
-    "not-saved",
-    503,
-    "The limiter cannot write its state",
-    "The change is not known to be written, and may count all the same. Ask again after Retry-After. The limiter's log says why it cannot write.",
-);
-/// The server that shares the limits is lost.
-pub const SERVER_LOST: Kind = kind(
-    "sharing-server-unavailable",
-    503,
-    "The server that shares the limits does not answer",
-    "Nothing was allowed. Ask again after Retry-After; calls that were made and could not be counted, with the time when they were. A call that \
-     was asked for may have been counted all the same.",
-);
-/// All kinds.
-pub const KINDS: [Kind; 18] = [
-    QUOTA_EXCEEDED,
-    UNKNOWN_LIMIT,
-    NOT_FOUND,
-    METHOD,
-    INVALID,
-    MEDIA_TYPE,
-    TOO_LARGE,
-    SLOW,
-    TOO_MANY,
-    TOO_MANY_RULES,
-    RULE_OF_CALL,
-    TOO_EARLY,
-    UNAUTHORIZED,
-    FORBIDDEN,
-    MISDIRECTED,
-    NO_ROOM,
-    NOT_SAVED,
-    SERVER_LOST,
-];
+kinds! {
+    QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
+        "No slot within the maximum wait"
+        "No quota was used. The detail names the exhausted rule, and until when. Retry after Retry-After, or with a larger max_wait. While a \
+         global limit exists, slots are at most 30 s ahead, and a token can reserve at most half of those that are free."
+    UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
+        "Unknown limit"
+        "The operator of the limiter defines the limits. A counter is created on first use."
+    NOT_FOUND NOT_FOUND "not-found"
+        "Unknown path"
+        "See /v1/openapi.json for all paths."
+    METHOD METHOD_NOT_ALLOWED "method-not-allowed"
+        "Method not allowed"
+        "The Allow header lists the methods of this path. See /v1/openapi.json for all paths."
+    INVALID BAD_REQUEST "invalid-request"
+        "Invalid request"
+        "The detail names the error. Do not retry the request unchanged."
+    MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "media-type"
+        "The body must be JSON"
+        "Send Content-Type: application/json. Other types are rejected because browsers send them for pages of other sites."
+    TOO_LARGE PAYLOAD_TOO_LARGE "too-large"
+        "Request body too large"
+        "Send a body of up to 8 KiB."
+    SLOW REQUEST_TIMEOUT "too-slow"
+        "Timeout while receiving the body"
+        "Send the body within 10 s of the headers."
+    OVER_BURST UNPROCESSABLE_ENTITY "too-many-at-once"
+        "More requests than a rule allows in one burst"
+        "Use a smaller n. The detail has the maximum."
+    TOO_MANY_RULES UNPROCESSABLE_ENTITY "too-many-rules"
+        "The limits of the call have more than 16 rules together"
+        "Name fewer limits in one call."
+    RULE_OF_CALL UNPROCESSABLE_ENTITY "rule-of-call"
+        "Invalid rule for this counter"
+        "A limit with from_call takes interval and requests from each call. A counter keeps the rule of its first call while it is in use. \
+         The detail names the error."
+    TOO_EARLY UNPROCESSABLE_ENTITY "too-early"
+        "The reported time is in the future"
+        "The calls were not counted. Compare your clock with `now` in a response."
+    UNAUTHORIZED UNAUTHORIZED "unauthorized"
+        "Missing or invalid token"
+        "Send Authorization: Bearer TOKEN with a token of the limiter's token file."
+    FORBIDDEN FORBIDDEN "forbidden"
+        "The token does not grant access to this limit"
+        "The operator of the limiter lists the limits of each token in the token file."
+    MISDIRECTED MISDIRECTED_REQUEST "misdirected"
+        "Only requests to a loopback name from this site are accepted"
+        "Use 127.0.0.1, ::1 or localhost as the host."
+    COUNTER_LIMIT SERVICE_UNAVAILABLE "counter-limit-reached"
+        "All counters are in use"
+        "Unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
+    NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
+        "The limiter cannot write its state"
+        "The change is not known to be saved, but may have been counted. Retry after Retry-After. The limiter's log has the cause."
+    SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
+        "The server of the shared limits is unavailable"
+        "The call was not granted. Retry after Retry-After. Report calls already made with their time (`at`). The rejected request may \
+         still have been counted."
+}
 
-/// Where `quota-exceeded` is registered; the types of all others are paths here.
+/// Registered type of `quota-exceeded`; the others are paths of this API.
 const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 impl Kind {
-    /// Its type, a URI reference.
+    /// URI reference of the type.
     #[must_use]
     pub fn uri(&self) -> String {
         if *self == QUOTA_EXCEEDED {
@@ -199,21 +114,23 @@ impl Kind {
     }
 }
 
-/// What went wrong.
+/// A problem of one request.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    /// Its kind.
+    /// Its type.
     pub kind: Kind,
-    /// What about this request.
+    /// Details of this request.
     pub detail: String,
-    /// When the call could go, where that is known.
+    /// Earliest time for the call, if known.
     pub slot: Option<Box<Slot>>,
-    /// Whole seconds after which the call could go, rounded up.
+    /// Retry-After in whole seconds, never before the slot.
     pub retry_after: Option<u64>,
+    /// Allowed methods.
+    pub allow: Option<&'static str>,
 }
 
 impl Problem {
-    /// Of this kind.
+    /// Creates a problem of this type.
     #[must_use]
     pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
         Self {
@@ -221,57 +138,55 @@ impl Problem {
             detail: detail.into(),
             slot: None,
             retry_after: None,
+            allow: None,
+        }
+    }
+
+    /// A problem that is over soon. Retry-After is a few seconds, which differ between clients.
+    fn transient(kind: Kind, now: u64) -> Self {
+        Self {
+            retry_after: Some(1 + now % (SPREAD_SECONDS_MAX + 1)),
+            ..Self::new(kind, "")
         }
     }
 }
 
-/// A request that cannot be understood, and why.
+/// The request is invalid.
 pub(super) fn invalid(detail: impl Into<String>) -> Problem {
     Problem::new(INVALID, detail)
 }
 
-/// A few seconds, not the same for all.
-fn soon(now: u64) -> u64 {
-    1 + now % (SPREAD_SECONDS_MAX + 1)
-}
-
-/// No call of `now` can be decided on without the server that shares the limits.
+/// A call at `now` needs a decision of the sharing server, which is unavailable.
 pub(super) fn server_lost(now: u64) -> Problem {
-    Problem {
-        retry_after: Some(soon(now)),
-        ..Problem::new(SERVER_LOST, "")
-    }
+    Problem::transient(SERVER_LOST, now)
 }
 
-/// What a call of `now` would change cannot be written.
+/// The change of a call at `now` cannot be saved.
 pub(super) fn not_saved(now: u64) -> Problem {
-    Problem {
-        retry_after: Some(soon(now)),
-        ..Problem::new(NOT_SAVED, "")
-    }
+    Problem::transient(NOT_SAVED, now)
 }
 
-/// Why a call that was made at `now` got no answer.
-pub(super) fn refused(refused: Refused, now: u64) -> Problem {
-    match refused {
-        Refused::UnknownLimit(name) => {
-            Problem::new(UNKNOWN_LIMIT, format!("there is no limit {name:?}"))
+/// The engine or the sharing server rejected a call at `now`.
+pub(super) fn rejected(error: CallError, now: u64) -> Problem {
+    match error {
+        CallError::UnknownLimit(name) => {
+            Problem::new(UNKNOWN_LIMIT, format!("unknown limit {name:?}"))
         }
-        Refused::RuleOfCall(why) => Problem::new(RULE_OF_CALL, why),
-        Refused::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
-        Refused::TooEarly => Problem::new(TOO_EARLY, ""),
-        Refused::NoRoom => Problem::new(NO_ROOM, ""),
-        Refused::TooMany { binding, most } => {
-            let which = binding.map_or_else(|| "a rule".to_owned(), |it| it.to_string());
-            let detail = format!("{which} lets {most} go at once at most");
-            Problem::new(TOO_MANY, detail)
+        CallError::InvalidRule(why) => Problem::new(RULE_OF_CALL, why),
+        CallError::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
+        CallError::TooEarly => Problem::new(TOO_EARLY, ""),
+        CallError::CounterLimit => Problem::new(COUNTER_LIMIT, ""),
+        CallError::OverBurst { binding, most } => {
+            let rule = binding.map_or_else(|| "a rule".to_owned(), |it| it.to_string());
+            let detail = format!("{rule} allows at most {most} requests in one burst");
+            Problem::new(OVER_BURST, detail)
         }
-        Refused::OverMaxWait(slot) => {
+        CallError::OverMaxWait(slot) => {
             let seconds = slot.at.saturating_sub(slot.now).div_ceil(1_000_000_000);
             let spread = (now % (SPREAD_SECONDS_MAX + 1)).min(seconds / 10 + 1);
-            let at = moment(slot.at);
+            let at = timestamp(slot.at);
             let detail = match &slot.binding {
-                Some(Binding::Learned) => format!("a partner's answer allows no call before {at}"),
+                Some(Binding::Feedback) => format!("partner feedback allows no call before {at}"),
                 Some(rule) => format!("{rule} allows no further call before {at}"),
                 None => format!("no call is allowed before {at}"),
             };
@@ -291,7 +206,7 @@ mod tests {
     use super::{super::http::OPENAPI, *};
 
     #[test]
-    fn every_kind_of_problem_is_in_the_description() {
+    fn openapi_lists_every_problem_type() {
         let description: Value = serde_json::from_str(OPENAPI).unwrap();
         let types = &description["components"]["schemas"]["Problem"]["properties"]["type"]["enum"];
         let types: Vec<&str> = types
@@ -300,7 +215,8 @@ mod tests {
             .iter()
             .filter_map(Value::as_str)
             .collect();
-        assert_eq!(types, KINDS.map(|kind| kind.uri()));
+        let kinds: Vec<String> = KINDS.iter().map(Kind::uri).collect();
+        assert_eq!(types, kinds);
     }
 
     #[test]
@@ -318,9 +234,9 @@ mod tests {
             let slot = Slot {
                 at: now + wait,
                 now,
-                binding: Some(Binding::Learned),
+                binding: Some(Binding::Feedback),
             };
-            let problem = refused(Refused::OverMaxWait(slot), now);
+            let problem = rejected(CallError::OverMaxWait(slot), now);
             assert_eq!(problem.retry_after, Some(expected), "{wait} {spread}");
         }
     }

@@ -1,7 +1,8 @@
-//! Writes what changes before it is answered, and syncs it each second.
+//! Writes changes to the store before their responses are sent, and syncs the store every second.
 //!
-//! One thread does all writes: what gathers during a write goes together with the next one. So a slow disk delays answers, and neither decisions nor the admin
-//! port. While a write hangs, nothing may change, so what waits to be written is bounded.
+//! One thread does all writes; changes that arrive during a write are written together by the next one. A slow disk thus
+//! delays responses, but neither decisions nor the admin port. While a write hangs, calls that change something are
+//! rejected, so that pending changes stay bounded.
 
 use std::{
     panic::resume_unwind,
@@ -18,57 +19,57 @@ use tokio_util::sync::CancellationToken;
 
 use super::{engine::Engine, store::Store};
 
-/// From one sync to the next.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two syncs.
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After so long without a sync, a limiter is not ready; a write that takes longer hangs, and an answer that waits for longer is given up.
-const LATE: Duration = Duration::from_secs(3);
+/// Time after which a write counts as hanging, a response stops waiting for it, and a limiter without a sync is not ready.
+const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Writes and syncs; clones share it.
+/// Writes and syncs changes; clones share its state.
 #[derive(Debug, Clone)]
 pub struct Saver {
-    shared: Arc<Shared>,
+    state: Arc<SaverState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SaverState {
     engine: Arc<Engine>,
     store: Store,
     progress: Mutex<Progress>,
     /// Wakes the writer.
     wake: Condvar,
-    /// How many of the writes asked for are done, or why no more can be.
+    /// Number of completed write requests, or the error after which no write is possible.
     done: watch::Sender<Result<u64, String>>,
 }
 
 #[derive(Debug)]
 struct Progress {
-    /// How many writes were asked for.
-    asked: u64,
-    /// When the write or sync under way began.
+    /// Number of write requests.
+    requested: u64,
+    /// Start of the current write or sync.
     busy_since: Option<Instant>,
-    /// Since when all that was answered is on the disk.
+    /// All changes before this time are synced.
     synced_at: Instant,
 }
 
-/// What was asked for is not known to be written.
+/// A change is not known to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct NotSaved;
 
 impl Saver {
-    /// Saves an engine that was restored from this store; it has saved what the start changed.
+    /// Creates a saver for an engine restored from this store, and saves the changes made by the restore.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// When they cannot be written.
     pub fn new(engine: Arc<Engine>, store: Store) -> fjall::Result<Self> {
         store.write(engine.take_changes())?;
         store.sync()?;
         let progress = Progress {
-            asked: 0,
+            requested: 0,
             busy_since: None,
             synced_at: Instant::now(),
         };
-        let shared = Shared {
+        let state = SaverState {
             engine,
             store,
             progress: Mutex::new(progress),
@@ -76,88 +77,87 @@ impl Saver {
             done: watch::Sender::new(Ok(0)),
         };
         Ok(Self {
-            shared: Arc::new(shared),
+            state: Arc::new(state),
         })
     }
 
-    /// Whether something may be changed.
+    /// Checks whether changes are allowed.
     ///
     /// # Errors
-    /// When it could not be written, or a write hangs.
+    /// When a write failed or hangs.
     pub fn check(&self) -> Result<(), NotSaved> {
-        let busy_since = self.shared.progress().busy_since;
-        let hangs = busy_since.is_some_and(|since| since.elapsed() > LATE);
-        if hangs || self.shared.done.borrow().is_err() {
+        let busy_since = self.state.progress().busy_since;
+        let hangs = busy_since.is_some_and(|since| since.elapsed() > HANG_TIMEOUT);
+        if hangs || self.state.done.borrow().is_err() {
             return Err(NotSaved);
         }
         Ok(())
     }
 
-    /// Waits until all that has changed in the engine is written.
+    /// Waits until all current changes of the engine are written.
     ///
     /// # Errors
-    /// When it cannot be, or is not for long.
-    pub async fn written(&self) -> Result<(), NotSaved> {
-        let mut done = self.shared.done.subscribe();
-        let own = {
-            let mut progress = self.shared.progress();
-            progress.asked += 1;
-            progress.asked
+    /// When a write failed or hangs.
+    pub async fn wait_written(&self) -> Result<(), NotSaved> {
+        let mut done = self.state.done.subscribe();
+        let request = {
+            let mut progress = self.state.progress();
+            progress.requested += 1;
+            progress.requested
         };
-        self.shared.wake.notify_one();
-        let is_over = |done: &Result<u64, _>| done.as_ref().map_or(true, |done| *done >= own);
-        match timeout(LATE, done.wait_for(is_over)).await {
+        self.state.wake.notify_one();
+        let is_over = |done: &Result<u64, _>| done.as_ref().map_or(true, |done| *done >= request);
+        match timeout(HANG_TIMEOUT, done.wait_for(is_over)).await {
             Ok(Ok(done)) if done.is_ok() => Ok(()),
             _ => Err(NotSaved),
         }
     }
 
-    /// Waits until nothing can be written any more.
-    pub async fn failed(&self) {
-        let mut done = self.shared.done.subscribe();
-        // The sender is in `self`.
+    /// Waits until a write fails. No further write is possible then.
+    pub async fn wait_failed(&self) {
+        let mut done = self.state.done.subscribe();
+        // The sender lives as long as `self`.
         done.wait_for(Result::is_err).await.ok();
     }
 
-    /// For how long what was answered may not be on the disk.
+    /// Time since the last sync.
     #[must_use]
     pub fn age(&self) -> Duration {
-        self.shared.progress().synced_at.elapsed()
+        self.state.progress().synced_at.elapsed()
     }
 
-    /// How it goes, in words.
+    /// Describes the state for `/readyz`.
     ///
     /// # Errors
-    /// When nothing can be written, or nothing was synced for too long.
+    /// When a write failed, or the last sync was too long ago.
     pub fn state(&self) -> Result<String, String> {
-        if let Err(error) = &*self.shared.done.borrow() {
-            return Err(format!("cannot be written: {error}"));
+        if let Err(error) = &*self.state.done.borrow() {
+            return Err(format!("write failed: {error}"));
         }
         let age = self.age();
-        if age > LATE {
+        if age > HANG_TIMEOUT {
             let seconds = age.as_secs();
             return Err(format!(
-                "not synced to the disk for {seconds} s: a failure of the machine would forget what was used since"
+                "not synced to disk for {seconds} s; a machine failure would lose the usage since then"
             ));
         }
-        Ok("synced to the disk each second".to_owned())
+        Ok("synced to disk every second".to_owned())
     }
 
-    /// Writes and syncs until `stop`, and then for the last time.
+    /// Writes and syncs until `stop`, and then once more.
     pub async fn run(self, stop: CancellationToken) {
-        let (shared, stopped) = (Arc::clone(&self.shared), stop.clone());
-        // One that hangs ends with the process.
-        let mut writer = spawn_blocking(move || shared.run(&stopped));
+        let (state, stopped) = (Arc::clone(&self.state), stop.clone());
+        let mut writer = spawn_blocking(move || state.run(&stopped));
         let mut hung = false;
         let ended = loop {
             tokio::select! {
                 ended = &mut writer => break ended,
                 () = stop.cancelled() => {
-                    // Wakes the writer, which sees that it is to stop.
-                    self.written().await.ok();
+                    // Wakes the writer, which then sees `stop`.
+                    self.wait_written().await.ok();
                     break writer.await;
                 }
-                () = sleep(INTERVAL) => {
+                () = sleep(SYNC_INTERVAL) => {
                     let hangs = self.check().is_err();
                     if hangs && !hung {
                         tracing::warn!("a write of the state hangs; rejecting calls that change something");
@@ -172,49 +172,49 @@ impl Saver {
                 error => error.to_string(),
             };
             tracing::error!(error, "failed to write the state; shutting down");
-            self.shared.done.send_modify(|done| *done = Err(error));
+            self.state.done.send_modify(|done| *done = Err(error));
         }
     }
 }
 
-impl Shared {
+impl SaverState {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what was asked for, and syncs each second and at the end.
+    /// Writes on request, and syncs every second and at the end.
     fn run(&self, stop: &CancellationToken) -> fjall::Result<()> {
-        let (mut asked, mut synced, mut is_last) = (0, Instant::now(), false);
+        let (mut requested, mut synced, mut is_last) = (0, Instant::now(), false);
         while !is_last {
-            let wait = INTERVAL.saturating_sub(synced.elapsed());
-            let is_idle = |progress: &mut Progress| progress.asked == asked;
+            let wait = SYNC_INTERVAL.saturating_sub(synced.elapsed());
+            let is_idle = |progress: &mut Progress| progress.requested == requested;
             let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
-            asked = woken.unwrap_or_else(PoisonError::into_inner).0.asked;
+            requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
             is_last = stop.is_cancelled();
-            let syncs = is_last || synced.elapsed() >= INTERVAL;
-            let (began, changes) = (Instant::now(), self.engine.take_changes());
-            // Until the next sync, the clock's record alone is not written.
+            let syncs = is_last || synced.elapsed() >= SYNC_INTERVAL;
+            let (started, changes) = (Instant::now(), self.engine.take_changes());
+            // A change of the clock only is written with the next sync.
             if syncs || changes.len() > 1 {
-                self.watched(|| self.store.write(changes))?;
+                self.timed(|| self.store.write(changes))?;
             }
-            self.done.send_modify(|done| *done = Ok(asked));
+            self.done.send_modify(|done| *done = Ok(requested));
             if syncs {
-                self.watched(|| self.store.sync())?;
+                self.timed(|| self.store.sync())?;
                 synced = Instant::now();
-                self.progress().synced_at = began;
+                self.progress().synced_at = started;
             }
         }
         Ok(())
     }
 
-    /// Does what may hang.
-    fn watched(&self, work: impl FnOnce() -> fjall::Result<()>) -> fjall::Result<()> {
-        let began = Instant::now();
-        self.progress().busy_since = Some(began);
-        work()?;
+    /// Runs an operation during which [`Progress::busy_since`] is set.
+    fn timed(&self, operation: impl FnOnce() -> fjall::Result<()>) -> fjall::Result<()> {
+        let started = Instant::now();
+        self.progress().busy_since = Some(started);
+        operation()?;
         self.progress().busy_since = None;
-        let took = began.elapsed();
-        if took > LATE {
+        let took = started.elapsed();
+        if took > HANG_TIMEOUT {
             tracing::info!(?took, "state written again; accepting calls");
         }
         Ok(())
@@ -230,13 +230,13 @@ mod tests {
     use crate::serve::engine::{Counting, Options};
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn nothing_may_change_once_a_write_has_failed() {
+    async fn changes_are_not_allowed_after_a_failed_write() {
         let dir = TempDir::new().unwrap();
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
-            feedback_ttl_max: INTERVAL,
-            counting: Counting::Here,
+            feedback_ttl_max: SYNC_INTERVAL,
+            counting: Counting::Local,
             is_saved: true,
         };
         let engine = Arc::new(Engine::new(options, &[]));
@@ -244,22 +244,22 @@ mod tests {
         let saver = Saver::new(Arc::clone(&engine), store).unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(saver.clone().run(CancellationToken::new()));
-        saver.written().await.unwrap();
+        saver.wait_written().await.unwrap();
         assert!(saver.check().is_ok() && saver.state().is_ok());
-        // A file of the store can no longer be made; what is open stays so.
+        // The store can create no more files; open ones stay usable.
         std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
         let failed = async {
             loop {
-                engine.keep(vec![0; 1 << 20]);
-                if saver.written().await.is_err() {
+                engine.save_sources(vec![0; 1 << 20]);
+                if saver.wait_written().await.is_err() {
                     return;
                 }
             }
         };
         timeout(Duration::from_secs(60), failed).await.unwrap();
         assert!(saver.check().is_err());
-        let why = saver.state().unwrap_err();
-        assert!(why.starts_with("cannot be written"), "{why}");
-        timeout(LATE, saver.failed()).await.unwrap();
+        let error = saver.state().unwrap_err();
+        assert!(error.starts_with("write failed"), "{error}");
+        timeout(HANG_TIMEOUT, saver.wait_failed()).await.unwrap();
     }
 }

@@ -1,6 +1,8 @@
-//! Decides, waits and answers; [`http`](super::http) reads what is asked and writes what is answered.
+//! Processing of requests between the HTTP layer and the decisions; [`http`](super::http) parses requests and formats
+//! responses.
 //!
-//! A call that waits holds its connection, and gives it back by going away; its slot stays taken. So as many may wait as there may be connections.
+//! A waiting reservation occupies its connection, so the connection limit bounds their number. A client that disconnects
+//! does not release its slot.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,111 +21,109 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ask::{Asked, What},
     clock::Clock,
     engine::{Engine, Slot},
     limit_sources::LimitSources,
     metrics,
     problem::{self, Problem, not_saved},
+    request::{CallKind, LimitedCall},
     saver::Saver,
     sharing::Decider,
-    tokens::{self, Holder},
+    tokens::{self, TokenIdentity},
 };
 
-/// Largest body of a request.
+/// Maximum bytes of a request body.
 const BODY_BYTES_MAX: usize = 8 << 10;
 
-/// Longest time for a body to come.
+/// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest that an answer is held until its slot.
+/// Maximum time that a response is held until the slot.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What connections share.
+/// State shared by all connections.
 pub struct Service {
-    /// The limiter.
+    /// The limiter core.
     pub engine: Arc<Engine>,
-    /// Who decides on calls.
+    /// Decides on calls.
     pub decider: Decider,
-    /// Its clock.
+    /// The limiter's clock.
     pub clock: Clock,
-    /// Who may ask; `None`: anybody who reaches the port.
+    /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
-    /// How answers over HTTP tell what is left.
+    /// Form of the rate-limit headers.
     pub fields: Fields,
-    /// Where the limits come from.
+    /// Sources of the limits.
     pub sources: LimitSources,
-    /// What writes changes before they are answered; `None`: nothing is kept.
+    /// Writes changes before the response; `None` if no state is kept.
     pub saver: Option<Saver>,
-    /// What is counted.
-    pub metrics: metrics::Serving,
+    /// Metrics of requests.
+    pub metrics: metrics::RequestMetrics,
 }
 
-/// What is answered.
+/// Result of a call.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    /// When the call may go, or the next one could.
+pub(super) struct CallResult {
+    /// Slot of the call, or earliest time for the next one.
     pub(super) slot: Slot,
-    /// Whether it changed anything: requests were taken or counted, or something was learned.
+    /// Whether requests were reserved or counted, or feedback added a restriction.
     pub(super) has_effect: bool,
 }
 
 impl Service {
-    /// Who makes a request.
+    /// Authenticates a request.
     ///
     /// # Errors
-    /// Why the request is not admitted.
-    pub(super) fn admit(&self, head: &Parts) -> Result<Arc<Holder>, Problem> {
+    /// When the token is missing or invalid; without tokens, when a browser sends the request from another site.
+    pub(super) fn authenticate(&self, head: &Parts) -> Result<Arc<TokenIdentity>, Problem> {
         let Some(tokens) = &self.tokens else {
             if !has_loopback_host(&head.headers, &head.uri) || is_cross_site(&head.headers) {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
-            return Ok(Arc::new(Holder::anybody()));
+            return Ok(Arc::new(TokenIdentity::anonymous()));
         };
-        let refuse = |reason, detail: &str| {
+        let reject = |reason, detail: &str| {
             let refusals = &self.metrics.token_refusals;
             refusals.with_label_values(&[reason]).inc();
             Problem::new(problem::UNAUTHORIZED, detail)
         };
-        let token = token::bearer(&head.headers).ok_or_else(|| refuse("missing", ""))?;
-        let holder = tokens.current().holder(token);
-        holder.ok_or_else(|| refuse("wrong", "invalid token"))
+        let token = token::bearer(&head.headers).ok_or_else(|| reject("missing", ""))?;
+        let identity = tokens.current().identity(token);
+        identity.ok_or_else(|| reject("wrong", "invalid token"))
     }
 
-    /// Answers a call that came at `began`; where it is to wait for its slot, then, or as soon as `stop` is cancelled.
+    /// Processes a call received at `began`. A reservation that waits returns at its slot, or when `stop` is cancelled.
     ///
     /// # Errors
-    /// Why it is not answered.
-    pub(super) async fn answer(
+    /// When the call is rejected, or its change is not known to be saved.
+    pub(super) async fn process(
         &self,
-        asked: &mut Asked,
-        holder: &Holder,
+        call: &mut LimitedCall,
+        identity: &TokenIdentity,
         stop: &CancellationToken,
         began: Instant,
-    ) -> Result<Answer, Problem> {
-        for counter in &asked.of {
-            self.may_use(holder, &counter.limit)?;
+    ) -> Result<CallResult, Problem> {
+        for counter in &call.counters {
+            self.authorize(identity, &counter.limit)?;
         }
-        if let (Some(rule), Some(first)) = (asked.rule, asked.of.first_mut()) {
-            first.limit = rule.limit_of(&first.limit);
+        if let (Some(rule), Some(first)) = (call.rule, call.counters.first_mut()) {
+            first.limit = rule.limit_name(&first.limit);
         }
-        let may_change = !matches!(asked.what, What::Delay { .. });
+        let may_change = !matches!(call.kind, CallKind::Delay { .. });
         let saver = self.saver.as_ref().filter(|_| may_change);
         let unsaved = |_| not_saved(self.clock.now());
         saver.map_or(Ok(()), Saver::check).map_err(unsaved)?;
-        let decided = self.decide(asked, holder).await;
+        let decided = self.decide(call, identity).await;
         let decided_at = Instant::now();
         if let Some(saver) = saver {
-            // A call that is refused may count, too.
-            saver.written().await.map_err(unsaved)?;
+            // Even a refused call can change a counter.
+            saver.wait_written().await.map_err(unsaved)?;
         }
-        let Answer {
-            mut slot,
-            has_effect,
-        } = decided?;
-        let is_held = matches!(asked.what, What::Reserve { is_held: true, .. });
+        let mut result = decided?;
+        let slot = &mut result.slot;
+        let is_held = matches!(call.kind, CallKind::Reserve { is_held: true, .. });
         if is_held && slot.at > slot.now {
-            self.hold(&slot, decided_at, stop).await;
+            self.hold(slot, decided_at, stop).await;
         } else {
             self.metrics.seconds.observe(began.elapsed(), 1);
         }
@@ -131,47 +131,51 @@ impl Service {
             let passed = u64::try_from(decided_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             slot.now = slot.now.saturating_add(passed);
         }
-        Ok(Answer { slot, has_effect })
+        Ok(result)
     }
 
-    async fn decide(&self, asked: &Asked, holder: &Holder) -> Result<Answer, Problem> {
-        let targets = asked.targets();
-        let (slot, has_effect) = match &asked.what {
-            What::Delay { requests } => (self.decider.delay(&targets, *requests).await?, false),
-            What::Increment { requests, at } => {
+    async fn decide(
+        &self,
+        call: &LimitedCall,
+        identity: &TokenIdentity,
+    ) -> Result<CallResult, Problem> {
+        let targets = call.targets();
+        let (slot, has_effect) = match &call.kind {
+            CallKind::Delay { requests } => (self.decider.delay(&targets, *requests).await?, false),
+            CallKind::Increment { requests, at } => {
                 self.decider.increment(&targets, *requests, *at).await?
             }
-            What::Feedback(feedback) => {
+            CallKind::Feedback(feedback) => {
                 let [target] = targets[..] else {
-                    let detail = "also: an answer is of one limit";
+                    let detail = "feedback does not support `also`: report it for each limit";
                     return Err(Problem::new(problem::INVALID, detail));
                 };
-                let said = feedback.said(self.clock.now())?;
-                self.decider.feedback(target, said).await?
+                let feedback = feedback.feedback(self.clock.now())?;
+                self.decider.feedback(target, feedback).await?
             }
-            What::Reserve {
+            CallKind::Reserve {
                 requests, max_wait, ..
             } => {
-                let by = &holder.name;
-                let slot = self.decider.reserve(by, &targets, *requests, *max_wait);
+                let token = &identity.name;
+                let slot = self.decider.reserve(token, &targets, *requests, *max_wait);
                 (slot.await?, true)
             }
         };
-        Ok(Answer { slot, has_effect })
+        Ok(CallResult { slot, has_effect })
     }
 
     /// Holds the response until the slot that was decided on at `decided_at`, for up to [`WAIT_MAX`].
     async fn hold(&self, slot: &Slot, decided_at: Instant, stop: &CancellationToken) {
-        let _waits = Waits::begin(&self.metrics.waiting);
+        let _waiting = WaitingGuard::new(&self.metrics.waiting);
         let wait = Duration::from_nanos(slot.at.saturating_sub(slot.now));
         let wait = wait.saturating_sub(decided_at.elapsed());
         stop.run_until_cancelled(sleep(wait.min(WAIT_MAX))).await;
     }
 
-    /// Reads a whole body, and takes it away.
+    /// Reads a body, and sets it to `None` once it is read completely.
     ///
     /// # Errors
-    /// When it is too large, or does not come.
+    /// When the body is too large or too slow.
     pub(super) async fn body(&self, body: &mut Option<Incoming>) -> Result<Bytes, Problem> {
         let Some(incoming) = body else {
             return Ok(Bytes::new());
@@ -190,28 +194,28 @@ impl Service {
         }
     }
 
-    pub(super) fn may_use(&self, holder: &Holder, limit: &str) -> Result<(), Problem> {
-        if holder.may_use(limit) {
+    pub(super) fn authorize(&self, identity: &TokenIdentity, limit: &str) -> Result<(), Problem> {
+        if identity.may_use(limit) {
             return Ok(());
         }
         let refusals = &self.metrics.token_refusals;
         refusals.with_label_values(&["limit"]).inc();
-        let detail = format!("the token does not open {limit:?}");
+        let detail = format!("the token does not grant access to limit {limit:?}");
         Err(Problem::new(problem::FORBIDDEN, detail))
     }
 }
 
-/// Counts one who waits, also one who goes away.
-struct Waits<'a>(&'a IntGauge);
+/// Counts a waiting reservation until it ends or its client disconnects.
+struct WaitingGuard<'a>(&'a IntGauge);
 
-impl<'a> Waits<'a> {
-    fn begin(waiting: &'a IntGauge) -> Self {
+impl<'a> WaitingGuard<'a> {
+    fn new(waiting: &'a IntGauge) -> Self {
         waiting.inc();
         Self(waiting)
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.dec();
     }

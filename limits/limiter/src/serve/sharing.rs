@@ -1,6 +1,7 @@
-//! Who decides on calls: the limiter alone, or, with `mode = "exact"` of `[sharing]`, a server for all limiters of a group.
+//! Decisions on calls: by the engine, or, with `mode = "exact"` in `[sharing]`, by a server for all limiters of a group.
 //!
-//! While the server is lost, each limiter goes by its part of every limit where the file says how many there are at most; else nothing goes.
+//! While the server is unavailable, each limiter enforces 1/`members_max` of every limit. Without `members_max` it refuses
+//! all calls.
 
 use std::{
     sync::{
@@ -22,72 +23,67 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{Asking, Counting, Engine, Refused, Said, Slot, Target, exact},
-    problem::{Problem, refused, server_lost},
+    engine::{CallError, Counting, Engine, Feedback, Slot, Target, exact},
+    problem::{Problem, rejected, server_lost},
 };
 
-/// Decides on calls; clones share it.
+/// Decides on calls; clones share its state.
 #[derive(Debug, Clone)]
 pub struct Decider {
     engine: Arc<Engine>,
     clock: Clock,
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedDecider>>,
 }
 
-/// Limits that a server decides on.
+/// Decisions by the sharing server.
 #[derive(Debug)]
-struct Shared {
+struct SharedDecider {
     exact: ExactLimits,
     counting: Counting,
-    /// Calls that were decided on here, and those that nobody decided on.
-    by_part: AtomicU64,
-    by_nobody: AtomicU64,
+    by_share: AtomicU64,
+    undecided: AtomicU64,
 }
 
-/// How many calls under shared limits were decided on by whom, and whether the server is there.
+/// Availability of the server, and the number of decisions by decider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct SharingStatus {
     pub(super) by_server: u64,
-    pub(super) by_part: u64,
-    pub(super) by_nobody: u64,
+    /// By the limiter, within its static share.
+    pub(super) by_share: u64,
+    /// Calls refused because the server was unavailable.
+    pub(super) undecided: u64,
     pub(super) has_server: bool,
 }
 
-/// What a change of `[sharing]` is not made by: a server that decides, or decided, is known at the start alone.
-///
-/// # Errors
-/// With what to do.
-pub(super) fn check_same(before: &Rules, after: &Rules) -> Result<(), ConfigErrors> {
+/// Rejects a change of `[sharing]` from or to exact mode, which is only read at startup.
+pub(super) fn check_unchanged(before: &Rules, after: &Rules) -> Result<(), ConfigErrors> {
     let is_exact = |rules: &Rules| exact(rules.sharing.as_ref()).is_some();
     if before.sharing == after.sharing || !(is_exact(before) || is_exact(after)) {
         return Ok(());
     }
-    let error = "sharing: who decides is read at the start: restart the limiter";
+    let error = "sharing: exact sharing is only read at startup: restart the limiter";
     Err(ConfigErrors(vec![error.to_owned()]))
 }
 
 impl Decider {
-    /// As the file says, which was checked.
+    /// Creates a decider for this `[sharing]` table, which is valid.
     #[must_use]
     pub fn new(engine: Arc<Engine>, clock: Clock, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
             tracing::info!("lease mode is for producers; this limiter does not share its limits");
         }
-        let server = exact(sharing).and_then(|sharing| {
-            let server = Address::of(sharing).ok()?;
-            Some(Config {
-                server,
+        let shared = exact(sharing).and_then(|sharing| {
+            let config = Config {
+                server: Address::of(sharing).ok()?,
                 group: sharing.group.clone(),
                 budget: sharing.timeout,
-            })
-        });
-        let shared = server.map(|config| {
-            Arc::new(Shared {
+            };
+            Some(Arc::new(SharedDecider {
                 exact: ExactLimits::new(config),
                 counting: engine.options().counting,
-                by_part: AtomicU64::new(0),
-                by_nobody: AtomicU64::new(0),
-            })
+                by_share: AtomicU64::new(0),
+                undecided: AtomicU64::new(0),
+            }))
         });
         Self {
             engine,
@@ -103,161 +99,161 @@ impl Decider {
         }
     }
 
-    /// Whether a server decides now.
+    /// Whether a server is available and decides.
     pub(super) fn has_server(&self) -> bool {
         let shared = self.shared.as_ref();
         shared.is_some_and(|it| it.exact.is_connected())
     }
 
-    pub(super) fn standing(&self) -> Option<Standing> {
+    pub(super) fn status(&self) -> Option<SharingStatus> {
         let shared = self.shared.as_ref()?;
-        Some(Standing {
+        Some(SharingStatus {
             by_server: shared.exact.replies(),
-            by_part: shared.by_part.load(Ordering::Relaxed),
-            by_nobody: shared.by_nobody.load(Ordering::Relaxed),
+            by_share: shared.by_share.load(Ordering::Relaxed),
+            undecided: shared.undecided.load(Ordering::Relaxed),
             has_server: shared.exact.is_connected(),
         })
     }
 
-    /// Whether calls are decided on, in words; `None` where no server shares the limits.
+    /// Describes how calls are decided, with an error if they are not; `None` without shared limits.
     #[must_use]
     pub fn state(&self) -> Option<Result<String, String>> {
         let shared = self.shared.as_ref()?;
         Some(match shared.counting {
             _ if shared.exact.is_connected() => Ok("the server decides".to_owned()),
-            Counting::Part(parts) => {
-                let words = format!("without the server, by a part of 1/{parts} of each limit");
-                Ok(words)
-            }
-            Counting::Here | Counting::Elsewhere => {
-                Err("without the server nothing goes (sharing.members_max is not set)".to_owned())
-            }
+            Counting::StaticShare(members) => Ok(format!(
+                "server unavailable; enforcing 1/{members} of each limit"
+            )),
+            Counting::Local | Counting::Server => Err(
+                "server unavailable; refusing all calls because sharing.members_max is not set"
+                    .to_owned(),
+            ),
         })
     }
 
-    /// When so many requests could go.
-    pub(super) async fn delay(&self, of: &[Target<'_>], requests: u64) -> Result<Slot, Problem> {
-        if let Some((slot, _)) = self.ask(None, of, requests, Operation::Peek).await? {
+    /// Returns the earliest time for a call.
+    pub(super) async fn delay(
+        &self,
+        targets: &[Target<'_>],
+        requests: u64,
+    ) -> Result<Slot, Problem> {
+        self.earliest(targets, requests, true).await
+    }
+
+    async fn earliest(
+        &self,
+        targets: &[Target<'_>],
+        requests: u64,
+        is_counted: bool,
+    ) -> Result<Slot, Problem> {
+        let operation = Operation::Peek;
+        let decision = self.ask(None, targets, requests, operation, is_counted);
+        if let Some((slot, _)) = decision.await? {
             return Ok(slot);
         }
         let now = self.clock.now();
-        let slot = self.engine.delay(of, requests, now);
-        slot.map_err(|why| self.wrong(why, now))
+        let slot = self.engine.delay(targets, requests, is_counted, now);
+        slot.map_err(|error| self.problem(error, now))
     }
 
-    /// Takes a slot within the maximum wait, for the bearer of a token.
+    /// Reserves a slot within the maximum wait for a token.
     pub(super) async fn reserve(
         &self,
-        by: &str,
-        of: &[Target<'_>],
+        token: &str,
+        targets: &[Target<'_>],
         requests: u64,
         max_wait: Duration,
     ) -> Result<Slot, Problem> {
-        let question = Operation::Reserve { max_wait };
-        if let Some((slot, _)) = self.ask(Some(by), of, requests, question).await? {
+        let operation = Operation::Reserve { max_wait };
+        let decision = self.ask(Some(token), targets, requests, operation, true);
+        if let Some((slot, _)) = decision.await? {
             return Ok(slot);
         }
         let now = self.clock.now();
-        let slot = self.engine.reserve(Some(by), of, requests, max_wait, now);
-        slot.map_err(|why| self.wrong(why, now))
+        let slot = self
+            .engine
+            .reserve(Some(token), targets, requests, max_wait, now);
+        slot.map_err(|error| self.problem(error, now))
     }
 
-    /// Counts calls that were made, and says when one more could go, and whether they have an effect.
+    /// Counts calls already made. Returns the earliest time for one more, and whether the calls have an effect.
     pub(super) async fn increment(
         &self,
-        of: &[Target<'_>],
+        targets: &[Target<'_>],
         requests: u64,
         at: Option<u64>,
     ) -> Result<(Slot, bool), Problem> {
         let made = at.map(|at| at / 1_000);
-        let question = Operation::Count { made };
-        if let Some(counted) = self.ask(None, of, requests, question).await? {
+        let operation = Operation::Count { made };
+        let decision = self.ask(None, targets, requests, operation, true);
+        if let Some(counted) = decision.await? {
             return Ok(counted);
         }
         let now = self.clock.now();
-        let counted = self.engine.increment(of, requests, at, now);
-        let (recorded, slot) = counted.map_err(|why| self.wrong(why, now))?;
+        let counted = self.engine.increment(targets, requests, at, now);
+        let (recorded, slot) = counted.map_err(|error| self.problem(error, now))?;
         Ok((slot, recorded == RecordOutcome::Counted))
     }
 
-    /// Learns from a partner's answer, and says when one request could go, and whether it did.
+    /// Applies the feedback of a partner. Returns the earliest time for a request, and whether the feedback adds a
+    /// restriction.
     pub(super) async fn feedback(
         &self,
-        of: Target<'_>,
-        said: Said,
+        target: Target<'_>,
+        feedback: Feedback,
     ) -> Result<(Slot, bool), Problem> {
         let now = self.clock.now();
-        if self.shared.is_none() {
-            let learned = self.engine.feedback(of, said, now);
-            let (is_learned, slot) = learned.map_err(|why| self.wrong(why, now))?;
-            return Ok((slot, is_learned));
-        }
-        let learned = self.engine.hear(of, said, now);
-        let is_learned = learned.map_err(|why| self.wrong(why, now))?;
-        let asking = self.engine.asking(None, &[of], 1, Operation::Peek, now);
-        let mut asking = asking.map_err(|why| refused(why, now))?;
-        asking.is_counted = false;
-        let slot = match self.ask_about(asking).await? {
-            Some((slot, _)) => slot,
-            None => {
-                let slot = self.engine.delay(&[of], 1, now);
-                slot.map_err(|why| self.wrong(why, now))?
-            }
-        };
-        Ok((slot, is_learned))
+        let applied = self.engine.apply_feedback(target, feedback, now);
+        let is_applied = applied.map_err(|error| self.problem(error, now))?;
+        Ok((self.earliest(&[target], 1, false).await?, is_applied))
     }
 
-    /// What the server says, by its clock, and whether it took anything; `None` where it is for the engine to say, as there is no server, or it
-    /// is lost.
+    /// Returns the decision of the server, by its clock, and whether it granted or counted the call; `None` if the engine
+    /// has to decide.
     async fn ask(
         &self,
-        by: Option<&str>,
-        of: &[Target<'_>],
+        token: Option<&str>,
+        targets: &[Target<'_>],
         requests: u64,
-        question: Operation,
+        operation: Operation,
+        is_counted: bool,
     ) -> Result<Option<(Slot, bool)>, Problem> {
-        if self.shared.is_none() {
-            return Ok(None);
-        }
-        let now = self.clock.now();
-        let asking = self.engine.asking(by, of, requests, question, now);
-        self.ask_about(asking.map_err(|why| refused(why, now))?)
-            .await
-    }
-
-    async fn ask_about(&self, asking: Asking) -> Result<Option<(Slot, bool)>, Problem> {
         let Some(shared) = &self.shared else {
             return Ok(None);
         };
-        let was_asked = shared.exact.is_connected();
-        let asked = shared
-            .exact
-            .decide(&asking.asks, asking.question, asking.pause);
-        let answer = asked.await;
         let now = self.clock.now();
-        let lost = match answer {
+        let pending = self
+            .engine
+            .begin_decision(token, targets, requests, operation, is_counted, now)
+            .map_err(|error| rejected(error, now))?;
+        let was_sent = shared.exact.is_connected();
+        let decision = shared
+            .exact
+            .decide(&pending.rule_requests, pending.operation, pending.pause)
+            .await;
+        let now = self.clock.now();
+        let lost = match decision {
             Ok(answer) => {
-                let answered = self.engine.answered(&asking, &answer, now);
-                return answered.map(Some).map_err(|why| refused(why, now));
+                let decided = self.engine.finish_decision(&pending, &answer, now);
+                return decided.map(Some).map_err(|error| rejected(error, now));
             }
             Err(lost) => lost,
         };
-        self.engine.unanswered(&asking, was_asked);
-        // Where it is there, parts would come on top of what it lets go.
-        if lost == ExactError::Unavailable && matches!(shared.counting, Counting::Part(_)) {
-            shared.by_part.fetch_add(1, Ordering::Relaxed);
+        self.engine.abandon_decision(&pending, was_sent);
+        // An overloaded server still grants calls; the static share must not add to them.
+        if lost == ExactError::Unavailable && matches!(shared.counting, Counting::StaticShare(_)) {
+            shared.by_share.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
-        shared.by_nobody.fetch_add(1, Ordering::Relaxed);
+        shared.undecided.fetch_add(1, Ordering::Relaxed);
         Err(server_lost(now))
     }
 
-    /// Why the engine has no answer.
-    fn wrong(&self, why: Refused, now: u64) -> Problem {
-        match why {
-            // That is said of a part; the whole may let it go.
-            Refused::TooMany { .. } if self.shared.is_some() => server_lost(now),
-            why => refused(why, now),
+    fn problem(&self, error: CallError, now: u64) -> Problem {
+        match error {
+            // The burst is that of the static share; the full limit may allow the call.
+            CallError::OverBurst { .. } if self.shared.is_some() => server_lost(now),
+            error => rejected(error, now),
         }
     }
 }

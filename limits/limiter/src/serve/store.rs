@@ -1,7 +1,7 @@
-//! The directory in which a limiter keeps its records: an embedded store, of one process at a time.
+//! The embedded store of records in the `--state` directory.
 //!
-//! What was written outlives the process, however it ends; where the machine fails, what was not synced is lost. A write that fails stops the store for good:
-//! what the disk then holds is known only after opening it again.
+//! Written records survive the end of the process, synced ones also a failure of the machine. After a failed write the
+//! content of the disk is unknown, so the store must be opened again.
 
 use std::{
     io::{Error, ErrorKind},
@@ -13,18 +13,18 @@ use runtime::unfinished_store;
 
 use super::engine::Changes;
 
-/// Bytes of blocks kept in memory for reading, which only compactions and the start do.
+/// Size of the block cache. Only compactions and the start read.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Bytes of records in memory before they become a file: most are written again soon.
+/// Bytes of records in memory before they are written to a file: most are replaced soon.
 const MEMTABLE_BYTES: u64 = 16 << 20;
 
-/// The directory, for as long as this is there.
+/// An open store; it locks its directory.
 pub struct Store {
     database: Database,
     records: Keyspace,
     path: PathBuf,
-    /// Whether this process created it.
+    /// Whether this process created the store.
     pub is_new: bool,
 }
 
@@ -35,10 +35,10 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the directory, or makes it, and takes it for this process until its end, however it ends.
+    /// Opens a directory, created if missing, and locks it until the process ends.
     ///
     /// # Errors
-    /// When it cannot be used.
+    /// When the directory is in use or damaged, or an operation fails.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let is_new = !unfinished_store::remove(dir)?;
@@ -55,19 +55,19 @@ impl Store {
         })
     }
 
-    /// All records, in the order of their keys.
+    /// Reads all records, sorted by key.
     ///
     /// # Errors
-    /// When one cannot be read.
+    /// When a record cannot be read.
     pub fn read(&self) -> anyhow::Result<Vec<(Slice, Slice)>> {
         let records = self.records.iter().map(|record| record.into_inner());
         records.collect::<Result<_, _>>().map_err(unusable)
     }
 
-    /// Writes all of these or none; they are with the system when this returns.
+    /// Writes all changes or none. They are not synced.
     ///
     /// # Errors
-    /// When they are not, and no more can be written.
+    /// When the write fails; the store is unusable then.
     pub fn write(&self, changes: Changes) -> fjall::Result<()> {
         let mut batch = self.database.batch();
         for (key, value) in changes {
@@ -79,27 +79,26 @@ impl Store {
         batch.commit()
     }
 
-    /// Returns when all that was written is on the disk.
+    /// Syncs all written changes to disk.
     ///
     /// # Errors
-    /// When it is not known to be, and no more can be written.
+    /// When the sync fails; the store is unusable then.
     pub fn sync(&self) -> fjall::Result<()> {
         if !self.path.try_exists()? {
-            // The system takes what is written to removed files, and loses it.
-            let error = Error::new(ErrorKind::NotFound, "its directory was removed");
+            // Writes to removed files succeed but are lost.
+            let error = Error::new(ErrorKind::NotFound, "the directory was removed");
             return Err(error.into());
         }
         self.database.persist(PersistMode::SyncData)
     }
 }
 
-/// Why a store cannot be used, and what to do.
 fn unusable(error: fjall::Error) -> anyhow::Error {
     match error {
-        fjall::Error::Locked => anyhow::anyhow!("another limiter uses it"),
+        fjall::Error::Locked => anyhow::anyhow!("in use by another limiter"),
         fjall::Error::Io(error) => error.into(),
         error => anyhow::anyhow!(
-            "the store is damaged ({error}): restore it from a backup, or move it away, and every quota starts unused"
+            "the store is damaged ({error}): restore the directory from a backup, or remove it to start with unused quotas"
         ),
     }
 }

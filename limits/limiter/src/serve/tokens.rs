@@ -1,4 +1,4 @@
-//! Who may ask for which limits: tokens in a file, each with a name and what it opens.
+//! Access tokens: a file with a name, a token and the accessible limits per line.
 //!
 //! ```text
 //! # name    token                     limits
@@ -14,36 +14,36 @@ use runtime::{
 };
 use subtle::ConstantTimeEq as _;
 
-/// Most bytes of a token's name.
+/// Maximum bytes of a token's name.
 const NAME_BYTES_MAX: usize = 64;
 
-/// A file of tokens.
+/// A token file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File(pub NamedFile);
 
-/// The tokens of a file; at least one. Prints without them.
-pub struct Tokens(Vec<(String, Arc<Holder>)>);
+/// The tokens of a file, at least one. `Debug` does not print them.
+pub struct Tokens(Vec<(String, Arc<TokenIdentity>)>);
 
-/// Who bears a token.
+/// Name and permissions of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// The token's name.
+pub struct TokenIdentity {
+    /// Name of the token.
     pub name: String,
-    /// The limits that it opens; `None` for all.
+    /// Accessible limits; `None` for all.
     pub limits: Option<BTreeSet<String>>,
 }
 
-impl Holder {
-    /// Who asks where no token is needed.
+impl TokenIdentity {
+    /// The identity of clients if no token is required.
     #[must_use]
-    pub fn anybody() -> Self {
+    pub fn anonymous() -> Self {
         Self {
             name: String::new(),
             limits: None,
         }
     }
 
-    /// Whether it opens this limit.
+    /// Whether the token grants access to this limit.
     #[must_use]
     pub fn may_use(&self, limit: &str) -> bool {
         self.limits
@@ -67,62 +67,58 @@ impl Source for File {
     }
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Tokens, Vec<String>> {
-        Tokens::parse(&contents[0]).map_err(|wrong| vec![self.0.error(wrong)])
+        Tokens::parse(&contents[0]).map_err(|error| vec![self.0.error(error)])
     }
 }
 
 impl Tokens {
-    /// Reads one token a line, with its name and what it opens.
+    /// Parses a token file.
     ///
     /// # Errors
-    /// In words that hold nothing of a token.
+    /// When a line is invalid. The message contains no part of a token.
     pub fn parse(contents: &[u8]) -> Result<Self, String> {
-        token::read(contents, |line, before: &[(String, Arc<Holder>)]| {
-            let (token, holder) = read_line(line)?;
+        token::read(contents, |line, before: &[(String, Arc<TokenIdentity>)]| {
+            let (token, identity) = read_line(line)?;
             let mut before = before.iter();
-            if before.any(|(it, other)| *it == token || other.name == holder.name) {
-                return Err("its name or its token is there twice".to_owned());
+            if before.any(|(it, other)| *it == token || other.name == identity.name) {
+                return Err("duplicate name or token".to_owned());
             }
-            Ok((token, Arc::new(holder)))
+            Ok((token, Arc::new(identity)))
         })
         .map(Self)
     }
 
-    /// Who bears this token. Takes the same time for each token of its length.
+    /// Returns the identity of a token. The time does not depend on its content.
     #[must_use]
-    pub fn holder(&self, candidate: &[u8]) -> Option<Arc<Holder>> {
+    pub fn identity(&self, candidate: &[u8]) -> Option<Arc<TokenIdentity>> {
         let mut found = None;
-        for (token, holder) in &self.0 {
+        for (token, identity) in &self.0 {
             if bool::from(token.as_bytes().ct_eq(candidate)) {
-                found = Some(holder);
+                found = Some(identity);
             }
         }
         found.cloned()
     }
 }
 
-fn read_line(line: &str) -> Result<(String, Holder), String> {
+fn read_line(line: &str) -> Result<(String, TokenIdentity), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [name, token, limits] = words[..] else {
-        return Err("write a name, a token and its limits".to_owned());
+        return Err("expected NAME TOKEN LIMITS".to_owned());
     };
     let is_name = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
     if name.len() > NAME_BYTES_MAX || !name.chars().all(is_name) {
         return Err(format!(
-            "a name has up to {NAME_BYTES_MAX} letters, digits, dashes, dots and underscores"
+            "invalid name: use up to {NAME_BYTES_MAX} letters, digits, dashes, dots and underscores"
         ));
     }
     token::check(token)?;
-    Ok((
-        token.to_owned(),
-        Holder {
-            name: name.to_owned(),
-            limits: (limits != "*").then(|| {
-                let names = limits.split(',').filter(|it| !it.is_empty());
-                names.map(ToOwned::to_owned).collect()
-            }),
-        },
-    ))
+    let limits = (limits != "*").then(|| {
+        let names = limits.split(',').filter(|it| !it.is_empty());
+        names.map(ToOwned::to_owned).collect()
+    });
+    let name = name.to_owned();
+    Ok((token.to_owned(), TokenIdentity { name, limits }))
 }
 
 #[cfg(test)]
@@ -135,40 +131,40 @@ mod tests {
     const TWO: &str = "two-token-of-16b";
 
     #[test]
-    fn token_opens_its_limits_and_nothing_else() {
+    fn token_grants_access_to_its_limits_only() {
         let file = format!("# name token limits\n\n a {ONE} x,y \nb {TWO} *\n");
         let tokens = Tokens::parse(file.as_bytes()).unwrap();
-        let holder = tokens.holder(ONE.as_bytes()).unwrap();
-        assert!(holder.may_use("x") && holder.may_use("y") && !holder.may_use("z"));
-        let holder = tokens.holder(TWO.as_bytes()).unwrap();
-        assert!(holder.may_use("z") && holder.name == "b");
-        for wrong in ["", &ONE[1..], "one-token-of-16B", "*"] {
-            assert_eq!(tokens.holder(wrong.as_bytes()), None, "{wrong}");
+        let identity = tokens.identity(ONE.as_bytes()).unwrap();
+        assert!(identity.may_use("x") && identity.may_use("y") && !identity.may_use("z"));
+        let identity = tokens.identity(TWO.as_bytes()).unwrap();
+        assert!(identity.may_use("z") && identity.name == "b");
+        for invalid in ["", &ONE[1..], "one-token-of-16B", "*"] {
+            assert_eq!(tokens.identity(invalid.as_bytes()), None, "{invalid}");
         }
         assert!(!format!("{tokens:?}").contains(ONE));
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said_without_its_tokens() {
+    fn errors_do_not_contain_tokens() {
         let twice = format!("a {ONE} *\nb {ONE} *");
         let same = format!("a {ONE} *\na {TWO} *");
-        let more = format!("a {ONE} * administer");
+        let more = format!("a {ONE} * extra");
         let many: String = (0..=TOKENS_MAX)
             .map(|it| format!("n{it} {ONE}{it} *\n"))
             .collect();
-        for (file, what) in [
+        for (file, expected) in [
             ("", "no token"),
             (ONE, "line 1"),
             ("a short *", "line 1"),
             (&*twice, "line 2"),
             (&*same, "line 2"),
             (&*more, "line 1"),
-            (&*format!("ä {ONE} *"), "a name"),
+            (&*format!("ä {ONE} *"), "invalid name"),
             (&*many, "more than"),
         ] {
-            let said = Tokens::parse(file.as_bytes()).unwrap_err();
-            assert!(said.contains(what), "{said}");
-            assert!(!said.contains(ONE) && !said.contains("short"));
+            let error = Tokens::parse(file.as_bytes()).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains(ONE) && !error.contains("short"));
         }
         assert!(Tokens::parse(&[0xff]).is_err());
     }

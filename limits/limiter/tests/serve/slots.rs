@@ -38,13 +38,13 @@ async fn fifty_clients_never_get_one_slot_twice() -> Result<()> {
     const CLIENTS: usize = 50;
     const EACH: usize = 400;
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
-    let mut asking = JoinSet::new();
+    let mut pending = JoinSet::new();
     for _ in 0..CLIENTS {
         let mut client = limiter.client().await?;
-        asking.spawn(async move { take(&mut client, EACH).await });
+        pending.spawn(async move { take(&mut client, EACH).await });
     }
     let mut taken = BTreeSet::new();
-    while let Some(mine) = asking.join_next().await {
+    while let Some(mine) = pending.join_next().await {
         taken.extend(mine??);
     }
     check(&taken, CLIENTS * EACH)?;
@@ -65,7 +65,7 @@ async fn process_that_takes_slots() -> Result<()> {
 async fn processes_never_get_one_slot_twice(processes: usize, each: usize) -> Result<()> {
     let dir = TempDir::new()?;
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
-    let mut asking = JoinSet::new();
+    let mut pending = JoinSet::new();
     for number in 0..processes {
         let file = dir.path().join(number.to_string());
         let told = [
@@ -80,7 +80,7 @@ async fn processes_never_get_one_slot_twice(processes: usize, each: usize) -> Re
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        asking.spawn(async move {
+        pending.spawn(async move {
             let ended = process.wait_with_output().await?;
             let words = String::from_utf8_lossy(&ended.stdout);
             ensure!(ended.status.success(), "{words}");
@@ -89,7 +89,7 @@ async fn processes_never_get_one_slot_twice(processes: usize, each: usize) -> Re
         });
     }
     let mut taken = BTreeSet::new();
-    while let Some(mine) = asking.join_next().await {
+    while let Some(mine) = pending.join_next().await {
         taken.extend(mine??);
     }
     check(&taken, processes * each)?;

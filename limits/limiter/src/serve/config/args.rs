@@ -1,4 +1,4 @@
-//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+//! Command-line flags. The group of a flag says whether it can be reloaded.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,18 +10,18 @@ use runtime::{
 
 const EXAMPLES: &str = "\
 Examples:
-  Serve the limits of a file, and ask when the next call may go:
+  Serve the limits of a file, and query the earliest time for a call:
     limiter serve --limits examples/limits.toml
     curl -s http://127.0.0.1:9099/v1/limits/partner/client-7/delay
 
-  Take a slot, and wait until it is there:
+  Reserve a slot, and wait for it:
     curl -s --json '{\"wait\": true}' http://127.0.0.1:9099/v1/limits/partner/client-7/reserve
 
-  Write the settings of a file that can be used from now on, and check it after a change:
+  Write the current settings to a file, and check the file after a change:
     limiter serve --limits examples/limits.toml --print-config > limiter.toml
     limiter serve --config limiter.toml --check-config";
 
-/// Tells many processes when their next call may go, under limits that they share.
+/// Serves rate limits to other processes over HTTP
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "limiter",
@@ -30,26 +30,26 @@ Examples:
 )]
 pub struct Args {
     #[command(flatten)]
-    pub(super) serving: Serving,
+    pub(super) api: ApiArgs,
     #[command(flatten)]
-    pub(super) limiting: LimitingArgs,
+    pub(super) limits: LimitsArgs,
     #[command(flatten)]
-    pub(super) running: Running,
+    pub(super) admin: AdminArgs,
     #[command(flatten)]
     pub(super) common: CommonArgs,
 }
 
-/// Who may ask.
+/// API port and authentication.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Who may ask")]
-pub(super) struct Serving {
-    /// Address for calls
+#[command(next_help_heading = "API and authentication")]
+pub(super) struct ApiArgs {
+    /// Address of the API port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
     pub(super) listen: SocketAddr,
 
-    /// Token file. Each line is NAME TOKEN LIMITS [PERMISSIONS]. If set, every call must present a token
+    /// Token file. If set, every request must present a token
     ///
-    /// `billing TOKEN dsp-17,partner`, or `*` for all limits. A token has 16 to 512 bytes. Without the file only this machine may ask, so --listen must be a loopback address. The file is looked at again every second.
+    /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512 bytes. Without a token file, --listen must be a loopback address. Checked for changes every second.
     #[arg(
         long,
         group = CONTENTS,
@@ -60,7 +60,7 @@ pub(super) struct Serving {
 
     /// Rate-limit headers in HTTP responses: x-ratelimit, ratelimit or none
     ///
-    /// `x-ratelimit` is X-RateLimit-Limit, -Remaining and -Reset (seconds); `ratelimit` is RateLimit and RateLimit-Policy as draft-ietf-httpapi-ratelimit-headers-10 has them.
+    /// `x-ratelimit` sends X-RateLimit-Limit, -Remaining and -Reset (in seconds); `ratelimit` sends RateLimit and RateLimit-Policy as defined by draft-ietf-httpapi-ratelimit-headers-10.
     #[arg(
         long,
         value_name = "FIELDS",
@@ -69,7 +69,7 @@ pub(super) struct Serving {
     )]
     pub(super) ratelimit_fields: Fields,
 
-    /// Maximum number of connections; each has one call at a time
+    /// Maximum number of connections. Each processes one request at a time
     #[arg(
         long,
         value_name = "COUNT",
@@ -90,11 +90,11 @@ pub(super) struct Serving {
     pub(super) connections_per_address: usize,
 }
 
-/// What they may ask for, as it is written.
+/// Limits, counters and state.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "What is limited")]
-pub(super) struct LimitingArgs {
-    /// TOML file with the limits
+#[command(next_help_heading = "Limits and state")]
+pub(super) struct LimitsArgs {
+    /// Limits file (TOML)
     ///
     /// Checked for changes every second. If a new version is invalid, the current one stays active. Validate with `limiter check`.
     #[arg(
@@ -107,7 +107,7 @@ pub(super) struct LimitingArgs {
 
     /// MongoDB collection with limits, such as company.limits. Each document is one limit, named by its _id, and overrides a limit of the same name in the file
     ///
-    /// It is read every second; an invalid version changes nothing. Only a build with `--features limiter/mongodb` has it.
+    /// Read every second. If a new version is invalid, the current one stays active. Requires a build with `--features limiter/mongodb`.
     #[arg(
         long,
         value_name = "DATABASE.COLLECTION",
@@ -116,7 +116,7 @@ pub(super) struct LimitingArgs {
     )]
     pub(super) limits_collection: std::option::Option<(String, String)>,
 
-    /// The MongoDB of that collection: mongodb://…
+    /// Connection string of the MongoDB deployment with --limits-collection: mongodb://…
     #[arg(
         long,
         value_name = "URI",
@@ -157,15 +157,15 @@ pub(super) struct LimitingArgs {
     pub(super) feedback_ttl_max: Duration,
 }
 
-/// How it is watched and stopped.
+/// Admin port and shutdown.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "How it is watched and stopped")]
-pub struct Running {
-    /// Address for the status page, /metrics, /healthz and /readyz
+#[command(next_help_heading = "Admin and shutdown")]
+pub struct AdminArgs {
+    /// Address of the admin port, with the status page, /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9098", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Longest time to finish after a signal
+    /// Maximum time to finish requests and sync the state after a shutdown signal
     #[arg(
         long,
         group = RELOADED,
@@ -176,10 +176,10 @@ pub struct Running {
     pub drain_timeout: Duration,
 }
 
-/// A database and a collection; the database's name ends at the first dot.
+/// Parses DATABASE.COLLECTION; the name of the database ends at the first dot.
 fn collection(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('.');
     let parts = parts.filter(|(database, name)| !database.is_empty() && !name.is_empty());
-    let (database, name) = parts.ok_or("write a database, a dot and a collection")?;
+    let (database, name) = parts.ok_or("use DATABASE.COLLECTION")?;
     Ok((database.to_owned(), name.to_owned()))
 }

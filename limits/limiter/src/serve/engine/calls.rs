@@ -1,68 +1,79 @@
-//! What can be asked of the engine.
+//! Decisions on calls: delay, reserve, increment and feedback.
 
 use std::{sync::Arc, time::Duration};
 
 use limits::{Decision, Demand, LimitId, RecordError, RecordOutcome, Refusal};
 
-use super::{Binding, Counter, Counts, Engine, Refused, Said, Slot, State, Target, ahead};
+use super::{
+    Binding, CallError, CounterKey, Counts, Engine, EngineState, Feedback, Slot, Target, bookings,
+};
 
-/// A call, with what it concerns looked up.
-pub(super) struct Call {
-    /// The limits that it names, each with a counter.
-    pub(super) of: Vec<Counter>,
+/// A call with its limits looked up.
+pub(super) struct ResolvedCall {
+    /// The counters that the call names; those of global limits are not included.
+    pub(super) counters: Vec<CounterKey>,
     pub(super) demands: Vec<Demand<Arc<str>>>,
     pub(super) requests: u64,
 }
 
 impl Engine {
-    /// When so many requests could go that are under all of these limits. Takes nothing.
+    /// Returns the earliest time for a call for `requests` under all `targets`, and changes nothing; `is_counted` in
+    /// [`Counts::delays`].
     ///
     /// # Errors
-    /// Why they never can, or not now.
-    pub fn delay(&self, of: &[Target<'_>], requests: u64, now: u64) -> Result<Slot, Refused> {
+    /// When the call can never proceed, or a limit is unknown.
+    pub fn delay(
+        &self,
+        targets: &[Target<'_>],
+        requests: u64,
+        is_counted: bool,
+        now: u64,
+    ) -> Result<Slot, CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = state.call(of, requests, now)?;
-        state.count(&call, |counts| counts.asked += 1);
-        state.next(&call, now)
+        let call = state.resolve(targets, requests, now)?;
+        state.count(&call, |counts| counts.delays += u64::from(is_counted));
+        state.earliest(&call, now)
     }
 
-    /// Takes the first moment when so many requests may go under all of these limits, if it is within the maximum wait; else takes nothing.
+    /// Reserves the first slot for `requests` under all `targets` if it is within `max_wait`, or nothing.
     ///
-    /// The bearer of a token (`by`) leaves slots to come of limits of every call to others: they are booked up to
-    /// [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and by each token no more than it leaves.
+    /// A `token` books slots of global limits up to [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and no more of them
+    /// than it leaves to others.
     ///
     /// # Errors
-    /// Why they may not.
+    /// When nothing is reserved.
     pub fn reserve(
         &self,
-        by: Option<&str>,
-        of: &[Target<'_>],
+        token: Option<&str>,
+        targets: &[Target<'_>],
         requests: u64,
         max_wait: Duration,
         now: u64,
-    ) -> Result<Slot, Refused> {
+    ) -> Result<Slot, CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = state.call(of, requests, now)?;
-        let max_wait = by.map_or(max_wait, |by| state.max_wait(by, requests, max_wait, now));
-        let from = state.learned.from(&call.of, requests, now);
+        let call = state.resolve(targets, requests, now)?;
+        let max_wait = token.map_or(max_wait, |token| {
+            state.max_wait(token, requests, max_wait, now)
+        });
+        let from = state.feedback.earliest(&call.counters, requests, now);
         let core = &mut state.core;
         let (at, rule) = match core.reserve_from(&call.demands, from, now, max_wait) {
             Decision::Now => (now, None),
             Decision::At { at, limit } => (at, Some(limit)),
             Decision::Refused { limit, reason } => {
                 state.count(&call, |counts| counts.refused += 1);
-                return Err(state.refused(&call, limit, reason, max_wait, now));
+                return Err(state.error(&call, limit, reason, max_wait, now));
             }
         };
-        state.learned.take(&call.of, requests, at);
+        state.feedback.consume(&call.counters, requests, at);
         state.count(&call, |counts| match rule {
             None => counts.now += 1,
             Some(_) => counts.delayed += 1,
         });
-        if let Some(by) = by.filter(|_| at > now) {
-            state.book(by, requests, at);
+        if let Some(token) = token.filter(|_| at > now) {
+            state.book(token, requests, at);
         }
         Ok(Slot {
             at,
@@ -71,150 +82,126 @@ impl Engine {
         })
     }
 
-    /// Counts requests that were made at `at`, or now, without having been asked for here.
+    /// Counts `requests` that were already made at `at` (default: now), and returns the earliest time for one more.
     ///
     /// # Errors
-    /// Why they are not counted.
+    /// When nothing is counted.
     pub fn increment(
         &self,
-        of: &[Target<'_>],
+        targets: &[Target<'_>],
         requests: u64,
         at: Option<u64>,
         now: u64,
-    ) -> Result<(RecordOutcome, Slot), Refused> {
+    ) -> Result<(RecordOutcome, Slot), CallError> {
         let mut state = self.state();
         let state = &mut *state;
         let now = now.max(state.core.clock());
-        let call = state.call(of, requests, now)?;
-        let at = at.unwrap_or(now);
-        let recorded = state.core.record(&call.demands, at, now);
-        let recorded = match recorded {
-            Ok(recorded) => recorded,
-            Err(RecordError::TooEarly) => {
-                state.count(&call, |counts| counts.too_early += 1);
-                return Err(Refused::TooEarly);
-            }
-            Err(RecordError::TableFull) => return Err(Refused::NoRoom),
-        };
+        let mut call = state.resolve(targets, requests, now)?;
+        let recorded = state
+            .core
+            .record(&call.demands, at.unwrap_or(now), now)
+            .map_err(|error| match error {
+                RecordError::TooEarly => {
+                    state.count(&call, |counts| counts.too_early += 1);
+                    CallError::TooEarly
+                }
+                RecordError::TableFull => CallError::CounterLimit,
+            })?;
         match recorded {
             RecordOutcome::Counted => {
-                state.learned.take(&call.of, requests, now);
+                state.feedback.consume(&call.counters, requests, now);
                 state.count(&call, |counts| counts.counted += 1);
             }
             RecordOutcome::TooOld => state.count(&call, |counts| counts.too_old += 1),
         }
-        let one = Call {
-            demands: call.demands.iter().map(one_request).collect(),
-            requests: 1,
-            of: call.of,
-        };
-        Ok((recorded, state.next(&one, now)?))
+        call.requests = 1;
+        for demand in &mut call.demands {
+            demand.requests = 1;
+        }
+        Ok((recorded, state.earliest(&call, now)?))
     }
 
-    /// Takes in what a partner's answer said of a counter; returns whether something was learned, and when one request could go.
+    /// Applies the feedback of a partner to a counter; returns whether it adds a restriction.
     ///
     /// # Errors
-    /// When there is no such limit.
-    pub fn feedback(&self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Slot), Refused> {
+    /// When the limit is unknown.
+    pub fn apply_feedback(
+        &self,
+        target: Target<'_>,
+        feedback: Feedback,
+        now: u64,
+    ) -> Result<bool, CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let (is_learned, call) = state.hear(of, said, now)?;
-        Ok((is_learned, state.next(&call, now)?))
-    }
-
-    /// The same without a look at when a request could go.
-    ///
-    /// # Errors
-    /// When there is no such limit.
-    pub fn hear(&self, of: Target<'_>, said: Said, now: u64) -> Result<bool, Refused> {
-        let mut state = self.state();
-        let now = now.max(state.core.clock());
-        Ok(state.hear(of, said, now)?.0)
-    }
-}
-
-impl State {
-    fn hear(&mut self, of: Target<'_>, said: Said, now: u64) -> Result<(bool, Call), Refused> {
-        let call = self.call(&[of], 1, now)?;
-        // Nothing is learned of a limit of every call: it has no counters.
-        let is_learned = match call.of.first() {
-            Some(of) => self.learned.hear(of, said, now),
+        let call = state.resolve(&[target], 1, now)?;
+        // Global limits have no counters of their own, so feedback does not apply to them.
+        let is_applied = match call.counters.first() {
+            Some(counter) => state.feedback.apply(counter, feedback, now),
             None => false,
         };
-        self.count(&call, |counts| {
-            counts.outbound_429 += u64::from(said.status == 429);
-            counts.learned += u64::from(is_learned);
+        state.count(&call, |counts| {
+            counts.outbound_429 += u64::from(feedback.status == 429);
+            counts.feedback_applied += u64::from(is_applied);
         });
-        Ok((is_learned, call))
+        Ok(is_applied)
     }
 }
 
-fn one_request(demand: &Demand<Arc<str>>) -> Demand<Arc<str>> {
-    Demand {
-        key: Arc::clone(&demand.key),
-        requests: 1,
-        ..*demand
-    }
-}
-
-impl State {
-    pub(super) fn call(
+impl EngineState {
+    pub(super) fn resolve(
         &mut self,
-        of: &[Target<'_>],
+        targets: &[Target<'_>],
         requests: u64,
         now: u64,
-    ) -> Result<Call, Refused> {
-        if let Some(first) = of.first() {
-            self.take_rule(*first, now)?;
+    ) -> Result<ResolvedCall, CallError> {
+        if let Some(first) = targets.first() {
+            self.ensure_call_limit(*first, now)?;
         }
-        let mut named: Vec<Counter> = Vec::with_capacity(of.len());
-        for target in of {
-            let unknown = || {
-                if self.is_from_call(target.limit) {
-                    let what = format!(
-                        "{:?} takes interval and requests from each call",
-                        target.limit
-                    );
-                    return Refused::RuleOfCall(what);
+        let mut counters: Vec<CounterKey> = Vec::with_capacity(targets.len());
+        for target in targets {
+            let name = target.limit;
+            let limit = self.catalog.get(name).ok_or_else(|| {
+                if self.is_from_call(name) {
+                    let why = format!("calls of {name:?} must provide interval and requests");
+                    return CallError::InvalidRule(why);
                 }
-                Refused::UnknownLimit(target.limit.to_owned())
-            };
-            let limit = self.catalog.get(target.limit).ok_or_else(unknown)?;
-            // What is of every call is asked in any case, and has one counter.
+                CallError::UnknownLimit(name.to_owned())
+            })?;
+            // Global limits apply to every call anyway.
             if !limit.global
-                && !named
+                && !counters
                     .iter()
                     .any(|(it, key)| *it == limit.name && **key == *target.counter)
             {
-                named.push((Arc::clone(&limit.name), Arc::from(target.counter)));
+                counters.push((Arc::clone(&limit.name), Arc::from(target.counter)));
             }
         }
-        let demands = self.catalog.demands(&named, &self.whole, requests);
-        Ok(Call {
-            demands: demands.ok_or(Refused::TooManyRules)?,
-            of: named,
+        let demands = self.catalog.demands(&counters, requests);
+        Ok(ResolvedCall {
+            demands: demands.ok_or(CallError::TooManyRules)?,
+            counters,
             requests,
         })
     }
 
-    /// So many were booked for a moment to come.
-    pub(super) fn book(&mut self, by: &str, requests: u64, at: u64) {
+    /// Books future requests of a token under all global limits.
+    pub(super) fn book(&mut self, token: &str, requests: u64, at: u64) {
         for limit in self.catalog.global() {
-            self.ahead.book(limit, by, requests, at);
+            self.bookings.book(limit, token, requests, at);
         }
     }
 
-    /// So many were not booked for this moment after all.
-    pub(super) fn give_back(&mut self, by: &str, requests: u64, at: u64) {
+    /// Undoes a [`book`](Self::book).
+    pub(super) fn release_booking(&mut self, token: &str, requests: u64, at: u64) {
         for limit in self.catalog.global() {
-            self.ahead.give_back(limit, by, requests, at);
+            self.bookings.release(limit, token, requests, at);
         }
     }
 
-    /// How far ahead a call of this token may be booked; zero where it has booked its part of a limit of every call.
+    /// Maximum wait of a token's call; zero if the token has booked its share of a global limit.
     pub(super) fn max_wait(
         &mut self,
-        by: &str,
+        token: &str,
         requests: u64,
         max_wait: Duration,
         now: u64,
@@ -222,8 +209,8 @@ impl State {
         let mut max_wait = max_wait;
         let global = self.catalog.global().iter();
         for limit in global.filter_map(|name| self.catalog.get(name)) {
-            max_wait = if self.ahead.may_book(limit, by, requests, now) {
-                max_wait.min(ahead::MAX_WAIT)
+            max_wait = if self.bookings.may_book(limit, token, requests, now) {
+                max_wait.min(bookings::MAX_WAIT)
             } else {
                 Duration::ZERO
             };
@@ -231,62 +218,56 @@ impl State {
         max_wait
     }
 
-    fn next(&self, call: &Call, now: u64) -> Result<Slot, Refused> {
-        let from = self.learned.from(&call.of, call.requests, now);
+    fn earliest(&self, call: &ResolvedCall, now: u64) -> Result<Slot, CallError> {
+        let from = self.feedback.earliest(&call.counters, call.requests, now);
         match self.core.peek_from(&call.demands, from, now) {
             Ok((at, rule)) => Ok(Slot {
                 at,
                 now,
                 binding: match rule {
                     Some(rule) => self.binding(rule, false),
-                    None => (at > now).then_some(Binding::Learned),
+                    None => (at > now).then_some(Binding::Feedback),
                 },
             }),
-            Err((rule, why)) => match self.refused(call, rule, why, Duration::ZERO, now) {
-                // A queue that is full has room then.
-                Refused::OverMaxWait(slot) => Ok(slot),
-                refused => Err(refused),
+            Err((rule, why)) => match self.error(call, rule, why, Duration::ZERO, now) {
+                // The queue of the rule is full until this slot.
+                CallError::OverMaxWait(slot) => Ok(slot),
+                error => Err(error),
             },
         }
     }
 
-    fn binding(&self, rule: LimitId, is_learned: bool) -> Option<Binding> {
-        if is_learned {
-            return Some(Binding::Learned);
+    fn binding(&self, rule: LimitId, is_feedback: bool) -> Option<Binding> {
+        if is_feedback {
+            return Some(Binding::Feedback);
         }
-        let (named, placed) = self.catalog.owner(rule)?;
-        Some(Binding::Rule {
-            limit: Arc::clone(&named.name),
-            rule: Arc::clone(&placed.name),
-        })
+        Some(self.catalog.owner(rule)?.1.binding.clone())
     }
 
-    /// The answer to a call that cannot go within its maximum wait.
-    fn refused(
+    fn error(
         &self,
-        call: &Call,
+        call: &ResolvedCall,
         rule: LimitId,
         why: Refusal,
         max_wait: Duration,
         now: u64,
-    ) -> Refused {
+    ) -> CallError {
         match why {
-            Refusal::TableFull => Refused::NoRoom,
-            Refusal::TooMany { max: most } => Refused::TooMany {
+            Refusal::TableFull => CallError::CounterLimit,
+            Refusal::TooMany { max: most } => CallError::OverBurst {
                 binding: self.binding(rule, false),
                 most,
             },
             Refusal::Wait { retry_after } => {
-                let from = self.learned.from(&call.of, call.requests, now);
-                // A full queue says when it has room; all else when the call could go.
-                let could_go = self.core.peek_from(&call.demands, from, now);
+                let from = self.feedback.earliest(&call.counters, call.requests, now);
+                // A slot within the maximum wait can be refused: if the queue is full, or if too many slots are reserved
+                // after it to remember one more. `retry_after` then says when to retry.
+                let slot = self.core.peek_from(&call.demands, from, now).ok();
+                let slot =
+                    slot.filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > max_wait);
                 let wait = u64::try_from(retry_after.as_nanos()).unwrap_or(u64::MAX);
-                // A slot within the maximum wait that cannot be remembered yet, since too many are booked ahead of it.
-                let could_go = could_go
-                    .ok()
-                    .filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > max_wait);
-                let at = could_go.map_or(now.saturating_add(wait), |(at, _)| at);
-                Refused::OverMaxWait(Slot {
+                let at = slot.map_or(now.saturating_add(wait), |(at, _)| at);
+                CallError::OverMaxWait(Slot {
                     at,
                     now,
                     binding: self.binding(rule, from == at),
@@ -295,7 +276,7 @@ impl State {
         }
     }
 
-    pub(super) fn count(&mut self, call: &Call, count: impl FnMut(&mut Counts)) {
-        self.catalog.count(&call.of, count);
+    pub(super) fn count(&mut self, call: &ResolvedCall, count: impl FnMut(&mut Counts)) {
+        self.catalog.count(&call.counters, count);
     }
 }

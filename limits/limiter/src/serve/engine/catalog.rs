@@ -1,4 +1,4 @@
-//! Which limits there are: their names, their rules, and where the core keeps each rule.
+//! The active limits by name, and the [`LimitId`] of each of their rules in the core.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,65 +8,65 @@ use limits::{
 };
 
 use super::{
-    Counter, Counts,
-    counting::{CHECKED, Counting, unfit},
+    Binding, CounterKey, Counts,
+    counting::{CHECKED, Counting, sharing_errors},
 };
 
-/// Most limits of one limiter.
+/// Maximum number of limits.
 pub const LIMITS_MAX: usize = 4_096;
 
-/// Most bytes of a limit's name.
+/// Maximum bytes of a limit's name.
 pub const LIMIT_BYTES_MAX: usize = 128;
 
-/// The core's limits, with counters for keys.
+/// The limits and counters of the library.
 pub(super) type Core = Limits<Arc<str>>;
 
-/// One limit.
+/// An active limit.
 #[derive(Debug, Clone)]
-pub(super) struct Named {
+pub(super) struct CatalogLimit {
     pub(super) name: Arc<str>,
     pub(super) global: bool,
-    pub(super) rules: Vec<Placed>,
+    pub(super) rules: Vec<CatalogRule>,
     pub(super) counts: Counts,
 }
 
-/// A rule, and where the core keeps it.
+/// A rule of an active limit.
 #[derive(Debug, Clone)]
-pub(super) struct Placed {
-    pub(super) name: Arc<str>,
+pub(super) struct CatalogRule {
+    pub(super) binding: Binding,
     pub(super) rule: Rule,
     pub(super) id: LimitId,
 }
 
-/// All limits.
+/// The active limits.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    /// What the core keeps of each limit.
     counting: Counting,
-    limits: BTreeMap<Arc<str>, Named>,
-    /// The limit of each of the core's limits, and the place of its rule; `None` where it is of none now.
+    limits: BTreeMap<Arc<str>, CatalogLimit>,
+    /// Name of the limit and index of the rule, by [`LimitId::index`]; `None` for unused ids.
     owners: Vec<Option<(Arc<str>, usize)>>,
-    /// The core's limits that are of none now.
-    free: Vec<LimitId>,
+    unused: Vec<LimitId>,
     global: Vec<Arc<str>>,
+    /// The only counter of each global limit.
+    global_counter: Arc<str>,
 }
 
-/// What limits can be served; sentences that say what is wrong.
+/// Reasons why `limiter serve` rejects these limits; empty if it accepts them.
 pub fn errors(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();
-    if rules.limits.len() > LIMITS_MAX {
-        let number = rules.limits.len();
-        errors.push(format!("{number} limits are more than {LIMITS_MAX}"));
+    let count = rules.limits.len();
+    if count > LIMITS_MAX {
+        errors.push(format!("{count} limits; the maximum is {LIMITS_MAX}"));
     }
     for limit in &rules.limits {
         if limit.name.contains('/') || limit.name.len() > LIMIT_BYTES_MAX {
             errors.push(format!(
-                "limits.{}: a name has up to {LIMIT_BYTES_MAX} bytes and no slash, as it is part of a path",
+                "limits.{}: invalid name: use up to {LIMIT_BYTES_MAX} bytes and no slash, because the name is part of a path",
                 limit.name
             ));
         }
     }
-    errors.extend(unfit(rules));
+    errors.extend(sharing_errors(rules));
     errors
 }
 
@@ -76,52 +76,54 @@ impl Catalog {
             counting,
             limits: BTreeMap::new(),
             owners: Vec::new(),
-            free: Vec::new(),
+            unused: Vec::new(),
             global: Vec::new(),
+            global_counter: Arc::from(""),
         }
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&Named> {
+    pub(super) fn get(&self, name: &str) -> Option<&CatalogLimit> {
         self.limits.get(name)
     }
 
-    /// All limits, by name.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Named> {
+    /// All limits, sorted by name.
+    pub(super) fn all(&self) -> impl Iterator<Item = &CatalogLimit> {
         self.limits.values()
     }
 
-    /// The limit and the rule that the core's limit is of.
-    pub(super) fn owner(&self, id: LimitId) -> Option<(&Named, &Placed)> {
+    /// The rule with this id, and its limit.
+    pub(super) fn owner(&self, id: LimitId) -> Option<(&CatalogLimit, &CatalogRule)> {
         let (name, rule) = self.owners.get(id.index())?.as_ref()?;
-        let named = self.limits.get(name)?;
-        Some((named, &named.rules[*rule]))
+        let limit = self.limits.get(name)?;
+        Some((limit, &limit.rules[*rule]))
     }
 
-    /// Counts what was done under these limits and those of every call.
-    pub(super) fn count(&mut self, of: &[Counter], mut count: impl FnMut(&mut Counts)) {
-        let names = of.iter().map(|(limit, _)| limit);
+    /// Updates the counts of the limits of these counters, and of all global limits.
+    pub(super) fn count(&mut self, counters: &[CounterKey], mut count: impl FnMut(&mut Counts)) {
+        let names = counters.iter().map(|(limit, _)| limit);
         for name in names.chain(&self.global) {
-            if let Some(named) = self.limits.get_mut(name) {
-                count(&mut named.counts);
+            if let Some(limit) = self.limits.get_mut(name) {
+                count(&mut limit.counts);
             }
         }
     }
 
-    /// What a call asks of every rule that it is under: of the limits that it names, each with a counter, and of those of every call. `None`
-    /// when these are too many.
+    /// Demands on all rules of these counters and of global limits; `None` if there are too many rules.
     pub(super) fn demands(
         &self,
-        of: &[Counter],
-        whole: &Arc<str>,
+        counters: &[CounterKey],
         requests: u64,
     ) -> Option<Vec<Demand<Arc<str>>>> {
         let mut demands = Vec::with_capacity(4);
-        let whole = self.global.iter().map(|limit| (limit, whole));
-        let named = of.iter().map(|(limit, counter)| (limit, counter));
-        for (limit, key) in named.chain(whole) {
-            for placed in &self.limits[limit].rules {
+        let named = counters.iter().map(|(limit, counter)| (limit, counter));
+        let global = self
+            .global
+            .iter()
+            .map(|limit| (limit, &self.global_counter));
+        for (limit, key) in named.chain(global) {
+            for rule in &self.limits[limit].rules {
                 demands.push(Demand {
-                    limit: placed.id,
+                    limit: rule.id,
                     key: Arc::clone(key),
                     requests,
                 });
@@ -134,32 +136,30 @@ impl Catalog {
         &self.global
     }
 
-    /// The core's limits of rules that are not among these.
-    pub(super) fn gone(&self, new: &[NamedLimit]) -> Vec<LimitId> {
+    /// Ids of the rules that `new` does not have.
+    pub(super) fn removed(&self, new: &[NamedLimit]) -> Vec<LimitId> {
         let new = new.iter().map(|limit| (&*limit.name, limit));
         let new: BTreeMap<&str, &NamedLimit> = new.collect();
-        let is_gone = |named: &Named, placed: &Placed| {
-            let limit = new.get(&*named.name);
-            limit.is_none_or(|it| it.rules.iter().all(|rule| *rule.id != *placed.name))
-        };
-        let mut gone = Vec::new();
-        for named in self.all() {
-            let rules = named.rules.iter().filter(|it| is_gone(named, it));
-            gone.extend(rules.map(|it| it.id));
+        let mut removed = Vec::new();
+        for limit in self.all() {
+            let new = new.get(&*limit.name);
+            let has_rule = |id: &str| new.is_some_and(|new| new.rules.iter().any(|it| it.id == id));
+            let rules = limit.rules.iter().filter(|it| !has_rule(&it.rule.id));
+            removed.extend(rules.map(|it| it.id));
         }
-        gone
+        removed
     }
 
-    /// Takes other limits into force. What a rule has used follows it by the names of its limit and its own; the core has forgotten what is
-    /// [gone](Self::gone).
+    /// Activates the limits `new`. A rule keeps its usage if the names of the rule and of its limit stay; the caller has
+    /// dropped the usage of [removed](Self::removed) rules.
     pub(super) fn change(&mut self, core: &mut Core, new: &[NamedLimit], now: u64) {
-        for id in self.gone(new) {
+        for id in self.removed(new) {
             self.owners[id.index()] = None;
-            self.free.push(id);
+            self.unused.push(id);
         }
         let mut old = std::mem::take(&mut self.limits);
         self.global.clear();
-        // Made in one pass over all counters.
+        // The core applies all changes in one pass over its counters.
         let mut changes = Vec::new();
         for limit in new {
             let name: Arc<str> = Arc::from(&*limit.name);
@@ -167,18 +167,21 @@ impl Catalog {
             let counts = before.as_ref().map(|it| it.counts).unwrap_or_default();
             let before = before.map_or_else(Vec::new, |it| it.rules);
             let rules = limit.rules.iter().enumerate().map(|(index, rule)| {
-                let kept = before.iter().find(|it| *it.name == *rule.id);
-                let id = self.placed(core, rule, kept, &mut changes);
+                let current = before.iter().find(|it| it.rule.id == rule.id);
+                let id = self.assign(core, rule, current, &mut changes);
                 let owners = self.owners.len().max(id.index() + 1);
                 self.owners.resize(owners, None);
                 self.owners[id.index()] = Some((Arc::clone(&name), index));
-                Placed {
-                    name: Arc::from(&*rule.id),
+                CatalogRule {
+                    binding: Binding::Rule {
+                        limit: Arc::clone(&name),
+                        rule: Arc::from(&*rule.id),
+                    },
                     rule: rule.clone(),
                     id,
                 }
             });
-            let named = Named {
+            let active = CatalogLimit {
                 name: Arc::clone(&name),
                 global: limit.global,
                 rules: rules.collect(),
@@ -187,32 +190,32 @@ impl Catalog {
             if limit.global {
                 self.global.push(Arc::clone(&name));
             }
-            self.limits.insert(name, named);
+            self.limits.insert(name, active);
         }
         core.change_all(&changes, now).expect(CHECKED);
     }
 
-    /// Where the core keeps a rule from now on, after these changes.
-    fn placed(
+    /// Returns the id of a rule, with a change of the core if its current limit differs.
+    fn assign(
         &mut self,
         core: &mut Core,
         rule: &Rule,
-        kept: Option<&Placed>,
+        current: Option<&CatalogRule>,
         changes: &mut Vec<(LimitId, Limit, CarryOver)>,
     ) -> LimitId {
-        let part = self.counting.part(rule.limit);
-        if let Some(kept) = kept {
-            if kept.rule.limit != rule.limit {
-                changes.push((kept.id, part, CarryOver::Usage));
+        let limit = self.counting.local_limit(rule.limit);
+        if let Some(current) = current {
+            if current.rule.limit != rule.limit {
+                changes.push((current.id, limit, CarryOver::Usage));
             }
-            return kept.id;
+            return current.id;
         }
-        match self.free.pop() {
+        match self.unused.pop() {
             Some(id) => {
-                changes.push((id, part, CarryOver::Reset));
+                changes.push((id, limit, CarryOver::Reset));
                 id
             }
-            None => core.add(part).expect(CHECKED),
+            None => core.add(limit).expect(CHECKED),
         }
     }
 }
@@ -228,34 +231,34 @@ mod tests {
     }
 
     #[test]
-    fn debt_follows_a_rule_by_its_names_and_what_is_gone_is_forgotten() {
+    fn usage_is_kept_by_the_names_of_limit_and_rule_and_dropped_with_the_rule() {
         let mut core = Core::new(100);
-        let mut catalog = Catalog::new(Counting::Here);
+        let mut catalog = Catalog::new(Counting::Local);
         let text = "[limits.a]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]\n\
                     [limits.b]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]";
         catalog.change(&mut core, &rules(text), 0);
-        let (counter, whole) = (Arc::from("k"), Arc::from(""));
+        let counter = Arc::from("k");
         let used = |catalog: &Catalog, core: &Core, name: &str| {
             let id = catalog.get(name).unwrap().rules[0].id;
             9 - core.remaining(id, &counter, 0).requests
         };
         for name in ["a", "b"] {
-            let of = [(Arc::from(name), Arc::clone(&counter))];
-            let demands = catalog.demands(&of, &whole, 3).unwrap();
+            let counters = [(Arc::from(name), Arc::clone(&counter))];
+            let demands = catalog.demands(&counters, 3).unwrap();
             core.reserve(&demands, 0, Duration::ZERO);
         }
         let text = "[limits.c]\nrules = [{ id = 'x', rate = '1/h', burst = 9 }]\n\
                     [limits.a]\nrules = [{ id = 'y', rate = '1/s' }, { id = 'x', rate = '2/h', burst = 9 }]";
-        core.clear_limits(&catalog.gone(&rules(text)));
+        core.clear_limits(&catalog.removed(&rules(text)));
         catalog.change(&mut core, &rules(text), 0);
         assert!(catalog.get("b").is_none());
         let x = catalog.get("a").unwrap().rules[1].id;
         assert_eq!(core.remaining(x, &counter, 0).requests, 6);
         assert_eq!(used(&catalog, &core, "c"), 0);
-        for named in catalog.all() {
-            for placed in &named.rules {
-                let (owner, owned) = catalog.owner(placed.id).unwrap();
-                assert_eq!((&owner.name, owned.id), (&named.name, placed.id));
+        for limit in catalog.all() {
+            for rule in &limit.rules {
+                let (owner, owned) = catalog.owner(rule.id).unwrap();
+                assert_eq!((&owner.name, owned.id), (&limit.name, rule.id));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Where calls are counted: here, or by the server of `[sharing]`.
+//! Where calls are counted: locally, or by the server of `[sharing]`.
 
 use std::num::NonZero;
 
@@ -8,57 +8,56 @@ use limits::{
 };
 use limits_sharing::{Address, exact::ExactRule};
 
-/// Why a limit can be kept to.
-pub(super) const CHECKED: &str = "it was checked when it was read";
+/// Panic message where validated limits turn out to be invalid.
+pub(super) const CHECKED: &str = "limits are validated when they are read";
 
-/// Most bytes of a rule's name, where a server counts.
+/// Maximum bytes of a rule's id if a server counts.
 const RULE_BYTES_MAX: usize = 128;
 
 /// Where calls are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counting {
-    /// Here alone.
-    Here,
-    /// By a server, and while it is lost here, by one of so many parts of each limit.
-    Part(NonZero<u64>),
-    /// By a server alone.
-    Elsewhere,
+    /// In this process.
+    Local,
+    /// By the server; while it is unavailable, in this process, within one of this many equal shares of each limit.
+    StaticShare(NonZero<u64>),
+    /// By the server only; calls are refused while it is unavailable.
+    Server,
 }
 
 impl Counting {
-    /// What a file says.
+    /// The mode for this `[sharing]` table.
     #[must_use]
     pub fn of(sharing: Option<&Sharing>) -> Self {
         match exact(sharing) {
-            None => Self::Here,
+            None => Self::Local,
             Some(sharing) => match sharing.members_max.and_then(NonZero::new) {
-                Some(parts) => Self::Part(parts),
-                None => Self::Elsewhere,
+                Some(members) => Self::StaticShare(members),
+                None => Self::Server,
             },
         }
     }
 
-    /// What is kept to here of a limit.
-    pub(super) fn part(self, limit: Limit) -> Limit {
+    /// The limit that this process enforces by itself.
+    pub(super) fn local_limit(self, limit: Limit) -> Limit {
         match self {
-            Self::Part(parts) => Limit {
-                algorithm: limit.algorithm.static_share(parts.get()).expect(CHECKED),
+            Self::StaticShare(members) => Limit {
+                algorithm: limit.algorithm.static_share(members.get()).expect(CHECKED),
                 ..limit
             },
-            Self::Here | Self::Elsewhere => limit,
+            Self::Local | Self::Server => limit,
         }
     }
 }
 
-/// What a file says of a server that decides.
+/// The `[sharing]` table if its mode is exact.
 #[must_use]
 pub fn exact(sharing: Option<&Sharing>) -> Option<&Sharing> {
     sharing.filter(|sharing| sharing.mode == SharingMode::Exact)
 }
 
-/// What the server of `[sharing]` cannot decide on, if one is to; sentences that say what is wrong.
-#[must_use]
-pub fn unfit(rules: &Rules) -> Vec<String> {
+/// Reasons why the server of `[sharing]` cannot decide on these limits; empty without exact sharing.
+pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
     let Some(sharing) = exact(rules.sharing.as_ref()) else {
         return Vec::new();
     };
@@ -69,25 +68,25 @@ pub fn unfit(rules: &Rules) -> Vec<String> {
     for limit in &rules.limits {
         if limit.from_call {
             errors.push(format!(
-                "limits.{}: a limit with from_call cannot be exact",
+                "limits.{}: from_call is not supported with exact sharing",
                 limit.name
             ));
         }
         for rule in &limit.rules {
-            let mut wrong = |what: String| {
-                errors.push(format!("limits.{}: {}: {what}", limit.name, rule.id));
+            let mut add = |error: String| {
+                errors.push(format!("limits.{}: {}: {error}", limit.name, rule.id));
             };
             if let Err(error) = ExactRule::new(&rule.limit) {
-                wrong(error.to_string());
+                add(error.to_string());
             }
             if rule.id.len() > RULE_BYTES_MAX {
-                wrong(format!(
-                    "an id has up to {RULE_BYTES_MAX} bytes where a server counts"
+                add(format!(
+                    "the id is too long for exact sharing: use up to {RULE_BYTES_MAX} bytes"
                 ));
             }
             let members = sharing.members_max.unwrap_or(1);
             if let Err(error) = rule.limit.algorithm.static_share(members) {
-                wrong(format!(
+                add(format!(
                     "1/{members} of this rule is too small to enforce without the server ({error}); unset sharing.members_max to refuse calls while the server is down"
                 ));
             }

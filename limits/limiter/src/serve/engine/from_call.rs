@@ -1,8 +1,7 @@
-//! Limits whose rule each call says, in the words of the article that they are for: at most `requests` in an `interval` of so many seconds,
-//! by a step window.
+//! Limits with `from_call`, whose calls provide the rule: at most `requests` per `interval` seconds, by a step window.
 //!
-//! For each rule that a call says there is a limit of its own, which has the name of the limit in the file, a space and the rule. No other
-//! limit has such a name, as it has a slash. A counter keeps its first rule for as long as it is in use.
+//! For each rule there is a limit of its own, named by the configured limit, a space and the rule. The slash in it keeps
+//! the name distinct from those of configured limits. A counter keeps its first rule while it is in use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,21 +11,21 @@ use limits::{
     rules::{NamedLimit, Rule},
 };
 
-use super::{Refused, State, Target, catalog::Named};
+use super::{CallError, EngineState, Target, catalog::CatalogLimit};
 
-/// Maximum number of rules that calls of one limit may say.
+/// Maximum number of rules per configured limit.
 const RULES_MAX: usize = 64;
 
-/// How long the limit of a rule stays at least, in nanoseconds: a caller of ever new rules must not make all limits anew with each call.
-const KEPT_NANOS: u64 = 600 * 1_000_000_000;
+/// Minimum lifetime of a rule, in nanoseconds: a client with ever new rules must not rebuild all limits with each call.
+const LIFETIME_MIN: u64 = 600 * 1_000_000_000;
 
-/// Counters that are looked at at once, for those that are idle.
-const IDLE_LOOKED_AT: usize = 4_096;
+/// Counters checked for idleness before unused rules are dropped.
+const IDLE_SCAN_MAX: usize = 4_096;
 
-/// The longest interval, in seconds: 31 days.
+/// Maximum interval in seconds: 31 days.
 const INTERVAL_MAX: u64 = 31 * 86_400;
 
-/// The rule that a call says.
+/// A rule provided by a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallRule {
     interval: u64,
@@ -34,10 +33,10 @@ pub struct CallRule {
 }
 
 impl CallRule {
-    /// At most `requests` in each interval of so many seconds.
+    /// Creates a rule of at most `requests` per `interval` seconds.
     ///
     /// # Errors
-    /// When a number is out of its bounds.
+    /// When a number is out of its range.
     pub fn new(interval: u64, requests: u64) -> Result<Self, String> {
         if !(1..=INTERVAL_MAX).contains(&interval) {
             return Err(format!(
@@ -52,13 +51,21 @@ impl CallRule {
         Ok(Self { interval, requests })
     }
 
-    /// The name of the limit of this rule.
+    /// Name of the limit for this rule of the configured limit `base`.
     #[must_use]
-    pub fn limit_of(self, base: &str) -> String {
+    pub fn limit_name(self, base: &str) -> String {
         format!("{base} {}/{}s", self.requests, self.interval)
     }
 
-    /// The limit of this rule. Its numbers are within the bounds of every step window.
+    /// The configured limit and the rule of such a name.
+    fn parse(name: &str) -> Option<(&str, Self)> {
+        let (base, rule) = name.rsplit_once(' ')?;
+        let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
+        let rule = Self::new(interval.parse().ok()?, requests.parse().ok()?);
+        Some((base, rule.ok()?))
+    }
+
+    /// The limit for this rule. Every rule is within the bounds of a step window.
     fn limit(self, base: &NamedLimit) -> NamedLimit {
         let window = Duration::from_secs(self.interval);
         let algorithm = Algorithm::StepWindow {
@@ -71,7 +78,7 @@ impl CallRule {
             limit: algorithm.into(),
         };
         NamedLimit {
-            name: self.limit_of(&base.name),
+            name: self.limit_name(&base.name),
             rules: vec![rule],
             from_call: false,
             ..base.clone()
@@ -79,57 +86,55 @@ impl CallRule {
     }
 }
 
-/// The limit of a rule that a call said.
+/// A limit created for the rule of a call.
 #[derive(Debug, Clone)]
-pub(super) struct Made {
+pub(super) struct CallLimit {
     pub(super) limit: NamedLimit,
-    at: u64,
+    created_at: u64,
 }
 
-/// The limit in the file, and the rule, that a limit is made of.
-fn parts(name: &str) -> Option<(&str, CallRule)> {
-    let (base, rule) = name.rsplit_once(' ')?;
-    let (requests, interval) = rule.strip_suffix('s')?.split_once('/')?;
-    let rule = CallRule::new(interval.parse().ok()?, requests.parse().ok()?);
-    Some((base, rule.ok()?))
+impl CallLimit {
+    /// The rule, if this limit is based on `base`.
+    fn rule_of(&self, base: &str) -> Option<&str> {
+        let rule = self.limit.name.strip_prefix(base)?.strip_prefix(' ')?;
+        (!rule.contains(' ')).then_some(rule)
+    }
+
+    /// Whether this limit is based on one of these.
+    pub(super) fn is_based_on(&self, limits: &[NamedLimit]) -> bool {
+        let mut bases = limits.iter().filter(|limit| limit.from_call);
+        bases.any(|base| self.rule_of(&base.name).is_some())
+    }
 }
 
-/// The rule of a limit that is made of this one.
-fn rule_of<'a>(made: &'a Made, base: &str) -> Option<&'a str> {
-    let rule = made.limit.name.strip_prefix(base)?.strip_prefix(' ')?;
-    (!rule.contains(' ')).then_some(rule)
-}
-
-/// Whether a limit is of one of these whose rule calls say.
-pub(super) fn is_of(limits: &[NamedLimit], made: &Made) -> bool {
-    let mut limits = limits.iter();
-    limits.any(|limit| limit.from_call && rule_of(made, &limit.name).is_some())
-}
-
-impl State {
-    /// Makes the limit that a call names by [`CallRule::limit_of`], unless it is there.
+impl EngineState {
+    /// Creates the limit of a target that is named by [`CallRule::limit_name`], unless it exists.
     ///
     /// # Errors
-    /// When the call cannot be under that rule.
-    pub(super) fn take_rule(&mut self, target: Target<'_>, now: u64) -> Result<(), Refused> {
-        let Some((base, rule)) = parts(target.limit) else {
+    /// When the rule is not accepted for this counter.
+    pub(super) fn ensure_call_limit(
+        &mut self,
+        target: Target<'_>,
+        now: u64,
+    ) -> Result<(), CallError> {
+        let Some((base, rule)) = CallRule::parse(target.limit) else {
             return Ok(());
         };
         if !self.is_from_call(base) {
             return Err(match self.catalog.get(base) {
-                Some(_) => Refused::RuleOfCall(format!(
-                    "{base:?} has its rules already: leave out interval and requests"
+                Some(_) => CallError::InvalidRule(format!(
+                    "{base:?} has configured rules: omit interval and requests"
                 )),
-                None => Refused::UnknownLimit(base.to_owned()),
+                None => CallError::UnknownLimit(base.to_owned()),
             });
         }
         let counter: Arc<str> = Arc::from(target.counter);
-        for made in &self.of_calls {
-            if let Some(rule) = rule_of(made, base)
-                && made.limit.name != target.limit
-                && self.is_in_use(&made.limit.name, &counter, now)
+        for other in &self.call_limits {
+            if let Some(rule) = other.rule_of(base)
+                && other.limit.name != target.limit
+                && self.is_in_use(&other.limit.name, &counter, now)
             {
-                return Err(Refused::RuleOfCall(format!(
+                return Err(CallError::InvalidRule(format!(
                     "counter {base}/{counter} is in use under rule {rule}; a different rule is accepted once that usage has expired"
                 )));
             }
@@ -137,72 +142,74 @@ impl State {
         if self.catalog.get(target.limit).is_some() {
             return Ok(());
         }
-        if !self.has_room(base) {
+        if !self.has_capacity(base) {
             self.drop_unused(base, now);
         }
-        if !self.has_room(base) {
-            return Err(Refused::RuleOfCall(format!(
-                "{base:?} has {RULES_MAX} different rules in use or called within the last ten minutes: call by one of these, or later"
+        if !self.has_capacity(base) {
+            return Err(CallError::InvalidRule(format!(
+                "{base:?} has {RULES_MAX} different rules in use or called within the last ten minutes: use one of them, or retry later"
             )));
         }
-        self.make(base, rule, now);
+        self.add_call_limit(base, rule, now);
         self.apply(now);
         Ok(())
     }
 
-    /// Whether something of a counter is used or booked, or a partner's answer still holds for it.
+    /// Whether a counter has usage, booked slots or feedback restrictions.
     fn is_in_use(&self, limit: &str, counter: &Arc<str>, now: u64) -> bool {
         self.catalog.get(limit).is_some_and(|limit| {
             let mut rules = limit.rules.iter();
-            let of = [(Arc::clone(&limit.name), Arc::clone(counter))];
+            let key = [(Arc::clone(&limit.name), Arc::clone(counter))];
             rules.any(|it| self.core.is_in_use(it.id, counter, now))
-                || self.learned.left(&of, now).is_some()
+                || self.feedback.remaining(&key, now).is_some()
         })
     }
 
-    /// Whether calls of this limit may say another rule.
-    fn has_room(&self, base: &str) -> bool {
-        let made = self.of_calls.iter();
-        made.filter(|made| rule_of(made, base).is_some()).count() < RULES_MAX
+    /// Whether calls of this limit may provide another rule.
+    fn has_capacity(&self, base: &str) -> bool {
+        let limits = self.call_limits.iter();
+        limits.filter(|it| it.rule_of(base).is_some()).count() < RULES_MAX
     }
 
-    /// Drops the limits made of this one of which no counter is kept, once those are forgotten that are idle.
+    /// Drops the limits based on this one that have no counters, after evicting idle counters.
     fn drop_unused(&mut self, base: &str, now: u64) {
-        self.core.evict_idle(IDLE_LOOKED_AT, now);
-        self.learned.pass(now);
-        let (core, catalog, learned) = (&self.core, &self.catalog, &self.learned);
-        let is_kept = |limit: &Named| {
+        self.core.evict_idle(IDLE_SCAN_MAX, now);
+        self.feedback.expire(now);
+        let (core, catalog, feedback) = (&self.core, &self.catalog, &self.feedback);
+        let has_counters = |limit: &CatalogLimit| {
             let mut rules = limit.rules.iter();
-            learned.counters_of(&limit.name) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
+            feedback.counters_of(&limit.name) > 0 || rules.any(|it| core.keys_of(it.id) > 0)
         };
-        self.of_calls.retain(|made| {
-            rule_of(made, base).is_none()
-                || now < made.at.saturating_add(KEPT_NANOS)
-                || catalog.get(&made.limit.name).is_some_and(is_kept)
+        self.call_limits.retain(|it| {
+            it.rule_of(base).is_none()
+                || now < it.created_at.saturating_add(LIFETIME_MIN)
+                || catalog.get(&it.limit.name).is_some_and(has_counters)
         });
     }
 
-    fn make(&mut self, base: &str, rule: CallRule, now: u64) {
+    fn add_call_limit(&mut self, base: &str, rule: CallRule, now: u64) {
         let mut limits = self.limits.iter();
         if let Some(base) = limits.find(|limit| limit.from_call && limit.name == base) {
-            let limit = rule.limit(base);
-            self.of_calls.push(Made { limit, at: now });
+            self.call_limits.push(CallLimit {
+                limit: rule.limit(base),
+                created_at: now,
+            });
         }
     }
 
-    /// Whether each call says the rule of this limit.
+    /// Whether calls provide the rule of this limit.
     pub(super) fn is_from_call(&self, name: &str) -> bool {
         let mut limits = self.limits.iter();
         limits.any(|limit| limit.from_call && limit.name == name)
     }
 
-    /// Makes the limit of a record again, if it is one that a call made. It may have been there for long.
-    pub(super) fn make_again(&mut self, name: &str) {
-        if let Some((base, rule)) = parts(name)
-            && self.has_room(base)
-            && self.of_calls.iter().all(|made| made.limit.name != name)
+    /// Recreates the limit that a record names, if a call created it. Its age is unknown, so it can be dropped at any time.
+    pub(super) fn restore_call_limit(&mut self, name: &str) {
+        if let Some((base, rule)) = CallRule::parse(name)
+            && self.has_capacity(base)
+            && self.call_limits.iter().all(|it| it.limit.name != name)
         {
-            self.make(base, rule, 0);
+            self.add_call_limit(base, rule, 0);
         }
     }
 }

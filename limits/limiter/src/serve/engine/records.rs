@@ -1,63 +1,65 @@
-//! Records of what outlives the process: what changed since they were last taken, and what is restored from them at the start.
+//! Records of the state that outlives the process.
 //!
-//! Each record stands for itself: what a rule has used of a counter is saved with the rule that it was reckoned under. So the newest records, in any order, are
-//! all that is known, and there is no history to make once more.
+//! Each record is self-contained: the usage of a counter is saved together with the rule that it was computed under. The
+//! newest version of every record, in any order, is the complete state; there is no history to replay.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use limits::{Demand, Limit, RestoreError};
 use serde::{Deserialize, Serialize};
 
-use super::{super::clock::AHEAD_MAX, Engine, State, catalog::Core, learned::Held};
+use super::{
+    super::clock::AHEAD_MAX, Engine, EngineState, catalog::Core, feedback::CounterFeedback,
+};
 
-/// The version of the records, the states of counters included.
+/// Version of the records, including the saved states of counters.
 const VERSION: u8 = 1;
 
-/// Records by their keys; `None` where there is none any more.
+/// New values of records by key; `None` for removed records.
 pub type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
 
-/// What a record is of, as its key says in the form of postcard. Its value has that form too.
+/// Key of a record. Keys and values are encoded with postcard.
 #[derive(Debug, Serialize, Deserialize)]
 enum Key<'a> {
-    /// The version, and the latest time that the limits were told. The first of all records.
+    /// The version, and the latest time passed to the limits. Sorts before all other records.
     Head,
-    /// Whatever says where the limits came from, as it was given.
+    /// The sources of the limits, in the form passed by the caller.
     Sources,
-    /// The limit that a rule was, and the state of a counter under it.
-    Used(&'a str, &'a str, &'a str),
-    /// What is learned of a counter of a limit.
-    Learned(&'a str, &'a str),
+    /// Usage of a counter under a limit and rule, with the rule.
+    Usage(&'a str, &'a str, &'a str),
+    /// Feedback of a counter of a limit.
+    Feedback(&'a str, &'a str),
 }
 
-/// What came back.
+/// Result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Counters that are in use, each once for each rule.
+    /// Counters in use, one per rule of a limit.
     pub counters: usize,
-    /// Records of rules and limits that are gone.
+    /// Records of limits and rules that no longer exist.
     pub dropped: usize,
-    /// The time that nothing is told before.
+    /// Minimum time for further calls.
     pub clock: u64,
-    /// How far the clock of the run before was ahead, if it was too far to be kept; else zero.
+    /// How far the saved time was ahead, if by more than [`AHEAD_MAX`]; otherwise zero.
     pub ahead: Duration,
 }
 
-/// Why records were not restored.
+/// Why records cannot be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RestoreFailed {
-    /// They are not what was written.
-    #[error("it is damaged")]
-    Damaged,
-    /// They were written by another version of this program.
-    #[error("it is of another version of this program")]
+pub enum RestoreFailure {
+    /// A record is missing or cannot be decoded.
+    #[error("a record is corrupt")]
+    Corrupt,
+    /// A different version of this program wrote the records.
+    #[error("the records were written by a different version of the limiter")]
     Version,
-    /// There are more counters than there may be.
-    #[error("it has more counters than there may be")]
-    NoRoom,
+    /// The records have more counters than the settings allow.
+    #[error("the records have more counters than the settings allow")]
+    CounterLimit,
 }
 
 impl Engine {
-    /// What changed since the last time. What was answered before is in it, or was in an earlier one.
+    /// Returns the changes since the last call.
     #[must_use]
     pub fn take_changes(&self) -> Changes {
         let mut state = self.state();
@@ -68,36 +70,38 @@ impl Engine {
         changes
     }
 
-    /// Saves `sources` from now on: whatever says where the limits came from.
-    pub fn keep(&self, sources: Vec<u8>) {
-        self.state().keep(sources);
+    /// Saves the sources of the limits with the next changes.
+    pub fn save_sources(&self, sources: Vec<u8>) {
+        self.state().save_sources(sources);
     }
 
-    /// The sources that were [kept](Self::keep); empty where there are none.
+    /// Returns the [saved](Self::save_sources) sources; empty if there are none.
     ///
     /// # Errors
-    /// When these are not the records of this version.
-    pub fn kept_in<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<&[u8], RestoreFailed> {
-        head(records)?;
+    /// When the records are corrupt or of another version.
+    pub fn saved_sources<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<&[u8], RestoreFailure> {
+        saved_clock(records)?;
         let key = to_bytes(&Key::Sources);
-        let kept = records.iter().find(|(it, _)| it.as_ref() == key);
-        Ok(kept.map_or(&[], |(_, sources)| sources.as_ref()))
+        let sources = records.iter().find(|(it, _)| it.as_ref() == key);
+        Ok(sources.map_or(&[], |(_, sources)| sources.as_ref()))
     }
 
-    /// Restores all records, in the order of their keys, into limits of which nothing has been used. Where their clock is ahead of `now` by more than
-    /// [`AHEAD_MAX`], what was used then counts as used now, in requests; else the restored clock is not before it.
+    /// Restores records, sorted by key, into unused limits.
+    ///
+    /// If the saved time is ahead of `now` by more than [`AHEAD_MAX`], saved usage counts as usage at `now`. Otherwise the
+    /// restored clock continues at the saved time.
     ///
     /// # Errors
-    /// When they cannot be read, or have too many counters.
+    /// When a record is corrupt or of another version, or there are too many counters.
     pub fn restore<B: AsRef<[u8]>>(
         &self,
         records: &[(B, B)],
         now: u64,
-    ) -> Result<Restored, RestoreFailed> {
-        let before = head(records)?;
-        let ahead = before.saturating_sub(now);
+    ) -> Result<Restored, RestoreFailure> {
+        let saved_at = saved_clock(records)?;
+        let ahead = saved_at.saturating_sub(now);
         let is_ahead = Duration::from_nanos(ahead) > AHEAD_MAX;
-        let now = if is_ahead { now } else { before };
+        let now = if is_ahead { now } else { saved_at };
         let mut restored = Restored {
             counters: 0,
             dropped: 0,
@@ -106,30 +110,30 @@ impl Engine {
         };
         let mut state = self.state();
         for (key, _) in records {
-            if let Key::Used(limit, ..) | Key::Learned(limit, _) = read(key.as_ref())? {
-                state.make_again(limit);
+            if let Key::Usage(limit, ..) | Key::Feedback(limit, _) = read(key.as_ref())? {
+                state.restore_call_limit(limit);
             }
         }
-        if !state.of_calls.is_empty() {
+        if !state.call_limits.is_empty() {
             state.apply(now);
         }
         for (key, value) in records {
             let (key, value) = (key.as_ref(), value.as_ref());
             let is_kept = match read(key)? {
                 Key::Head | Key::Sources => true,
-                Key::Used(limit, rule, counter) => {
-                    let is_used = state.restore((limit, rule), counter, value, before, now)?;
+                Key::Usage(limit, rule, counter) => {
+                    let is_used = state.restore((limit, rule), counter, value, saved_at, now)?;
                     restored.counters += usize::from(is_used == Some(true));
                     restored.dropped += usize::from(is_used.is_none());
                     is_used == Some(true)
                 }
-                Key::Learned(limit, counter) => {
-                    let mut held: Held = read(value)?;
-                    held.set_back(before - now);
+                Key::Feedback(limit, counter) => {
+                    let mut feedback: CounterFeedback = read(value)?;
+                    feedback.set_back(saved_at - now);
                     let counter = (Arc::from(limit), Arc::from(counter));
-                    let is_there = state.catalog.get(limit).is_some();
-                    restored.dropped += usize::from(!is_there);
-                    is_there && state.learned.put(counter, held)
+                    let is_active = state.catalog.get(limit).is_some();
+                    restored.dropped += usize::from(!is_active);
+                    is_active && state.feedback.restore(&counter, feedback)
                 }
             };
             if !is_kept {
@@ -140,43 +144,44 @@ impl Engine {
     }
 }
 
-impl State {
-    pub(super) fn keep(&mut self, sources: Vec<u8>) {
+impl EngineState {
+    pub(super) fn save_sources(&mut self, sources: Vec<u8>) {
         self.changes.insert(to_bytes(&Key::Sources), Some(sources));
     }
 
-    /// Writes down what changed, by the names that limits and rules have now.
+    /// Encodes pending changes under the current names of limits and rules.
     pub(super) fn collect_changes(&mut self) {
         let (catalog, changes) = (&self.catalog, &mut self.changes);
         self.core.take_changes(|id, limit, counter, state| {
-            if let Some((named, placed)) = catalog.owner(id) {
-                let key = Key::Used(&named.name, &placed.name, counter);
+            if let Some((owner, rule)) = catalog.owner(id) {
+                let key = Key::Usage(&owner.name, &rule.rule.id, counter);
                 let value = state.map(|state| to_bytes(&(limit, state)));
                 changes.insert(to_bytes(&key), value);
             }
         });
-        self.learned.take_changes(|(limit, counter), held| {
-            let key = Key::Learned(limit, counter);
-            changes.insert(to_bytes(&key), held.map(to_bytes));
+        self.feedback.take_changes(|(limit, counter), feedback| {
+            let key = Key::Feedback(limit, counter);
+            changes.insert(to_bytes(&key), feedback.map(to_bytes));
         });
     }
 
-    /// Restores what was used of a counter `before`; whether something of it still is, and `None` where its rule is gone.
+    /// Restores the usage of a counter saved at `saved_at`. Returns whether it is still in use, or `None` if its rule no
+    /// longer exists.
     fn restore(
         &mut self,
         (limit, rule): (&str, &str),
         counter: &str,
         saved: &[u8],
-        before: u64,
+        saved_at: u64,
         now: u64,
-    ) -> Result<Option<bool>, RestoreFailed> {
+    ) -> Result<Option<bool>, RestoreFailure> {
         let (was, saved): (Limit, limits::KeyState) = read(saved)?;
         let Some(id) = self.id_of(limit, rule) else {
             return Ok(None);
         };
         let key = Arc::from(counter);
-        let restored = if before > now {
-            Core::saved_usage(&was, &saved, before).and_then(|requests| {
+        let restored = if saved_at > now {
+            Core::saved_usage(&was, &saved, saved_at).and_then(|requests| {
                 let demand = Demand {
                     limit: id,
                     key,
@@ -190,36 +195,35 @@ impl State {
             self.core.restore(id, key, &was, saved, now)
         };
         restored.map(Some).map_err(|error| match error {
-            RestoreError::Mismatch => RestoreFailed::Damaged,
-            RestoreError::TableFull => RestoreFailed::NoRoom,
+            RestoreError::Mismatch => RestoreFailure::Corrupt,
+            RestoreError::TableFull => RestoreFailure::CounterLimit,
         })
     }
 
     fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
         let mut rules = self.catalog.get(limit)?.rules.iter();
-        let placed = rules.find(|placed| &*placed.name == rule);
-        placed.map(|placed| placed.id)
+        rules.find(|it| it.rule.id == rule).map(|it| it.id)
     }
 }
 
-/// The latest time that the limits were told; zero where there is no record yet.
-fn head<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<u64, RestoreFailed> {
+/// Latest time passed to the limits; zero without records.
+fn saved_clock<B: AsRef<[u8]>>(records: &[(B, B)]) -> Result<u64, RestoreFailure> {
     let Some((key, value)) = records.first() else {
         return Ok(0);
     };
     if key.as_ref() != to_bytes(&Key::Head) {
-        return Err(RestoreFailed::Damaged);
+        return Err(RestoreFailure::Corrupt);
     }
     match read(value.as_ref())? {
         (VERSION, clock) => Ok(clock),
-        _ => Err(RestoreFailed::Version),
+        _ => Err(RestoreFailure::Version),
     }
 }
 
 fn to_bytes(value: &(impl Serialize + ?Sized)) -> Vec<u8> {
-    postcard::to_allocvec(value).expect("memory takes all")
+    postcard::to_allocvec(value).expect("encoding into memory does not fail")
 }
 
-fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, RestoreFailed> {
-    postcard::from_bytes(bytes).map_err(|_| RestoreFailed::Damaged)
+fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, RestoreFailure> {
+    postcard::from_bytes(bytes).map_err(|_| RestoreFailure::Corrupt)
 }

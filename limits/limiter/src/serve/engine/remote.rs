@@ -1,7 +1,8 @@
-//! Calls that the server of `[sharing]` decides on: what it is asked, and what its answers mean here.
+//! Decisions by the server of `[sharing]`: the request for a call, and the effect of the server's decision here.
 //!
-//! The server counts, by its own clock. Here are the names of limits, what partners' answers taught, and what was done; what a server said last
-//! of each counter; and, where each replica has a part of every limit for when the server is lost, what was let go of that part.
+//! The server counts, by its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
+//! usage last reported by the server. With static shares it also counts the granted calls, to enforce its share while the
+//! server is unavailable.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,243 +10,234 @@ use limits::Demand;
 use limits_sharing::exact::{ExactDecision, ExactRule, Operation, Outcome, RuleRequest};
 
 use super::{
-    Binding, Counting, Engine, Refused, Slot, State, Target, calls::Call, counting::CHECKED,
-    seen::Standing,
+    Binding, CallError, Counting, Engine, EngineState, Slot, Target, calls::ResolvedCall,
+    counting::CHECKED, recent_usage::LastUsage,
 };
 
-/// A call for a server to decide on.
-pub struct Asking {
-    call: Call,
-    /// Of which limits it is.
+/// A call on which the server has yet to decide.
+pub struct PendingDecision {
+    call: ResolvedCall,
+    /// Version of the limits for which the call was resolved.
     version: u64,
+    /// The rules, in the order of `rule_requests`.
     rules: Vec<Binding>,
-    /// Whether it counts as asked when a call could go.
-    pub is_counted: bool,
-    /// Whose token is borne.
-    by: Option<Arc<str>>,
-    /// What is held of others until there is an answer: many that are asked at once would each find room.
-    held: Held,
-    /// What is asked.
-    pub question: Operation,
-    /// What is asked of each rule.
-    pub asks: Vec<RuleRequest>,
-    /// For how long it must not go, whatever the server says: partners' answers say so.
+    /// Whether a peek counts as a delay query.
+    is_counted: bool,
+    token: Option<Arc<str>>,
+    provisional: ProvisionalUse,
+    /// The operation.
+    pub operation: Operation,
+    /// The demand on each rule.
+    pub rule_requests: Vec<RuleRequest>,
+    /// Time during which the call may not proceed because of feedback, whatever the server decides.
     pub pause: Duration,
 }
 
-/// What a call would take, taken before it is known whether it goes.
+/// Usage by a pending call, held until the decision so that concurrent calls do not share the same capacity.
 #[derive(Debug, Default)]
-struct Held {
-    /// The moment for which slots of limits of every call are booked: the latest that the call may have.
+struct ProvisionalUse {
+    /// Time for which slots of global limits are booked: the latest that the call may get.
     booked_at: Option<u64>,
-    /// The ends of what was learned.
-    lessons: Vec<u64>,
+    /// Ends of the feedback restrictions from which requests are subtracted.
+    restrictions: Vec<u64>,
 }
 
 impl Engine {
-    /// What a server is to be asked about a call, of the bearer of this token where slots may be taken ([`reserve`](Self::reserve)).
+    /// Prepares a call for the server; of a `token` if slots are booked ([`reserve`](Self::reserve)).
     ///
     /// # Errors
-    /// Why it is not asked.
-    pub fn asking(
+    /// When the call is rejected without the server.
+    pub fn begin_decision(
         &self,
-        by: Option<&str>,
-        of: &[Target<'_>],
+        token: Option<&str>,
+        targets: &[Target<'_>],
         requests: u64,
-        question: Operation,
+        operation: Operation,
+        is_counted: bool,
         now: u64,
-    ) -> Result<Asking, Refused> {
+    ) -> Result<PendingDecision, CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        let call = state.call(of, requests, now)?;
-        let question = match (question, by) {
-            (Operation::Reserve { max_wait }, Some(by)) => Operation::Reserve {
-                max_wait: state.max_wait(by, requests, max_wait, now),
+        let call = state.resolve(targets, requests, now)?;
+        let operation = match (operation, token) {
+            (Operation::Reserve { max_wait }, Some(token)) => Operation::Reserve {
+                max_wait: state.max_wait(token, requests, max_wait, now),
             },
-            _ => question,
+            _ => operation,
         };
-        let next = match question {
+        // Reported calls are followed by a query for one more.
+        let next = match operation {
             Operation::Count { .. } => requests.saturating_add(1),
             _ => requests,
         };
-        let from = state.learned.from(&call.of, next, now);
-        let held = match question {
-            Operation::Reserve { max_wait } => state.hold(&call, by, max_wait, from, now),
-            Operation::Peek | Operation::Count { .. } => Held::default(),
+        let from = state.feedback.earliest(&call.counters, next, now);
+        let provisional = match operation {
+            Operation::Reserve { max_wait } => state.hold(&call, token, max_wait, from, now),
+            Operation::Peek | Operation::Count { .. } => ProvisionalUse::default(),
         };
-        let asks = call.demands.iter().map(|demand| state.ask(demand));
-        let (rules, asks) = asks.unzip();
-        Ok(Asking {
+        let rule_requests = call.demands.iter().map(|it| state.rule_request(it));
+        let (rules, rule_requests) = rule_requests.unzip();
+        Ok(PendingDecision {
             call,
             version: state.version,
-            is_counted: true,
-            by: by.map(Arc::from),
-            held,
+            is_counted,
+            token: token.map(Arc::from),
+            provisional,
             rules,
-            question,
-            asks,
+            operation,
+            rule_requests,
             pause: Duration::from_nanos(from.saturating_sub(now)),
         })
     }
 
-    /// Takes in what the server said at `now`: the slot of the call, or of the next one after calls that were counted, and whether these have an
-    /// effect.
+    /// Applies the server's decision, received at `now`. Returns the slot of the call, or after reported calls that of the
+    /// next one; and whether the call was granted or counted.
     ///
     /// # Errors
-    /// Why the call may not go, or is not counted.
-    pub fn answered(
+    /// When the server refused the call.
+    pub fn finish_decision(
         &self,
-        asking: &Asking,
-        answer: &ExactDecision,
+        pending: &PendingDecision,
+        decision: &ExactDecision,
         now: u64,
-    ) -> Result<(Slot, bool), Refused> {
+    ) -> Result<(Slot, bool), CallError> {
         let mut state = self.state();
         let now = now.max(state.core.clock());
-        // Under limits that have changed since, only the answer itself is of use.
-        if state.version == asking.version {
-            state.let_go(asking, true);
-            state.take_in(asking, answer, now);
+        // After a change of the limits, the ids in the call are no longer valid.
+        if state.version == pending.version {
+            state.release_provisional(pending, true);
+            state.apply_decision(pending, decision, now);
         }
-        let binding = answer.binding.and_then(|place| asking.rules.get(place));
+        let binding = decision.binding.and_then(|index| pending.rules.get(index));
         let slot = Slot {
-            at: answer.at.saturating_mul(1_000),
-            now: answer.now.saturating_mul(1_000),
+            at: decision.at.saturating_mul(1_000),
+            now: decision.now.saturating_mul(1_000),
             binding: match binding {
-                None => (answer.at > answer.now).then_some(Binding::Learned),
+                None => (decision.at > decision.now).then_some(Binding::Feedback),
                 binding => binding.cloned(),
             },
         };
-        match answer.outcome {
+        match decision.outcome {
             Outcome::Now | Outcome::At | Outcome::Counted => Ok((slot, true)),
             Outcome::TooOld => Ok((slot, false)),
-            Outcome::OverMaxWait => Err(Refused::OverMaxWait(slot)),
-            Outcome::TooEarly => Err(Refused::TooEarly),
+            Outcome::OverMaxWait => Err(CallError::OverMaxWait(slot)),
+            Outcome::TooEarly => Err(CallError::TooEarly),
             Outcome::TooMany => {
-                let ask = answer.binding.and_then(|place| asking.asks.get(place));
-                Err(Refused::TooMany {
+                let request = decision
+                    .binding
+                    .and_then(|index| pending.rule_requests.get(index));
+                Err(CallError::OverBurst {
                     binding: slot.binding,
-                    most: ask.map_or(0, |ask| ask.rule.max_burst()),
+                    most: request.map_or(0, |it| it.rule.max_burst()),
                 })
             }
         }
     }
 
-    /// The server said nothing about a call. Its slots are given back unless it `was_asked`: then it may have given them out, and they stay booked
-    /// until they have passed, as those of a call that nobody waits for any more.
-    pub fn unanswered(&self, asking: &Asking, was_asked: bool) {
+    /// Ends a call without a decision. If the request `was_sent`, the server may have granted slots, so they stay booked
+    /// until they expire.
+    pub fn abandon_decision(&self, pending: &PendingDecision, was_sent: bool) {
         let mut state = self.state();
-        if state.version == asking.version {
-            state.let_go(asking, !was_asked);
+        if state.version == pending.version {
+            state.release_provisional(pending, !was_sent);
         }
     }
 }
 
-impl State {
+impl EngineState {
     fn hold(
         &mut self,
-        call: &Call,
-        by: Option<&str>,
+        call: &ResolvedCall,
+        token: Option<&str>,
         max_wait: Duration,
         from: u64,
         now: u64,
-    ) -> Held {
-        let lessons = self.learned.hold(&call.of, call.requests, now.max(from));
-        let by = by.filter(|_| !max_wait.is_zero());
-        let booked_at = by.map(|by| {
+    ) -> ProvisionalUse {
+        let feedback = &mut self.feedback;
+        let restrictions = feedback.hold(&call.counters, call.requests, now.max(from));
+        let token = token.filter(|_| !max_wait.is_zero());
+        let booked_at = token.map(|token| {
             let max_wait = u64::try_from(max_wait.as_nanos()).unwrap_or(u64::MAX);
             let at = now.saturating_add(max_wait);
-            self.book(by, call.requests, at);
+            self.book(token, call.requests, at);
             at
         });
-        Held { booked_at, lessons }
-    }
-
-    fn let_go(&mut self, asking: &Asking, with_slots: bool) {
-        let Asking { call, held, .. } = asking;
-        let lessons = &held.lessons;
-        self.learned.let_go(&call.of, call.requests, lessons);
-        let booked_at = held.booked_at.filter(|_| with_slots);
-        if let (Some(by), Some(at)) = (&asking.by, booked_at) {
-            self.give_back(by, call.requests, at);
+        ProvisionalUse {
+            booked_at,
+            restrictions,
         }
     }
 
-    /// A rule's name, and what is asked of it.
-    fn ask(&self, demand: &Demand<Arc<str>>) -> (Binding, RuleRequest) {
-        let (named, placed) = self.catalog.owner(demand.limit).expect("a rule in force");
-        let binding = Binding::Rule {
-            limit: Arc::clone(&named.name),
-            rule: Arc::clone(&placed.name),
-        };
-        let ask = RuleRequest {
-            name: Arc::from(binding.to_string()),
-            rule: ExactRule::new(&placed.rule.limit).expect(CHECKED),
+    fn release_provisional(&mut self, pending: &PendingDecision, with_slots: bool) {
+        let PendingDecision {
+            call, provisional, ..
+        } = pending;
+        let restrictions = &provisional.restrictions;
+        self.feedback
+            .release(&call.counters, call.requests, restrictions);
+        let booked_at = provisional.booked_at.filter(|_| with_slots);
+        if let (Some(token), Some(at)) = (&pending.token, booked_at) {
+            self.release_booking(token, call.requests, at);
+        }
+    }
+
+    fn rule_request(&self, demand: &Demand<Arc<str>>) -> (Binding, RuleRequest) {
+        let (_, rule) = self.catalog.owner(demand.limit).expect("an active rule");
+        let request = RuleRequest {
+            name: Arc::from(rule.binding.to_string()),
+            rule: ExactRule::new(&rule.rule.limit).expect(CHECKED),
             key: Arc::clone(&demand.key),
             requests: demand.requests,
         };
-        (binding, ask)
+        (rule.binding.clone(), request)
     }
 
-    fn take_in(&mut self, asking: &Asking, answer: &ExactDecision, now: u64) {
-        let Asking { call, question, .. } = asking;
-        // The server's moments by the clock that goes here.
-        let here = |micros: u64| {
-            let wait = micros.saturating_sub(answer.now).saturating_mul(1_000);
+    fn apply_decision(&mut self, pending: &PendingDecision, decision: &ExactDecision, now: u64) {
+        let PendingDecision {
+            call, operation, ..
+        } = pending;
+        // Converts a time of the server's clock to the engine's.
+        let local = |micros: u64| {
+            let wait = micros.saturating_sub(decision.now).saturating_mul(1_000);
             now.saturating_add(wait)
         };
-        let is_taken = match (answer.outcome, question) {
-            (Outcome::Now | Outcome::At, Operation::Reserve { .. }) => {
-                let is_now = answer.outcome == Outcome::Now;
-                self.count(call, |counts| match is_now {
-                    true => counts.now += 1,
-                    false => counts.delayed += 1,
-                });
-                true
-            }
-            (_, Operation::Peek) => {
-                self.count(call, |counts| counts.asked += u64::from(asking.is_counted));
-                false
-            }
-            (Outcome::Counted, _) => {
-                self.count(call, |counts| counts.counted += 1);
-                true
-            }
-            (Outcome::TooOld, _) => {
-                self.count(call, |counts| counts.too_old += 1);
-                false
-            }
-            (Outcome::TooEarly, _) => {
-                self.count(call, |counts| counts.too_early += 1);
-                false
-            }
-            (Outcome::OverMaxWait | Outcome::TooMany, Operation::Reserve { .. }) => {
-                self.count(call, |counts| counts.refused += 1);
-                false
-            }
-            _ => false,
-        };
-        if is_taken {
-            let at = match question {
-                Operation::Reserve { .. } => here(answer.at),
-                _ => now,
+        self.count(call, |counts| {
+            let count = match (decision.outcome, operation) {
+                (_, Operation::Peek) if pending.is_counted => &mut counts.delays,
+                (_, Operation::Peek) => return,
+                (Outcome::Now, Operation::Reserve { .. }) => &mut counts.now,
+                (Outcome::At, Operation::Reserve { .. }) => &mut counts.delayed,
+                (_, Operation::Reserve { .. }) => &mut counts.refused,
+                (Outcome::Counted, _) => &mut counts.counted,
+                (Outcome::TooOld, _) => &mut counts.too_old,
+                (Outcome::TooEarly, _) => &mut counts.too_early,
+                (_, Operation::Count { .. }) => return,
             };
-            self.learned.take(&call.of, call.requests, at);
-            if let Some(by) = asking.by.as_deref().filter(|_| at > now) {
-                self.book(by, call.requests, at);
+            *count += 1;
+        });
+        let sent_at = match (decision.outcome, operation) {
+            (Outcome::Now | Outcome::At, Operation::Reserve { .. }) => Some(local(decision.at)),
+            (Outcome::Counted, Operation::Count { .. }) => Some(now),
+            _ => None,
+        };
+        if let Some(at) = sent_at {
+            self.feedback.consume(&call.counters, call.requests, at);
+            if let Some(token) = pending.token.as_deref().filter(|_| at > now) {
+                self.book(token, call.requests, at);
             }
-            if let Counting::Part(_) = self.counting {
-                // Without room for it the call would not go without the server.
+            if let Counting::StaticShare(_) = self.counting {
+                // If all counters are in use, the call is not counted, and refused once the server is unavailable.
                 self.core.record(&call.demands, now, now).ok();
             }
         }
-        for (demand, left) in call.demands.iter().zip(&answer.remaining) {
-            let standing = Standing {
-                requests: left.requests,
-                more_at: here(left.more_at),
-                free_at: here(left.free_at),
-                seen_at: now,
+        for (demand, left) in call.demands.iter().zip(&decision.remaining) {
+            let usage = LastUsage {
+                remaining: left.requests,
+                more_at: local(left.more_at),
+                free_at: local(left.free_at),
+                observed_at: now,
             };
-            self.seen.put(demand.limit, &demand.key, standing);
+            self.recent_usage.insert(demand.limit, &demand.key, usage);
         }
     }
 }
@@ -255,12 +247,16 @@ mod tests {
     use limits::rules::Rules;
 
     use super::{
-        super::{Options, Said},
+        super::{Feedback, Options},
         *,
     };
 
     const START: u64 = 1_700_000_000 * 1_000_000_000;
     const HOUR: Duration = Duration::from_secs(3_600);
+    const TARGET: Target<'static> = Target {
+        limit: "a",
+        counter: "k",
+    };
 
     fn engine() -> Engine {
         let text = "
@@ -274,24 +270,20 @@ mod tests {
             counters_max: 100,
             counters_bytes_max: usize::MAX,
             feedback_ttl_max: HOUR,
-            counting: Counting::Elsewhere,
+            counting: Counting::Server,
             is_saved: false,
         };
         Engine::new(options, &Rules::parse(text).unwrap().limits)
     }
 
-    fn reserve(engine: &Engine) -> Asking {
-        let of = [Target {
-            limit: "a",
-            counter: "k",
-        }];
-        let question = Operation::Reserve { max_wait: HOUR };
+    fn reserve(engine: &Engine) -> PendingDecision {
+        let operation = Operation::Reserve { max_wait: HOUR };
         engine
-            .asking(Some("one"), &of, 1, question, START)
-            .unwrap_or_else(|why| panic!("{why:?}"))
+            .begin_decision(Some("one"), &[TARGET], 1, operation, true, START)
+            .unwrap_or_else(|error| panic!("{error:?}"))
     }
 
-    fn answer(outcome: Outcome, wait: u64) -> ExactDecision {
+    fn decision(outcome: Outcome, wait: u64) -> ExactDecision {
         ExactDecision {
             outcome,
             at: START / 1_000 + wait,
@@ -302,68 +294,64 @@ mod tests {
         }
     }
 
-    fn max_wait(asking: &Asking) -> Duration {
-        match asking.question {
+    fn max_wait(pending: &PendingDecision) -> Duration {
+        match pending.operation {
             Operation::Reserve { max_wait } => max_wait,
-            _ => panic!("it is no reservation"),
+            _ => panic!("not a reservation"),
         }
     }
 
     #[test]
-    fn calls_that_are_asked_at_once_book_no_more_than_they_leave_to_others() {
+    fn concurrent_calls_of_a_token_leave_half_of_the_slots_to_others() {
         let engine = engine();
-        // Of 300 slots in 30 s.
-        let asked: Vec<Asking> = (0..256).map(|_| reserve(&engine)).collect();
-        let ahead = asked.iter().filter(|it| !max_wait(it).is_zero());
-        assert_eq!(ahead.count(), 150);
-        // Those that went at once are booked no more, the others for their slots alone.
-        for (asking, wait) in asked.iter().zip([0, 0, 100_000]) {
+        // 300 slots in 30 s.
+        let pending: Vec<PendingDecision> = (0..256).map(|_| reserve(&engine)).collect();
+        let booked = pending.iter().filter(|it| !max_wait(it).is_zero());
+        assert_eq!(booked.count(), 150);
+        // An immediate call releases its booking; another moves it to its slot.
+        for (pending, wait) in pending.iter().zip([0, 0, 100_000]) {
             let outcome = if wait == 0 { Outcome::Now } else { Outcome::At };
             engine
-                .answered(asking, &answer(outcome, wait), START)
+                .finish_decision(pending, &decision(outcome, wait), START)
                 .unwrap();
         }
         assert!(!max_wait(&reserve(&engine)).is_zero());
         assert!(!max_wait(&reserve(&engine)).is_zero());
         assert!(max_wait(&reserve(&engine)).is_zero());
-        // Those that a server may have counted stay booked, and those that it was not asked do not.
-        engine.unanswered(&asked[3], true);
+        // Without a decision, the booking stays only if the request was sent.
+        engine.abandon_decision(&pending[3], true);
         assert!(max_wait(&reserve(&engine)).is_zero());
-        engine.unanswered(&asked[4], false);
+        engine.abandon_decision(&pending[4], false);
         assert!(!max_wait(&reserve(&engine)).is_zero());
         assert!(max_wait(&reserve(&engine)).is_zero());
     }
 
     #[test]
-    fn calls_that_are_asked_at_once_are_no_more_than_a_partner_left() {
+    fn concurrent_calls_do_not_exceed_a_feedback_restriction() {
         let engine = engine();
-        let of = Target {
-            limit: "a",
-            counter: "k",
-        };
-        let said = Said {
+        let feedback = Feedback {
             status: 200,
-            left: Some((1, HOUR)),
-            ..Said::default()
+            remaining: Some((1, HOUR)),
+            ..Feedback::default()
         };
-        assert!(engine.hear(of, said, START).unwrap());
+        assert!(engine.apply_feedback(TARGET, feedback, START).unwrap());
         let first = reserve(&engine);
         assert_eq!(
             (first.pause, reserve(&engine).pause),
             (Duration::ZERO, HOUR)
         );
-        // One that does not go leaves it to another.
-        let wait = engine.answered(&first, &answer(Outcome::OverMaxWait, 100), START);
-        assert!(matches!(wait, Err(Refused::OverMaxWait(_))));
+        // A refused call leaves the request to the next one.
+        let refused = engine.finish_decision(&first, &decision(Outcome::OverMaxWait, 100), START);
+        assert!(matches!(refused, Err(CallError::OverMaxWait(_))));
         let second = reserve(&engine);
-        engine.unanswered(&second, true);
+        engine.abandon_decision(&second, true);
         let third = reserve(&engine);
         assert_eq!(
             (second.pause, third.pause),
             (Duration::ZERO, Duration::ZERO)
         );
         engine
-            .answered(&third, &answer(Outcome::Now, 0), START)
+            .finish_decision(&third, &decision(Outcome::Now, 0), START)
             .unwrap();
         assert_eq!(reserve(&engine).pause, HOUR);
     }

@@ -1,4 +1,4 @@
-//! Answers as JSON; problems as `application/problem+json` (RFC 9457).
+//! Response bodies as JSON; problems as `application/problem+json` (RFC 9457).
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
@@ -6,37 +6,39 @@ use http_body_util::Full;
 use limits::rules::LimitDefinition;
 use serde::Serialize;
 
-use super::super::{
-    clock::moment,
-    engine::Slot,
-    limit_sources::Source,
-    problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},
+use super::{
+    super::{
+        clock::timestamp,
+        engine::Slot,
+        limit_sources::Source,
+        problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},
+    },
+    HttpResponse,
 };
 
-/// When a call may go.
+/// Earliest time for a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct SlotBody {
-    /// Of calls that were made: whether they have an effect; not when they were made too long ago.
+    /// Of reported calls: whether they have an effect, which they have not if they are too old.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) counted: Option<bool>,
-    /// Of a partner's answer: whether it lowers what may go.
+    /// Of feedback: whether it restricts the counter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) learned: Option<bool>,
-    /// The first moment, to the nanosecond (RFC 3339).
+    /// Start of the slot (RFC 3339), with nanosecond precision.
     at: String,
-    /// The limiter's clock when it answers.
+    /// Time of the limiter's clock at the response.
     now: String,
-    /// Seconds from `now` to `at`; 0 when the call may go. Who goes by this needs no clock that agrees with the limiter's.
+    /// Seconds from `now` to `at`; 0 if the call may proceed. Independent of the client's clock.
     wait: f64,
-    /// What the call waits for: `limit/rule`, `learned`, or nothing.
+    /// What delays the call: `limit/rule`, `learned` for partner feedback, or null.
     binding: Option<String>,
 }
 
-/// A limit in force.
+/// An active limit.
 #[derive(Debug, Serialize)]
 pub(super) struct LimitBody<'a> {
     pub(super) name: &'a str,
-    /// Where its terms come from.
     pub(super) source: Source,
     pub(super) terms: LimitDefinition,
 }
@@ -45,14 +47,14 @@ impl SlotBody {
     pub(super) fn of(slot: &Slot) -> Self {
         #[expect(
             clippy::cast_precision_loss,
-            reason = "a wait is told to the microsecond at least"
+            reason = "the precision is at least a microsecond"
         )]
         let wait = slot.at.saturating_sub(slot.now) as f64 / 1e9;
         Self {
             counted: None,
             learned: None,
-            at: moment(slot.at),
-            now: moment(slot.now),
+            at: timestamp(slot.at),
+            now: timestamp(slot.now),
             wait,
             binding: slot.binding.as_ref().map(ToString::to_string),
         }
@@ -72,8 +74,7 @@ struct ProblemBody<'a> {
     violated_policies: Vec<&'a str>,
 }
 
-/// A problem.
-pub(in super::super) fn problem(problem: &Problem) -> Response<Full<Bytes>> {
+pub(super) fn problem_response(problem: &Problem) -> HttpResponse {
     let slot = problem.slot.as_deref().map(SlotBody::of);
     let binding = slot.as_ref().and_then(|slot| slot.binding.as_deref());
     let is_quota = problem.kind == QUOTA_EXCEEDED;
@@ -85,36 +86,37 @@ pub(in super::super) fn problem(problem: &Problem) -> Response<Full<Bytes>> {
         slot: slot.as_ref(),
         violated_policies: binding.into_iter().filter(|_| is_quota).collect(),
     };
-    let mut answer = json(&body);
-    *answer.status_mut() = problem.kind.status;
-    let headers = answer.headers_mut();
+    let mut response = json(&body);
+    *response.status_mut() = problem.kind.status;
+    let headers = response.headers_mut();
     let media_type = HeaderValue::from_static("application/problem+json");
     headers.insert(header::CONTENT_TYPE, media_type);
     if let Some(seconds) = problem.retry_after {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    if let Some(methods) = problem.allow {
+        headers.insert(header::ALLOW, HeaderValue::from_static(methods));
+    }
     if problem.kind == UNAUTHORIZED {
         let bearer = HeaderValue::from_static("Bearer");
         headers.insert(header::WWW_AUTHENTICATE, bearer);
     }
-    answer
+    response
 }
 
-/// A JSON answer.
-pub(super) fn json(body: &impl Serialize) -> Response<Full<Bytes>> {
-    let mut body = serde_json::to_vec(body).expect("texts and numbers are JSON");
+pub(super) fn json(body: &impl Serialize) -> HttpResponse {
+    let mut body = serde_json::to_vec(body).expect("strings and numbers are JSON");
     body.push(b'\n');
     text(body, "application/json")
 }
 
-/// A text.
-pub(super) fn text(body: impl Into<Bytes>, media_type: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(body.into()));
+pub(super) fn text(body: impl Into<Bytes>, media_type: &'static str) -> HttpResponse {
+    let mut response = Response::new(Full::new(body.into()));
     let media_type = HeaderValue::from_static(media_type);
-    answer
+    response
         .headers_mut()
         .insert(header::CONTENT_TYPE, media_type);
-    answer
+    response
 }
 
 #[cfg(test)]
@@ -122,13 +124,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_told_to_the_nanosecond() {
+    fn timestamps_have_nanosecond_precision() {
         assert_eq!(
-            moment(1_700_000_000_000_000_001),
+            timestamp(1_700_000_000_000_000_001),
             "2023-11-14T22:13:20.000000001Z"
         );
         assert_eq!(
-            moment(1_700_000_000_000_000_000),
+            timestamp(1_700_000_000_000_000_000),
             "2023-11-14T22:13:20.000000000Z"
         );
     }

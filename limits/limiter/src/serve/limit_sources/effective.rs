@@ -1,4 +1,4 @@
-//! One version of all limits: what each source says, and what is in force of it.
+//! The limits that result from one version of each source.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use serde::Serialize;
 
 use super::super::engine;
 
-/// Most bytes of the collection, as JSON.
+/// Maximum bytes of the collection, as JSON.
 pub(super) const BYTES_MAX: usize = 2 << 20;
 
-/// Where a limit comes from; of two with its name the later one here is in force, as a whole.
+/// Source of a limit. If several define the same name, the last variant takes precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The file of `--limits`, which also says all that is not of one limit.
+    /// The file of `--limits`.
     File,
     /// The collection of `--limits-collection`.
     Collection,
 }
 
 impl Source {
-    /// All of them.
+    /// All sources.
     pub const ALL: [Self; 2] = [Self::File, Self::Collection];
 
-    /// As a label and in answers.
+    /// Name in labels and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,24 +34,24 @@ impl Source {
     }
 }
 
-/// The terms of limits by name.
-pub type Named = BTreeMap<String, LimitDefinition>;
+/// Definitions of limits by name.
+pub type TermsByName = BTreeMap<String, LimitDefinition>;
 
-/// A version that is in order.
+/// A valid combination of both sources.
 #[derive(Debug)]
-pub struct Plan {
+pub struct EffectiveLimits {
     pub(super) file: Document,
-    pub(super) collection: Named,
-    /// What it means.
+    pub(super) collection: TermsByName,
+    /// The resulting limits.
     pub rules: Rules,
 }
 
-impl Plan {
-    /// What is in force when the sources say this.
+impl EffectiveLimits {
+    /// Combines and validates both sources.
     ///
     /// # Errors
-    /// With everything that is wrong with it.
-    pub fn of(file: Document, collection: Named) -> Result<Self, ConfigErrors> {
+    /// With all errors of the result.
+    pub fn of(file: Document, collection: TermsByName) -> Result<Self, ConfigErrors> {
         let mut document = file.clone();
         for (name, terms) in &collection {
             document.set(name, terms.clone());
@@ -61,7 +61,7 @@ impl Plan {
         let bytes = to_bytes(&collection).len();
         if bytes > BYTES_MAX {
             errors.push(format!(
-                "the collection has {bytes} bytes of limits: {BYTES_MAX} at most"
+                "the collection has {bytes} bytes of limits; the maximum is {BYTES_MAX}"
             ));
         }
         if !errors.is_empty() {
@@ -74,7 +74,7 @@ impl Plan {
         })
     }
 
-    /// Where the limit of this name comes from.
+    /// Source of the limit with this name.
     #[must_use]
     pub fn source(&self, name: &str) -> Source {
         if self.collection.contains_key(name) {
@@ -84,17 +84,17 @@ impl Plan {
         }
     }
 
-    /// The terms of the limit of this name, if there is one.
+    /// Definition of the limit with this name, if it exists.
     #[must_use]
     pub fn terms(&self, name: &str) -> Option<LimitDefinition> {
-        let of_collection = self.collection.get(name).cloned();
-        of_collection.or_else(|| self.file.definition(name))
+        let terms = self.collection.get(name).cloned();
+        terms.or_else(|| self.file.definition(name))
     }
 }
 
-/// What the collection says, to be kept.
-pub(super) fn to_bytes(collection: &Named) -> Vec<u8> {
-    serde_json::to_vec(collection).expect("tables of texts and numbers are JSON")
+/// Encodes the limits of the collection, to be saved.
+pub(super) fn to_bytes(collection: &TermsByName) -> Vec<u8> {
+    serde_json::to_vec(collection).expect("tables of strings and numbers are JSON")
 }
 
 #[cfg(test)]
@@ -111,36 +111,36 @@ mod tests {
         Document::parse(text).unwrap()
     }
 
-    fn named<const N: usize>(limits: [(&str, LimitDefinition); N]) -> Named {
+    fn named<const N: usize>(limits: [(&str, LimitDefinition); N]) -> TermsByName {
         limits.map(|(name, terms)| (name.to_owned(), terms)).into()
     }
 
     #[test]
-    fn collection_is_over_the_file() {
+    fn collection_takes_precedence_over_the_file() {
         let collection = named([("b", terms("2/s")), ("c", terms("2/s"))]);
-        let plan = Plan::of(file(), collection.clone()).unwrap();
-        for (limit, (name, source, rate)) in plan.rules.limits.iter().zip([
+        let effective = EffectiveLimits::of(file(), collection.clone()).unwrap();
+        for (limit, (name, source, rate)) in effective.rules.limits.iter().zip([
             ("a", Source::File, "1/s"),
             ("b", Source::Collection, "2/s"),
             ("c", Source::Collection, "2/s"),
         ]) {
-            assert_eq!((&*limit.name, plan.source(name)), (name, source));
-            assert_eq!(plan.terms(name), Some(terms(rate)));
+            assert_eq!((&*limit.name, effective.source(name)), (name, source));
+            assert_eq!(effective.terms(name), Some(terms(rate)));
             let algorithm = limit.rules[0].limit.algorithm.to_string();
             assert!(algorithm.contains(&rate[..1]), "{algorithm}");
         }
-        assert_eq!(plan.terms("d"), None);
-        let kept: Named = serde_json::from_slice(&to_bytes(&collection)).unwrap();
-        assert_eq!(kept, collection);
+        assert_eq!(effective.terms("d"), None);
+        let saved: TermsByName = serde_json::from_slice(&to_bytes(&collection)).unwrap();
+        assert_eq!(saved, collection);
     }
 
     #[test]
-    fn sources_that_contradict_each_other_or_are_too_large_are_refused() {
+    fn conflicting_or_too_large_sources_are_rejected() {
         #[track_caller]
         fn check(name: &str, terms: serde_json::Value, error: &str) {
             let terms = serde_json::from_value(terms).unwrap();
-            let refused = Plan::of(file(), named([(name, terms)])).unwrap_err();
-            assert!(refused.to_string().contains(error), "{refused}");
+            let rejected = EffectiveLimits::of(file(), named([(name, terms)])).unwrap_err();
+            assert!(rejected.to_string().contains(error), "{rejected}");
         }
         let rules = serde_json::json!([{ "id": "r", "rate": "1/s" }]);
         let with = |keys: &[String]| serde_json::json!({ "keys": keys, "rules": rules });

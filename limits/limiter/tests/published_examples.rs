@@ -1,4 +1,5 @@
-//! Every run that a well-known article on rate limits prints, beside what each algorithm gives here, with what is right where it errs.
+//! The example runs of a well-known article on rate limits, with the results of this library. Comments give the published
+//! output, and the reason where it differs.
 
 use std::time::Duration;
 
@@ -6,13 +7,13 @@ use limiter::replay::{Candidate, all_algorithms};
 use limits::{Algorithm, Decision, Demand, Limit, Limits, Rate};
 
 const SECOND: u64 = 1_000_000_000;
-/// A full minute, so that windows by the clock begin here.
+/// A full minute, at which windows aligned to the clock start.
 const START: u64 = 60_000_000 * SECOND;
 
-/// What an algorithm decides of calls for one request each, at these moments.
-fn decisions(algorithm: Algorithm, moments: impl IntoIterator<Item = u64>) -> Vec<Decision> {
+/// Decisions of an algorithm on calls for one request each, at these times.
+fn decisions(algorithm: Algorithm, times: impl IntoIterator<Item = u64>) -> Vec<Decision> {
     let mut limits = Limits::new(1);
-    let limit = limits.add(algorithm).expect("good numbers");
+    let limit = limits.add(algorithm).expect("valid numbers");
     let decide = |now| {
         let demand = Demand {
             limit,
@@ -21,10 +22,10 @@ fn decisions(algorithm: Algorithm, moments: impl IntoIterator<Item = u64>) -> Ve
         };
         limits.reserve(&[demand], now, Duration::ZERO)
     };
-    moments.into_iter().map(decide).collect()
+    times.into_iter().map(decide).collect()
 }
 
-/// Which of these calls passed, by number.
+/// Numbers of the calls that passed.
 fn passed(decisions: &[Decision]) -> Vec<usize> {
     let numbered = decisions.iter().enumerate();
     let passed = numbered.filter(|(_, decision)| **decision == Decision::Now);
@@ -32,22 +33,22 @@ fn passed(decisions: &[Decision]) -> Vec<usize> {
 }
 
 fn rate(requests: u64, seconds: u64) -> Rate {
-    Rate::new(requests, Duration::from_secs(seconds)).expect("a good rate")
+    Rate::new(requests, Duration::from_secs(seconds)).expect("a valid rate")
 }
 
-/// Ten calls at once, and no limit.
+/// Ten concurrent calls without a limit.
 fn unlimited() -> String {
     let mut limits = Limits::<()>::new(1);
     let free = (0..10).filter(|_| limits.reserve(&[], START, Duration::ZERO) == Decision::Now);
     // The article prints: 10 in 0.003 s
-    // Without threads to start, time does not pass.
+    // No threads are started here, so no time passes.
     format!("{} in 0 s", free.count())
 }
 
-/// All algorithms at ten a second.
-fn ten_a_second() -> Vec<(&'static str, Algorithm)> {
+/// All algorithms at ten per second.
+fn ten_per_second() -> Vec<(&'static str, Algorithm)> {
     let algorithm = |(name, rule): (&'static str, String)| {
-        let candidate = Candidate::each(name, &rule).expect("a good rule");
+        let candidate = Candidate::per_key(name, &rule).expect("a valid rule");
         (name, candidate.rules.limits[0].rules[0].limit.algorithm)
     };
     all_algorithms(rate(10, 1), 10)
@@ -56,34 +57,34 @@ fn ten_a_second() -> Vec<(&'static str, Algorithm)> {
         .collect()
 }
 
-/// Ten calls, one a second, where ten a second may go.
-fn one_each_second((_, algorithm): &(&str, Algorithm)) -> String {
-    let moments = (0..10).map(|number| START + number * SECOND);
+/// Ten calls, one per second, under a limit of ten per second.
+fn one_per_second((_, algorithm): &(&str, Algorithm)) -> String {
+    let times = (0..10).map(|number| START + number * SECOND);
     // The article prints: 10 of 10, one a second, at a limit of 10/s
-    format!("{} of 10", passed(&decisions(*algorithm, moments)).len())
+    format!("{} of 10", passed(&decisions(*algorithm, times)).len())
 }
 
 fn ten_in_quarters(algorithm: Algorithm) -> String {
-    let moments = (0..10).map(|number| START + number * SECOND / 4);
-    let passed = passed(&decisions(algorithm, moments));
+    let times = (0..10).map(|number| START + number * SECOND / 4);
+    let passed = passed(&decisions(algorithm, times));
     let numbers: Vec<String> = passed.iter().map(|number| format!("#{number}")).collect();
     format!("{} of 10: {}", passed.len(), numbers.join(", "))
 }
 
-/// A warm-up limiter of one a second that is tried ten times, four times a second.
+/// A warm-up limiter of one per second with ten calls, four per second.
 fn warm_up() -> String {
     // The article prints: 2 of 10: #0, #6
-    // It starts cold: the first call costs 1.5 s, which the next one waits for.
+    // It starts cold: the first call costs 1.5 s, which delays the next one.
     ten_in_quarters(Algorithm::WarmUp {
         rate: rate(1, 1),
         warm_up: Duration::from_secs(1),
     })
 }
 
-/// The same without a warm-up.
+/// The same calls without a warm-up.
 fn burst_of_one() -> String {
     // The article prints: -
-    // What one expects of `one a second`.
+    // The expected result for one per second.
     ten_in_quarters(Algorithm::TokenBucket {
         rate: rate(1, 1),
         burst: 1,
@@ -100,58 +101,58 @@ fn sliding(limit: u64, window: u64, before: u64, elapsed: u64, here: u64) -> Vec
     decisions(algorithm, earlier.chain((0..here).map(|_| now)))
 }
 
-/// Nine in the window before, and a quarter of the next has passed: 9 · 0.75 + 5 is more than 10.
+/// Nine calls in the previous window, and a quarter of the next has passed: 9 · 0.75 + 5 is more than 10.
 fn elapsed_share() -> String {
     let found = sliding(10, 60, 9, 15, 5);
     let passed = passed(&found[9..]).len();
     // The article prints: 9 · 0.75 + 5 = 11.75: the fifth is refused
-    // The share is what has elapsed, not always 75 %.
+    // The weight depends on the elapsed time; it is not always 75 %.
     format!(
         "{passed} of 5 pass: 9 · 0.75 + {passed} = {}",
         6.75 + f64::from(u8::try_from(passed).unwrap_or(0))
     )
 }
 
-/// Forty-two in the minute before, of which three quarters count, and eighteen in this one: 49.5 of 50.
+/// Forty-two calls in the previous minute, of which three quarters count, and eighteen in this one: 49.5 of 50.
 fn forty_two() -> String {
     let found = sliding(50, 60, 42, 15, 19);
     // The article prints: 42 · 45/60 + 18 = 49.5: passes
     format!("{} pass, the next is refused", passed(&found[42..]).len())
 }
 
-/// Three hundred a second, asked for each millisecond.
+/// Three hundred per second, with a call every millisecond.
 fn whole_milliseconds() -> String {
     let algorithm = Algorithm::TokenBucket {
         rate: rate(300, 1),
         burst: 1,
     };
-    let moments = (0..10_000).map(|number| START + number * SECOND / 1_000);
+    let times = (0..10_000).map(|number| START + number * SECOND / 1_000);
     let exact = {
         let mut limits = Limits::new(1);
-        let limit = limits.add(algorithm).expect("good numbers");
+        let limit = limits.add(algorithm).expect("valid numbers");
         let demand = Demand {
             limit,
             key: (),
             requests: 1,
         };
-        let go = |_: &u32| {
+        let is_released = |_: &u32| {
             let at = limits
                 .reserve(&[demand], START, Duration::from_secs(60))
                 .at(START);
             at.is_some_and(|at| at < START + 10 * SECOND)
         };
-        (0..4_000).filter(go).count()
+        (0..4_000).filter(is_released).count()
     };
     // The article prints: 1000/300 = 3 ms, which is 333/s
-    // The interval keeps its remainder; who asks each ms only finds it at the next whole one, each 4 ms.
+    // The interval keeps its remainder. A client that polls every millisecond sees it at the next whole one: every 4 ms.
     format!(
-        "{}/s, and {}/s asked each ms",
+        "{}/s, and {}/s polled every ms",
         exact / 10,
-        passed(&decisions(algorithm, moments)).len() / 10
+        passed(&decisions(algorithm, times)).len() / 10
     )
 }
 
-/// Twice the limit, all the time.
+/// Constant load of twice the limit.
 fn constant_overload() -> String {
     let count = |count_refused| {
         let mut limits = Limits::new(1);
@@ -160,22 +161,20 @@ fn constant_overload() -> String {
             count_refused,
             ..Algorithm::SlidingLog { limit: 10, window }.into()
         };
-        let limit = limits.add(log).expect("good numbers");
+        let limit = limits.add(log).expect("valid numbers");
         let demand = Demand {
             limit,
             key: (),
             requests: 1,
         };
-        let mut moments = (0..200).map(|number| START + number * SECOND / 20);
+        let mut times = (0..200).map(|number| START + number * SECOND / 20);
         let pass = |now: &u64| limits.reserve(&[demand], *now, Duration::ZERO) == Decision::Now;
-        moments.by_ref().filter(pass).count()
+        times.by_ref().filter(pass).count()
     };
     // The article prints: counts refused calls too, so 10 in all
-    // Who counts what it refuses never recovers while the overload lasts.
+    // A limit that counts refused calls does not recover during the overload.
     format!("{} pass; with count_refused {}", count(false), count(true))
 }
-
-/// The runs as a table.
 
 #[test]
 fn ten_calls_without_a_limit_all_pass() {
@@ -183,9 +182,9 @@ fn ten_calls_without_a_limit_all_pass() {
 }
 
 #[test]
-fn ten_calls_one_a_second_pass_every_algorithm_of_ten_a_second() {
-    for named in ten_a_second() {
-        assert_eq!(one_each_second(&named), "10 of 10", "{named:?}");
+fn ten_calls_one_per_second_pass_every_algorithm_of_ten_per_second() {
+    for named in ten_per_second() {
+        assert_eq!(one_per_second(&named), "10 of 10", "{named:?}");
     }
 }
 
@@ -200,14 +199,14 @@ fn token_bucket_with_a_burst_of_one_admits_three_of_ten() {
 }
 
 #[test]
-fn sliding_counter_weighs_by_the_share_that_has_elapsed() {
+fn sliding_counter_weighs_by_the_elapsed_time() {
     assert_eq!(elapsed_share(), "3 of 5 pass: 9 · 0.75 + 3 = 9.75");
     assert_eq!(forty_two(), "18 pass, the next is refused");
 }
 
 #[test]
-fn three_hundred_a_second_are_not_one_each_three_milliseconds() {
-    assert_eq!(whole_milliseconds(), "300/s, and 250/s asked each ms");
+fn three_hundred_per_second_is_not_one_per_three_milliseconds() {
+    assert_eq!(whole_milliseconds(), "300/s, and 250/s polled every ms");
 }
 
 #[test]

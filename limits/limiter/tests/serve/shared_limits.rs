@@ -163,10 +163,10 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
         start(&file(&server, PATIENT)).await?,
     ];
     // Not more than the 256 slots to come that the server remembers of `whole`, which calls of a fast machine would use up.
-    let mut asking = JoinSet::new();
+    let mut pending = JoinSet::new();
     for limiter in limiters.iter().cycle().take(8) {
         let mut client = limiter.client().await?;
-        asking.spawn(async move {
+        pending.spawn(async move {
             let mut mine = Vec::new();
             for _ in 0..30 {
                 let answer = reserve(&mut client, "slots/k", 1, 30).await?;
@@ -176,7 +176,7 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
         });
     }
     let mut taken = BTreeSet::new();
-    while let Some(mine) = asking.join_next().await {
+    while let Some(mine) = pending.join_next().await {
         taken.extend(mine??);
     }
     assert_eq!(taken.len(), 240);

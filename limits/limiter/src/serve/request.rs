@@ -1,8 +1,8 @@
-//! What is asked over HTTP: paths, queries and bodies, checked and within bounds.
+//! HTTP requests: paths, queries and bodies, validated and bounded.
 
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderValue, header};
 use jiff::Timestamp;
 use limits::rate::REQUESTS_MAX;
 use percent_encoding::percent_decode_str;
@@ -11,55 +11,58 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{
     clock::nanos,
     engine::{CallRule, LIMIT_BYTES_MAX, Target},
-    feedback::Feedback,
+    feedback::FeedbackBody,
     problem::{Problem, invalid},
 };
 
-/// Most bytes of a counter's name.
+/// Maximum bytes of a counter's name.
 const COUNTER_BYTES_MAX: usize = 256;
 
-/// Most limits of a call beside that of its path.
+/// Maximum number of limits of a call in addition to that of its path.
 const ALSO_MAX: usize = 15;
 
-/// The largest maximum wait, and that of a call that says none.
+/// Largest maximum wait of a reservation, and its default.
 const MAX_WAIT_BOUND: Duration = Duration::from_secs(86_400);
 const MAX_WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// The calls that there are.
+/// Methods of everything that is only read.
+pub(super) const GET: &str = "GET, HEAD";
+
+/// The last segment of a path below a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum Endpoint {
     Delay,
     Reserve,
     Increment,
     Feedback,
 }
 
-/// A limit and a counter. Prints as both with a slash between them.
+/// Valid names of a limit and of a counter under it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Counter {
+pub(super) struct CounterName {
     pub(super) limit: String,
     pub(super) counter: String,
 }
 
-/// A call, with the limits that it is under.
+/// An operation on counters.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) of: Vec<Counter>,
-    /// The rule of the first of them, if the call says it.
+pub(super) struct LimitedCall {
+    pub(super) counters: Vec<CounterName>,
+    /// The rule for the first counter, if the call provides one.
     pub(super) rule: Option<CallRule>,
-    pub(super) what: What,
+    pub(super) kind: CallKind,
 }
 
-/// What is asked of counters.
+/// An operation with its parameters.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum CallKind {
     Delay {
         requests: u64,
     },
     Reserve {
         requests: u64,
         max_wait: Duration,
-        /// Whether the answer is held until the slot.
+        /// Whether to delay the response until the slot.
         is_held: bool,
     },
     Increment {
@@ -67,19 +70,28 @@ pub(super) enum What {
         /// In nanoseconds since 1970; `None` for now.
         at: Option<u64>,
     },
-    Feedback(Feedback),
+    Feedback(FeedbackBody),
 }
 
-impl Counter {
-    /// Names that may be.
-    pub(super) fn named(limit: &str, counter: &str) -> Result<Self, Problem> {
+impl Endpoint {
+    /// Allowed methods, as in an Allow header.
+    pub(super) fn methods(self) -> &'static str {
+        match self {
+            Self::Delay => GET,
+            Self::Reserve | Self::Increment | Self::Feedback => "POST",
+        }
+    }
+}
+
+impl CounterName {
+    pub(super) fn new(limit: &str, counter: &str) -> Result<Self, Problem> {
         let limit = limit_name(limit)?;
         if counter.is_empty()
             || counter.len() > COUNTER_BYTES_MAX
             || counter.chars().any(char::is_control)
         {
             return Err(invalid(format!(
-                "a counter's name has 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
+                "invalid counter name: use 1 to {COUNTER_BYTES_MAX} bytes and no control characters"
             )));
         }
         Ok(Self {
@@ -87,115 +99,95 @@ impl Counter {
             counter: counter.to_owned(),
         })
     }
-
-    fn target(&self) -> Target<'_> {
-        Target {
-            limit: &self.limit,
-            counter: &self.counter,
-        }
-    }
 }
 
-impl Asked {
-    /// What a call with this path, query and body asks.
+impl LimitedCall {
+    /// Parses the query and body of an operation on the counter `first`.
     pub(super) fn read(
-        call: Call,
-        first: Counter,
+        endpoint: Endpoint,
+        first: CounterName,
         query: Query,
         body: &[u8],
     ) -> Result<Self, Problem> {
-        if query.n.is_some() && call != Call::Delay {
-            return Err(invalid("n: belongs into the body"));
+        if query.n.is_some() && endpoint != Endpoint::Delay {
+            return Err(invalid(
+                "n is not a query parameter here: set it in the body",
+            ));
         }
         let (mut interval, mut requests) = (query.interval, query.requests);
-        let what = match call {
-            Call::Delay => What::Delay {
-                requests: at_least_one(query.n)?,
+        let kind = match endpoint {
+            Endpoint::Delay => CallKind::Delay {
+                requests: number_of_requests(query.n)?,
             },
-            Call::Reserve => {
+            Endpoint::Reserve => {
                 let body: Reserve = read(body)?;
                 interval = interval.or(body.interval);
                 requests = requests.or(body.requests);
-                What::Reserve {
-                    requests: at_least_one(body.n)?,
+                CallKind::Reserve {
+                    requests: number_of_requests(body.n)?,
                     max_wait: body.max_wait()?,
                     is_held: body.wait == Some(true),
                 }
             }
-            Call::Increment => {
+            Endpoint::Increment => {
                 let body: Increment = read(body)?;
                 interval = interval.or(body.interval);
                 requests = requests.or(body.requests);
-                What::Increment {
-                    requests: at_least_one(body.n)?,
+                CallKind::Increment {
+                    requests: number_of_requests(body.n)?,
                     at: body.at()?,
                 }
             }
-            Call::Feedback => What::Feedback(read::<Feedback>(body)?),
+            Endpoint::Feedback => CallKind::Feedback(read(body)?),
         };
         let rule = match (interval, requests) {
             (None, None) => None,
             (Some(interval), Some(requests)) => {
                 Some(CallRule::new(interval, requests).map_err(invalid)?)
             }
-            _ => return Err(invalid("interval and requests belong together")),
+            _ => return Err(invalid("interval and requests must be provided together")),
         };
         Ok(Self {
-            of: [first].into_iter().chain(query.also).collect(),
+            counters: [first].into_iter().chain(query.also).collect(),
             rule,
-            what,
+            kind,
         })
     }
 
     pub(super) fn targets(&self) -> Vec<Target<'_>> {
-        self.of.iter().map(Counter::target).collect()
+        let targets = self.counters.iter().map(|name| Target {
+            limit: &name.limit,
+            counter: &name.counter,
+        });
+        targets.collect()
     }
 }
 
-impl fmt::Display for Counter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit, self.counter)
-    }
-}
-
-/// A limit's name that may be.
 fn limit_name(name: &str) -> Result<String, Problem> {
     if name.is_empty() || name.len() > LIMIT_BYTES_MAX || name.contains('/') {
         return Err(invalid(format!(
-            "a limit's name has 1 to {LIMIT_BYTES_MAX} bytes and no slash"
+            "invalid limit name: use 1 to {LIMIT_BYTES_MAX} bytes and no slash"
         )));
     }
     Ok(name.to_owned())
 }
 
-/// How many requests: one, unless it is said.
-fn at_least_one(n: Option<u64>) -> Result<u64, Problem> {
+fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
     let n = n.unwrap_or(1);
     if !(1..=REQUESTS_MAX).contains(&n) {
-        return Err(invalid(format!("n: 1 to {REQUESTS_MAX}")));
+        return Err(invalid(format!("invalid n {n}: use 1 to {REQUESTS_MAX}")));
     }
     Ok(n)
 }
 
-/// What a path names.
+/// Resource named by a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Path<'a> {
-    /// A call: what is asked, of which limit and counter.
-    Call(Call, Counter),
-    /// A limit itself.
+    Call(Endpoint, CounterName),
     Limit(String),
-    /// The description of all others.
     OpenApi,
     Problem(&'a str),
     Other,
-}
-
-/// How a call is made.
-pub(super) fn method(call: Call) -> Method {
-    match call {
-        Call::Delay => Method::GET,
-        Call::Reserve | Call::Increment | Call::Feedback => Method::POST,
-    }
 }
 
 impl<'a> Path<'a> {
@@ -212,15 +204,16 @@ impl<'a> Path<'a> {
         let segments: Vec<&str> = rest.split('/').collect();
         Ok(match segments[..] {
             ["", limit] => Self::Limit(limit_name(&decoded(limit)?)?),
-            ["", limit, counter, call] => {
-                let call = match call {
-                    "delay" => Call::Delay,
-                    "reserve" => Call::Reserve,
-                    "increment" => Call::Increment,
-                    "feedback" => Call::Feedback,
+            ["", limit, counter, endpoint] => {
+                let endpoint = match endpoint {
+                    "delay" => Endpoint::Delay,
+                    "reserve" => Endpoint::Reserve,
+                    "increment" => Endpoint::Increment,
+                    "feedback" => Endpoint::Feedback,
                     _ => return Ok(Self::Other),
                 };
-                Self::Call(call, Counter::named(&decoded(limit)?, &decoded(counter)?)?)
+                let counter = CounterName::new(&decoded(limit)?, &decoded(counter)?)?;
+                Self::Call(endpoint, counter)
             }
             _ => Self::Other,
         })
@@ -229,17 +222,17 @@ impl<'a> Path<'a> {
 
 fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map_err(|_| invalid("a name is not UTF-8"))
+    decoded.map_err(|_| invalid("a percent-encoded name is not UTF-8"))
 }
 
-/// What the query says.
+/// Query parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Query {
-    /// Limits that the call is under beside that of the path.
-    also: Vec<Counter>,
-    /// How many requests; of a delay only.
+    /// Further counters of the call.
+    also: Vec<CounterName>,
+    /// Number of requests; for a delay only.
     n: Option<u64>,
-    /// The rule of the limit of the path.
+    /// Rule for the counter of the path.
     interval: Option<u64>,
     requests: Option<u64>,
 }
@@ -251,36 +244,35 @@ impl Query {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = value.replace('+', " ");
             let value = decoded(&value)?;
-            match name {
+            let number = match name {
                 "also" if read.also.len() == ALSO_MAX => {
-                    return Err(invalid(format!("also: {ALSO_MAX} at most")));
+                    return Err(invalid(format!("more than {ALSO_MAX} values of also")));
                 }
                 "also" => {
                     let pair = value.split_once('/');
-                    let (limit, counter) =
-                        pair.ok_or_else(|| invalid("also: write a limit, a slash and a counter"))?;
-                    read.also.push(Counter::named(limit, counter)?);
+                    let (limit, counter) = pair.ok_or_else(|| {
+                        invalid(format!("invalid also {value:?}: use LIMIT/COUNTER"))
+                    })?;
+                    read.also.push(CounterName::new(limit, counter)?);
+                    continue;
                 }
-                "n" | "interval" | "requests" => {
-                    let number = match name {
-                        "n" => &mut read.n,
-                        "interval" => &mut read.interval,
-                        _ => &mut read.requests,
-                    };
-                    let wrong = |why| invalid(format!("{name}: {why}"));
-                    let value = value.parse().map_err(|_| wrong("is not a whole number"))?;
-                    if number.replace(value).is_some() {
-                        return Err(wrong("is given twice"));
-                    }
-                }
-                _ => return Err(invalid(format!("{name:?} is not a parameter of this path"))),
+                "n" => &mut read.n,
+                "interval" => &mut read.interval,
+                "requests" => &mut read.requests,
+                _ => return Err(invalid(format!("unknown query parameter {name:?}"))),
+            };
+            let value = value.parse();
+            let value =
+                value.map_err(|_| invalid(format!("invalid {name}: use a whole number")))?;
+            if number.replace(value).is_some() {
+                return Err(invalid(format!("duplicate query parameter {name}")));
             }
         }
         Ok(read)
     }
 }
 
-/// The body of `increment`.
+/// Body of `increment`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Increment {
@@ -291,17 +283,17 @@ struct Increment {
 }
 
 impl Increment {
-    /// When the calls were made, in nanoseconds since 1970; what was before that was too long ago in any case.
+    /// Time of the calls in nanoseconds since 1970; 0 for earlier times, which have no effect anyway.
     fn at(&self) -> Result<Option<u64>, Problem> {
         let Some(at) = &self.at else { return Ok(None) };
         let at: Timestamp = at
             .parse()
-            .map_err(|_| invalid("at: is not a time as in 2026-11-22T10:00:59.5Z"))?;
+            .map_err(|_| invalid("invalid at: use a time such as 2026-11-22T10:00:59.5Z"))?;
         Ok(Some(nanos(at)))
     }
 }
 
-/// The body of `reserve`.
+/// Body of `reserve`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reserve {
@@ -315,17 +307,16 @@ struct Reserve {
 impl Reserve {
     fn max_wait(&self) -> Result<Duration, Problem> {
         let max_wait = self.max_wait.map(Duration::try_from_secs_f64).transpose();
-        let max_wait = max_wait.map_err(|_| invalid("max_wait: is not a time"))?;
-        let max_wait = max_wait.unwrap_or(MAX_WAIT_DEFAULT);
-        if max_wait > MAX_WAIT_BOUND {
-            let most = MAX_WAIT_BOUND.as_secs();
-            return Err(invalid(format!("max_wait: 0 to {most} seconds")));
-        }
-        Ok(max_wait)
+        let max_wait = max_wait.ok().map(|it| it.unwrap_or(MAX_WAIT_DEFAULT));
+        max_wait.filter(|it| *it <= MAX_WAIT_BOUND).ok_or_else(|| {
+            let bound = MAX_WAIT_BOUND.as_secs();
+            invalid(format!("invalid max_wait: use 0 to {bound} seconds"))
+        })
     }
 }
 
-/// Whether a body is said to be JSON. None need not be; but an empty one is what a page of another site may send.
+/// Whether the Content-Type of a request is JSON. A request without a body needs none, except from a browser: a page of
+/// another site could send it.
 pub(super) fn is_json(headers: &HeaderMap, has_body: bool) -> bool {
     if !has_body && !headers.contains_key(header::CONTENT_TYPE) {
         return !headers.contains_key(header::ORIGIN);
@@ -335,13 +326,13 @@ pub(super) fn is_json(headers: &HeaderMap, has_body: bool) -> bool {
     essence.is_some_and(|it| it.trim_ascii().eq_ignore_ascii_case(b"application/json"))
 }
 
-/// A body; an empty one says nothing.
+/// Parses a body; an empty one stands for `{}`.
 fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Problem> {
     let body = body.trim_ascii();
     if body.is_empty() {
         return Ok(T::default());
     }
-    // An array would be taken for the values of all fields in order.
+    // serde would read an array as the values of all fields.
     if !body.starts_with(b"{") {
         return Err(invalid("the body is not a JSON object"));
     }
@@ -352,18 +343,18 @@ fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Problem> {
 mod tests {
     use super::*;
 
-    fn counter(limit: &str, counter: &str) -> Counter {
-        Counter::named(limit, counter).unwrap()
+    fn counter(limit: &str, counter: &str) -> CounterName {
+        CounterName::new(limit, counter).unwrap()
     }
 
-    fn asked(call: Call, query: &str, body: &[u8]) -> Result<Asked, Problem> {
-        Asked::read(call, counter("a", "k"), Query::of(query)?, body)
+    fn call(endpoint: Endpoint, query: &str, body: &[u8]) -> Result<LimitedCall, Problem> {
+        LimitedCall::read(endpoint, counter("a", "k"), Query::of(query)?, body)
     }
 
     #[test]
     fn paths_and_queries_name_limits_and_counters() {
-        let call = Path::Call(Call::Delay, counter("a b", "c/d"));
-        assert_eq!(Path::of("/v1/limits/a%20b/c%2Fd/delay").unwrap(), call);
+        let path = Path::Call(Endpoint::Delay, counter("a b", "c/d"));
+        assert_eq!(Path::of("/v1/limits/a%20b/c%2Fd/delay").unwrap(), path);
         let limit = Path::Limit("a b".to_owned());
         assert_eq!(Path::of("/v1/limits/a%20b").unwrap(), limit);
         for other in [
@@ -377,32 +368,32 @@ mod tests {
             let path = Path::of(other).unwrap();
             assert!(!matches!(path, Path::Call(..)), "{other}");
         }
-        for wrong in [
+        for invalid in [
             "/v1/limits//c/delay",
             "/v1/limits/a/%00/delay",
             "/v1/limits/%ff/c/delay",
         ] {
-            assert!(Path::of(wrong).is_err(), "{wrong}");
+            assert!(Path::of(invalid).is_err(), "{invalid}");
         }
         let query = Query::of("also=x/y%2Fz&n=3&also=whole/1").unwrap();
         assert_eq!(query.also, [counter("x", "y/z"), counter("whole", "1")]);
         assert_eq!(query.n, Some(3));
-        for wrong in ["also=x", "n=-1", "m=1", "also=/c", "n=1&n=1"] {
-            assert!(Query::of(wrong).is_err(), "{wrong}");
+        for invalid in ["also=x", "n=-1", "m=1", "also=/c", "n=1&n=1"] {
+            assert!(Query::of(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn bodies_are_strict_about_names_and_ranges() {
+    fn unknown_fields_and_invalid_values_are_rejected() {
         let reserve: Reserve = read(b"{\"max_wait\": 0.25, \"wait\": true}").unwrap();
         assert_eq!(reserve.max_wait().unwrap(), Duration::from_millis(250));
         assert_eq!(
             read::<Reserve>(b" ").unwrap().max_wait().unwrap(),
             Duration::from_secs(30)
         );
-        assert!(read::<Reserve>(b"{\"horizn\": 1}").is_err());
-        for wrong in ["{\"max_wait\": -1}", "{\"max_wait\": 1e9}"] {
-            assert!(asked(Call::Reserve, "", wrong.as_bytes()).is_err());
+        assert!(read::<Reserve>(b"{\"max_wiat\": 1}").is_err());
+        for invalid in ["{\"max_wait\": -1}", "{\"max_wait\": 1e9}"] {
+            assert!(call(Endpoint::Reserve, "", invalid.as_bytes()).is_err());
         }
         let increment: Increment = read(b"{\"at\": \"2023-11-14T22:13:20Z\"}").unwrap();
         assert_eq!(increment.at().unwrap(), Some(1_700_000_000_000_000_000));
@@ -411,14 +402,14 @@ mod tests {
             let increment: Increment = read(body.as_bytes()).unwrap();
             assert_eq!(increment.at().unwrap(), Some(expected));
         }
-        for call in [Call::Reserve, Call::Increment, Call::Feedback] {
-            for wrong in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
-                assert!(asked(call, "", wrong.as_bytes()).is_err(), "{wrong}");
+        for endpoint in [Endpoint::Reserve, Endpoint::Increment, Endpoint::Feedback] {
+            for invalid in ["[]", "[200]", "[null, null, null]", "1", "null", " [1]"] {
+                assert!(call(endpoint, "", invalid.as_bytes()).is_err(), "{invalid}");
             }
         }
-        assert!(asked(Call::Increment, "", b"{\"at\": \"now\"}").is_err());
-        assert!(asked(Call::Increment, "n=1", b"").is_err());
-        for wrong in [
+        assert!(call(Endpoint::Increment, "", b"{\"at\": \"now\"}").is_err());
+        assert!(call(Endpoint::Increment, "n=1", b"").is_err());
+        for invalid in [
             "interval=1",
             "requests=1",
             "interval=0&requests=1",
@@ -426,25 +417,30 @@ mod tests {
             "interval=2678401&requests=1",
             "interval=1&requests=1000000000001",
         ] {
-            assert!(asked(Call::Delay, wrong, b"").is_err(), "{wrong}");
+            assert!(call(Endpoint::Delay, invalid, b"").is_err(), "{invalid}");
         }
         let body = b"{\"interval\": 60, \"requests\": 100}";
         let query = "interval=60&requests=100";
-        let rule = asked(Call::Increment, "", body).unwrap().rule;
-        assert_eq!(rule, asked(Call::Delay, query, b"").unwrap().rule);
+        let rule = call(Endpoint::Increment, "", body).unwrap().rule;
+        assert_eq!(rule, call(Endpoint::Delay, query, b"").unwrap().rule);
         assert!(rule.is_some());
     }
 
     #[test]
-    fn what_is_asked_has_bounds() {
-        assert_eq!(at_least_one(None).unwrap(), 1);
-        assert!(at_least_one(Some(0)).is_err() && at_least_one(Some(u64::MAX)).is_err());
+    fn values_out_of_range_are_rejected() {
+        assert_eq!(number_of_requests(None).unwrap(), 1);
+        assert!(
+            number_of_requests(Some(0)).is_err() && number_of_requests(Some(u64::MAX)).is_err()
+        );
         let longer = b"{\"max_wait\": 86400.001}";
-        assert!(asked(Call::Reserve, "", longer).is_err());
-        assert!(Feedback::default().said(0).is_err());
+        assert!(call(Endpoint::Reserve, "", longer).is_err());
+        assert!(FeedbackBody::default().feedback(0).is_err());
         for (limit, counter) in [("", "c"), ("a/b", "c"), ("a", ""), ("a", "\n")] {
-            assert!(Counter::named(limit, counter).is_err(), "{limit}/{counter}");
+            assert!(
+                CounterName::new(limit, counter).is_err(),
+                "{limit}/{counter}"
+            );
         }
-        assert!(Counter::named("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
+        assert!(CounterName::new("a", &"c".repeat(COUNTER_BYTES_MAX + 1)).is_err());
     }
 }

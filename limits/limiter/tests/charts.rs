@@ -1,46 +1,46 @@
-//! The pictures of docs/limits.md are what replays give.
+//! Generates the charts of docs/limits.md by replays, and checks that they are up to date.
 
 use std::{env, fmt::Write as _, fs, path::Path, time::Duration};
 
 use limiter::{
-    picture::svg,
-    replay::{Candidate, How, replay},
+    chart::svg,
+    replay::{Candidate, ReplayOptions, replay},
     trace::Trace,
 };
 
-/// So many calls evenly from one second to another.
+/// Appends `count` calls, evenly between two times in seconds.
 fn calls(text: &mut String, from: f64, to: f64, count: u32) {
     for number in 0..count {
         let at = from + (to - from) * f64::from(number) / f64::from(count);
-        writeln!(text, "{at:.6},a").expect("a text grows");
+        writeln!(text, "{at:.6},a").expect("formatting into a string does not fail");
     }
 }
 
 #[track_caller]
 fn check(file: &str, name: &str, rule: &str, trace: &str, max_wait: u64) -> u64 {
-    let trace = Trace::parse(trace).expect("a good trace");
-    let candidate = Candidate::each(name, rule).expect("a good rule");
-    let how = How {
+    let trace = Trace::parse(trace).expect("a valid trace");
+    let candidate = Candidate::per_key(name, rule).expect("a valid rule");
+    let options = ReplayOptions {
         max_wait: Duration::from_secs(max_wait),
         window: Duration::from_secs(60),
     };
-    let outcome = replay(&trace, &candidate, how);
-    let picture = svg(&outcome).expect("it can be drawn");
+    let outcome = replay(&trace, &candidate, options);
+    let chart = svg(&outcome).expect("cannot draw");
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/limits");
     let path = dir.join(format!("{file}.svg"));
     if env::var_os("UPDATE_DOCS").is_some() {
-        fs::create_dir_all(&dir).expect("it can be made");
-        fs::write(&path, &picture).expect("it can be written");
+        fs::create_dir_all(&dir).expect("cannot create the directory");
+        fs::write(&path, &chart).expect("cannot write the file");
     }
     assert!(
-        fs::read_to_string(&path).is_ok_and(|kept| kept == picture),
-        "docs/limits/{file}.svg is another: UPDATE_DOCS=1 cargo test -p limiter --test pictures"
+        fs::read_to_string(&path).is_ok_and(|saved| saved == chart),
+        "docs/limits/{file}.svg is outdated: run UPDATE_DOCS=1 cargo test -p limiter --test charts"
     );
     outcome.worst_window
 }
 
 #[test]
-fn burst_at_the_edge_of_a_window() {
+fn charts_of_a_burst_at_the_edge_of_a_window_are_current() {
     let mut trace = String::new();
     calls(&mut trace, 0.0, 50.0, 10);
     calls(&mut trace, 58.0, 62.0, 400);
@@ -72,13 +72,13 @@ fn burst_at_the_edge_of_a_window() {
         ),
     ] {
         let found = check(file, name, rule, &trace, 0);
-        // What docs/limits.md says of them.
+        // docs/limits.md has these numbers.
         assert_eq!(found, worst, "{file}");
     }
 }
 
 #[test]
-fn warm_up_after_a_pause() {
+fn charts_of_a_warm_up_after_a_pause_are_current() {
     let mut trace = String::new();
     calls(&mut trace, 0.0, 30.0, 1_500);
     calls(&mut trace, 60.0, 80.0, 1_000);
@@ -99,12 +99,12 @@ fn warm_up_after_a_pause() {
 }
 
 #[test]
-fn who_asks_each_millisecond() {
+fn charts_of_a_client_that_polls_every_millisecond_are_current() {
     let mut trace = String::new();
     calls(&mut trace, 0.0, 10.0, 10_000);
     check(
         "polled-spacing",
-        "spacing, 300/s, refused at once",
+        "spacing, 300/s, no wait",
         "rate = '300/s', algorithm = 'spacing'",
         &trace,
         0,

@@ -1,4 +1,4 @@
-//! What came and what went in each part of time, as a picture.
+//! Chart of arrived and released requests over time.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::{
@@ -8,39 +8,39 @@ use plotters::prelude::{
 use crate::replay::{Flow, Outcome};
 
 const SIZE: (u32, u32) = (860, 240);
-const CAME: RGBColor = RGBColor(0x7F, 0x7F, 0x7F);
-const WENT: RGBColor = RGBColor(0x00, 0x72, 0xB2);
+const ARRIVED: RGBColor = RGBColor(0x7F, 0x7F, 0x7F);
+const RELEASED: RGBColor = RGBColor(0x00, 0x72, 0xB2);
 const TEXT: RGBColor = RGBColor(0x7F, 0x7F, 0x7F);
 
-/// Draws requests a second over time as SVG: grey what came, blue what went.
+/// Draws requests per second over time as SVG: arrived in grey, released in blue.
 ///
 /// # Errors
-/// When it cannot be drawn.
+/// When drawing fails.
 pub fn svg(outcome: &Outcome) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, &outcome.name, &outcome.flow)
-        .map_err(|error| anyhow!("cannot draw: {error}"))?;
+        .map_err(|error| anyhow!("cannot draw the chart: {error}"))?;
     Ok(text)
 }
 
 fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::error::Error>> {
-    let bins = flow.came.len().max(flow.went.len());
+    let bins = flow.arrived.len().max(flow.released.len());
     let at = |index: usize| as_f64(flow.bin) / 1e9 * as_f64(index as u64);
     let rate = |count: u64| as_f64(count) / at(1);
-    let most = flow.came.iter().chain(&flow.went).max();
-    let most = most.map_or(1, |most| (*most).max(1));
+    let max = flow.arrived.iter().chain(&flow.released).max();
+    let max = max.map_or(1, |max| (*max).max(1));
     let area = SVGBackend::with_string(text, SIZE).into_drawing_area();
     area.fill(&TRANSPARENT)?;
     let style = ("sans-serif", 13, &TEXT);
     let mut chart = ChartBuilder::on(&area)
         .margin(8)
         .caption(
-            format!("{name}: requests a second, grey in, blue out"),
+            format!("{name}: requests per second (grey: arrived, blue: released)"),
             style,
         )
         .x_label_area_size(28)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.0..at(bins.max(1)), 0.0..rate(most) * 1.05)?;
+        .build_cartesian_2d(0.0..at(bins.max(1)), 0.0..rate(max) * 1.05)?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -57,13 +57,20 @@ fn draw(text: &mut String, name: &str, flow: &Flow) -> Result<(), Box<dyn std::e
         });
         corners.collect()
     };
-    chart.draw_series(AreaSeries::new(steps(&flow.came), 0.0, CAME.mix(0.25)))?;
-    chart.draw_series(LineSeries::new(steps(&flow.went), WENT.stroke_width(2)))?;
+    chart.draw_series(AreaSeries::new(
+        steps(&flow.arrived),
+        0.0,
+        ARRIVED.mix(0.25),
+    ))?;
+    chart.draw_series(LineSeries::new(
+        steps(&flow.released),
+        RELEASED.stroke_width(2),
+    ))?;
     area.present()?;
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
+#[expect(clippy::cast_precision_loss, reason = "a coordinate in a chart")]
 fn as_f64(number: u64) -> f64 {
     number as f64
 }

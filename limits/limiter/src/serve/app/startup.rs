@@ -1,4 +1,4 @@
-//! The start: which limits are in force, and what was used of them.
+//! Startup: restores the usage of the limits.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,19 +8,18 @@ use fjall::Slice;
 use super::super::{
     clock::Clock,
     config::Config,
-    engine::{Counting, Engine, Options, RestoreFailed},
-    limit_sources::{LimitSources, at_start},
+    engine::{Counting, Engine, Options, RestoreFailure},
+    limit_sources::{LimitSources, initial_limits},
     saver::Saver,
     sharing::Decider,
     store::Store,
 };
 
-/// What to do about records that cannot be read is for a person to decide.
-const UNUSABLE: &str =
-    "what was used cannot be read; with another directory every quota begins anew";
+/// Context of errors that only the operator can resolve.
+const UNUSABLE: &str = "cannot restore the state; restore the directory from a backup, or use another one to start with unused quotas";
 
-/// What is kept, and what was found.
-pub(super) struct Kept {
+/// Components with the restored state.
+pub(super) struct RestoredState {
     pub(super) engine: Arc<Engine>,
     pub(super) decider: Decider,
     pub(super) sources: LimitSources,
@@ -28,24 +27,24 @@ pub(super) struct Kept {
     pub(super) saver: Option<Saver>,
 }
 
-/// Opens the state, restores what is in it, and saves what the start changed.
-pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
+/// Opens the state directory, restores its records, and saves the changes made by the restore.
+pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
     let file = config.limits.as_ref().map(|file| file.current());
-    let file = file.context("--limits: is needed")?;
+    let file = file.context("--limits: missing")?;
     let has_collection = config.collection.is_some();
 
     let path = config.state.as_deref();
-    let named = || format!("--state: {}", path.unwrap_or(Path::new("none")).display());
-    let store = path.map(Store::open).transpose().with_context(named)?;
+    let flag = || format!("--state: {}", path.unwrap_or(Path::new("none")).display());
+    let store = path.map(Store::open).transpose().with_context(flag)?;
     let records = store.as_ref().map(Store::read).transpose();
-    let records = records.with_context(named)?.unwrap_or_default();
-    let kept = Engine::kept_in(&records);
-    let kept = kept.context(UNUSABLE).with_context(named)?;
-    let plan = at_start((*file).clone(), kept, has_collection);
-    let plan = plan.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
+    let records = records.with_context(flag)?.unwrap_or_default();
+    let saved = Engine::saved_sources(&records);
+    let saved = saved.context(UNUSABLE).with_context(flag)?;
+    let limits = initial_limits((*file).clone(), saved, has_collection);
+    let limits = limits.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
 
     let clock = Clock::start();
-    let sharing = plan.rules.sharing.as_ref();
+    let sharing = limits.rules.sharing.as_ref();
     let options = Options {
         counters_max: config.counters,
         counters_bytes_max: config.counters_memory,
@@ -53,7 +52,7 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
         counting: Counting::of(sharing),
         is_saved: store.is_some(),
     };
-    let engine = Arc::new(Engine::new(options, &plan.rules.limits));
+    let engine = Arc::new(Engine::new(options, &limits.rules.limits));
     match path {
         None => tracing::warn!("no state is kept; a restart resets every quota (--state)"),
         Some(dir) if store.as_ref().is_some_and(|store| store.is_new) => {
@@ -62,13 +61,13 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
         Some(dir) if records.is_empty() => {
             tracing::error!(dir = %dir.display(), "the state has no records, they were lost; all quotas are unused");
         }
-        Some(_) => restore(&engine, &clock, &records).with_context(named)?,
+        Some(_) => restore(&engine, &clock, &records).with_context(flag)?,
     }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
-    let sources = LimitSources::new(plan, has_collection, Arc::clone(&engine), clock.clone());
+    let sources = LimitSources::new(limits, has_collection, Arc::clone(&engine), clock.clone());
     let saver = store.map(|store| Saver::new(Arc::clone(&engine), store));
-    let saver = saver.transpose().with_context(named)?;
-    Ok(Kept {
+    let saver = saver.transpose().with_context(flag)?;
+    Ok(RestoredState {
         engine,
         decider,
         sources,
@@ -80,10 +79,10 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Kept> {
 fn restore(engine: &Engine, clock: &Clock, records: &[(Slice, Slice)]) -> anyhow::Result<()> {
     let restored = engine.restore(records, clock.now());
     let restored = restored.with_context(|| match &restored {
-        Err(RestoreFailed::NoRoom) => "raise --counters, or --counters-memory",
+        Err(RestoreFailure::CounterLimit) => "raise --counters or --counters-memory",
         _ => UNUSABLE,
     })?;
-    clock.not_before(restored.clock);
+    clock.advance_to(restored.clock);
     if !restored.ahead.is_zero() {
         tracing::warn!(
             ahead = ?restored.ahead,

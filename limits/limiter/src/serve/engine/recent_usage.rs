@@ -1,0 +1,156 @@
+//! Usage of counters as last reported by the sharing server, for rate-limit headers and metrics.
+
+use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
+
+use limits::{LimitId, Remaining};
+
+/// Maximum number of counters remembered; the server counts all. A shard that holds half of its share moves it to `older`
+/// and drops the previous `older`.
+const COUNTERS_MAX: usize = 20_000;
+
+/// Number of shards, by hash of the counter. The lock is held for one shard at a time.
+pub(super) const SHARDS: usize = 32;
+
+/// Last known usage of a counter under one rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LastUsage {
+    /// Requests that could proceed immediately.
+    pub(super) remaining: u64,
+    /// When one more request could.
+    pub(super) more_at: u64,
+    /// When nothing is used any more.
+    pub(super) free_at: u64,
+    /// When the server reported this.
+    pub(super) observed_at: u64,
+}
+
+type UsageMap = HashMap<(LimitId, Arc<str>), LastUsage, foldhash::fast::RandomState>;
+
+/// Usage of the counters queried most recently.
+#[derive(Debug, Default)]
+pub(super) struct RecentUsage {
+    shards: [Shard; SHARDS],
+    hasher: foldhash::fast::RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    newer: UsageMap,
+    older: UsageMap,
+}
+
+impl LastUsage {
+    /// Estimates the requests of `most` used at `now`, assuming that usage falls linearly until `free_at`.
+    pub(super) fn used(&self, most: u64, now: u64) -> u64 {
+        let used = most.saturating_sub(self.remaining);
+        let rest = u128::from(self.free_at.saturating_sub(now));
+        let total = u128::from(self.free_at.saturating_sub(self.observed_at)).max(1);
+        let used = (u128::from(used) * rest).div_ceil(total);
+        u64::try_from(used).unwrap_or(u64::MAX)
+    }
+}
+
+impl RecentUsage {
+    pub(super) fn insert(&mut self, limit: LimitId, counter: &Arc<str>, usage: LastUsage) {
+        let key = (limit, Arc::clone(counter));
+        let shard = &mut self.shards[self.shard(&key)];
+        if shard.newer.len() >= COUNTERS_MAX / 2 / SHARDS {
+            shard.older = std::mem::take(&mut shard.newer);
+        }
+        shard.newer.insert(key, usage);
+    }
+
+    /// Remaining requests of `most`; `None` if the counter is not remembered.
+    pub(super) fn remaining(
+        &self,
+        limit: LimitId,
+        counter: &Arc<str>,
+        most: u64,
+        now: u64,
+    ) -> Option<Remaining> {
+        let key = (limit, Arc::clone(counter));
+        let shard = &self.shards[self.shard(&key)];
+        let usage = shard.newer.get(&key).or_else(|| shard.older.get(&key))?;
+        let is_free = usage.free_at <= now;
+        Some(Remaining {
+            requests: if is_free { most } else { usage.remaining },
+            more_at: if is_free { now } else { usage.more_at },
+        })
+    }
+
+    fn shard(&self, key: &(LimitId, Arc<str>)) -> usize {
+        let hash = self.hasher.hash_one(key) % SHARDS as u64;
+        usize::try_from(hash).expect("a small number")
+    }
+
+    /// Counters in use of one shard.
+    pub(super) fn used(
+        &self,
+        shard: usize,
+        now: u64,
+    ) -> impl Iterator<Item = (LimitId, &Arc<str>, &LastUsage)> {
+        let shard = &self.shards[shard];
+        let older = shard.older.iter();
+        let older = older.filter(|(key, _)| !shard.newer.contains_key(*key));
+        let all = shard.newer.iter().chain(older);
+        let used = all.filter(move |(_, usage)| usage.free_at > now);
+        used.map(|((limit, counter), usage)| (*limit, counter, usage))
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use limits::{Algorithm, Limits};
+
+    use super::*;
+
+    #[test]
+    fn usage_ends_when_the_counter_is_free_and_memory_is_bounded() {
+        let mut limits: Limits<()> = Limits::new(1);
+        let limit = limits.add(Algorithm::token_bucket("1/s", 9).unwrap());
+        let limit = limit.unwrap();
+        let usage = LastUsage {
+            remaining: 1,
+            more_at: 150,
+            free_at: 900,
+            observed_at: 100,
+        };
+        let mut recent = RecentUsage::default();
+        let counter = |number: usize| Arc::from(number.to_string());
+        recent.insert(limit, &counter(0), usage);
+        let remaining = |recent: &RecentUsage, number, now| {
+            let remaining = recent.remaining(limit, &counter(number), 9, now);
+            remaining.map(|it| it.requests)
+        };
+        assert_eq!(remaining(&recent, 0, 800), Some(1));
+        assert_eq!(remaining(&recent, 0, 900), Some(9));
+        assert_eq!(remaining(&recent, 1, 800), None);
+        assert_eq!(
+            [100, 500, 899, 900].map(|now| usage.used(9, now)),
+            [8, 4, 1, 0]
+        );
+        let used = |recent: &RecentUsage, now| -> Vec<usize> {
+            let shards = 0..SHARDS;
+            shards
+                .map(|shard| recent.used(shard, now).count())
+                .collect()
+        };
+        let all = |recent: &RecentUsage, now| used(recent, now).iter().sum::<usize>();
+        assert_eq!((all(&recent, 899), all(&recent, 900)), (1, 0));
+        for number in 0..10 * COUNTERS_MAX {
+            recent.insert(limit, &counter(number), usage);
+        }
+        assert!((COUNTERS_MAX / 2 - SHARDS..=COUNTERS_MAX).contains(&all(&recent, 0)));
+        // One shard is read under one lock.
+        let largest = used(&recent, 0).into_iter().max();
+        assert!(largest <= Some(COUNTERS_MAX / SHARDS), "{largest:?}");
+        let newest = 10 * COUNTERS_MAX - COUNTERS_MAX / 4;
+        assert_eq!(remaining(&recent, newest, 0), Some(1));
+        recent.clear();
+        assert_eq!(all(&recent, 0), 0);
+    }
+}

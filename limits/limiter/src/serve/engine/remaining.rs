@@ -1,0 +1,52 @@
+//! Remaining quota of a call, for rate-limit headers.
+
+use std::time::Duration;
+
+use runtime::rate_limit::Quota;
+
+use super::{Binding, Engine, Target};
+
+impl Engine {
+    /// Returns the remaining quota of a call under these targets: of the rule in `binding`, or else of the rule with the
+    /// fewest remaining requests. `None` without rules. With `from_server`, as last reported by the sharing server.
+    #[must_use]
+    pub fn remaining(
+        &self,
+        targets: &[Target<'_>],
+        binding: Option<&Binding>,
+        from_server: bool,
+        now: u64,
+    ) -> Option<Quota> {
+        let mut state = self.state();
+        let call = state.resolve(targets, 1, now).ok()?;
+        let rules = call.demands.iter().filter_map(|demand| {
+            let (_, rule) = state.catalog.owner(demand.limit)?;
+            let left = if from_server {
+                let most = rule.rule.limit.algorithm.max_burst();
+                let recent = &state.recent_usage;
+                recent.remaining(demand.limit, &demand.key, most, now)?
+            } else {
+                state.core.remaining(demand.limit, &demand.key, now)
+            };
+            let is_binding = binding == Some(&rule.binding);
+            let order = (!is_binding, left.requests, u64::MAX - left.more_at);
+            Some((order, rule, left))
+        });
+        let (_, rule, left) = rules.min_by_key(|(order, ..)| *order)?;
+        let (mut remaining, mut more_at) = (left.requests, left.more_at);
+        if let Some((fewer, until)) = state.feedback.remaining(&call.counters, now)
+            && fewer < remaining
+        {
+            (remaining, more_at) = (fewer, until);
+        }
+        let algorithm = &rule.rule.limit.algorithm;
+        let most = algorithm.max_burst();
+        Some(Quota {
+            policy: rule.binding.to_string(),
+            most,
+            window: Duration::from_nanos(algorithm.mean_rate().nanos_of(most)),
+            remaining,
+            reset: Duration::from_nanos(more_at.saturating_sub(now)),
+        })
+    }
+}
