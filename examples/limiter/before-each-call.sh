@@ -1,13 +1,18 @@
 #!/bin/sh
-# Queries the limiter before a command that calls a partner:
+# Reserves a slot of a limiter, waits for it, and then runs a command that calls a partner:
 #   LIMITER=http://127.0.0.1:9099 before-each-call.sh LIMIT COUNTER COMMAND…
 # LIMITER_TOKEN is the token, if the limiter requires one. Needs curl 7.76 or later.
 set -eu
 limit=$1 counter=$2
 shift 2
 url=${LIMITER:-http://127.0.0.1:9099}/v1/limits/$limit/$counter/reserve
-# The response is delayed until the slot. A slot more than 25 s ahead is not reserved, and the script fails.
-curl --silent --show-error --fail-with-body --max-time 60 --header 'Content-Type: application/json' \
+# The limiter responds at the slot. It reserves nothing, and this script fails, if the slot is more than 25 s away.
+response=$(curl --silent --show-error --fail-with-body --max-time 60 --header 'Content-Type: application/json' \
     ${LIMITER_TOKEN:+--header "Authorization: Bearer $LIMITER_TOKEN"} \
-    --data '{"wait": true, "max_wait": 25}' "$url" >&2
+    --data '{"wait": true, "max_wait": 25}' "$url") || {
+    code=$?
+    echo "$response" >&2
+    exit $code
+}
+echo "$limit/$counter: slot reserved, the call may proceed" >&2
 exec "$@"

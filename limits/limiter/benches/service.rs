@@ -1,16 +1,16 @@
-//! How many decisions a second `limiter serve` makes over HTTP, how long each takes, and what it costs; beside decisions in Redis.
+//! Throughput, latency and CPU cost of decisions by `limiter serve` over HTTP, compared with decisions in Redis.
 //!
-//! `cargo bench -p limiter --bench service -- [SECONDS]` measures, for so many seconds each (5), over random counters of one limit that
-//! lets every call go:
+//! `cargo bench -p limiter --bench service -- [SECONDS]` runs each backend for this time (default: 5), with random counters of
+//! one limit that grants every call:
 //!
-//! | way | what decides |
+//! | backend | decision |
 //! |---|---|
-//! | `http` | `limiter serve`: one reservation after the other on each of 32 connections |
-//! | `http at 5,000/s` | the same with calls that leave on schedule; a call's latency counts from the time it was due |
-//! | `exact` | the script of `limits-sharing` in Redis, 32 decisions at once |
-//! | `window` | `INCR` and `EXPIRE` in Redis, a fixed window, which promises less |
+//! | `http` | `limiter serve`: sequential reservations on each of 32 connections |
+//! | `http at 5,000/s` | the same as an open loop: calls are sent on schedule, and latency counts from the scheduled time |
+//! | `exact` | the script of `limits-sharing` in Redis, 32 concurrent decisions |
+//! | `window` | `INCR` and `EXPIRE` in Redis: a fixed window, which is a weaker limit |
 //!
-//! Without a `redis-server` the last two are left out. What one decision costs in process, beside `governor`: `cargo bench -p limits`.
+//! The last two are skipped without a `redis-server`. `cargo bench -p limits` measures decisions in process.
 
 use std::{
     env, fs,
@@ -42,7 +42,7 @@ const COUNTERS: u64 = 100_000;
 const CLIENTS: usize = 32;
 const SCHEDULED_PER_SECOND: u32 = 5_000;
 
-/// Decides on a call of a counter; an error unless the call may go now.
+/// Requests a decision for a counter; an error unless the call is granted immediately.
 type Client = Box<dyn FnMut(u64) -> Result<()> + Send>;
 
 fn main() -> Result<()> {
@@ -98,7 +98,8 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
     measure("window", server, length, None, clients)
 }
 
-/// Has each client decide on a thread of its own, and prints what that took; with an interval, calls of all are due so far apart.
+/// Runs each client in its own thread and prints the results. With an interval, the calls of all clients are scheduled this
+/// far apart.
 fn measure(
     name: &str,
     server: u32,
@@ -128,7 +129,7 @@ fn measure(
     let of_server = (cpu(server)? - cpu_before[1]).as_secs_f64() * 1e6 / decisions;
     let millis = |quantile| nanos.value_at_quantile(quantile) as f64 / 1e6;
     println!(
-        "{name}: {:.0} decisions/s, p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, CPU {:.1} µs a decision, of which the server {of_server:.1}",
+        "{name}: {:.0} decisions/s, p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, CPU {:.1} µs per decision, {of_server:.1} µs of it in the server",
         decisions / seconds,
         millis(0.5),
         millis(0.99),
@@ -144,7 +145,7 @@ fn decide(
     length: Duration,
     schedule: Option<(Duration, Duration)>,
 ) -> Result<Histogram<u64>> {
-    // The kernel may else end a sleep 50 µs late.
+    // By default, the kernel may end a sleep 50 µs late.
     fs::write("/proc/thread-self/timerslack_ns", "1").ok();
     let mut nanos = Histogram::new(3)?;
     let mut random = fastrand::Rng::new();
@@ -178,12 +179,12 @@ fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
         BODY.len()
     );
     stream.write_all(request.as_bytes())?;
-    let (mut answer, mut received) = ([0; 4096], 0);
+    let (mut buffer, mut received) = ([0; 4096], 0);
     loop {
-        let bytes = stream.read(&mut answer[received..])?;
+        let bytes = stream.read(&mut buffer[received..])?;
         ensure!(bytes > 0, "the limiter closed the connection");
         received += bytes;
-        let text = str::from_utf8(&answer[..received])?;
+        let text = str::from_utf8(&buffer[..received])?;
         let Some((head, body)) = text.split_once("\r\n\r\n") else {
             continue;
         };
@@ -192,10 +193,10 @@ fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
             let is_length = name.eq_ignore_ascii_case("content-length");
             is_length.then(|| value.parse::<usize>().ok()).flatten()
         });
-        let length = length.with_context(|| format!("an answer without a length: {head}"))?;
+        let length = length.with_context(|| format!("no content-length: {head}"))?;
         if body.len() >= length {
-            let goes_now = head.starts_with("HTTP/1.1 200 ") && body.contains("\"wait\":0.0");
-            ensure!(goes_now, "a call was not let go: {text}");
+            let is_granted = head.starts_with("HTTP/1.1 200 ") && body.contains("\"wait\":0.0");
+            ensure!(is_granted, "a call was not granted: {text}");
             return Ok(());
         }
     }
@@ -203,18 +204,18 @@ fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
 
 fn by_script(runtime: Handle, exact: &'static ExactLimits, rule: ExactRule) -> Client {
     Box::new(move |counter| {
-        let ask = RuleRequest {
+        let request = RuleRequest {
             name: LIMIT.into(),
             rule,
             key: counter.to_string().into(),
             requests: 1,
         };
-        let question = Operation::Reserve {
+        let operation = Operation::Reserve {
             max_wait: Duration::ZERO,
         };
-        match runtime.block_on(exact.decide(&[ask], question, Duration::ZERO)) {
-            Ok(answer) if answer.outcome == Outcome::Now => Ok(()),
-            Ok(answer) => bail!("a call was not let go: {answer:?}"),
+        match runtime.block_on(exact.decide(&[request], operation, Duration::ZERO)) {
+            Ok(decision) if decision.outcome == Outcome::Now => Ok(()),
+            Ok(decision) => bail!("a call was not granted: {decision:?}"),
             Err(error) => bail!("no decision: {error}"),
         }
     })
@@ -237,7 +238,7 @@ fn by_window(runtime: Handle, mut connection: redis::aio::MultiplexedConnection)
     })
 }
 
-/// CPU time of a process so far.
+/// CPU time used by a process.
 fn cpu(process_id: u32) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{process_id}/stat"))?;
     let (_, fields) = stat.rsplit_once(')').context("no process name")?;

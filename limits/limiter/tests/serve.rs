@@ -1,4 +1,4 @@
-//! `limiter serve` as clients and operators meet it: real processes, killed and stopped.
+//! `limiter serve` with real processes and sockets.
 
 #[path = "serve/clients.rs"]
 mod clients;
@@ -15,7 +15,7 @@ mod kills;
 mod port;
 #[path = "serve/restarts.rs"]
 mod restarts;
-/// A Redis or Valkey.
+/// A Redis or Valkey server.
 #[path = "../../sharing/tests/server/mod.rs"]
 mod server;
 #[path = "serve/shared_limits.rs"]

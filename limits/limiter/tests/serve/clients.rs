@@ -1,4 +1,4 @@
-//! Clients in other languages: one generated from the description, and the examples.
+//! Clients in other languages: one generated from the OpenAPI description, and the examples.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::harness::{Limiter, body};
 
-/// What clients are generated with and need, from PyPI.
+/// PyPI packages for the generated client.
 const PACKAGES: [&str; 1] = ["openapi-python-client==0.26.2"];
 
 const LIMITS: &str = "
@@ -29,17 +29,17 @@ fn run(command: &mut Command) -> Result<Output> {
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot run {command:?}"))?;
-    let words = String::from_utf8_lossy(&output.stderr);
-    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.status.success(),
-        "{command:?}: {}\n{said}{words}",
+        "{command:?}: {}\n{text}{errors}",
         output.status
     );
     Ok(output)
 }
 
-/// The directory of an environment with [`PACKAGES`], made once under cargo's target directory.
+/// Returns the programs of a Python environment with [`PACKAGES`], created once in cargo's target directory.
 fn environment() -> Result<PathBuf> {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients");
     fs::create_dir_all(&dir)?;
@@ -64,15 +64,15 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The same for a test, which is skipped where it cannot be had.
+/// The same for a test, which is skipped if it is not available.
 async fn programs() -> Result<Option<PathBuf>> {
-    let made = tokio::task::spawn_blocking(environment).await?;
-    Ok(made
+    let environment = tokio::task::spawn_blocking(environment).await?;
+    Ok(environment
         .inspect_err(|error| skip(format_args!("no packages from PyPI ({error:#})")))
         .ok())
 }
 
-/// A limiter with tokens, which are in the directory.
+/// Starts a limiter with a token file in this directory.
 async fn with_tokens(dir: &Path) -> Result<Limiter> {
     let tokens = dir.join("tokens");
     fs::write(
@@ -84,7 +84,7 @@ async fn with_tokens(dir: &Path) -> Result<Limiter> {
 }
 
 #[tokio::test]
-async fn client_that_was_generated_from_the_description_asks_for_everything() -> Result<()> {
+async fn client_generated_from_the_description_uses_all_operations() -> Result<()> {
     let Some(programs) = programs().await? else {
         return Ok(());
     };
@@ -120,12 +120,12 @@ async fn client_that_was_generated_from_the_description_asks_for_everything() ->
 }
 
 #[tokio::test]
-async fn examples_ask_before_each_call() -> Result<()> {
+async fn examples_reserve_a_slot_before_each_call() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let url = format!("http://{}", limiter.address);
-    // The limiter's own page stands for a partner.
+    // A page of the limiter stands in for a partner.
     let partner = format!("{url}/v1/problems/counter-limit-reached");
-    let said = tokio::task::spawn_blocking(move || {
+    let output = tokio::task::spawn_blocking(move || {
         let examples = source("../../examples/limiter");
         let python = run(Command::new("python3")
             .arg(examples.join("before_each_call.py"))
@@ -135,18 +135,22 @@ async fn examples_ask_before_each_call() -> Result<()> {
             .env("LIMITER", &url)
             .args(["b", "k", "echo", "called"]);
         let shell = [run(&mut shell)?, run(&mut shell)?];
-        // The third is farther off than two tokens last.
+        // Two calls have used the burst of the limit.
         let body = "{\"max_wait\": 1}";
         let refused = Command::new("curl")
             .args(["--silent", "--json", body])
             .arg(format!("{url}/v1/limits/b/k/reserve"))
             .output()?;
-        anyhow::Ok((python.stdout, shell.map(|it| it.stdout), refused.stdout))
+        anyhow::Ok((python.stdout, shell, refused.stdout))
     })
     .await??;
-    let (python, shell, refused) = said;
+    let (python, shell, refused) = output;
     assert_eq!(python, b"200\n");
-    assert_eq!(shell, [b"called\n", b"called\n"]);
+    for output in shell {
+        assert_eq!(output.stdout, b"called\n");
+        let message = "b/k: slot reserved, the call may proceed\n";
+        assert_eq!(output.stderr, message.as_bytes());
+    }
     ensure!(String::from_utf8_lossy(&refused).contains("quota-exceeded"));
     limiter.stop().await
 }

@@ -1,8 +1,8 @@
-//! Limits of a real MongoDB's collection: on one server, and on a replica set of one.
+//! Limits from a MongoDB collection, on a standalone server and on a replica set.
 
 use std::{fs, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use launcher::mongod::Mongod;
 use mongodb::{
     Client, Collection,
@@ -10,9 +10,8 @@ use mongodb::{
 };
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::sleep;
 
-use crate::harness::Limiter;
+use crate::harness::{Limiter, wait_until};
 
 const LIMITS: &str = "
 [limits.a]
@@ -32,17 +31,15 @@ async fn start(mongod: &Mongod) -> Result<(Limiter, Collection<Document>)> {
     Ok((limiter, collection))
 }
 
-/// Waits until a limit is like this.
-async fn until(limiter: &mut Limiter, limit: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
+/// Waits until the response for a limit satisfies `is`.
+async fn wait_limit(limiter: &mut Limiter, limit: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
     let path = format!("/v1/limits/{limit}");
-    loop {
-        let answer = limiter.client().await?.get(&path, &[]).await?;
-        if is(&serde_json::from_str(&answer.body)?) {
-            return Ok(());
-        }
+    wait_until(limit, async || {
         limiter.process.check()?;
-        sleep(Duration::from_millis(20)).await;
-    }
+        let response = limiter.client().await?.get(&path, &[]).await?;
+        Ok(is(&serde_json::from_str(&response.body)?))
+    })
+    .await
 }
 
 fn is(source: &str, rate: &str) -> impl Fn(&Value) -> bool {
@@ -56,58 +53,53 @@ async fn set(collection: &Collection<Document>, name: &str, rate: &str) -> Resul
     Ok(())
 }
 
-async fn follows(mongod: &mut Mongod) -> Result<()> {
+async fn check(mongod: &mut Mongod) -> Result<()> {
     let (mut limiter, collection) = start(mongod).await?;
     set(&collection, "a", "2/s").await?;
     set(&collection, "b", "2/s").await?;
-    until(&mut limiter, "a", is("collection", "2/s")).await?;
-    until(&mut limiter, "b", is("collection", "2/s")).await?;
+    wait_limit(&mut limiter, "a", is("collection", "2/s")).await?;
+    wait_limit(&mut limiter, "b", is("collection", "2/s")).await?;
 
-    // With an error nothing of a version is in force, and it says which.
+    // A version with an error is rejected completely.
     set(&collection, "c", "3/s").await?;
-    until(&mut limiter, "c", is("collection", "3/s")).await?;
+    wait_limit(&mut limiter, "c", is("collection", "3/s")).await?;
     collection
         .insert_one(doc! { "_id": "wrong", "rules": [] })
         .await?;
     set(&collection, "c", "4/s").await?;
     limiter
-        .wait_said("collection: limits.wrong: needs rules")
+        .wait_readiness("collection: limits.wrong: needs rules")
         .await?;
     collection.delete_one(doc! { "_id": "wrong" }).await?;
-    until(&mut limiter, "c", is("collection", "4/s")).await?;
+    wait_limit(&mut limiter, "c", is("collection", "4/s")).await?;
     limiter
         .wait_metric("limiter_limits_version_refused", 0)
         .await?;
 
-    // Without the server the last version stays, also over a restart.
+    // While the server is unavailable, the last version stays in effect, also across a restart.
     mongod.kill()?;
     mongod.process().wait(Duration::from_secs(30)).await?;
-    let log = limiter.file("log");
-    while !fs::read_to_string(&log)?.contains("cannot read the collection of limits, retrying") {
-        sleep(Duration::from_millis(20)).await;
-    }
+    let (log, message) = (limiter.file("log"), "cannot read the collection of limits");
+    let is_logged = async || Ok(fs::read_to_string(&log)?.contains(message));
+    wait_until(message, is_logged).await?;
     limiter.stop().await?;
     limiter.restart().await?;
-    until(&mut limiter, "c", is("collection", "4/s")).await?;
+    wait_limit(&mut limiter, "c", is("collection", "4/s")).await?;
     mongod.restart().await?;
-    loop {
-        // A replica set has no primary at first.
-        match set(&collection, "c", "5/s").await {
-            Ok(()) => break,
-            Err(_) => sleep(Duration::from_millis(100)).await,
-        }
-    }
-    until(&mut limiter, "c", is("collection", "5/s")).await?;
+    // A replica set has no primary at first.
+    let is_set = async || Ok(set(&collection, "c", "5/s").await.is_ok());
+    wait_until("a primary", is_set).await?;
+    wait_limit(&mut limiter, "c", is("collection", "5/s")).await?;
     collection.drop().await?;
-    until(&mut limiter, "c", |it| it["status"] == 404).await?;
-    until(&mut limiter, "a", is("file", "1/s")).await?;
+    wait_limit(&mut limiter, "c", |it| it["status"] == 404).await?;
+    wait_limit(&mut limiter, "a", is("file", "1/s")).await?;
     limiter.stop().await
 }
 
 #[tokio::test]
-async fn collection_of_one_server_is_followed() -> Result<()> {
+async fn collection_of_a_standalone_server_is_followed() -> Result<()> {
     let dir = TempDir::new()?;
-    follows(&mut Mongod::start(dir.path()).await?).await
+    check(&mut Mongod::start(dir.path()).await?).await
 }
 
 #[tokio::test]
@@ -122,13 +114,10 @@ async fn collection_of_a_replica_set_is_followed() -> Result<()> {
     admin
         .run_command(doc! { "replSetInitiate": config })
         .await?;
-    loop {
+    wait_until("a primary", async || {
         let hello = admin.run_command(doc! { "hello": 1 }).await?;
-        let is_primary = hello.get_bool("isWritablePrimary");
-        if is_primary.context("no answer to hello")? {
-            break;
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
-    follows(&mut mongod).await
+        Ok(hello.get_bool("isWritablePrimary")?)
+    })
+    .await?;
+    check(&mut mongod).await
 }

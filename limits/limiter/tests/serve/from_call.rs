@@ -1,4 +1,4 @@
-//! A client that says its rule with each call, as the article's clients do: `GET delay` before a call, `POST increment` after it.
+//! Clients that provide the rule with each call, by `GET delay` before a call and `POST increment` after it.
 
 use std::fs;
 
@@ -16,28 +16,28 @@ from_call = true
 rules = [{ id = 'peak', rate = '1/s' }]
 ";
 
-/// The client: its id, its rule, and how many seconds it would have to wait.
-async fn delay(client: &mut HttpClient, id: &str, rule: &str) -> Result<u64> {
-    let path = format!("/v1/limits/partner/{id}/delay?{rule}");
-    let answer = body(&client.get(&path, &[]).await?, 200);
-    Ok((nanos(&answer["at"]) - nanos(&answer["now"])) / 1_000_000_000)
+/// Seconds that a call with this counter and rule would have to wait.
+async fn delay(client: &mut HttpClient, counter: &str, rule: &str) -> Result<u64> {
+    let path = format!("/v1/limits/partner/{counter}/delay?{rule}");
+    let slot = body(&client.get(&path, &[]).await?, 200);
+    Ok((nanos(&slot["at"]) - nanos(&slot["now"])) / 1_000_000_000)
 }
 
-async fn increment(client: &mut HttpClient, id: &str, rule: &str) -> Result<()> {
-    let path = format!("/v1/limits/partner/{id}/increment?{rule}");
+async fn increment(client: &mut HttpClient, counter: &str, rule: &str) -> Result<()> {
+    let path = format!("/v1/limits/partner/{counter}/increment?{rule}");
     let request = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     client.send(request.as_bytes()).await?;
-    let answer = body(&client.response().await?, 200);
-    ensure!(answer["counted"] == true, "{answer}");
+    let result = body(&client.response().await?, 200);
+    ensure!(result["counted"] == true, "{result}");
     Ok(())
 }
 
-async fn refused(client: &mut HttpClient, path: &str, status: u16) -> Result<Value> {
+async fn get(client: &mut HttpClient, path: &str, status: u16) -> Result<Value> {
     Ok(body(&client.get(path, &[]).await?, status))
 }
 
 #[tokio::test]
-async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> {
+async fn counter_keeps_the_rule_of_its_calls_across_a_kill() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let mut client = limiter.client().await?;
     let (day, minute) = ("interval=86400&requests=3", "requests=2&interval=60");
@@ -52,37 +52,37 @@ async fn client_goes_by_the_rule_that_it_says_also_after_a_kill() -> Result<()> 
         increment(&mut client, "two", minute).await?;
     }
     ensure!((1..=61).contains(&delay(&mut client, "two", minute).await?));
-    // The first rule stands.
+    // A counter keeps its first rule.
     let other = format!("/v1/limits/partner/one/delay?{minute}");
-    let why = refused(&mut client, &other, 422).await?;
-    assert_eq!(why["type"], "/v1/problems/rule-of-call");
+    let problem = get(&mut client, &other, 422).await?;
+    assert_eq!(problem["type"], "/v1/problems/rule-of-call");
     assert_eq!(
-        why["detail"],
+        problem["detail"],
         "counter partner/one is in use under rule 3/86400s; a different rule is accepted once that usage has expired"
     );
     for (path, status, word) in [
         ("partner/three/delay", 422, "interval and requests"),
-        ("a/k/delay?interval=1&requests=1", 422, "leave out"),
-        ("partner/three/delay?interval=1", 400, "belong together"),
+        ("a/k/delay?interval=1&requests=1", 422, "omit interval"),
+        ("partner/three/delay?interval=1", 400, "provided together"),
         (
             "partner/three/delay?interval=0&requests=1",
             400,
             "invalid interval 0: use 1 to 2678400 s",
         ),
-        ("nobody/k/delay?interval=1&requests=1", 404, "nobody"),
+        ("unknown/k/delay?interval=1&requests=1", 404, "unknown"),
         ("partner%201%2F1s/k/delay", 400, "slash"),
     ] {
-        let why = refused(&mut client, &format!("/v1/limits/{path}"), status).await?;
-        let detail = why["detail"].as_str().unwrap_or_default();
-        ensure!(detail.contains(word), "{path}: {why}");
+        let problem = get(&mut client, &format!("/v1/limits/{path}"), status).await?;
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        ensure!(detail.contains(word), "{path}: {problem}");
     }
     limiter.process.signal(Signal::KILL)?;
     limiter.process.wait(TIMEOUT).await?;
     limiter.restart().await?;
     let mut client = limiter.client().await?;
     ensure!(delay(&mut client, "one", day).await? > 80_000);
-    refused(&mut client, &other, 422).await?;
-    // Other limits of the file change nothing of it.
+    get(&mut client, &other, 422).await?;
+    // A change of other limits does not affect it.
     let more = format!("{LIMITS}[limits.b]\nrules = [{{ id = 'r', rate = '1/s' }}]");
     let before = limiter.metric("limiter_limits_version").await?;
     fs::write(limiter.file("limits.toml"), more)?;

@@ -1,4 +1,4 @@
-//! A limiter that is started, asked and ended.
+//! A limiter process.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -10,11 +10,12 @@ use launcher::{
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
 
-/// For whatever takes no time on a machine that is not busy.
+/// Timeout for everything that is immediate on an idle machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A limiter, its directory, and where it is.
+/// A running limiter with its own directory.
 pub(crate) struct Limiter {
     pub(crate) process: Process,
     pub(crate) dir: TempDir,
@@ -23,13 +24,13 @@ pub(crate) struct Limiter {
 }
 
 impl Limiter {
-    /// Starts one with these limits, and more flags.
+    /// Starts a limiter with these limits and additional flags, which override the own ones.
     pub(crate) async fn start(limits: &str, flags: &[&str]) -> Result<Self> {
         let dir = TempDir::new()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
         fs::write(path("limits.toml"), limits)?;
         let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
-        let own = [
+        let defaults = [
             "serve".to_owned(),
             format!("--limits={}", path("limits.toml")),
             format!("--state={}", path("state")),
@@ -37,16 +38,13 @@ impl Limiter {
             format!("--admin={admin}"),
         ];
         let more = flags.iter().map(|flag| (*flag).to_owned());
-        let is_given = |own: &String| {
-            let name = own.split_once('=').map(|(name, _)| name);
-            flags
-                .iter()
-                .any(|flag| flag.split_once('=').map(|(it, _)| it) == name)
+        let name = |flag: &str| flag.split_once('=').map(|(name, _)| name.to_owned());
+        let is_overridden = |flag: &String| {
+            let own = name(flag);
+            own.is_some() && flags.iter().any(|flag| name(flag) == own)
         };
-        let own = own
-            .into_iter()
-            .filter(|own| !own.contains('=') || !is_given(own));
-        let args: Vec<String> = own.chain(more).collect();
+        let defaults = defaults.into_iter().filter(|flag| !is_overridden(flag));
+        let args: Vec<String> = defaults.chain(more).collect();
         let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
         let log = dir.path().join("log");
         let process = Process::start("the limiter", program, &args, &log)?;
@@ -64,18 +62,18 @@ impl Limiter {
         self.process.wait_ready(&self.admin, TIMEOUT).await
     }
 
-    /// Starts it again after its end.
+    /// Starts the limiter again after it has ended.
     pub(crate) async fn restart(&mut self) -> Result<()> {
         self.process.restart()?;
         self.wait_ready().await
     }
 
-    /// Ends it in an orderly way.
+    /// Shuts the limiter down, and checks its exit code.
     pub(crate) async fn stop(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         let status = self.process.wait(TIMEOUT).await?;
-        let words = self.process.last_lines(20);
-        ensure!(status.success(), "{status}:\n{words}");
+        let log = self.process.last_lines(20);
+        ensure!(status.success(), "{status}:\n{log}");
         Ok(())
     }
 
@@ -83,43 +81,39 @@ impl Limiter {
         HttpClient::connect(&self.address).await
     }
 
-    /// A file of its directory.
+    /// Path of a file in its directory.
     pub(crate) fn file(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// Waits until `/metrics` has this value of a figure without labels.
+    /// Waits until a metric without labels has this value.
     pub(crate) async fn wait_metric(&self, name: &str, value: u64) -> Result<()> {
-        while self.metric(name).await? != value {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
+        wait_until(name, async || Ok(self.metric(name).await? == value)).await
     }
 
-    /// The value of a figure without labels.
+    /// Value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> Result<u64> {
         let samples = launcher::admin::metrics(&self.admin).await?;
         Ok(samples.count(name, &[]))
     }
 
-    /// What `/readyz` says.
+    /// Body of `/readyz`.
     pub(crate) async fn readiness(&self) -> Result<String> {
         Ok(launcher::admin::get(&self.admin, "/readyz").await?.body)
     }
 
-    /// Waits until `/readyz` says so.
-    pub(crate) async fn wait_said(&self, words: &str) -> Result<()> {
-        while !self.readiness().await?.contains(words) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
+    /// Waits until `/readyz` contains this text.
+    pub(crate) async fn wait_readiness(&self, text: &str) -> Result<()> {
+        let is_there = async || Ok(self.readiness().await?.contains(text));
+        let waited = wait_until(text, is_there).await;
+        waited.with_context(|| self.process.last_lines(20))
     }
 
-    /// How many requests may still go of a counter.
+    /// Remaining requests of a counter.
     pub(crate) async fn remaining(&self, limit: &str, counter: &str) -> Result<u64> {
         let path = format!("/v1/limits/{limit}/{counter}/delay");
-        let answer = self.client().await?.get(&path, &[]).await?;
-        let field = answer.head.split("x-ratelimit-remaining: ").nth(1);
+        let response = self.client().await?.get(&path, &[]).await?;
+        let field = response.head.split("x-ratelimit-remaining: ").nth(1);
         let field = field
             .and_then(|it| it.split('\r').next())
             .context("no field")?;
@@ -127,15 +121,31 @@ impl Limiter {
     }
 }
 
-/// The JSON of an answer with this status.
-#[track_caller]
-pub(crate) fn body(answer: &Response, status: u16) -> Value {
-    assert_eq!(answer.status, status, "{}", answer.body);
-    serde_json::from_str(&answer.body).expect("JSON")
+/// Waits until a condition holds.
+///
+/// # Errors
+/// After [`TIMEOUT`], with `what` was expected.
+pub(crate) async fn wait_until(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition().await? {
+        ensure!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
 
-/// A moment of an answer, in nanoseconds since 1970.
-pub(crate) fn nanos(moment: &Value) -> u64 {
-    let moment: jiff::Timestamp = moment.as_str().expect("a text").parse().expect("a time");
-    u64::try_from(moment.as_nanosecond()).expect("after 1970")
+/// The JSON body of a response with this status.
+#[track_caller]
+pub(crate) fn body(response: &Response, status: u16) -> Value {
+    assert_eq!(response.status, status, "{}", response.body);
+    serde_json::from_str(&response.body).expect("JSON")
+}
+
+/// A time in a response, in nanoseconds since 1970.
+pub(crate) fn nanos(time: &Value) -> u64 {
+    let time: jiff::Timestamp = time.as_str().expect("a string").parse().expect("a time");
+    u64::try_from(time.as_nanosecond()).expect("after 1970")
 }

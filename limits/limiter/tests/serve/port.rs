@@ -1,4 +1,4 @@
-//! Who may ask for what, and what an outsider can do.
+//! The HTTP API: responses, tokens, and bounds for untrusted clients.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ rules = [{ id = 'slow', rate = '1/25s', burst = 2 }]
 ";
 
 #[tokio::test]
-async fn answers_and_problems_have_their_form() -> Result<()> {
+async fn responses_and_problems_match_the_api_description() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let mut client = limiter.client().await?;
     let answer = client.get("/v1/limits/a/k%2F1/delay?also=b/x", &[]).await?;
@@ -30,24 +30,27 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         .post("/v1/limits/a/k/reserve?also=b/k", &[], "{}")
         .await?;
     body(&answer, 200);
-    let told = client
+    let counted = client
         .post("/v1/limits/b/k/increment", &[], "{\"n\": 1}")
         .await?;
-    let told = body(&told, 200);
+    let counted = body(&counted, 200);
     ensure!(
-        told["counted"] == true && told["binding"] == "b/slow",
-        "{told}"
+        counted["counted"] == true && counted["binding"] == "b/slow",
+        "{counted}"
     );
     let refused = client
         .post("/v1/limits/a/k/reserve?also=b/k", &[], "{\"max_wait\": 3}")
         .await?;
-    let why = body(&refused, 429);
-    assert_eq!(why["violated-policies"][0], "b/slow");
-    let again = why["at"].as_str().unwrap_or("?");
-    let detail = why["detail"].as_str().unwrap_or_default();
-    ensure!(detail.contains("b/slow") && detail.contains(again), "{why}");
+    let problem = body(&refused, 429);
+    assert_eq!(problem["violated-policies"][0], "b/slow");
+    let at = problem["at"].as_str().unwrap_or("?");
+    let detail = problem["detail"].as_str().unwrap_or_default();
+    ensure!(
+        detail.contains("b/slow") && detail.contains(at),
+        "{problem}"
+    );
     assert_eq!(
-        why["type"],
+        problem["type"],
         "https://iana.org/assignments/http-problem-types#quota-exceeded"
     );
     let head = &refused.head;
@@ -57,10 +60,10 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         .and_then(|it| it.split('\r').next());
     let retry_after: u64 = retry_after.unwrap_or_default().parse()?;
     ensure!(
-        retry_after * 1_000_000_000 >= nanos(&why["at"]) - nanos(&why["now"]),
+        retry_after * 1_000_000_000 >= nanos(&problem["at"]) - nanos(&problem["now"]),
         "{head}"
     );
-    // Every field has a default; but a page of another site could send that, too.
+    // A body is optional, except from a browser, where a page of another site could send the request.
     let mut client = limiter.client().await?;
     let bare = "POST /v1/limits/a/bare/reserve HTTP/1.1\r\nHost: localhost\r\n";
     for (more, status) in [
@@ -95,24 +98,27 @@ async fn answers_and_problems_have_their_form() -> Result<()> {
         ("/v2", "{}", 404, "not-found"),
     ] {
         let mut client = limiter.client().await?;
-        let why = body(&client.post(path, &[], sent).await?, status);
-        // What was refused unread was the last on its connection.
+        let response = client.post(path, &[], sent).await?;
+        let allow = (status == 405).then_some("get, head");
+        assert_eq!(header(&response, "allow"), allow);
+        let problem = body(&response, status);
+        // A request whose body was not read is the last on its connection.
         let mut client = limiter.client().await?;
-        assert_eq!(why["type"], format!("/v1/problems/{kind}"));
+        assert_eq!(problem["type"], format!("/v1/problems/{kind}"));
         let page = client.get(&format!("/v1/problems/{kind}"), &[]).await?;
-        ensure!(page.status == 200 && page.body.contains(why["title"].as_str().unwrap_or("?")));
+        ensure!(page.status == 200 && page.body.contains(problem["title"].as_str().unwrap_or("?")));
     }
     limiter.stop().await
 }
 
-/// The value of a field.
-fn field<'a>(answer: &'a Response, name: &str) -> Option<&'a str> {
+/// Value of a header field.
+fn header<'a>(answer: &'a Response, name: &str) -> Option<&'a str> {
     let mut lines = answer.head.split("\r\n");
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
 #[tokio::test]
-async fn answers_tell_what_the_limit_that_decided_leaves() -> Result<()> {
+async fn rate_limit_headers_have_the_remaining_quota_of_the_binding_rule() -> Result<()> {
     let limits = "
 [limits.day]
 rules = [{ id = 'quota', rate = '5/100days', algorithm = 'fixed_window', aligned = 'first_call' }]
@@ -121,61 +127,71 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
 ";
     let mut limiter = Limiter::start(limits, &[]).await?;
     let mut client = limiter.client().await?;
-    let told = |answer: &Response| {
+    let quota = |answer: &Response| {
         let names = ["limit", "remaining", "reset"];
         names.map(|name| {
-            let told = field(answer, &format!("x-ratelimit-{name}"));
-            told.and_then(|it| it.parse::<u64>().ok())
+            let value = header(answer, &format!("x-ratelimit-{name}"));
+            value.and_then(|it| it.parse::<u64>().ok())
         })
     };
     let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
-    assert_eq!(told(&answer), [Some(5), Some(5), Some(0)]);
+    assert_eq!(quota(&answer), [Some(5), Some(5), Some(0)]);
     let both = "/v1/limits/day/k/reserve?also=hour/k";
     let answer = client.post(both, &[], "{\"n\": 2}").await?;
-    let [most, remaining, reset] = told(&answer);
-    assert_eq!([most, remaining], [Some(3), Some(1)], "{}", answer.head);
+    let [limit, remaining, reset] = quota(&answer);
+    assert_eq!([limit, remaining], [Some(3), Some(1)], "{}", answer.head);
     ensure!(reset > Some(1_000_000), "{}", answer.head);
     let refused = client.post(both, &[], "{\"n\": 2}").await?;
     assert_eq!(body(&refused, 429)["binding"], "hour/burst");
-    assert_eq!(told(&refused)[..2], [Some(3), Some(1)], "{}", refused.head);
-    let retry_after = field(&refused, "retry-after").and_then(|it| it.parse().ok());
-    ensure!(retry_after >= told(&refused)[2], "{}", refused.head);
-    let heard = "{\"status\": 429, \"retry_after\": \"3000\"}";
-    let heard = client
-        .post("/v1/limits/day/new/feedback", &[], heard)
+    assert_eq!(quota(&refused)[..2], [Some(3), Some(1)], "{}", refused.head);
+    let retry_after = header(&refused, "retry-after").and_then(|it| it.parse().ok());
+    ensure!(retry_after >= quota(&refused)[2], "{}", refused.head);
+    let feedback = "{\"status\": 429, \"retry_after\": \"3000\"}";
+    let feedback = client
+        .post("/v1/limits/day/new/feedback", &[], feedback)
         .await?;
-    let [most, remaining, reset] = told(&heard);
-    assert_eq!([most, remaining], [Some(5), Some(0)], "{}", heard.head);
-    ensure!(reset <= Some(3_000), "{}", heard.head);
-    let heard = "{\"status\": 200, \"ratelimit\": \"\\\"p\\\";r=2;t=3000\"}";
-    let heard = client
-        .post("/v1/limits/day/few/feedback", &[], heard)
+    let [limit, remaining, reset] = quota(&feedback);
+    assert_eq!([limit, remaining], [Some(5), Some(0)], "{}", feedback.head);
+    ensure!(reset <= Some(3_000), "{}", feedback.head);
+    let feedback = "{\"status\": 200, \"ratelimit\": \"\\\"p\\\";r=2;t=3000\"}";
+    let feedback = client
+        .post("/v1/limits/day/few/feedback", &[], feedback)
         .await?;
-    assert_eq!(told(&heard)[..2], [Some(5), Some(2)], "{}", heard.head);
+    assert_eq!(
+        quota(&feedback)[..2],
+        [Some(5), Some(2)],
+        "{}",
+        feedback.head
+    );
     for remaining in [1, 0] {
         let few = "/v1/limits/day/few/reserve";
         let answer = client.post(few, &[], "{}").await?;
-        let [most, told, reset] = told(&answer);
-        assert_eq!([most, told], [Some(5), Some(remaining)], "{}", answer.head);
+        let [limit, found, reset] = quota(&answer);
+        assert_eq!(
+            [limit, found],
+            [Some(5), Some(remaining)],
+            "{}",
+            answer.head
+        );
         ensure!(reset <= Some(3_000), "{}", answer.head);
     }
     let unknown = client.get("/v1/limits/nothing/k/delay", &[]).await?;
-    assert_eq!(told(&unknown), [None; 3]);
+    assert_eq!(quota(&unknown), [None; 3]);
     limiter.stop().await?;
 
     let flags = ["--ratelimit-fields=ratelimit", "--state=none"];
     let mut limiter = Limiter::start(limits, &flags).await?;
     let mut client = limiter.client().await?;
     let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
-    assert_eq!(told(&answer), [None; 3]);
-    assert_eq!(field(&answer, "ratelimit"), Some("\"day/quota\";r=5;t=0"));
-    let policy = field(&answer, "ratelimit-policy");
+    assert_eq!(quota(&answer), [None; 3]);
+    assert_eq!(header(&answer, "ratelimit"), Some("\"day/quota\";r=5;t=0"));
+    let policy = header(&answer, "ratelimit-policy");
     assert_eq!(policy, Some("\"day/quota\";q=5;w=8640000"));
     limiter.stop().await
 }
 
 #[tokio::test]
-async fn token_opens_its_limits_alone() -> Result<()> {
+async fn token_grants_access_to_its_limits_only() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("tokens");
     fs::write(&file, "one one-token-of-16b a\nall all-token-of-16b *\n")?;
@@ -207,7 +223,7 @@ async fn token_opens_its_limits_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
+async fn token_leaves_slots_of_a_global_limit_to_others() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("tokens");
     fs::write(&file, "one one-token-of-16b *\ntwo two-token-of-16b *\n")?;
@@ -234,13 +250,13 @@ async fn one_token_leaves_slots_of_every_call_to_others() -> Result<()> {
 }
 
 #[tokio::test]
-async fn outsiders_meet_bounds() -> Result<()> {
+async fn resources_of_untrusted_clients_are_bounded() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &["--counters=2"]).await?;
     let mut client = limiter.client().await?;
     let large = format!("{{\"n\": 1{}}}", " ".repeat(70_000));
     let answer = client.post("/v1/limits/a/k/reserve", &[], &large).await?;
     assert_eq!(answer.status, 413);
-    // A page of another site, and a name that was made to lead here.
+    // A page of another site, and DNS rebinding.
     let mut client = limiter.client().await?;
     let other = [("Sec-Fetch-Site", "cross-site")];
     body(&client.get("/v1/limits/a/k/delay", &other).await?, 421);
@@ -263,12 +279,12 @@ async fn outsiders_meet_bounds() -> Result<()> {
     let wait = "POST /v1/limits/b/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"wait\": true}";
     waiter.send(wait.as_bytes()).await?;
     limiter.wait_metric("limiter_waiting", 1).await?;
-    // Who goes away does not give the slot back.
+    // A client that disconnects does not release its slot.
     drop(waiter);
     limiter.wait_metric("limiter_waiting", 0).await?;
     let next = body(&client.get("/v1/limits/b/k/delay", &[]).await?, 200);
     ensure!(next["wait"].as_f64() > Some(25.0), "{next}");
-    // No room for more counters than there may be.
+    // The number of counters is bounded.
     body(
         &client.post("/v1/limits/b/l/reserve", &[], "{}").await?,
         200,
@@ -279,7 +295,7 @@ async fn outsiders_meet_bounds() -> Result<()> {
         "/v1/problems/counter-limit-reached"
     );
     let ready = launcher::admin::get(&limiter.admin, "/readyz").await?.body;
-    ensure!(ready.contains("as the system's"), "{ready}");
+    ensure!(ready.contains("in sync with the system clock"), "{ready}");
     let metrics = launcher::admin::get(&limiter.admin, "/metrics").await?.body;
     ensure!(
         metrics.contains("\nlimiter_clock_behind_seconds 0"),

@@ -1,4 +1,4 @@
-//! What outlives a limiter, and what becomes of those who wait when it is stopped.
+//! State across restarts, and reloads of the limits file.
 
 use std::fs;
 
@@ -10,16 +10,16 @@ use crate::harness::{Limiter, TIMEOUT, body, nanos};
 const QUOTA: &str = "[limits.a]\nrules = [{ id = 'r', rate = '1000/30days', algorithm = 'fixed_window', aligned = 'first_call' }]";
 
 #[tokio::test]
-async fn orderly_restart_costs_nothing() -> Result<()> {
+async fn clean_restart_keeps_the_exact_state() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let mut client = limiter.client().await?;
     for _ in 0..25 {
         let answer = client.post("/v1/limits/a/k/reserve", &[], "{}").await?;
         body(&answer, 200);
     }
-    let said = "{\"status\": 429, \"retry_after\": \"3000\"}";
+    let feedback = "{\"status\": 429, \"retry_after\": \"3000\"}";
     let learned = client
-        .post("/v1/limits/a/other/feedback", &[], said)
+        .post("/v1/limits/a/other/feedback", &[], feedback)
         .await?;
     assert_eq!(body(&learned, 200)["learned"], true);
     for _ in 0..2 {
@@ -37,15 +37,15 @@ async fn orderly_restart_costs_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dir_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
+async fn state_directory_in_use_or_damaged_is_rejected() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let state = format!("--state={}", limiter.file("state"));
     let second = Limiter::start(QUOTA, &[&state]).await;
-    let why = second
+    let error = second
         .err()
         .map(|error| error.to_string())
         .unwrap_or_default();
-    ensure!(why.contains("another limiter uses it"), "{why}");
+    ensure!(error.contains("in use by another limiter"), "{error}");
     limiter.stop().await?;
     let files = fs::read_dir(limiter.file("state"))?.collect::<Result<Vec<_>, _>>()?;
     let mut files = files.iter().map(fs::DirEntry::path);
@@ -56,13 +56,13 @@ async fn dir_is_of_one_limiter_and_damage_is_not_passed_over() -> Result<()> {
     fs::write(&journal, bytes)?;
     limiter.process.restart()?;
     ensure!(!limiter.process.wait(TIMEOUT).await?.success());
-    let why = limiter.process.last_lines(3);
-    ensure!(why.contains("the store is damaged"), "{why}");
+    let log = limiter.process.last_lines(3);
+    ensure!(log.contains("the store is damaged"), "{log}");
     Ok(())
 }
 
 #[tokio::test]
-async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Result<()> {
+async fn waiting_reservation_gets_its_response_and_keeps_its_slot_at_shutdown() -> Result<()> {
     let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1/25s' }]";
     let mut limiter = Limiter::start(limits, &["--drain-timeout=60s"]).await?;
     let mut client = limiter.client().await?;
@@ -70,15 +70,15 @@ async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Re
         &client.post("/v1/limits/a/k/reserve", &[], "{}").await?,
         200,
     );
-    let mut held = JoinSet::new();
-    held.spawn(async move {
+    let mut waiting = JoinSet::new();
+    waiting.spawn(async move {
         let wait = "{\"wait\": true}";
         client.post("/v1/limits/a/k/reserve", &[], wait).await
     });
     limiter.wait_metric("limiter_waiting", 1).await?;
     limiter.stop().await?;
-    let answered = held.join_next().await.context("nobody waits")?;
-    let answer = body(&answered??, 200);
+    let response = waiting.join_next().await.context("no reservation")?;
+    let answer = body(&response??, 200);
     ensure!(nanos(&answer["at"]) > nanos(&answer["now"]), "{answer}");
     limiter.restart().await?;
     let next = limiter
@@ -86,13 +86,13 @@ async fn who_waits_is_answered_when_the_limiter_stops_and_keeps_the_slot() -> Re
         .await?
         .get("/v1/limits/a/k/delay", &[])
         .await?;
-    let behind = nanos(&body(&next, 200)["at"]) - nanos(&answer["at"]);
-    ensure!(behind == 25_000_000_000, "{behind}");
+    let distance = nanos(&body(&next, 200)["at"]) - nanos(&answer["at"]);
+    ensure!(distance == 25_000_000_000, "{distance}");
     Ok(())
 }
 
 #[tokio::test]
-async fn file_is_followed_and_a_bad_version_is_refused_whole() -> Result<()> {
+async fn changed_limits_file_takes_effect_unless_it_is_invalid() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let mut client = limiter.client().await?;
     let file = limiter.file("limits.toml");
@@ -113,5 +113,18 @@ async fn file_is_followed_and_a_bad_version_is_refused_whole() -> Result<()> {
         let status = if refused { 404 } else { 200 };
         body(&client.get("/v1/limits/b/k/delay", &[]).await?, status);
     }
+    limiter.stop().await
+}
+
+#[tokio::test]
+async fn limits_file_that_needs_a_restart_is_logged_as_rejected_only() -> Result<()> {
+    let limits = "[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]";
+    let mut limiter = Limiter::start(limits, &[]).await?;
+    let sharing = "[sharing]\nmode = 'exact'\nredis = 'redis://127.0.0.1:1'\ngroup = 'test'\n";
+    fs::write(limiter.file("limits.toml"), format!("{sharing}{limits}"))?;
+    limiter.wait_readiness("restart the limiter").await?;
+    let log = fs::read_to_string(limiter.file("log"))?;
+    ensure!(log.contains("failed to reload changed files"), "{log}");
+    ensure!(!log.contains("reloaded changed files"), "{log}");
     limiter.stop().await
 }

@@ -1,25 +1,25 @@
-//! Two limiters that share their limits by way of a real server, which is paused, killed and comes back. Without a server program, nothing
-//! is tested.
+//! Two limiters that share their limits through a real Redis server, which is paused, killed and restarted. Skipped without
+//! a server program.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use anyhow::{Result, ensure};
 use launcher::http::{HttpClient, Response};
 use serde_json::json;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::task::JoinSet;
 
 use crate::{
-    harness::{Limiter, body, nanos},
+    harness::{Limiter, body, nanos, wait_until},
     server::Server,
 };
 
 const QUOTA: u64 = 200;
 
-/// A server that runs is waited for, however busy the machine is.
-const PATIENT: &str = "timeout = '60s'";
+/// A timeout that does not expire while the server runs, even on a busy machine.
+const LONG_TIMEOUT: &str = "timeout = '60s'";
 
-/// Limits that a server shares; with more said of that.
-fn file(server: &Server, more: &str) -> String {
+/// A limits file with exact sharing, and more keys of `[sharing]`.
+fn limits_file(server: &Server, more: &str) -> String {
     format!(
         "[sharing]\nmode = 'exact'\nredis = 'redis://{}'\ngroup = 'test'\n{more}
         [limits.quota]
@@ -35,37 +35,33 @@ fn file(server: &Server, more: &str) -> String {
     )
 }
 
-/// A limiter of which the server decides.
+/// Starts a limiter and waits until the server decides.
 async fn start(limits: &str) -> Result<Limiter> {
     let limiter = Limiter::start(limits, &[]).await?;
-    until_server(&limiter, 1).await?;
+    wait_server(&limiter, 1).await?;
     Ok(limiter)
 }
 
-/// Waits until the server is there, or is not.
-async fn until_server(limiter: &Limiter, is_there: u64) -> Result<()> {
-    loop {
-        let samples = launcher::admin::metrics(&limiter.admin).await?;
-        if samples.count("limiter_sharing_server_up", &[]) == is_there {
-            return Ok(());
-        }
-        sleep(Duration::from_millis(20)).await;
-    }
+/// Waits until the server is available (1) or not (0) for a limiter.
+async fn wait_server(limiter: &Limiter, is_up: u64) -> Result<()> {
+    limiter
+        .wait_metric("limiter_sharing_server_up", is_up)
+        .await
 }
 
-/// How many calls were decided on by whom.
+/// Number of decisions by a decider.
 async fn decided(limiter: &Limiter, by: &str) -> Result<u64> {
     let samples = launcher::admin::metrics(&limiter.admin).await?;
     Ok(samples.count("limiter_shared_decisions_total", &[("by", by)]))
 }
 
 async fn reserve(client: &mut HttpClient, path: &str, n: u64, max_wait: u64) -> Result<Response> {
-    let asked = json!({ "n": n, "max_wait": max_wait }).to_string();
+    let parameters = json!({ "n": n, "max_wait": max_wait }).to_string();
     let path = format!("/v1/limits/{path}/reserve");
-    client.post(&path, &[], &asked).await
+    client.post(&path, &[], &parameters).await
 }
 
-/// Takes one after the other from a quota, so many times; how many requests it got. Each call is answered.
+/// Reserves `n` requests of a quota `times` times; returns the number of requests granted.
 async fn take(limiter: &Limiter, times: u64, n: u64) -> Result<u64> {
     let mut client = limiter.client().await?;
     let mut taken = 0;
@@ -77,49 +73,49 @@ async fn take(limiter: &Limiter, times: u64, n: u64) -> Result<u64> {
     Ok(taken)
 }
 
-fn left(answer: &Response) -> u64 {
+fn remaining(answer: &Response) -> u64 {
     let field = answer.head.split("x-ratelimit-remaining: ").nth(1);
     let field = field.and_then(|it| it.split('\r').next());
     field.and_then(|it| it.parse().ok()).expect("a field")
 }
 
 #[tokio::test]
-async fn two_limiters_share_one_quota_over_a_restart_and_a_kill() -> Result<()> {
+async fn two_limiters_share_one_quota_across_a_restart_and_a_kill() -> Result<()> {
     let Some(server) = Server::start().await else {
         return Ok(());
     };
     let mut limiters = [
-        start(&file(&server, PATIENT)).await?,
-        start(&file(&server, PATIENT)).await?,
+        start(&limits_file(&server, LONG_TIMEOUT)).await?,
+        start(&limits_file(&server, LONG_TIMEOUT)).await?,
     ];
-    let mut told = JoinSet::new();
+    let mut reports = JoinSet::new();
     for limiter in &limiters {
         let mut client = limiter.client().await?;
-        told.spawn(async move {
+        reports.spawn(async move {
             for _ in 0..30 {
-                let made = client
+                let counted = client
                     .post("/v1/limits/quota/k/increment", &[], "{}")
                     .await?;
-                assert_eq!(body(&made, 200)["counted"], true);
+                assert_eq!(body(&counted, 200)["counted"], true);
             }
             anyhow::Ok(())
         });
     }
     let (one, other) = tokio::try_join!(take(&limiters[0], 15, 2), take(&limiters[1], 15, 2))?;
-    while let Some(told) = told.join_next().await {
-        told??;
+    while let Some(report) = reports.join_next().await {
+        report??;
     }
     assert_eq!(one + other, 60);
-    // A kill forgets nothing and charges nothing: here are 80 left for both.
+    // A kill neither loses nor charges usage: both limiters have 80 remaining.
     for limiter in &mut limiters {
         let mut client = limiter.client().await?;
         let path = "/v1/limits/quota/k/delay";
-        assert_eq!(left(&client.get(path, &[]).await?), 80);
+        assert_eq!(remaining(&client.get(path, &[]).await?), 80);
         limiter.process.kill()?;
         limiter.restart().await?;
-        until_server(limiter, 1).await?;
+        wait_server(limiter, 1).await?;
         let mut client = limiter.client().await?;
-        assert_eq!(left(&client.get(path, &[]).await?), 80);
+        assert_eq!(remaining(&client.get(path, &[]).await?), 80);
     }
     let (one, other) = tokio::try_join!(take(&limiters[0], 40, 3), take(&limiters[1], 40, 3))?;
     assert_eq!(one + other, 78);
@@ -130,19 +126,19 @@ async fn two_limiters_share_one_quota_over_a_restart_and_a_kill() -> Result<()> 
     for limiter in &mut limiters {
         let mut client = limiter.client().await?;
         let next = client.get("/v1/limits/quota/k/delay", &[]).await?;
-        assert_eq!(left(&next), 0);
+        assert_eq!(remaining(&next), 0);
         let next = body(&next, 200);
         assert_eq!(next["binding"], "quota/r");
         ensure!(nanos(&next["at"]) > nanos(&next["now"]), "{next}");
-        // What was made before a report came is the server's time too.
+        // A reported time is compared with the server's clock.
         let early = json!({ "at": "2100-01-01T00:00:00Z" }).to_string();
         let early = client
             .post("/v1/limits/quota/k/increment", &[], &early)
             .await?;
         body(&early, 422);
-        // The survey is of a moment ago.
+        // The usage summary is updated every second.
         limiter
-            .wait_said("counter \\\"k\\\" of quota has used 100 %")
+            .wait_readiness("counter \\\"k\\\" of quota has used 100 %")
             .await?;
         assert_eq!(
             decided(limiter, "part").await? + decided(limiter, "nobody").await?,
@@ -154,15 +150,15 @@ async fn two_limiters_share_one_quota_over_a_restart_and_a_kill() -> Result<()> 
 }
 
 #[tokio::test]
-async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> Result<()> {
+async fn clients_of_two_limiters_get_distinct_slots_and_wait_for_them() -> Result<()> {
     let Some(server) = Server::start().await else {
         return Ok(());
     };
     let limiters = [
-        start(&file(&server, PATIENT)).await?,
-        start(&file(&server, PATIENT)).await?,
+        start(&limits_file(&server, LONG_TIMEOUT)).await?,
+        start(&limits_file(&server, LONG_TIMEOUT)).await?,
     ];
-    // Not more than the 256 slots to come that the server remembers of `whole`, which calls of a fast machine would use up.
+    // Fewer calls than the 256 future slots of `whole` that the server remembers, which a fast machine would exhaust.
     let mut pending = JoinSet::new();
     for limiter in limiters.iter().cycle().take(8) {
         let mut client = limiter.client().await?;
@@ -181,10 +177,10 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
     }
     assert_eq!(taken.len(), 240);
     let slots: Vec<u64> = taken.into_iter().collect();
-    let too_near = slots.windows(2).find(|two| two[1] - two[0] < 1_000_000);
-    ensure!(too_near.is_none(), "{too_near:?}");
+    let too_close = slots.windows(2).find(|two| two[1] - two[0] < 1_000_000);
+    ensure!(too_close.is_none(), "{too_close:?}");
 
-    // What waits under a limit of its own leaves the limit of every call to others, but for some microseconds around a slot.
+    // A call that waits under its own limit does not block the global limit, except for some microseconds around its slot.
     let mut client = limiters[0].client().await?;
     body(&reserve(&mut client, "slow/k", 1, 1).await?, 200);
     let waits = body(&reserve(&mut client, "slow/k", 1, 30).await?, 200);
@@ -192,7 +188,7 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
     let mut client = limiters[1].client().await?;
     body(&reserve(&mut client, "slots/other", 1, 1).await?, 200);
 
-    // An answer that is held comes at its slot, which the server's clock has passed.
+    // A held response is sent once the server's clock has passed the slot.
     let held = json!({ "wait": true, "n": 1 }).to_string();
     reserve(&mut client, "slots/other", 1, 30).await?;
     let held = client
@@ -201,10 +197,10 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
     let held = body(&held, 200);
     ensure!(nanos(&held["now"]) >= nanos(&held["at"]), "{held}");
 
-    // What a partner says is learned by the limiter that hears it.
-    let said = json!({ "status": 429, "retry_after": "3000" }).to_string();
+    // Feedback restricts calls of the limiter that receives it only.
+    let feedback = json!({ "status": 429, "retry_after": "3000" }).to_string();
     let learned = client
-        .post("/v1/limits/slots/l/feedback", &[], &said)
+        .post("/v1/limits/slots/l/feedback", &[], &feedback)
         .await?;
     let learned = body(&learned, 200);
     assert_eq!(
@@ -212,17 +208,17 @@ async fn clients_of_two_limiters_never_get_one_slot_and_wait_for_their_own() -> 
         (&json!(true), &json!("learned"))
     );
     body(&reserve(&mut client, "slots/l", 1, 30).await?, 429);
-    let mut elsewhere = limiters[0].client().await?;
-    body(&reserve(&mut elsewhere, "slots/l", 1, 1).await?, 200);
+    let mut other = limiters[0].client().await?;
+    body(&reserve(&mut other, "slots/l", 1, 1).await?, 200);
     Ok(())
 }
 
 #[tokio::test]
-async fn without_the_server_each_goes_by_its_part_and_together_by_no_more() -> Result<()> {
+async fn without_the_server_each_limiter_enforces_its_static_share() -> Result<()> {
     let Some(mut server) = Server::start().await else {
         return Ok(());
     };
-    let limits = file(&server, "members_max = 2\ntimeout = '500ms'");
+    let limits = limits_file(&server, "members_max = 2\ntimeout = '500ms'");
     let limiters = [start(&limits).await?, start(&limits).await?];
     let both = |times, n| {
         let [one, other] = &limiters;
@@ -233,28 +229,34 @@ async fn without_the_server_each_goes_by_its_part_and_together_by_no_more() -> R
     };
     let mut taken = both(20, 1).await?;
     assert_eq!(taken, 40);
-    // While it is paused all are answered, and by whom does not matter to what they get.
+    // While the server is paused, every call gets a decision.
     let (more, ()) = tokio::join!(both(150, 1), server.pause(Duration::from_secs(4)));
     taken += more?;
     ensure!(decided(&limiters[0], "part").await? > 0);
-    // It was not there for each for some of these calls: parts come on top of what the server counts.
+    // Static shares are granted in addition to what the server counts.
     ensure!(taken <= 2 * QUOTA, "{taken}");
     for limiter in &limiters {
-        until_server(limiter, 1).await?;
+        wait_server(limiter, 1).await?;
     }
     taken += both(150, 1).await?;
     ensure!((QUOTA..=2 * QUOTA).contains(&taken), "{taken}");
     server.kill();
     for limiter in &limiters {
         let before = decided(limiter, "part").await?;
-        while decided(limiter, "part").await? == before {
+        wait_until("a decision by the limiter", async || {
             take(limiter, 1, 1).await?;
-        }
-        until_server(limiter, 0).await?;
+            Ok(decided(limiter, "part").await? > before)
+        })
+        .await?;
+        wait_server(limiter, 0).await?;
         let status = launcher::admin::get(&limiter.admin, "/readyz").await?;
         assert_eq!(status.status, 200);
-        ensure!(status.body.contains("by a part of 1/2"), "{}", status.body);
-        // For more than its part, nobody knows.
+        ensure!(
+            status.body.contains("enforcing 1/2 of each limit"),
+            "{}",
+            status.body
+        );
+        // Without the server, a call for more than the share cannot be decided.
         let mut client = limiter.client().await?;
         let many = reserve(&mut client, "quota/other", QUOTA / 2 + 1, 0).await?;
         let many = body(&many, 503);
@@ -262,10 +264,10 @@ async fn without_the_server_each_goes_by_its_part_and_together_by_no_more() -> R
     }
     taken += both(150, 1).await?;
     ensure!(taken <= 2 * QUOTA, "{taken}");
-    // It comes back empty, as servers do that keep nothing: the quota is whole again, and no more than that.
+    // A restarted server without persistence has lost the usage, so the full quota is available once more.
     server.restart().await;
     for limiter in &limiters {
-        until_server(limiter, 1).await?;
+        wait_server(limiter, 1).await?;
     }
     let again = both(150, 1).await?;
     ensure!((QUOTA / 2..=2 * QUOTA).contains(&again), "{again}");
@@ -273,21 +275,21 @@ async fn without_the_server_each_goes_by_its_part_and_together_by_no_more() -> R
 }
 
 #[tokio::test]
-async fn without_the_server_and_without_parts_nothing_goes() -> Result<()> {
+async fn without_the_server_and_static_shares_all_calls_are_refused() -> Result<()> {
     let Some(mut server) = Server::start().await else {
         return Ok(());
     };
-    let limiter = start(&file(&server, PATIENT)).await?;
+    let limiter = start(&limits_file(&server, LONG_TIMEOUT)).await?;
     let mut client = limiter.client().await?;
     body(&reserve(&mut client, "quota/k", 1, 0).await?, 200);
     server.kill();
-    for (call, asked) in [
+    for (operation, parameters) in [
         ("reserve", json!({})),
         ("increment", json!({})),
         ("feedback", json!({ "status": 200 })),
     ] {
-        let path = format!("/v1/limits/quota/k/{call}");
-        let lost = client.post(&path, &[], &asked.to_string()).await?;
+        let path = format!("/v1/limits/quota/k/{operation}");
+        let lost = client.post(&path, &[], &parameters.to_string()).await?;
         assert_eq!(
             body(&lost, 503)["type"],
             "/v1/problems/sharing-server-unavailable"
@@ -296,18 +298,22 @@ async fn without_the_server_and_without_parts_nothing_goes() -> Result<()> {
     }
     let lost = client.get("/v1/limits/quota/k/delay", &[]).await?;
     body(&lost, 503);
-    until_server(&limiter, 0).await?;
+    wait_server(&limiter, 0).await?;
     let status = launcher::admin::get(&limiter.admin, "/readyz").await?;
     assert_eq!(status.status, 503);
-    ensure!(status.body.contains("nothing goes"), "{}", status.body);
+    ensure!(
+        status.body.contains("refusing all calls"),
+        "{}",
+        status.body
+    );
     assert_eq!(decided(&limiter, "nobody").await?, 4);
     server.restart().await;
-    until_server(&limiter, 1).await?;
+    wait_server(&limiter, 1).await?;
     body(&reserve(&mut client, "quota/k", 1, 0).await?, 200);
     Ok(())
 }
 
-/// Has the file of a limiter say this, and waits until that is in force.
+/// Replaces the limits file of a limiter, and waits until it takes effect.
 async fn change(limiter: &Limiter, limits: &str) -> Result<()> {
     let before = limiter.metric("limiter_limits_version").await?;
     fs::write(limiter.file("limits.toml"), limits)?;
@@ -317,31 +323,37 @@ async fn change(limiter: &Limiter, limits: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn limits_change_while_it_runs_and_what_a_server_cannot_decide_is_refused() -> Result<()> {
+async fn limits_change_at_runtime_unless_the_server_cannot_decide_on_them() -> Result<()> {
     let Some(server) = Server::start().await else {
         return Ok(());
     };
-    let limits = file(&server, PATIENT);
+    let limits = limits_file(&server, LONG_TIMEOUT);
     let limiters = [start(&limits).await?, start(&limits).await?];
     let mut clients = [limiters[0].client().await?, limiters[1].client().await?];
     assert_eq!(
-        left(&reserve(&mut clients[0], "quota/k", 50, 0).await?),
+        remaining(&reserve(&mut clients[0], "quota/k", 50, 0).await?),
         150
     );
-    // Of one limiter alone: the others go by their own file.
+    // Other limiters use their own limits file.
     let quota = format!("rate = '{QUOTA}/30days'");
     let larger = limits.replace(&quota, "rate = '300/30days'");
     change(&limiters[0], &larger).await?;
     assert_eq!(
-        left(&reserve(&mut clients[0], "quota/k", 50, 0).await?),
+        remaining(&reserve(&mut clients[0], "quota/k", 50, 0).await?),
         200
     );
-    assert_eq!(left(&reserve(&mut clients[1], "quota/k", 50, 0).await?), 50);
-    // By another algorithm, what was used is used.
+    assert_eq!(
+        remaining(&reserve(&mut clients[1], "quota/k", 50, 0).await?),
+        50
+    );
+    // Usage is carried over to another algorithm.
     let window = format!("{quota}, algorithm = 'fixed_window'");
     let bucket = limits.replace(&window, "rate = '1/day', burst = 151");
     change(&limiters[0], &bucket).await?;
-    assert_eq!(left(&reserve(&mut clients[0], "quota/k", 1, 0).await?), 0);
+    assert_eq!(
+        remaining(&reserve(&mut clients[0], "quota/k", 1, 0).await?),
+        0
+    );
 
     let with_log = format!(
         "{limits}\n[limits.new]\nrules = [{{ id = 'r', rate = '10/h', algorithm = 'sliding_log' }}]"
@@ -357,7 +369,7 @@ async fn limits_change_while_it_runs_and_what_a_server_cannot_decide_is_refused(
         (limits.replace("'exact'", "'lease'"), "restart the limiter"),
     ] {
         fs::write(limiters[1].file("limits.toml"), text)?;
-        limiters[1].wait_said(why).await?;
+        limiters[1].wait_readiness(why).await?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What clients without a token can make a limiter hold, with real sockets.
+//! Resources that clients without a token can occupy, with real sockets.
 
 use std::{
     fs,
@@ -19,10 +19,10 @@ const LIMITS: &str = "
 rules = [{ id = 'peak', rate = '1000000/s' }]
 ";
 
-/// Connections of all strangers together.
+/// Number of connections of untrusted clients.
 const CONNECTIONS: usize = 1_900;
 
-/// What `deploy/` reserves beside the counters.
+/// Memory that `deploy/` reserves in addition to the counters.
 const MEMORY_MAX_MIB: u64 = 192;
 
 const TOKEN: (&str, &str) = ("Authorization", "Bearer one-token-of-16b");
@@ -33,15 +33,15 @@ async fn with_token(dir: &TempDir) -> Result<Limiter> {
     Limiter::start(LIMITS, &[&format!("--token-file={}", file.display())]).await
 }
 
-/// One who sends the same bytes again and again, and reads nothing.
-struct Stranger {
+/// A client that sends the same bytes repeatedly, and reads nothing.
+struct UntrustedClient {
     stream: TcpStream,
     bytes: Arc<[u8]>,
     sent: usize,
 }
 
-impl Stranger {
-    /// From this address, with room for few bytes only.
+impl UntrustedClient {
+    /// Connects from this address, with a small receive buffer.
     fn connect(from: Ipv4Addr, to: SocketAddr, bytes: Arc<[u8]>) -> Result<Self> {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
         sockopt::set_socket_recv_buffer_size(&socket, 4 << 10)?;
@@ -56,7 +56,7 @@ impl Stranger {
         })
     }
 
-    /// Sends what there is room for, once; true when there was none.
+    /// Sends as much as the socket accepts; returns whether it is full.
     fn send(&mut self) -> bool {
         let rest = &self.bytes[self.sent % self.bytes.len()..];
         let written = self.stream.write(rest);
@@ -73,17 +73,18 @@ fn resident(limiter: &Limiter) -> Result<u64> {
     Ok(kib.context("no VmRSS")?.trim().parse::<u64>()? << 10)
 }
 
-async fn honest_calls(limiter: &Limiter, calls: usize) -> Result<()> {
+async fn trusted_calls(limiter: &Limiter, calls: usize) -> Result<()> {
     for _ in 0..calls {
         let mut client = limiter.client().await?;
-        let taken = client.post("/v1/limits/a/k/reserve", &[TOKEN], "{}");
-        body(&tokio::time::timeout(TIMEOUT, taken).await??, 200);
+        let response = client.post("/v1/limits/a/k/reserve", &[TOKEN], "{}");
+        body(&tokio::time::timeout(TIMEOUT, response).await??, 200);
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_others() -> Result<()> {
+async fn untrusted_clients_that_read_no_responses_neither_exhaust_memory_nor_block_others()
+-> Result<()> {
     ensure!(
         runtime::raise_open_files() > 2 * CONNECTIONS as u64,
         "too few files"
@@ -91,54 +92,53 @@ async fn strangers_who_read_no_answer_hold_neither_memory_nor_the_calls_of_other
     let dir = TempDir::new()?;
     let mut limiter = with_token(&dir).await?;
     let address: SocketAddr = limiter.address.parse()?;
-    honest_calls(&limiter, 1).await?;
+    trusted_calls(&limiter, 1).await?;
     let before = resident(&limiter)?;
     let get = "GET /v1/limits/a/k/delay HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let post =
         "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n";
     let many: Arc<[u8]> = get.repeat(250).into_bytes().into();
     let large: Arc<[u8]> = format!("{post}{}", " ".repeat(65_536)).into_bytes().into();
-    let mut most = before;
-    let mut strangers = Vec::new();
+    let mut peak = before;
+    let mut clients = Vec::new();
     for number in 0..CONNECTIONS {
         let from = Ipv4Addr::new(127, 0, 0, [2, 3][number % 2]);
         let bytes = if number % 8 == 0 { &large } else { &many };
-        strangers.push(Stranger::connect(from, address, Arc::clone(bytes))?);
+        clients.push(UntrustedClient::connect(from, address, Arc::clone(bytes))?);
     }
-    // Each pipelines calls, or begins a large one, until the limiter reads no more of them.
+    // Each pipelines requests, or starts a large one, until the limiter stops reading from it.
     let mut blocked = 0;
     let deadline = Instant::now() + TIMEOUT;
     while blocked < CONNECTIONS / 2 && Instant::now() < deadline {
         blocked = 0;
-        for stranger in &mut strangers {
-            blocked += usize::from(stranger.send());
+        for client in &mut clients {
+            blocked += usize::from(client.send());
         }
-        honest_calls(&limiter, 1).await?;
-        most = most.max(resident(&limiter)?);
+        trusted_calls(&limiter, 1).await?;
+        peak = peak.max(resident(&limiter)?);
     }
-    ensure!(blocked >= CONNECTIONS / 2, "{blocked} stopped");
-    honest_calls(&limiter, 20).await?;
-    most = most.max(resident(&limiter)?);
-    let [most, before] = [most, before].map(|bytes| bytes >> 20);
-    ensure!(
-        most < MEMORY_MAX_MIB,
-        "{most} MiB, of which {before} before"
-    );
+    ensure!(blocked >= CONNECTIONS / 2, "{blocked} are blocked");
+    trusted_calls(&limiter, 20).await?;
+    peak = peak.max(resident(&limiter)?);
+    let [peak, before] = [peak, before].map(|bytes| bytes >> 20);
+    ensure!(peak < MEMORY_MAX_MIB, "{peak} MiB, {before} MiB before");
     limiter.stop().await
 }
 
-/// What comes until the end, to these bytes.
+/// Sends these bytes, and reads until the connection closes.
 fn until_end(limiter: &Limiter, bytes: &[u8]) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect(&limiter.address)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(bytes)?;
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).context("it does not end")?;
+    stream
+        .read_to_end(&mut answer)
+        .context("the connection stays open")?;
     Ok(answer)
 }
 
 #[tokio::test]
-async fn http_2_is_not_spoken() -> Result<()> {
+async fn http_2_is_rejected() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let answer = until_end(&limiter, preface)?;
@@ -147,7 +147,7 @@ async fn http_2_is_not_spoken() -> Result<()> {
 }
 
 #[tokio::test]
-async fn answer_before_the_body_was_read_says_that_it_is_the_last() -> Result<()> {
+async fn response_before_the_body_is_read_closes_the_connection() -> Result<()> {
     let dir = TempDir::new()?;
     let mut limiter = with_token(&dir).await?;
     let head =
@@ -168,7 +168,7 @@ async fn answer_before_the_body_was_read_says_that_it_is_the_last() -> Result<()
         );
         ensure!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
     }
-    // Where nothing is left of a request, the next one is answered.
+    // After a complete request, the connection stays open.
     let mut client = limiter.client().await?;
     for _ in 0..2 {
         body(&client.get("/v1/limits/a/k/delay", &[]).await?, 401);
