@@ -1,4 +1,4 @@
-//! Streams: both calls, their readers, and what becomes of an epoch.
+//! Streams: both calls, slow and abusive clients, drains, and the ends of epochs.
 
 mod drain;
 mod epoch_history;

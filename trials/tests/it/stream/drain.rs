@@ -1,4 +1,4 @@
-//! Orderly shutdown: everything accepted is delivered and stored, and the exit code tells it.
+//! Clean shutdown: every accepted cookie is delivered and stored, and the exit code reports the result.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn sigterm_drains_and_exits_0() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &[]).await?;
     let store = embedded(&dir.path().join("store"));
-    // A flush interval that the test does not wait for: what is stored, the drain has stored.
+    // With this flush interval, only the drain can store the cookie.
     let flags = ["--flush-interval", "10s"];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &flags).await?;
 
@@ -51,13 +51,13 @@ async fn drain_that_leaves_a_subscriber_behind_names_it_and_exits_1() -> Result<
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &["--drain-timeout", "1s"]).await?;
     let behind = CookieStream::open(&producer.grpc, "behind").await?;
-    // More than the window of a client that does not read, and what is kept for it beside the log.
+    // More than the flow-control window and the buffers of a client that does not read.
     producer.accept_load(1, 30_000).await?;
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 1)?;
     let log = producer.process.last_lines(usize::MAX);
-    let said = "not everything was sent within 1s; still behind: behind";
-    ensure!(log.contains(said), "{log}");
+    let message = "not everything was sent within 1s; still behind: behind";
+    ensure!(log.contains(message), "{log}");
     drop(behind);
     Ok(())
 }
@@ -75,7 +75,7 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
     let stop = CancellationToken::new();
     let load = load::run(&plan, &stop);
     let drain = async {
-        wait_until(TIMEOUT, "some are accepted", async || {
+        wait_until(TIMEOUT, "cookies are appended", async || {
             Ok(producer.appended().await? > 2_000)
         })
         .await?;
@@ -90,7 +90,7 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
     let outcome = outcome?;
 
     let (goodbye, status) = read?;
-    let last = goodbye.context("no goodbye")?;
+    let last = goodbye.context("the goodbye is missing")?;
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert_eq!(reader.cookies.len() as u64, last);
     assert_eq!((reader.lost(), reader.hello.first_sequence), (0, 1));
@@ -98,10 +98,10 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert_eq!(cookies.cookies, reader.cookies);
 
-    // One connection: what was accepted is the first of what was sent. The last answers may be lost on the way.
+    // On one connection, the accepted cookies are the first ones sent. The last responses may be lost.
     ensure!(
         (outcome.counts.accepted..=outcome.counts.sent).contains(&last),
-        "{last} were delivered:\n{}",
+        "{last} cookies were delivered:\n{}",
         outcome.summary()
     );
     for (number, cookie) in (0..).zip(&reader.cookies) {
@@ -113,7 +113,7 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
     consumer.wait_lookups(&newest(&plan.traffic, last)).await
 }
 
-/// Two producers under load, and a node that reads from both.
+/// Stops and restarts two producers under load and a node that reads from both, and checks the reported losses.
 async fn stop_and_restart(producers_first: bool) -> Result<()> {
     let dir = TempDir::new()?;
     let mut producers = [
@@ -128,25 +128,25 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
         one.ordered_load(1, 2_000, 1_000_000)?,
         other.ordered_load(2, 2_000, 1_000_000)?,
     ];
-    let stop = CancellationToken::new();
-    let load = async { tokio::join!(load::run(&plans[0], &stop), load::run(&plans[1], &stop)) };
+    let cancel = CancellationToken::new();
+    let load = async { tokio::join!(load::run(&plans[0], &cancel), load::run(&plans[1], &cancel)) };
     let stopping = async {
         let stopped = async {
             wait_appended(&producers, 1_000).await?;
             if !producers_first {
-                end(&mut consumer.process).await?;
+                stop(&mut consumer.process).await?;
                 wait_appended(&producers, 1_000).await?;
             }
             for producer in &mut producers {
-                end(&mut producer.process).await?;
+                stop(&mut producer.process).await?;
             }
             if producers_first {
-                end(&mut consumer.process).await?;
+                stop(&mut consumer.process).await?;
             }
             anyhow::Ok(())
         };
         let stopped = stopped.await;
-        stop.cancel();
+        cancel.cancel();
         stopped
     };
     let (_, stopped) = tokio::join!(load, stopping);
@@ -161,7 +161,7 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
     let restarts = |metrics: &Samples, loss| {
         metrics.count("consumer_producer_restarts_total", &[("loss", loss)])
     };
-    wait_until(TIMEOUT, "it knows how both runs ended", async || {
+    wait_until(TIMEOUT, "both restarts are reported", async || {
         let metrics = consumer.metrics().await?;
         Ok(restarts(&metrics, "none") + restarts(&metrics, "exact") == 2)
     })
@@ -176,11 +176,11 @@ async fn stop_and_restart(producers_first: bool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until each has accepted so many more.
+/// Waits until each producer has appended `cookies` more.
 async fn wait_appended(producers: &[Producer], cookies: u64) -> Result<()> {
     for producer in producers {
         let enough = producer.appended().await? + cookies;
-        wait_until(TIMEOUT, "some more are accepted", async || {
+        wait_until(TIMEOUT, "more cookies are appended", async || {
             Ok(producer.appended().await? >= enough)
         })
         .await?;
@@ -188,7 +188,7 @@ async fn wait_appended(producers: &[Producer], cookies: u64) -> Result<()> {
     Ok(())
 }
 
-async fn end(process: &mut Process) -> Result<()> {
+async fn stop(process: &mut Process) -> Result<()> {
     let status = process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(process, status, 0)
 }
@@ -198,7 +198,7 @@ async fn nothing_is_lost_when_producers_stop_before_consumers() -> Result<()> {
     stop_and_restart(true).await
 }
 
-/// That is why they stop in the other order.
+/// Therefore producers must be stopped first.
 #[tokio::test]
 async fn cookies_accepted_after_consumers_stop_are_lost_and_counted() -> Result<()> {
     stop_and_restart(false).await
@@ -211,19 +211,21 @@ async fn stalled_clients_do_not_delay_the_drain() -> Result<()> {
     let mut reader = Subscription::open(&producer.grpc, from_newest("reader")).await?;
     producer.accept_numbers(1..=10).await?;
 
-    // Half a request; one whole request and a half; nothing at all, on each port.
-    let mut half = HttpClient::connect(&producer.http).await?;
-    half.send(b"GET /?d=1&b=x HTTP/1.1\r\nCookie: ui").await?;
-    let mut later = HttpClient::connect(&producer.http).await?;
-    later
+    // A partial request, a complete one followed by a partial one, and silent connections to each port.
+    let mut partial = HttpClient::connect(&producer.http).await?;
+    partial
+        .send(b"GET /?d=1&b=x HTTP/1.1\r\nCookie: ui")
+        .await?;
+    let mut pipelined = HttpClient::connect(&producer.http).await?;
+    pipelined
         .send(b"GET /none HTTP/1.1\r\n\r\nGET /?d=1&b=x HTTP/1.1\r\n")
         .await?;
-    assert_eq!(later.response().await?.status, 404);
+    assert_eq!(pipelined.response().await?.status, 404);
     let _silent_http = HttpClient::connect(&producer.http).await?;
     let _silent_admin = HttpClient::connect(&producer.admin).await?;
     let grpc = producer.grpc.trim_start_matches("http://").to_owned();
     let _silent_grpc = TcpStream::connect(&grpc).await?;
-    // An HTTP/2 connection without a call.
+    // An HTTP/2 connection without calls.
     let endpoint = proto::client::endpoint(producer.grpc.clone())?;
     let _idle_grpc = endpoint.connect().await?;
 
@@ -243,7 +245,7 @@ async fn second_signal_ends_a_hanging_drain() -> Result<()> {
     receive_one(&producer, &consumer).await?;
 
     consumer.process.signal(Signal::TERM)?;
-    wait_until(TIMEOUT, "it drains", async || {
+    wait_until(TIMEOUT, "the drain begins", async || {
         Ok(consumer.process.last_lines(20).contains("draining"))
     })
     .await?;
@@ -252,7 +254,7 @@ async fn second_signal_ends_a_hanging_drain() -> Result<()> {
     let status = consumer.process.wait(Duration::from_secs(5)).await?;
     expect_exit(&consumer.process, status, 130)?;
 
-    // It never became durable, so it comes again.
+    // The cookie never became durable, so it is redelivered.
     mongod.resume()?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
@@ -283,7 +285,7 @@ async fn drain_does_not_wait_for_an_unavailable_store() -> Result<()> {
     check_redelivered(&mut mongod, &mut consumer).await
 }
 
-/// A producer, and a consumer that writes into a server of its own.
+/// Starts a producer, a `mongod`, and a consumer that writes to it.
 async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, Consumer)> {
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let producer = Producer::start(dir, &[]).await?;
@@ -292,7 +294,7 @@ async fn node(dir: &TempDir, drain_timeout: &str) -> Result<(Mongod, Producer, C
     Ok((mongod, producer, consumer))
 }
 
-/// Checks that the last batch was said not to be stored, and that the next start brings it.
+/// Checks that the drain logged the unstored batch, and that it is redelivered after the restart.
 async fn check_redelivered(mongod: &mut Mongod, consumer: &mut Consumer) -> Result<()> {
     let log = consumer.process.last_lines(20);
     ensure!(
@@ -305,10 +307,10 @@ async fn check_redelivered(mongod: &mut Mongod, consumer: &mut Consumer) -> Resu
     consumer.wait_lookup("alice", json!({"17": "a-1"})).await
 }
 
-/// Sends one cookie and waits until the consumer, whose store may stand still, has it.
+/// Sends one cookie and waits until the consumer, whose store may be paused, has received it.
 async fn receive_one(producer: &Producer, consumer: &Consumer) -> Result<()> {
     producer.accept("alice", 17, "a-1").await?;
-    wait_until(TIMEOUT, "it is received", async || {
+    wait_until(TIMEOUT, "the cookie is received", async || {
         let metrics = consumer.metrics().await?;
         Ok(metrics.count(names::RECEIVED, &[]) == 1)
     })

@@ -1,5 +1,5 @@
-//! What consumers know of how a producer's epoch ended: nothing was lost, exactly so many are, at most so many, or nothing;
-//! and that it is true.
+//! What consumers report at the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss. Each report must be
+//! true.
 
 use std::{
     ffi::OsStr,
@@ -26,20 +26,20 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// A disk of its own for `--state`, which can be made to hang: anyone who writes to it then waits, and cannot be killed.
+/// A separate disk for `--state` that can hang. Writers then block and cannot be killed.
 struct Disk {
     dir: PathBuf,
 }
 
 impl Disk {
-    /// `None` where this may not be mounted, which skips the test.
+    /// `None` (a skipped test) without the permission to mount.
     fn mount(within: &TempDir) -> Result<Option<Self>> {
         let [image, dir] = ["image", "disk"].map(|name| within.path().join(name));
         File::create(&image)?.set_len(8 << 20)?;
         fs::create_dir(&dir)?;
         let [q, o, lo] = ["-qF", "-o", "loop"].map(OsStr::new);
-        let is_mounted = does("mkfs.ext4", &[q, image.as_ref()])
-            && does("mount", &[o, lo, image.as_ref(), dir.as_ref()]);
+        let is_mounted = succeeds("mkfs.ext4", &[q, image.as_ref()])
+            && succeeds("mount", &[o, lo, image.as_ref(), dir.as_ref()]);
         if !is_mounted {
             skip("mkfs.ext4 or mount fails");
             return Ok(None);
@@ -47,9 +47,9 @@ impl Disk {
         Ok(Some(Self { dir }))
     }
 
-    /// Until what is returned is dropped.
+    /// Blocks writes until the result is dropped.
     fn hang(&self) -> Result<Hanging<'_>> {
-        ensure!(does("fsfreeze", &["-f".as_ref(), self.dir.as_ref()]));
+        ensure!(succeeds("fsfreeze", &["-f".as_ref(), self.dir.as_ref()]));
         Ok(Hanging(self))
     }
 
@@ -60,7 +60,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        if !does("umount", &["-l".as_ref(), self.dir.as_ref()]) {
+        if !succeeds("umount", &["-l".as_ref(), self.dir.as_ref()]) {
             eprintln!("cannot unmount {}", self.dir.display());
         }
     }
@@ -70,18 +70,18 @@ struct Hanging<'a>(&'a Disk);
 
 impl Drop for Hanging<'_> {
     fn drop(&mut self) {
-        if !does("fsfreeze", &["-u".as_ref(), self.0.dir.as_ref()]) {
-            eprintln!("{} hangs", self.0.dir.display());
+        if !succeeds("fsfreeze", &["-u".as_ref(), self.0.dir.as_ref()]) {
+            eprintln!("cannot unfreeze {}", self.0.dir.display());
         }
     }
 }
 
-fn does(program: &str, args: &[&OsStr]) -> bool {
+fn succeeds(program: &str, args: &[&OsStr]) -> bool {
     let output = Command::new(program).args(args).output();
     output.is_ok_and(|output| output.status.success())
 }
 
-/// A producer and a consumer that has its first cookie.
+/// A producer, and a consumer that has stored its first cookie.
 struct Pair {
     _dir: TempDir,
     producer: Producer,
@@ -113,9 +113,9 @@ impl Pair {
         expect_exit(&self.producer.process, status, 0)
     }
 
-    /// Kills the producer when its record says where it stands: when all it has is sealed.
+    /// Kills the producer once all its cookies are sealed, so that its epoch history has the exact position.
     async fn kill_idle_producer(&mut self, cookies: u64) -> Result<()> {
-        wait_until(TIMEOUT, "all is sealed", async || {
+        wait_until(TIMEOUT, "all cookies are sealed", async || {
             let metrics = self.producer.metrics().await?;
             Ok(metrics.count("producer_log_cookies", &[]) == cookies)
         })
@@ -133,10 +133,10 @@ impl Pair {
         self.consumer.wait_ready().await
     }
 
-    /// Waits until the consumer has told the end of an epoch in this way, for the first time; returns its figures.
-    async fn expect(&self, loss: &str, said: &str) -> Result<Samples> {
+    /// Waits until the consumer has reported its first restart of a producer, checks label and log message, and returns the metrics.
+    async fn expect_restart(&self, loss: &str, message: &str) -> Result<Samples> {
         let restarts = "consumer_producer_restarts_total";
-        wait_until(TIMEOUT, "the end of an epoch is told", async || {
+        wait_until(TIMEOUT, "the restart is reported", async || {
             Ok(self.consumer.metrics().await?.count(restarts, &[]) == 1)
         })
         .await?;
@@ -144,21 +144,21 @@ impl Pair {
         let counted = metrics.count(restarts, &[("loss", loss)]);
         ensure!(counted == 1, "{}", self.consumer.process.last_lines(100));
         // The log is written later than the metric is counted.
-        wait_logged(&self.consumer.process, said).await?;
+        wait_logged(&self.consumer.process, message).await?;
         Ok(metrics)
     }
 
-    /// The consumer goes on with the epoch that runs.
-    async fn goes_on(&self) -> Result<()> {
+    /// Checks that the consumer receives cookies of the current epoch.
+    async fn check_receives(&self) -> Result<()> {
         self.producer.accept("alice", 2, "last").await?;
         let known = json!({"1": "first", "2": "last"});
         self.consumer.wait_lookup("alice", known).await
     }
 
-    /// The one file in the directory of the record.
-    fn record(dir: &Path) -> Result<std::path::PathBuf> {
+    /// The path of the epoch history, the only file in its directory.
+    fn history_file(dir: &Path) -> Result<std::path::PathBuf> {
         let mut files = fs::read_dir(dir)?;
-        let file = files.next().context("no record")??;
+        let file = files.next().context("no epoch history")??;
         ensure!(files.next().is_none(), "more than one file");
         Ok(file.path())
     }
@@ -178,7 +178,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let stop = CancellationToken::new();
     let crash = async {
         let appended = async |cookies: u64| {
-            wait_until(TIMEOUT, "some are accepted", async || {
+            wait_until(TIMEOUT, "cookies are appended", async || {
                 Ok(producer.appended().await? >= cookies)
             })
             .await
@@ -199,7 +199,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     producer.wait_ready().await?;
     proxy.reconnect().await?;
     consumer.wait_ready().await?;
-    wait_until(TIMEOUT, "the end is told", async || {
+    wait_until(TIMEOUT, "the restart is reported", async || {
         Ok(consumer
             .metrics()
             .await?
@@ -208,7 +208,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     })
     .await?;
 
-    // When this is stored, all that was received before it is counted.
+    // Once this cookie is stored, all cookies received before it are counted.
     producer.accept("bob", 1, "next-epoch").await?;
     consumer
         .wait_lookup("bob", json!({"1": "next-epoch"}))
@@ -217,19 +217,19 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let received = metrics.count(names::RECEIVED, &[]) - 1;
     let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
     let words = consumer.process.last_lines(100);
-    // Accepted is what was answered; the producer may have had any part of what was sent.
-    let (least, most) = (
+    // Requests without a response may have been accepted.
+    let (lost_min, lost_max) = (
         outcome.counts.accepted - received,
         outcome.counts.sent - received,
     );
     ensure!(
-        least >= 1_000,
-        "nothing to be checked: {}",
+        lost_min >= 1_000,
+        "too few losses to check: {}",
         outcome.summary()
     );
     ensure!(
-        (least..=most + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
-        "{least} to {most} are lost, at most {bound} are said to be:\n{words}"
+        (lost_min..=lost_max + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
+        "{lost_min} to {lost_max} cookies are lost, but the reported maximum is {bound}:\n{words}"
     );
     let said = "up to cookies_max cookies after this sequence are lost";
     ensure!(words.contains(said), "{words}");
@@ -248,7 +248,7 @@ async fn undelivered_cookies_of_a_drained_producer_are_counted_exactly() -> Resu
     pair.start_producer().await?;
     pair.start_consumer().await?;
     let metrics = pair
-        .expect(
+        .expect_restart(
             "exact",
             "cookies after this sequence are lost (exact number)",
         )
@@ -256,7 +256,7 @@ async fn undelivered_cookies_of_a_drained_producer_are_counted_exactly() -> Resu
     let reason = [("reason", "producer_ended")];
     assert_eq!(metrics.count(names::LOST, &reason), 50);
     assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 0);
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -272,10 +272,10 @@ async fn goodbye_confirms_no_loss_to_a_restarted_consumer() -> Result<()> {
     pair.start_producer().await?;
     pair.start_consumer().await?;
     let metrics = pair
-        .expect("none", "producer restarted; nothing lost")
+        .expect_restart("none", "producer restarted; nothing lost")
         .await?;
     assert_eq!(metrics.count(names::LOST, &[]), 0);
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -289,13 +289,13 @@ async fn missed_epochs_are_counted() -> Result<()> {
     pair.stop_producer().await?;
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    let metrics = pair.expect("bounded", "cookies_max=50").await?;
+    let metrics = pair.expect_restart("bounded", "cookies_max=50").await?;
     let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
     assert_eq!(
         (bound, metrics.count(names::UNCERTAIN_RESTARTS, &[])),
         (50, 1)
     );
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -312,9 +312,9 @@ async fn hanging_state_disk_blocks_no_request_and_yields_no_bound() -> Result<()
     drop(hanging);
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    pair.expect("unknown", "number of lost cookies is unknown")
+    pair.expect_restart("unknown", "number of lost cookies is unknown")
         .await?;
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -333,9 +333,9 @@ async fn hanging_state_disk_blocks_no_drain_and_yields_no_end() -> Result<()> {
     drop(hanging);
     pair.start_producer().await?;
     pair.start_consumer().await?;
-    pair.expect("unknown", "number of lost cookies is unknown")
+    pair.expect_restart("unknown", "number of lost cookies is unknown")
         .await?;
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -344,17 +344,17 @@ async fn corrupt_record_yields_no_bound_and_confirms_nothing() -> Result<()> {
     let flag = state.path().display().to_string();
     let mut pair = Pair::start(&["--state", &flag]).await?;
     pair.producer.process.kill()?;
-    fs::write(Pair::record(state.path())?, "garbage")?;
+    fs::write(Pair::history_file(state.path())?, "garbage")?;
     pair.start_producer().await?;
     let metrics = pair
-        .expect("unknown", "number of lost cookies is unknown")
+        .expect_restart("unknown", "number of lost cookies is unknown")
         .await?;
     assert_eq!(metrics.count(names::UNCERTAIN_RESTARTS, &[]), 1);
     assert_eq!(
         metrics.count("consumer_uncertain_loss_cookies_total", &[]),
         0
     );
-    // The new epoch is recorded again.
+    // The new epoch is recorded.
     pair.stop_producer().await?;
     pair.start_producer().await?;
     wait_until(TIMEOUT, "the next end is proved", async || {
@@ -362,7 +362,7 @@ async fn corrupt_record_yields_no_bound_and_confirms_nothing() -> Result<()> {
         Ok(metrics.count("consumer_producer_restarts_total", &[("loss", "none")]) == 1)
     })
     .await?;
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]
@@ -377,9 +377,9 @@ async fn producer_without_an_epoch_history_runs_and_reports_it() -> Result<()> {
     assert_eq!(recorded(&pair.producer).await?, 0);
     pair.producer.process.kill()?;
     pair.start_producer().await?;
-    pair.expect("unknown", "number of lost cookies is unknown")
+    pair.expect_restart("unknown", "number of lost cookies is unknown")
         .await?;
-    pair.goes_on().await
+    pair.check_receives().await
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! What producers may send before the consumer has looked at it: windows that share one budget, so that its memory is the
-//! documented one with however many producers, and whatever its store does.
+//! HTTP/2 flow control between producers and a consumer. All windows share one budget, so that the consumer's memory stays within the
+//! documented limit for any number of producers and any state of its store.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -16,20 +16,23 @@ use crate::harness::{
     Consumer, Producer, TIMEOUT, accept_all, reserve_machine, settled, wait_until,
 };
 
-/// What docs/operation.md says a consumer takes at most beside `--refresh-bytes`.
+/// The maximum memory of a consumer in docs/operation.md, without `--refresh-bytes`.
 const DOCUMENTED_BYTES: u64 = 384 << 20;
 
 const PRODUCERS: u64 = 8;
 
-/// Cookies of which the consumer knows what became, those included that it will not get.
+/// Cookies with an outcome, including lost ones.
 pub(crate) fn settled_or_lost_cookies(metrics: &Samples) -> u64 {
     settled(metrics) + metrics.count(names::LOST, &[])
 }
 
 async fn wait_settled(consumer: &Consumer, cookies: u64, timeout: Duration) -> Result<()> {
-    wait_until(timeout, "the fate of every cookie is known", async || {
+    wait_until(timeout, "every cookie has an outcome", async || {
         let settled = settled_or_lost_cookies(&consumer.metrics().await?);
-        ensure!(settled <= cookies, "{settled} of {cookies}");
+        ensure!(
+            settled <= cookies,
+            "{settled} cookies have an outcome, but only {cookies} were accepted"
+        );
         Ok(settled == cookies)
     })
     .await
@@ -40,7 +43,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     const COOKIES: u64 = 100_000;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
-    // Chunks larger than a window pass as well.
+    // Chunks larger than a window are delivered as well.
     let producer = Producer::start(&dir, &["--chunk-bytes", "1MiB"]).await?;
     let flags = ["--producers-expected", "1000", "--buffer-bytes", "64KiB"];
     let more = ["--batch-cookies", "1000", "--refresh-interval", "0s"];
@@ -57,7 +60,7 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     })
     .await?;
     consumer.wait_not_ready("store: ").await?;
-    // One window, three batches and the buffer of one chunk or less each, and what waits to be sent.
+    // One window, three batches and the buffer with up to one chunk each, and unsent data.
     let sent = sent().await?;
     ensure!(sent < 5 << 20, "{sent} bytes were sent");
     mongod.resume()?;
@@ -66,8 +69,8 @@ async fn window_of_one_of_many_producers_is_small_and_throttles_it() -> Result<(
     Ok(())
 }
 
-/// Eight producers at so many a second each for so long, while mongod is frozen; then all of it is stored or counted.
-async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Result<()> {
+/// Eight producers at `rate` each while mongod is paused. Afterwards every cookie must have an outcome.
+async fn check_memory_with_a_paused_mongod(rate: u64, time: Duration) -> Result<()> {
     let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
@@ -76,7 +79,7 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
         producers.push(Producer::start(&dir, &[]).await?);
     }
     let all: Vec<_> = producers.iter().collect();
-    // The table of repeats is documented apart.
+    // Disables duplicate detection, whose memory is documented separately.
     let flags = ["--refresh-interval", "0s"];
     let consumer = Consumer::start(&dir, "node", &all, &mongod.uri(), &flags).await?;
     for (seed, producer) in (100..).zip(&producers) {
@@ -100,31 +103,31 @@ async fn eight_producers_and_a_frozen_mongod(rate: u64, time: Duration) -> Resul
     let process = consumer.process.id();
     let peak = || {
         Memory::of(process)
-            .context("it has ended")
+            .context("the consumer has ended")
             .map(|memory| memory.peak_bytes)
     };
-    let frozen = peak()?;
+    let paused_peak = peak()?;
     mongod.resume()?;
     let accepted = requests + 100 * PRODUCERS;
     wait_settled(&consumer, accepted, TIMEOUT + 20 * time).await?;
     let (peak, lost) = (peak()?, consumer.lost().await?);
     println!(
-        "{requests} cookies, {lost} lost, peak {} MiB frozen, {} MiB in all",
-        frozen >> 20,
+        "{requests} cookies, {lost} lost, peak {} MiB while paused, {} MiB in total",
+        paused_peak >> 20,
         peak >> 20
     );
-    ensure!(peak <= DOCUMENTED_BYTES, "{peak} bytes");
+    ensure!(peak <= DOCUMENTED_BYTES, "peak of {peak} bytes");
     Ok(())
 }
 
 #[tokio::test]
 async fn eight_producers_and_a_paused_mongod_stay_within_the_documented_memory() -> Result<()> {
-    eight_producers_and_a_frozen_mongod(2_500, Duration::from_secs(10)).await
+    check_memory_with_a_paused_mongod(2_500, Duration::from_secs(10)).await
 }
 
 #[tokio::test]
 #[ignore = "takes minutes and dist builds"]
 async fn eight_producers_at_30_000_per_second_and_a_paused_mongod_stay_within_the_documented_memory()
 -> Result<()> {
-    eight_producers_and_a_frozen_mongod(30_000, Duration::from_secs(20)).await
+    check_memory_with_a_paused_mongod(30_000, Duration::from_secs(20)).await
 }

@@ -1,4 +1,4 @@
-//! The rules of the wire for `GetCookies`, which any client of any language may rely on.
+//! The wire protocol of `GetCookies`, which clients in any language rely on.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path, process::Stdio, time::Duration};
 
@@ -29,23 +29,23 @@ async fn reconnecting_reader_loses_nothing() -> Result<()> {
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
     let plan = producer.ordered_load(1, 3_000, COOKIES)?;
     let reading = async {
-        let wanted: BTreeSet<_> = (0..COOKIES)
+        let expected: BTreeSet<_> = (0..COOKIES)
             .map(|number| plan.traffic.cookie(0, number).user_id().to_owned())
             .collect();
-        let mut seen = BTreeSet::new();
+        let mut received = BTreeSet::new();
         let mut connections = 1;
-        while seen.len() < wanted.len() {
+        while received.len() < expected.len() {
             stream.read().await?;
             let user = stream.cookies.pop().map(|cookie| cookie.user_id);
-            seen.extend(user);
-            // Breaks off in the middle of what it was sent, with some of it on the way.
-            if seen.len() as u64 / 1_000 >= connections && connections < 5 {
+            received.extend(user);
+            // Disconnects with cookies in flight.
+            if received.len() as u64 / 1_000 >= connections && connections < 5 {
                 drop(stream);
                 connections += 1;
                 stream = CookieStream::open(&producer.grpc, "bidder").await?;
             }
         }
-        assert_eq!(seen, wanted);
+        assert_eq!(received, expected);
         assert_eq!(connections, 5);
         anyhow::Ok(())
     };
@@ -60,7 +60,7 @@ async fn paused_reader_stays_connected_and_receives_everything() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
-    // Many small chunks, hence many frames, arrive meanwhile.
+    // Many small chunks, and so many frames, arrive while it does not read.
     let plan = producer.ordered_load(1, 8_000, COOKIES)?;
     accept_all(&plan).await?;
     for number in 0..COOKIES {
@@ -75,7 +75,7 @@ async fn paused_reader_stays_connected_and_receives_everything() -> Result<()> {
     Ok(())
 }
 
-/// Lets a client in another language stand still while `cookies` arrive, 20,000 a second; then it must get them all.
+/// Pauses a Python client while `cookies` arrive at 20,000 per second. It must receive all of them afterwards.
 async fn check_paused_client(cookies: u64, timeout: Duration) -> Result<()> {
     let python = tokio::task::spawn_blocking(environment)
         .await?
@@ -104,17 +104,18 @@ async fn check_paused_client(cookies: u64, timeout: Duration) -> Result<()> {
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    let mut lines = BufReader::new(client.stdout.take().context("it has no output")?).lines();
-    let ready = within_timeout("the client has opened its stream", lines.next_line()).await??;
+    let mut lines =
+        BufReader::new(client.stdout.take().context("the client has no stdout")?).lines();
+    let ready = within_timeout("the client opens its stream", lines.next_line()).await??;
     if ready.as_deref() == Some("ready") {
         accept_all(&plan).await?;
-        let mut words = client.stdin.take().context("it has no input")?;
-        words.write_all(b"read\n").await?;
+        let mut stdin = client.stdin.take().context("the client has no stdin")?;
+        stdin.write_all(b"read\n").await?;
     }
-    let ended = time::timeout(timeout, client.wait_with_output()).await;
-    let ended = ended.context("the client has not read all in time")??;
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    let output = time::timeout(timeout, client.wait_with_output()).await;
+    let output = output.context("the client has not received every cookie in time")??;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{errors}", output.status);
     let labels = [("subscriber", "pausing"), ("call", "get_cookies")];
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::STREAMS, &labels), 1);
@@ -163,11 +164,11 @@ async fn invalid_host_name_is_rejected() -> Result<()> {
             host,
             ..GetCookiesRequest::default()
         };
-        let refused = match client::get_cookies(channel, request).await {
+        let result = match client::get_cookies(channel, request).await {
             Ok(response) => response.into_inner().message().await.map(drop),
             Err(status) => Err(status),
         };
-        let status = refused.expect_err("the name is none");
+        let status = result.expect_err("the host name is invalid");
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     }
     Ok(())

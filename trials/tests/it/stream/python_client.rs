@@ -1,4 +1,4 @@
-//! A client in another language, generated from the `.proto`, reads both streams.
+//! A Python client, generated from the `.proto`, reads both streams.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::{Producer, numbered_cookie, within_timeout};
 
-/// What the clients need from PyPI.
+/// Packages of the Python clients, from PyPI.
 const PACKAGES: [&str; 5] = [
     "grpcio==1.80.0",
     "grpcio-tools==1.80.0",
@@ -23,7 +23,7 @@ const PACKAGES: [&str; 5] = [
     "pymongo==4.16.0",
 ];
 
-/// What to do where there is none.
+/// Error text without the Python environment.
 pub(crate) const MISSING: &str = "the Python client needs Python 3.9 or later with venv and pip (Debian and Ubuntu: apt install \
                        python3-venv python3-pip), and grpcio and pymongo from PyPI, once";
 
@@ -47,38 +47,38 @@ async fn python_client_reads_both_streams() -> Result<()> {
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    let words = client.stdout.take().context("it has no output")?;
-    let mut lines = BufReader::new(words).lines();
+    let stdout = client.stdout.take().context("the client has no stdout")?;
+    let mut lines = BufReader::new(stdout).lines();
     let first = within_timeout("the Python client is ready", lines.next_line()).await??;
     if first.as_deref() == Some("ready") {
         producer.accept_numbers(1..=200).await?;
         producer.accept_numbers(201..=201).await?;
         producer.accept_numbers(202..=500).await?;
     }
-    let ended = within_timeout("the Python client ends", client.wait_with_output()).await??;
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.success(), "{}:\n{said}", ended.status);
+    let output = within_timeout("the Python client exits", client.wait_with_output()).await??;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{errors}", output.status);
     Ok(())
 }
 
-/// The `python` to run clients with.
+/// The Python interpreter for the clients.
 pub(crate) async fn python() -> Result<PathBuf> {
     tokio::task::spawn_blocking(environment)
         .await?
         .context(MISSING)
 }
 
-/// The `python` of an environment with [`PACKAGES`], made once under cargo's target directory. Of several processes
-/// at once, one makes it and the others wait.
+/// The interpreter of a virtual environment with [`PACKAGES`], created once in cargo's target directory. Concurrent processes wait for the
+/// one that creates it.
 pub(crate) fn environment() -> Result<PathBuf> {
     let dir = target_dir().join("python");
     fs::create_dir_all(&dir)?;
     let lock = File::create(dir.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive).context("cannot lock")?;
+    flock(&lock, FlockOperation::LockExclusive).context("cannot lock the Python environment")?;
     let (venv, complete) = (dir.join("venv"), dir.join("complete"));
     let python = venv.join("bin/python");
-    let wanted = PACKAGES.join("\n");
-    let is_complete = fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted);
+    let packages = PACKAGES.join("\n");
+    let is_complete = fs::read_to_string(&complete).is_ok_and(|installed| installed == packages);
     if is_complete && run(Command::new(&python).args(["-c", "import grpc"])).is_ok() {
         return Ok(python);
     }
@@ -89,11 +89,11 @@ pub(crate) fn environment() -> Result<PathBuf> {
     run(Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:"])
         .args(PACKAGES))?;
-    fs::write(&complete, wanted)?;
+    fs::write(&complete, packages)?;
     Ok(python)
 }
 
-/// Generates the client's code from the `.proto` into the directory `into`, which it makes.
+/// Generates the client's code from the `.proto` into the new directory `into`.
 pub(crate) fn generate(python: &Path, into: &Path) -> Result<()> {
     fs::create_dir(into)?;
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto");
@@ -111,8 +111,8 @@ fn run(command: &mut Command) -> Result<()> {
         .output()
         .with_context(|| format!("cannot run {command:?}"))?;
     if !output.status.success() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        bail!("{command:?}: {} {}", output.status, words.trim());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {} {}", output.status, errors.trim());
     }
     Ok(())
 }

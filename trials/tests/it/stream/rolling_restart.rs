@@ -1,8 +1,8 @@
-//! Producers that are restarted one after the other behind a load balancer, while requests come: no client is told of it,
-//! nothing that was accepted is lost, and the consumers prove that.
+//! Rolling restart of two producers behind a load balancer, under load: no client sees an error, no accepted cookie is lost, and
+//! consumers confirm it.
 //!
-//! The load balancer is haproxy with `deploy/haproxy.cfg`, only its addresses changed. `ROLLING_RATE` is the requests a second;
-//! without it the rate is one that a debug build on a busy machine holds.
+//! The load balancer is haproxy with `deploy/haproxy.cfg`, with changed addresses. `ROLLING_RATE` sets the requests per second; the
+//! default suits a debug build on a busy machine.
 
 use std::time::Duration;
 
@@ -23,21 +23,22 @@ use crate::harness::{
     Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, reserve_machine, wait_until,
 };
 
-/// As shipped.
+/// The shipped configuration.
 const CONFIG: &str = include_str!("../../../../deploy/haproxy.cfg");
 
-/// As the configuration says to.
+/// Flags that the configuration requires.
 const FLAGS: [&str; 2] = ["--drain-delay", "3s"];
 
-/// Everything that was accepted must be there.
+/// No accepted cookie may be missing.
 const NOTHING_LOST: MayBeLost<'static> = &|_, _| false;
 
 const RATE: u64 = 1_000;
 
-/// A request that was answered with an error may have been accepted: by the producer whose answer did not come through.
-struct MayBe(History);
+/// A history in which rejected requests have an unknown outcome: the response of a producer that accepted may be lost behind the load
+/// balancer.
+struct RejectionsUnknown(History);
 
-impl Requests for MayBe {
+impl Requests for RejectionsUnknown {
     fn sent(&self) -> u64 {
         self.0.sent()
     }
@@ -55,7 +56,7 @@ impl Requests for MayBe {
     }
 }
 
-/// The shipped configuration for these producers.
+/// The shipped configuration with the addresses of these producers.
 fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
     let mut text = CONFIG.to_owned();
     let mut replace = |from: &str, to: &str| {
@@ -74,8 +75,11 @@ fn configuration(address: &str, producers: [&Producer; 2]) -> Result<String> {
     Ok(text)
 }
 
-/// haproxy in front of the producers, and its address; `None` where there is none, which skips the test.
-async fn balance(dir: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Process, String)>> {
+/// Starts haproxy in front of the producers and returns its address. `None` (a skipped test) without haproxy.
+async fn start_haproxy(
+    dir: &TempDir,
+    producers: [&Producer; 2],
+) -> Result<Option<(Process, String)>> {
     let Some(program) = installed_or_skip(&["haproxy"]) else {
         return Ok(None);
     };
@@ -97,7 +101,7 @@ async fn balance(dir: &TempDir, producers: [&Producer; 2]) -> Result<Option<(Pro
     Ok(Some((process, address)))
 }
 
-/// Stops the producer in an orderly way and starts it again.
+/// Restarts the producer cleanly.
 async fn restart(producer: &mut Producer) -> Result<()> {
     let (delay, drain) = (Duration::from_secs(3), DRAIN_TIMEOUT);
     let status = producer.process.stop(delay + drain).await?;
@@ -114,8 +118,8 @@ async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
     .await
 }
 
-/// What a consumer must say after two orderly restarts.
-async fn expect_proof(consumer: &Consumer) -> Result<()> {
+/// Checks that a consumer reports two clean restarts without loss.
+async fn check_clean_restarts(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
     let restarts = |loss| metrics.count("consumer_producer_restarts_total", &[("loss", loss)]);
     let words = consumer.process.last_lines(200);
@@ -141,16 +145,16 @@ async fn expect_proof(consumer: &Consumer) -> Result<()> {
 async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it() -> Result<()> {
     let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
-    let mut one = Producer::start(&dir, &FLAGS).await?;
-    let mut other = Producer::start(&dir, &FLAGS).await?;
-    let Some((mut haproxy, address)) = balance(&dir, [&one, &other]).await? else {
+    let mut first = Producer::start(&dir, &FLAGS).await?;
+    let mut second = Producer::start(&dir, &FLAGS).await?;
+    let Some((mut haproxy, address)) = start_haproxy(&dir, [&first, &second]).await? else {
         return Ok(());
     };
     let stores = ["a", "b"].map(|name| dir.path().join(name));
     let mut consumers = Vec::new();
     for (name, store) in ["node-a", "node-b"].into_iter().zip(&stores) {
         let store = embedded(store);
-        consumers.push(Consumer::start(&dir, name, &[&one, &other], &store, &[]).await?);
+        consumers.push(Consumer::start(&dir, name, &[&first, &second], &store, &[]).await?);
     }
 
     let rate = std::env::var("ROLLING_RATE").map_or(Ok(RATE), |rate| rate.parse())?;
@@ -159,23 +163,27 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
         connections: 8.try_into()?,
         rate: Some(rate.try_into().context("a rate")?),
         keeps_history: true,
-        ..one.load(41)?
+        ..first.load(41)?
     };
     let stop = CancellationToken::new();
     let rolling = async {
-        wait_until(TIMEOUT, "both producers take requests", async || {
-            Ok(one.appended().await? > 500 && other.appended().await? > 500)
+        wait_until(TIMEOUT, "both producers accept requests", async || {
+            Ok(first.appended().await? > 500 && second.appended().await? > 500)
         })
         .await?;
-        restart(&mut one).await?;
-        wait_until(TIMEOUT, "the first takes requests again", async || {
-            Ok(one.appended().await? > 500)
-        })
+        restart(&mut first).await?;
+        wait_until(
+            TIMEOUT,
+            "the first producer accepts requests again",
+            async || Ok(first.appended().await? > 500),
+        )
         .await?;
-        restart(&mut other).await?;
-        wait_until(TIMEOUT, "the second takes requests again", async || {
-            Ok(other.appended().await? > 500)
-        })
+        restart(&mut second).await?;
+        wait_until(
+            TIMEOUT,
+            "the second producer accepts requests again",
+            async || Ok(second.appended().await? > 500),
+        )
         .await?;
         anyhow::Ok(())
     };
@@ -193,7 +201,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
 
     for consumer in &mut consumers {
         wait_received(consumer, outcome.counts.accepted).await?;
-        expect_proof(consumer).await?;
+        check_clean_restarts(consumer).await?;
         let status = consumer.process.stop(DRAIN_TIMEOUT).await?;
         expect_exit(&consumer.process, status, 0)?;
     }
@@ -201,7 +209,7 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
         traffic: plan.traffic.clone(),
         connection: history.connection(),
         producer: 0,
-        requests: Box::new(MayBe(history)),
+        requests: Box::new(RejectionsUnknown(history)),
     };
     let sent = Sent::new(outcome.histories.into_iter().map(source).collect())?;
     for store in &stores {
@@ -223,7 +231,7 @@ async fn draining_producer_closes_client_connections_after_their_response() -> R
     // Longer than this test waits for anything.
     let mut producer = Producer::start(&dir, &["--drain-delay", "1h"]).await?;
     producer.process.signal(rustix::process::Signal::TERM)?;
-    wait_until(TIMEOUT, "it says that it is not ready", async || {
+    wait_until(TIMEOUT, "/readyz reports the drain", async || {
         let readiness = bench::admin::readiness(&producer.admin).await?;
         Ok(readiness == Err("drain: draining".to_owned()))
     })
@@ -232,10 +240,10 @@ async fn draining_producer_closes_client_connections_after_their_response() -> R
     let request = crate::harness::request("alice", 17, "a-1");
     connection.send(request.as_bytes()).await?;
     let answer = connection.response().await?;
-    assert_eq!(answer.status, 200, "it still takes requests");
+    assert_eq!(answer.status, 200, "requests are still accepted");
     assert!(answer.closes(), "{answer:?}");
     connection.wait_ended().await?;
-    // A second signal does not wait.
+    // A second signal ends the drain immediately.
     producer.process.signal(rustix::process::Signal::TERM)?;
     let status = producer.process.wait(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 130)

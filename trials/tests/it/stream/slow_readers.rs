@@ -1,5 +1,5 @@
-//! Readers that stand still: what their connections hold is counted and bounded, the worst are cut off, nobody else
-//! feels it, and anyone who was cut off goes on where it stood.
+//! Slow readers: the bytes in flight on their connections are counted and limited. The slowest are disconnected and resume by their
+//! cursors; others are not affected.
 
 use std::time::Duration;
 
@@ -19,54 +19,54 @@ use crate::{
 const IN_FLIGHT: &str = "producer_subscriber_in_flight_bytes";
 const ALL_IN_FLIGHT: &str = "producer_in_flight_bytes";
 const IN_FLIGHT_LIMIT: &str = "producer_in_flight_limit_bytes";
-const CUT: &str = "producer_subscriber_disconnects_total";
+const DISCONNECTS: &str = "producer_subscriber_disconnects_total";
 
 fn in_flight(metrics: &Samples, subscriber: &str) -> u64 {
     metrics.count(IN_FLIGHT, &[("subscriber", subscriber)])
 }
 
-fn cuts(metrics: &Samples, subscriber: &str) -> u64 {
-    metrics.count(CUT, &[("subscriber", subscriber)])
+fn disconnects(metrics: &Samples, subscriber: &str) -> u64 {
+    metrics.count(DISCONNECTS, &[("subscriber", subscriber)])
 }
 
-/// Reads to `sequence`, and goes on by its cursor as often as it is cut off; how often that was, and what it read.
+/// Reads to `sequence`, resuming by cursor after each disconnect. Returns the number of disconnects and the cookies.
 async fn read_resuming(
     producer: &Producer,
     name: &str,
     mut stream: Subscription,
     sequence: u64,
 ) -> Result<(u64, Vec<Cookie>)> {
-    let (mut cut, mut cookies) = (0, Vec::new());
+    let (mut disconnected, mut cookies) = (0, Vec::new());
     loop {
         while stream.next <= sequence {
             if let ReadResult::End(status) = stream.read().await? {
                 ensure!(status.code() == Code::ResourceExhausted, "{status}");
-                cut += 1;
+                disconnected += 1;
                 break;
             }
         }
-        ensure!(stream.lost() == 0, "{name} has lost {}", stream.lost());
+        ensure!(stream.lost() == 0, "{name} lost {} cookies", stream.lost());
         cookies.append(&mut stream.cookies);
         if stream.next > sequence {
-            return Ok((cut, cookies));
+            return Ok((disconnected, cookies));
         }
         let (hello, read) = (stream.hello.clone(), stream.next - 1);
         stream = loop {
             let cursor = from_cursor(name, &hello, read);
             match Subscription::open_with_small_windows(&producer.grpc, cursor).await {
                 Ok(stream) => break stream,
-                // Cut off before its answer was on its way.
-                Err(error) if is_cut(&error) => cut += 1,
+                // Disconnected before the response was sent.
+                Err(error) if is_disconnect(&error) => disconnected += 1,
                 Err(error) => return Err(error),
             }
-            ensure!(cut < 100, "{name} is never let in");
-            // The others are worse only when they have stood still for a second; a client does not ask at once again.
+            ensure!(disconnected < 100, "{name} is rejected 100 times");
+            // Other readers count as stalled only after a second, so a client must not retry immediately.
             sleep(Duration::from_millis(50)).await;
         };
     }
 }
 
-fn is_cut(error: &anyhow::Error) -> bool {
+fn is_disconnect(error: &anyhow::Error) -> bool {
     let status = error.downcast_ref::<Status>();
     status.is_some_and(|status| status.code() == Code::ResourceExhausted)
 }
@@ -75,45 +75,49 @@ fn is_cut(error: &anyhow::Error) -> bool {
 async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_cookie() -> Result<()>
 {
     const COOKIES: u64 = 5_000;
-    const STILL: usize = 50;
+    const STALLED: usize = 50;
     const BOUND_BYTES: u64 = 450 << 10;
     let dir = TempDir::new()?;
-    // Whose window is full holds one chunk. Chunks are sealed by size and not by age, however slowly the load arrives:
-    // smaller ones might all be within the bound.
+    // A reader with a full window has one chunk in flight. Chunks are sealed by size here, because smaller ones might all fit the limit.
     let mut flags = vec!["--in-flight-bytes", "450KiB"];
     flags.extend(["--chunk-bytes", "16KiB", "--chunk-age", "1s"]);
     let producer = Producer::start(&dir, &flags).await?;
-    let mut still = Vec::new();
-    for number in 0..STILL {
-        let name = format!("still-{number}");
+    let mut stalled = Vec::new();
+    for number in 0..STALLED {
+        let name = format!("stalled-{number}");
         let stream =
             Subscription::open_with_small_windows(&producer.grpc, from_newest(&name)).await?;
-        still.push((name, stream));
+        stalled.push((name, stream));
     }
     let reading = Subscription::open(&producer.grpc, from_newest("reading")).await?;
     producer.accept_load(1, COOKIES).await?;
-    // For as long as nobody has stood still for a second, it may itself hold most.
-    let (mut seen, read) = read_resuming(&producer, "reading", reading, COOKIES).await?;
+    // Until others have stalled for a second, this reader may have the most bytes in flight.
+    let (mut observed, read) = read_resuming(&producer, "reading", reading, COOKIES).await?;
 
-    wait_until(TIMEOUT, "what is held is within the bound", async || {
-        let metrics = producer.metrics().await?;
-        Ok(metrics.count(CUT, &[]) > 0 && metrics.count(ALL_IN_FLIGHT, &[]) <= BOUND_BYTES)
-    })
+    wait_until(
+        TIMEOUT,
+        "the bytes in flight are within the limit",
+        async || {
+            let metrics = producer.metrics().await?;
+            Ok(metrics.count(DISCONNECTS, &[]) > 0
+                && metrics.count(ALL_IN_FLIGHT, &[]) <= BOUND_BYTES)
+        },
+    )
     .await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(IN_FLIGHT_LIMIT, &[]), BOUND_BYTES);
 
-    for (name, stream) in still {
-        let (cut, cookies) = read_resuming(&producer, &name, stream, COOKIES).await?;
-        ensure!(cookies == read, "{name} has read something else");
-        seen += cut;
+    for (name, stream) in stalled {
+        let (disconnected, cookies) = read_resuming(&producer, &name, stream, COOKIES).await?;
+        ensure!(cookies == read, "{name} received other cookies");
+        observed += disconnected;
     }
-    let counted = producer.metrics().await?.count(CUT, &[]);
+    let counted = producer.metrics().await?.count(DISCONNECTS, &[]);
     ensure!(
-        (1..=counted).contains(&seen),
-        "{seen} of {counted} ends were seen"
+        (1..=counted).contains(&observed),
+        "{observed} disconnects observed, {counted} counted"
     );
-    wait_until(TIMEOUT, "nothing is held", async || {
+    wait_until(TIMEOUT, "no byte is in flight", async || {
         let metrics = producer.metrics().await?;
         Ok(metrics.count(ALL_IN_FLIGHT, &[]) == 0 && metrics.count(IN_FLIGHT, &[]) == 0)
     })
@@ -123,10 +127,9 @@ async fn slowest_readers_are_disconnected_at_the_limit_and_no_reader_loses_a_coo
 #[tokio::test]
 async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<()> {
     const STEP: u64 = 20_000;
-    let taken = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
+    let sent = |metrics: &Samples| metrics.count(names::SENT_BYTES, &[("subscriber", "node")]);
     let dir = TempDir::new()?;
-    // The consumer alone is within the bound, 256 KiB and three chunks at most; and so are the others without it, two chunks
-    // each.
+    // Within the limit are the consumer alone, with up to 256 KiB and three chunks, and the others without it, with two chunks each.
     let flags = ["--in-flight-bytes", "450KiB", "--chunk-age", "100ms"];
     let producer = Producer::start(&dir, &flags).await?;
     let store = embedded(&dir.path().join("store"));
@@ -136,20 +139,20 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
 
     consumer.process.signal(Signal::STOP)?;
     let mut accepted = 1_000;
-    // What the kernels take comes first; it stands still when nothing of a whole step is taken out of the log.
+    // Kernel buffers fill first. The stream is stalled when nothing is sent during a whole step.
     loop {
-        let before = taken(&producer.metrics().await?);
+        let before = sent(&producer.metrics().await?);
         producer.accept_load(accepted, STEP).await?;
         accepted += STEP;
         let metrics = producer.metrics().await?;
-        if taken(&metrics) == before && in_flight(&metrics, "node") > 0 {
+        if sent(&metrics) == before && in_flight(&metrics, "node") > 0 {
             break;
         }
-        ensure!(accepted < 1_000_000, "it never stalls");
+        ensure!(accepted < 1_000_000, "the stream never stalls");
     }
-    assert_eq!(cuts(&producer.metrics().await?, "node"), 0);
+    assert_eq!(disconnects(&producer.metrics().await?, "node"), 0);
 
-    // All together are too much, and the consumer holds most.
+    // All together exceed the limit, and the consumer has the most bytes in flight.
     let mut others = Vec::new();
     for number in 0..3 {
         let request = from_newest(&format!("other-{number}"));
@@ -159,17 +162,17 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
     accepted += STEP;
     wait_until(
         TIMEOUT,
-        "the consumer is cut off and holds nothing",
+        "the consumer is disconnected and has no bytes in flight",
         async || {
             let metrics = producer.metrics().await?;
-            Ok(cuts(&metrics, "node") == 1 && in_flight(&metrics, "node") == 0)
+            Ok(disconnects(&metrics, "node") == 1 && in_flight(&metrics, "node") == 0)
         },
     )
     .await?;
-    // Nobody else was.
-    assert_eq!(producer.metrics().await?.count(CUT, &[]), 1);
+    // No other reader was disconnected.
+    assert_eq!(producer.metrics().await?.count(DISCONNECTS, &[]), 1);
     drop(others);
-    wait_until(TIMEOUT, "the others are gone", async || {
+    wait_until(TIMEOUT, "the others are disconnected", async || {
         Ok(producer.metrics().await?.count(ALL_IN_FLIGHT, &[]) == 0)
     })
     .await?;
@@ -180,6 +183,6 @@ async fn paused_consumer_is_disconnected_and_resumes_by_its_cursor() -> Result<(
     assert_eq!(producer.appended().await?, accepted);
     let metrics = producer.metrics().await?;
     let lost = metrics.count(names::SUBSCRIBER_LOST, &[("subscriber", "node")]);
-    assert_eq!((lost, cuts(&metrics, "node")), (0, 1));
+    assert_eq!((lost, disconnects(&metrics, "node")), (0, 1));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The rules of the wire for `Subscribe`: where a stream begins, what follows what, how it ends.
+//! The wire protocol of `Subscribe`: where a stream starts, the order of its messages, and how it ends.
 
 use std::num::NonZeroUsize;
 
@@ -14,7 +14,7 @@ use crate::{
     stream_client::{ReadResult, Subscription, from_cursor, from_newest, from_oldest},
 };
 
-/// Fails unless a stream holds the cookies of [`numbered_cookie`] from the one that became `first` on.
+/// Checks that a stream received the cookies of [`numbered_cookie`] in order, from number `first`.
 fn check_numbers(stream: &Subscription, first: u64) -> Result<()> {
     for (number, cookie) in (first..).zip(&stream.cookies) {
         let (user, dsp, buyer) = numbered_cookie(number);
@@ -26,8 +26,8 @@ fn check_numbers(stream: &Subscription, first: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the metrics say of one subscriber: delivered, lost, lag.
-async fn figures(producer: &Producer, name: &str) -> Result<[u64; 3]> {
+/// Metrics of a subscriber: delivered, lost, lag.
+async fn counts(producer: &Producer, name: &str) -> Result<[u64; 3]> {
     let metrics = producer.metrics().await?;
     let labels = [("subscriber", name), ("call", "subscribe")];
     Ok([names::DELIVERED, names::SUBSCRIBER_LOST, names::LAG]
@@ -46,7 +46,7 @@ async fn stream_resumes_exactly_after_a_cursor_inside_a_chunk() -> Result<()> {
     check_numbers(&all, 1)?;
     ensure!(
         all.chunks.iter().any(|(_, count)| *count > 2),
-        "no chunk has an inside: {:?}",
+        "every chunk has less than three cookies: {:?}",
         all.chunks
     );
     for sequence in 0..=40 {
@@ -70,7 +70,7 @@ async fn stream_resumes_exactly_after_a_cursor_inside_a_chunk() -> Result<()> {
 async fn stream_starts_at_the_oldest_or_the_newest_cookie() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--heartbeat", "50ms"]).await?;
-    // Nothing is there: both are the same, and the first of an epoch is 1.
+    // In an empty log both are the same, and the first sequence of an epoch is 1.
     for request in [from_oldest("a"), from_newest("b")] {
         let stream = Subscription::open(&producer.grpc, request).await?;
         let hello = stream.hello;
@@ -88,7 +88,7 @@ async fn stream_starts_at_the_oldest_or_the_newest_cookie() -> Result<()> {
     oldest.read_to(5).await?;
     let mut newest = Subscription::open(&producer.grpc, from_newest("newest")).await?;
     assert_eq!(newest.hello.first_sequence, 6);
-    // A silent stream sends heartbeats, which say where it stands.
+    // An idle stream sends heartbeats with its position.
     while newest.heartbeats < 2 {
         ensure!(matches!(newest.read().await?, ReadResult::Event), "ended");
     }
@@ -124,13 +124,13 @@ async fn invalid_subscribe_request_is_rejected() -> Result<()> {
         let status = Subscription::expect_rejection(&producer.grpc, request).await?;
         assert_eq!(status.code(), Code::InvalidArgument, "{what}: {status}");
     }
-    // A refused request takes the queue of that name from nobody.
+    // A rejected request does not close the stream of the same name.
     let status =
         Subscription::expect_rejection(&producer.grpc, from_cursor("known", &hello, 6)).await?;
     assert_eq!(status.code(), Code::InvalidArgument);
     producer.accept_numbers(6..=6).await?;
     known.read_to(6).await?;
-    // The newest itself is not in the future.
+    // A cursor at the newest sequence is valid.
     let stream = Subscription::open(&producer.grpc, cursor(6)).await?;
     assert_eq!(stream.hello.first_sequence, 7);
     Ok(())
@@ -144,7 +144,7 @@ async fn number_of_subscribers_is_limited() -> Result<()> {
     let _two = Subscription::open(&producer.grpc, from_newest("two")).await?;
     let status = Subscription::expect_rejection(&producer.grpc, from_newest("three")).await?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-    // One that is known comes back.
+    // A known subscriber can reconnect.
     Subscription::open(&producer.grpc, from_newest("two")).await?;
     Ok(())
 }
@@ -188,7 +188,7 @@ async fn cursor_of_another_epoch_starts_at_the_first_sequence() -> Result<()> {
     after.read_to(3).await?;
     check_numbers(&after, 1)?;
 
-    // A cursor of another producer says nothing.
+    // A cursor of another producer is ignored.
     let mut foreign = from_cursor("other", &after.hello, 1);
     foreign.cursors[0].producer_id.push('x');
     let stream = Subscription::open(&producer.grpc, foreign).await?;
@@ -212,16 +212,16 @@ async fn position_of_a_subscriber_is_kept_for_its_retention() -> Result<()> {
     stream.read_to(9).await?;
     check_numbers(&stream, 6)?;
 
-    let forgetful = Producer::start(&dir, &["--subscriber-retention", "1ms"]).await?;
-    drop(Subscription::open(&forgetful.grpc, from_newest("node")).await?);
-    wait_until(TIMEOUT, "the queue is forgotten", async || {
-        let stream = Subscription::open(&forgetful.grpc, from_newest("node")).await?;
+    let short_retention = Producer::start(&dir, &["--subscriber-retention", "1ms"]).await?;
+    drop(Subscription::open(&short_retention.grpc, from_newest("node")).await?);
+    wait_until(TIMEOUT, "the position is removed", async || {
+        let stream = Subscription::open(&short_retention.grpc, from_newest("node")).await?;
         Ok(stream.hello.outcome() == ResumeOutcome::Fresh)
     })
     .await
 }
 
-/// More than one MiB of cookies, the least a log can be told to hold.
+/// More cookies than a log of 1 MiB holds, the minimum of `--log-bytes`.
 const MORE_THAN_THE_LOG: u64 = 30_000;
 
 #[tokio::test]
@@ -238,7 +238,7 @@ async fn cursor_older_than_the_log_receives_an_exact_gap() -> Result<()> {
     assert_eq!(late.hello.first_sequence, 101);
     late.read_to(MORE_THAN_THE_LOG).await?;
     let [gap] = &late.gaps[..] else {
-        panic!("one gap, not {:?}", late.gaps)
+        panic!("expected one gap, got {:?}", late.gaps)
     };
     assert_eq!(gap.first_sequence, 101);
     assert_eq!(gap.reason(), GapReason::Evicted);
@@ -248,10 +248,7 @@ async fn cursor_older_than_the_log_receives_an_exact_gap() -> Result<()> {
         // Sequence n is the cookie with number n - 1.
         assert_eq!(cookie.user_id, traffic.cookie(0, number).user_id());
     }
-    assert_eq!(
-        figures(&producer, "late").await?,
-        [received, late.lost(), 0]
-    );
+    assert_eq!(counts(&producer, "late").await?, [received, late.lost(), 0]);
     assert_eq!(producer.appended().await?, MORE_THAN_THE_LOG);
     Ok(())
 }
@@ -261,8 +258,8 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
     const COOKIES: u64 = 40_000;
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &["--queue-cookies", "12000"]).await?;
-    let mut still =
-        Subscription::open_with_small_windows(&producer.grpc, from_newest("still")).await?;
+    let mut stalled =
+        Subscription::open_with_small_windows(&producer.grpc, from_newest("stalled")).await?;
     let args = subscribe::SubscribeArgs {
         producer: producer.grpc.clone(),
         streams: NonZeroUsize::new(5).context("five")?,
@@ -279,42 +276,45 @@ async fn stalled_reader_receives_an_exact_gap_and_affects_no_other_reader() -> R
     let stop = CancellationToken::new();
     let (opened, is_open) = tokio::sync::oneshot::channel();
     let reading = subscribe::run(&args, &stop, || {
-        // Only when the test has failed, nobody listens.
+        // Sending fails only if the test has failed.
         opened.send(()).ok();
     });
     let sending = async {
         is_open.await?;
-        // In steps that readers of a debug build can follow: their queues are as small as the other's.
+        // In steps that readers of a debug build can follow, because they have the same lag limit.
         for step in 0..10 {
             producer.accept_load(step, COOKIES / 10).await?;
-            wait_until(TIMEOUT, "the five keep up", async || {
+            wait_until(TIMEOUT, "the five readers keep up", async || {
                 let metrics = producer.metrics().await?;
                 let lag = |name: &str| metrics.count(names::LAG, &[("subscriber", name)]);
-                Ok(metrics.count(names::LAG, &[]) == lag("still"))
+                Ok(metrics.count(names::LAG, &[]) == lag("stalled"))
             })
             .await?;
         }
         anyhow::Ok(())
     };
-    let (read, sent) = tokio::join!(within_timeout("the five have all", reading), sending);
+    let (read, sent) = tokio::join!(
+        within_timeout("the five readers receive every cookie", reading),
+        sending
+    );
     sent?;
     let read = read??;
     assert!(read.is_faultless(), "{}", read.summary());
     assert_eq!((read.total.received, read.total.lost), (5 * COOKIES, 0));
 
-    let [delivered, lost, lag] = figures(&producer, "still").await?;
+    let [delivered, lost, lag] = counts(&producer, "stalled").await?;
     assert_eq!(delivered + lost + lag, COOKIES);
-    assert!(lag > 12_000, "it was not behind its bound: {lag}");
-    still.read_to(COOKIES).await?;
-    assert!(still.lost() > 0);
-    for gap in &still.gaps {
+    assert!(lag > 12_000, "the reader is within its lag limit: {lag}");
+    stalled.read_to(COOKIES).await?;
+    assert!(stalled.lost() > 0);
+    for gap in &stalled.gaps {
         assert_eq!(gap.reason(), GapReason::LagLimit);
     }
-    let received = still.cookies.len() as u64;
-    assert_eq!(still.lost() + received, COOKIES);
+    let received = stalled.cookies.len() as u64;
+    assert_eq!(stalled.lost() + received, COOKIES);
     assert_eq!(
-        figures(&producer, "still").await?,
-        [received, still.lost(), 0]
+        counts(&producer, "stalled").await?,
+        [received, stalled.lost(), 0]
     );
     Ok(())
 }
