@@ -1,4 +1,4 @@
-//! Finds out which commit this is, and in which profile it is built: what a program says of itself.
+//! Passes the version, commit and cargo profile of this build to the crate.
 
 use std::{
     env,
@@ -8,12 +8,19 @@ use std::{
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rustc-env=COOKIESYNC_COMMIT={}", commit());
-    println!("cargo:rustc-env=COOKIESYNC_PROFILE={}", profile());
+    let (commit, profile) = (commit(), profile());
+    let build = match &commit {
+        Some(commit) => format!("{}, {profile}", commit.get(..7).unwrap_or(commit)),
+        None => profile.clone(),
+    };
+    let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
+    println!("cargo:rustc-env=COOKIESYNC_VERSION={version} ({build})");
+    let commit = commit.as_deref().unwrap_or("unknown");
+    println!("cargo:rustc-env=COOKIESYNC_COMMIT={commit}");
+    println!("cargo:rustc-env=COOKIESYNC_PROFILE={profile}");
 }
 
-/// The profile's name, `dev`, `release` or `dist`: the directory of cargo's that this is built in, which is the only place where a
-/// build script finds it.
+/// The name of the profile: `dev`, `release` or `dist`. A build script finds it only in its output path.
 fn profile() -> String {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     // …/PROFILE/build/PACKAGE-HASH/out
@@ -25,25 +32,21 @@ fn profile() -> String {
     }
 }
 
-/// The commit: what `COOKIESYNC_COMMIT` says, or else git, or else `unknown`.
+/// The commit: `$COOKIESYNC_COMMIT`, which the release build sets, or from git. Uncommitted changes are not marked.
 ///
-/// Git is asked for release builds only: whatever is built with the commit in it has to be built anew after the next, and
-/// nobody asks a debug build for it. What was changed and not committed does not show.
-fn commit() -> String {
+/// Debug builds do not query git, because each commit would rebuild every program.
+fn commit() -> Option<String> {
     println!("cargo:rerun-if-env-changed=COOKIESYNC_COMMIT");
     let given = env::var("COOKIESYNC_COMMIT").ok();
-    let given = given.filter(|commit| is_commit(commit));
-    given
-        .or_else(commit_of_git)
-        .unwrap_or_else(|| "unknown".to_owned())
+    given.filter(|commit| is_commit(commit)).or_else(git_commit)
 }
 
-fn commit_of_git() -> Option<String> {
-    // Sources that were unpacked inside of somebody else's repository are none of its commits.
+fn git_commit() -> Option<String> {
+    // Sources unpacked inside another repository have none of its commits.
     if env::var("PROFILE").ok()? != "release" || !Path::new("../.git").exists() {
         return None;
     }
-    // Written by each commit and checkout, and by nothing else. Cargo takes a file that is missing for changed.
+    // Commits and checkouts write only this file. Cargo treats a missing file as changed.
     let log = PathBuf::from(git(&["rev-parse", "--git-path", "logs/HEAD"])?);
     if !log.exists() {
         return None;
@@ -58,7 +61,7 @@ fn git(arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// Whether it is something that a line of a build script, and a label, can hold.
+/// Whether the text is valid in a line of build script output and as a label.
 fn is_commit(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -140,7 +140,6 @@ impl App {
         );
         let queue_cookies_max = config.keeping.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
-        tracing::info!(?config, "settings");
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             memory_bytes_max = memory::bytes_max(&config),

@@ -9,13 +9,13 @@ use producer::{
 use runtime::process::{self, ProcessSignals};
 
 fn main() -> ExitCode {
-    process::main::<Args>(std::env::args_os(), work)
+    process::main::<Args>(std::env::args_os(), serve)
 }
 
-async fn work(config: Config, orders: ProcessSignals<Args>) -> anyhow::Result<()> {
+async fn serve(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = App::start(config).await?;
     let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
     let apply = move |config: &Config| runtime_config.apply(config);
-    orders.follow(metrics, apply).await;
+    signals.reload_until_drain(metrics, apply).await;
     Ok(app.drain().await?)
 }

@@ -5,7 +5,7 @@ pub mod tokens;
 use std::{net::SocketAddr, sync::Arc};
 
 use runtime::{
-    connect::credentials::{loaded, pair},
+    connect::credentials::{load_files, pair},
     listen::Stage,
     metrics::Registry,
     reload::{self, NamedFile, Reloader},
@@ -76,9 +76,9 @@ impl SecurityArgs {
         });
         Security {
             wants_certificates: !self.tls_client_ca.is_empty(),
-            tls: files.and_then(|files| loaded(errors, files)),
+            tls: files.and_then(|files| load_files(errors, files)),
             token: NamedFile::from_flag("--token-file", &self.token_file)
-                .and_then(|file| loaded(errors, token::File(file))),
+                .and_then(|file| load_files(errors, token::File(file))),
         }
     }
 }

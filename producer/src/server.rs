@@ -117,7 +117,7 @@ impl Server {
                 let Some(tls) = tls else {
                     return connection.run(stream).await;
                 };
-                let handshake = tls.shake(stream, peer);
+                let handshake = tls.accept(stream, peer);
                 if let Some(Some(stream)) = stopping.run_until_cancelled(handshake).await {
                     Box::pin(connection.run(stream)).await;
                 }

@@ -1,12 +1,12 @@
-//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and what a process adds to them.
+//! The admin port: the status page, `/metrics`, `/healthz`, `/readyz`, and the pages of each process.
 //!
-//! It only ever answers GET and HEAD, and changes nothing; except for [`debug`], which is off unless asked for. It asks
-//! nobody who they are, so what is open to it is open to every program of the machine, and what a browser of that machine
-//! can be made to do counts, too:
+//! It serves only GET and HEAD and is read-only, except for [`debug`], which is off by default. It has no authentication, so
+//! every program on the machine has access, and a web page may try to use a browser on the machine:
 //!
-//! - A page of another origin can send requests here but not read the answers: no answer allows that (CORS), nor a PUT.
-//! - One whose name was made to lead to this machine (DNS rebinding) could: so a port on loopback answers only who calls it
-//!   by a loopback name. Elsewhere the port is open to anyone who reaches it, and a name proves nothing.
+//! - A page of another origin can send requests but not read the responses, because no response has a CORS header. A PUT fails
+//!   for the same reason.
+//! - DNS rebinding would make a page same-origin. So a loopback port accepts only loopback host names. On other addresses
+//!   anyone who reaches the port has access, so host names are not checked.
 
 use std::{
     convert::Infallible, future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration,
@@ -27,44 +27,44 @@ use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
-    // A bidder that looks users up, from one address, leaves some for probes.
+    // A bidder with many lookup connections from one address leaves some for probes.
     connections_per_address_max: Some(192),
     request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(75),
     write_timeout: Some(Duration::from_secs(30)),
 };
 
-/// Most bytes of answers that a connection keeps for a client that does not read.
+/// Maximum bytes of responses buffered for a client that does not read.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
 const PAGE: &str = include_str!("admin/page.html");
 const STYLE: &str = include_str!("admin/page.css");
 const SCRIPT: &str = include_str!("admin/page.js");
 
-/// What the status page may do: run its own script and ask its own port.
+/// Allows the status page to run its own script and to query its own port.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The query of a look at `/metrics` that is not a scrape: the status page makes one a second, which would end the intervals of
-/// peaks for everybody who scrapes.
+/// Query that keeps the intervals of peak metrics. The status page reads `/metrics` every second with it, so that only scrapes end
+/// intervals.
 const KEEP_PEAKS: &str = "keep-peaks";
 
-/// What a process puts behind its admin port.
+/// The process-specific part of an admin port.
 pub trait Pages: Send + Sync + 'static {
-    /// The parts that must work for the process to do its work.
+    /// The components whose readiness `/readyz` reports.
     fn components(&self) -> Vec<Component>;
 
-    /// Why only a restart can help, if so: `/healthz` then fails.
+    /// The reason why only a restart helps, if so; `/healthz` then fails.
     fn needs_restart(&self) -> Option<String> {
         None
     }
 
-    /// Whether `/log-filter` and `/debug/profile` are there, which change the process or cost it time.
+    /// Whether `/log-filter` and `/debug/profile` are enabled.
     fn debug_endpoints(&self) -> bool {
         false
     }
 
-    /// Answers a path that is none of the port's own; `None` for "not found".
+    /// Serves a path that is not one of the port's own; `None` for "not found".
     fn page<'a>(
         &'a self,
         _path: &'a str,
@@ -85,7 +85,7 @@ pub async fn serve(
     let port = Arc::new(Port {
         registry,
         pages,
-        answers_loopback_names_alone: listener.local_addr().is_ok_and(is_loopback),
+        requires_loopback_host: listener.local_addr().is_ok_and(is_loopback),
         stopping: stage.stop.clone(),
     });
     listen::accept(
@@ -99,7 +99,7 @@ pub async fn serve(
                 let service = service_fn(|request: Request<Incoming>| {
                     let (port, in_progress) = (Arc::clone(&port), activity.long_request());
                     async move {
-                        let reply = port.reply(request).await;
+                        let reply = port.serve(request).await;
                         drop(in_progress);
                         Ok::<_, Infallible>(reply)
                     }
@@ -108,15 +108,15 @@ pub async fn serve(
                     .max_buf_size(WRITE_BYTES_MAX)
                     .serve_connection(TokioIo::new(stream), service);
                 let mut connection = std::pin::pin!(connection);
-                let ended = tokio::select! {
-                    ended = connection.as_mut() => ended,
+                let result = tokio::select! {
+                    result = connection.as_mut() => result,
                     () = port.stopping.cancelled() => {
                         connection.as_mut().graceful_shutdown();
                         connection.await
                     }
                 };
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "admin connection ended");
+                if let Err(error) = result {
+                    tracing::debug!(%error, "admin connection failed");
                 }
             }
         },
@@ -124,7 +124,7 @@ pub async fn serve(
     .await;
 }
 
-/// Says once when others than this machine reach an admin port, which has no authentication.
+/// Logs a warning if other machines can reach the admin port, which has no authentication.
 pub fn warn_if_open(address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
@@ -134,27 +134,27 @@ pub fn warn_if_open(address: SocketAddr) {
 struct Port {
     registry: Registry,
     pages: Arc<dyn Pages>,
-    answers_loopback_names_alone: bool,
+    requires_loopback_host: bool,
     stopping: CancellationToken,
 }
 
 impl Port {
-    async fn reply(&self, request: Request<Incoming>) -> Reply {
+    async fn serve(&self, request: Request<Incoming>) -> Reply {
         let (headers, uri) = (request.headers(), request.uri());
-        if self.answers_loopback_names_alone && !caller::has_loopback_host(headers, uri) {
+        if self.requires_loopback_host && !caller::has_loopback_host(headers, uri) {
             return text(
                 StatusCode::MISDIRECTED_REQUEST,
-                "this port answers to localhost and loopback addresses alone\n",
+                "this port accepts only localhost and loopback addresses as host\n",
             );
         }
         let is_link = caller::is_navigation(request.headers());
         if caller::is_cross_site(request.headers()) && !is_link {
-            let why = "this port answers no requests that pages of other sites make\n";
-            return text(StatusCode::FORBIDDEN, why);
+            let reason = "cross-site requests are rejected\n";
+            return text(StatusCode::FORBIDDEN, reason);
         }
         if debug::is_page(request.uri().path()) {
             let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
-            return debug::reply(enabled, request, stop).await;
+            return debug::serve(enabled, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return debug::method_not_allowed("GET, HEAD");
@@ -165,7 +165,7 @@ impl Port {
             "/page.js" => static_file("text/javascript", SCRIPT),
             "/healthz" => match self.pages.needs_restart() {
                 None => text(StatusCode::OK, "ok\n"),
-                Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+                Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
             },
             "/readyz" => ready::reply(&self.pages.components()),
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),

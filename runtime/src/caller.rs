@@ -1,26 +1,25 @@
-//! Who asks a port that asks nobody who they are: this machine, by its own names, or a page of another site.
+//! Checks of the origin of a request to a port without authentication: loopback host names and cross-site pages.
 
 use http::{HeaderMap, Uri, header};
 
-/// Whether a browser says that it asks for a page of another site, which could not read the answer but would make the process
-/// work for it.
+/// Whether a browser sends this request for a page of another site. That page cannot read the response, but the request would
+/// cost work.
 #[must_use]
 pub fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Whether a browser says that it will show the answer as a page of its own.
+/// Whether a browser navigates to this URL as a top-level page.
 pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
-    let says = |name, value| headers.get(name).is_some_and(|it| it == value);
-    says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document")
+    let is = |name, value| headers.get(name).is_some_and(|it| it == value);
+    is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document")
 }
 
-/// Whether the client means this machine, by a name that only this machine can have. A client that says no name is no
-/// browser.
+/// Whether the host of the request is a loopback address or name. True without a host, because browsers always send one.
 #[must_use]
 pub fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
-    // A proxy's client has it in the URI.
+    // A request through a proxy has the host in the URI.
     let authority = match (headers.get(header::HOST), uri.authority()) {
         (None, None) => return true,
         (None, Some(authority)) => Some(authority.clone()),
@@ -43,16 +42,16 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(host: &str, is_ours: bool) {
+    fn check(host: &str, is_loopback: bool) {
         let headers = [(header::HOST, host.parse().unwrap())];
         let headers = headers.into_iter().collect();
-        let is_called = has_loopback_host(&headers, &Uri::from_static("/"));
-        assert_eq!(is_called, is_ours, "{host}");
+        let found = has_loopback_host(&headers, &Uri::from_static("/"));
+        assert_eq!(found, is_loopback, "{host}");
     }
 
     #[test]
-    fn loopback_port_answers_only_to_names_that_nobody_else_can_have() {
-        for ours in [
+    fn loopback_host_is_distinguished_from_other_hosts() {
+        for loopback in [
             "127.0.0.1:9090",
             "127.1.2.3",
             "[::1]:9090",
@@ -61,9 +60,9 @@ mod tests {
             "node.localhost:1",
             "localhost.:9090",
         ] {
-            check(ours, true);
+            check(loopback, true);
         }
-        for others in [
+        for other in [
             "rebound.example:9090",
             "127.0.0.1.example",
             "localhost.example",
@@ -73,7 +72,7 @@ mod tests {
             "",
             "a b",
         ] {
-            check(others, false);
+            check(other, false);
         }
         let (none, path) = (HeaderMap::new(), Uri::from_static("/"));
         assert!(has_loopback_host(&none, &path));

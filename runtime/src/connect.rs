@@ -1,4 +1,4 @@
-//! How a reader reaches a producer: over which network, with which credentials, and what went wrong in words.
+//! Connections from a client to a producer: network, credentials, and error messages for the operator.
 
 mod connector;
 pub mod credentials;
@@ -11,19 +11,19 @@ use crate::listen::ByteStream;
 
 pub use connector::Connector;
 
-/// What a [`Network`] answers, in time.
+/// The future of a [`Network`] operation.
 pub type NetworkFuture<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send + 'a>>;
 
-/// The way to producers: TCP and the system's name service, or a simulated network.
+/// The network to the producers: TCP with the system's resolver, or a simulation.
 pub trait Network: fmt::Debug + Send + Sync + 'static {
-    /// All addresses of a host name, or the address that `host` is.
+    /// Resolves a host name, or parses `host` as an address.
     fn lookup<'a>(&'a self, host: &'a str, port: u16) -> NetworkFuture<'a, Vec<SocketAddr>>;
 
     /// Opens a connection.
     fn connect(&self, address: SocketAddr) -> NetworkFuture<'static, Box<dyn ByteStream>>;
 }
 
-/// This machine's network.
+/// The network of this machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tcp;
 

@@ -1,5 +1,5 @@
-//! What the admin port offers only with `--debug-endpoints`, because it changes the process or costs it time: the filter
-//! of the log, and a profile of processor time.
+//! The debug endpoints of the admin port: the log filter and CPU profiles. They change the process or cost CPU time, so they
+//! need `--debug-endpoints`.
 
 mod profile;
 
@@ -19,22 +19,22 @@ use super::{
     reply::{Reply, text},
 };
 
-/// Where the log's filter is read and changed.
+/// Reads and changes the log filter.
 const LOG_FILTER: &str = "/log-filter";
 
-/// Longest wait for a whole filter: it is one packet.
+/// Maximum time to receive a filter, which fits in one packet.
 const FILTER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a profile is taken.
+/// Takes a CPU profile.
 const PROFILE: &str = "/debug/profile";
 
-/// Whether the answer to this path is one of [`reply`]'s.
+/// Whether [`serve`] handles this path.
 pub(super) fn is_page(path: &str) -> bool {
     path == LOG_FILTER || path.starts_with("/debug")
 }
 
-/// Answers a request for one of these pages; what takes time ends at once when `stop` is cancelled.
-pub(super) async fn reply(
+/// Serves a debug endpoint. A running profile is cancelled by `stop`.
+pub(super) async fn serve(
     enabled: bool,
     request: Request<Incoming>,
     stop: CancellationToken,
@@ -42,20 +42,20 @@ pub(super) async fn reply(
     if !enabled {
         return text(
             StatusCode::NOT_FOUND,
-            "this is off: start the process with --debug-endpoints\n",
+            "disabled; start the process with --debug-endpoints\n",
         );
     }
     if caller::is_cross_site(request.headers()) {
-        let word = "pages of other sites see nothing here\n";
-        return text(StatusCode::FORBIDDEN, word);
+        let reason = "cross-site requests are rejected\n";
+        return text(StatusCode::FORBIDDEN, reason);
     }
     match (request.uri().path(), request.method()) {
         (LOG_FILTER, _) => log_filter(request).await,
-        (PROFILE, &Method::GET) => profile::reply(request.uri().clone(), stop).await,
+        (PROFILE, &Method::GET) => profile::serve(request.uri().clone(), stop).await,
         (PROFILE, _) => method_not_allowed("GET"),
         _ => text(
             StatusCode::NOT_FOUND,
-            "there are /debug/profile?seconds=10 and /log-filter\n",
+            "not found; use /debug/profile?seconds=10 or /log-filter\n",
         ),
     }
 }
@@ -68,20 +68,20 @@ where
     match *request.method() {
         Method::GET => match logging::filter() {
             Some(filter) => text(StatusCode::OK, format!("{filter}\n")),
-            None => text(StatusCode::NOT_FOUND, "this process keeps no log\n"),
+            None => text(StatusCode::NOT_FOUND, "this process has no log\n"),
         },
         Method::PUT => {
-            // A line's end is not part of the filter.
+            // The filter may be followed by a line break.
             let body = Limited::new(request.into_body(), FILTER_BYTES_MAX + 2);
             match timeout(FILTER_TIMEOUT, body.collect()).await {
                 Ok(Ok(body)) => put_filter(&body.to_bytes()),
                 Err(_) => text(
                     StatusCode::REQUEST_TIMEOUT,
-                    format!("the filter was not there within {FILTER_TIMEOUT:?}\n"),
+                    format!("the filter did not arrive within {FILTER_TIMEOUT:?}\n"),
                 ),
                 Ok(Err(error)) => text(
                     StatusCode::BAD_REQUEST,
-                    format!("a filter of at most {FILTER_BYTES_MAX} bytes is wanted ({error})\n"),
+                    format!("send a filter of at most {FILTER_BYTES_MAX} bytes ({error})\n"),
                 ),
             }
         }
@@ -91,15 +91,15 @@ where
 
 fn put_filter(body: &Bytes) -> Reply {
     let filter = std::str::from_utf8(body)
-        .map_err(|_| "is not text".to_owned())
+        .map_err(|_| "the filter is not UTF-8".to_owned())
         .and_then(|body| body.parse::<Filter>());
     match filter {
         Ok(filter) if logging::set_filter(&filter) => {
-            tracing::info!(%filter, "the log filter was changed by the admin port");
+            tracing::info!(%filter, "log filter changed through the admin port");
             text(StatusCode::OK, format!("{filter}\n"))
         }
-        Ok(_) => text(StatusCode::NOT_FOUND, "this process keeps no log\n"),
-        Err(wrong) => text(StatusCode::BAD_REQUEST, format!("{wrong}\n")),
+        Ok(_) => text(StatusCode::NOT_FOUND, "this process has no log\n"),
+        Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Of which nothing ever comes.
+    /// A body that never yields a frame.
     struct Silent;
 
     impl Body for Silent {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn filter_that_does_not_come_is_not_waited_for() {
+    async fn filter_that_does_not_arrive_times_out() {
         let request = Request::put(LOG_FILTER).body(Silent).unwrap();
         let reply = log_filter(request).await;
         assert_eq!(reply.status(), StatusCode::REQUEST_TIMEOUT);

@@ -1,8 +1,8 @@
-//! A file that one process has at a time.
+//! Exclusive lock of a file.
 
 use std::fs::{File, TryLockError};
 
-/// A locked file. Another process can lock it once this is dropped, or when this process ends, however it ends.
+/// A locked file. The lock is released on drop, or when the process exits for any reason.
 #[derive(Debug)]
 pub struct FileLock(File);
 
@@ -10,18 +10,17 @@ impl FileLock {
     /// Locks `file`.
     ///
     /// # Errors
-    /// [`TryLockError::WouldBlock`] when somebody else has it, this process included.
-    pub fn take(file: File) -> Result<Self, TryLockError> {
+    /// [`TryLockError::WouldBlock`] if another process, or this one, holds the lock.
+    pub fn acquire(file: File) -> Result<Self, TryLockError> {
         file.try_lock()?;
         Ok(Self(file))
     }
 }
 
 impl Drop for FileLock {
-    /// Closing would not do: a child that was forked and does not run its own program yet still has the file open, and
-    /// with it the lock.
+    /// Unlocks explicitly, because a forked child that has not yet called exec also has the file open and holds the lock.
     fn drop(&mut self) {
-        // Where that fails, the lock goes with the last one that has the file open.
+        // If this fails, closing the last descriptor releases the lock.
         drop(self.0.unlock());
     }
 }
@@ -33,18 +32,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropped_lock_is_free_while_a_child_still_has_the_file_open() -> Result<(), Box<dyn Error>> {
+    fn dropped_lock_is_released_while_a_child_has_the_file_open() -> Result<(), Box<dyn Error>> {
         let file = tempfile::NamedTempFile::new()?;
-        let lock = FileLock::take(file.reopen()?)?;
-        // What a fork makes: a second descriptor of the same open file.
-        let of_child = lock.0.try_clone()?;
+        let lock = FileLock::acquire(file.reopen()?)?;
+        // Like after a fork: a second descriptor of the same open file.
+        let child_copy = lock.0.try_clone()?;
         assert!(matches!(
-            FileLock::take(file.reopen()?),
+            FileLock::acquire(file.reopen()?),
             Err(TryLockError::WouldBlock)
         ));
         drop(lock);
-        FileLock::take(file.reopen()?)?;
-        drop(of_child);
+        FileLock::acquire(file.reopen()?)?;
+        drop(child_copy);
         Ok(())
     }
 }

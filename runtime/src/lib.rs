@@ -1,5 +1,5 @@
-//! What all processes share: their life from settings to exit code, logging, signals, open files, listeners, the admin port with
-//! its status page, metrics, the clock.
+//! Shared by all processes: their lifecycle from settings to exit code, logging, signals, listeners, TLS, tokens, metrics,
+//! and the admin port with its status page.
 
 pub mod admin;
 pub mod caller;
@@ -24,21 +24,16 @@ use std::time::SystemTime;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The commit this was built from, or `unknown`; see `runtime/build.rs`.
+/// The commit of this build, or `unknown`; see `runtime/build.rs`.
 pub const COMMIT: &str = env!("COOKIESYNC_COMMIT");
 
-/// The profile of cargo in which this was built: `dist` is what ships, and what every published figure was measured with.
+/// The cargo profile of this build. Releases and published measurements use `dist`.
 pub const PROFILE: &str = env!("COOKIESYNC_PROFILE");
 
-/// What a program says of itself: `0.1.0 (dist)`.
-pub const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " (",
-    env!("COOKIESYNC_PROFILE"),
-    ")"
-);
+/// The output of `--version`: `0.1.0 (63cf052, dist)`, or `0.1.0 (dist)` if the commit is unknown.
+pub const VERSION: &str = env!("COOKIESYNC_VERSION");
 
-/// Raises the number of files this process may open as far as the system allows; returns that number.
+/// Raises the open-file limit of this process to its hard limit; returns the new limit.
 #[must_use]
 pub fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
@@ -55,7 +50,7 @@ pub fn raise_open_files() -> u64 {
     }
 }
 
-/// Microseconds since the Unix epoch by the system's clock; 0 before 1970.
+/// Microseconds since the Unix epoch by the system clock; 0 before 1970.
 #[must_use]
 pub fn unix_micros() -> u64 {
     SystemTime::now()

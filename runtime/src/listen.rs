@@ -1,8 +1,7 @@
-//! The accept loop of every port: a bounded number of connections, each watched, all drained together.
+//! The accept loop of every port, with a bounded number of connections, timeouts and a shared drain.
 //!
-//! A connection is cut off when its client takes too long to finish a request head, leaves it idle for too
-//! long, or does not read what was written to it. The watching costs a request two relaxed atomic stores and
-//! no timer of its own: one coarse timer a connection compares counters, so a limit of `n` seconds acts
+//! A connection is closed if its client takes too long to send request headers, leaves it idle for too long, or does not read.
+//! This costs two relaxed atomic stores per request and one coarse timer per connection, so a timeout of `n` seconds acts
 //! between `n` and `1.5 n` seconds.
 
 mod activity;
@@ -23,27 +22,27 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::metrics::Registry;
-use activity::Cut;
+use activity::CloseReason;
 pub use activity::{Activity, InProgress};
 use addresses::{AddressPermit, Addresses};
 pub use limits::Limits;
 pub use stream::WatchedStream;
 
-/// How long the accept loop rests after the system refused it a connection (usually: no file left).
+/// Pause of the accept loop after an error, which is usually the open-file limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where connections come from: a TCP port, or one of a simulated network.
+/// A source of connections: a TCP port, or a port of a simulated network.
 pub trait Listener: Send + 'static {
-    /// A connection.
+    /// The connection type.
     type Stream: ByteStream;
 
-    /// Waits for the next connection. Dropping the future loses none.
+    /// Waits for the next connection. Cancel safe.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
 
-    /// Where it listens.
+    /// The listening address.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// If the system call fails.
     fn local_addr(&self) -> io::Result<SocketAddr>;
 }
 
@@ -53,7 +52,7 @@ impl Listener for TcpListener {
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         let (stream, address) = TcpListener::accept(self).await?;
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "connection broke before its first request");
+            tracing::debug!(%error, "failed to set TCP_NODELAY; connection already closed");
         }
         Ok((stream, address))
     }
@@ -63,116 +62,122 @@ impl Listener for TcpListener {
     }
 }
 
-/// A connection's two directions.
+/// A bidirectional byte stream.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> ByteStream for T {}
 
-/// The tasks of one port, and how to end them.
+/// The tasks of a port, and how to stop them.
 #[derive(Debug, Clone, Default)]
 pub struct Stage {
-    /// Every task of the port, its connections among them.
+    /// All tasks of the port, including its connections.
     pub tasks: TaskTracker,
-    /// Asks them to end in an orderly way.
+    /// Requests a graceful stop.
     pub stop: CancellationToken,
-    cut: CancellationToken,
+    close: CancellationToken,
 }
 
 impl Stage {
-    /// A stage of tasks that may be others' too.
+    /// A stage whose task tracker may be shared with others.
     #[must_use]
     pub fn new(tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self {
             tasks,
             stop,
-            cut: CancellationToken::new(),
+            close: CancellationToken::new(),
         }
     }
 
-    /// Asks all tasks to end and waits for them; connections that have not ended by `deadline` are cut off.
+    /// Stops all tasks and waits for them. Closes connections that are still open at `deadline`.
     ///
-    /// True when none had to be.
+    /// Returns whether all tasks stopped before it.
     pub async fn drain(&self, deadline: Instant) -> bool {
         self.stop.cancel();
         self.tasks.close();
         if timeout_at(deadline, self.tasks.wait()).await.is_ok() {
             return true;
         }
-        self.cut.cancel();
+        self.close.cancel();
         self.tasks.wait().await;
         false
     }
 }
 
-/// Where more than four fifths of the places are taken, connections may be idle for this part of the time only, but for a second
-/// at least.
-const SHORT_IDLE_PART: u32 = 16;
+/// Divisor of the idle timeout while more than 80% of the connections are in use, with a minimum.
+const SHORT_IDLE_DIVISOR: u32 = 16;
 const SHORT_IDLE_MIN: Duration = Duration::from_secs(1);
 
-/// Counters of one port.
+/// Metrics of a port.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
-    cut: IntCounterVec,
+    closed: IntCounterVec,
 }
 
 impl Metrics {
-    /// Registers `<process>_<port>_connections` and `<process>_<port>_connections_{accepted,cut}_total`.
+    /// Registers `<process>_<port>_connections` and `<process>_<port>_connections_{accepted,closed}_total`.
     ///
     /// # Errors
-    /// When a metric of that name is registered already.
+    /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str, port: &str) -> prometheus::Result<Self> {
-        let own = |figure: MetricDef| figure.of(&format!("{process}_{port}"));
-        let open = MetricDef::gauge("connections", "Connections open now.");
-        let accepted = MetricDef::counter("connections_accepted_total", "Connections accepted.");
-        let cut = MetricDef::counter(
+        let of_port = |metric: MetricDef| metric.of(&format!("{process}_{port}"));
+        let open = MetricDef::gauge("connections", "Open connections of the port.");
+        let accepted = MetricDef::counter(
+            "connections_accepted_total",
+            "Connections accepted on the port.",
+        );
+        let closed = MetricDef::counter(
             "connections_closed_total",
-            "Connections cut off by this side, by reason.",
+            "Connections of the port closed by this process, by reason.",
         );
         let metrics = Self {
-            connections: registry.add(own(open))?,
-            accepted: registry.add(own(accepted))?,
-            cut: registry.add(own(cut.by(&["reason"])))?,
+            connections: registry.add(of_port(open))?,
+            accepted: registry.add(of_port(accepted))?,
+            closed: registry.add(of_port(closed.by(&["reason"])))?,
         };
-        for cut in Cut::ALL {
-            metrics.cut.with_label_values(&[cut.label()]);
+        for reason in CloseReason::ALL {
+            metrics.closed.with_label_values(&[reason.label()]);
         }
         Ok(metrics)
     }
 
-    fn cut(&self, cut: Cut) {
-        self.cut.with_label_values(&[cut.label()]).inc();
+    fn count_closed(&self, reason: CloseReason) {
+        self.closed.with_label_values(&[reason.label()]).inc();
     }
 }
 
-/// Binds a listener with a backlog that outlasts a burst of new connections.
+/// Binds a listener with a backlog large enough for a burst of new connections.
 ///
 /// # Errors
-/// With the address, and what to do, when it cannot be bound.
+/// Names the address and the flag to change it.
 pub fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     let listen = || -> io::Result<TcpListener> {
         let listener = std::net::TcpListener::bind(address)?;
-        // Listening once more is the portable way to a backlog longer than the standard library's 128.
+        // Calling `listen` again replaces the standard library's backlog of 128.
         rustix::net::listen(&listener, 4096)?;
         listener.set_nonblocking(true)?;
         TcpListener::from_std(listener)
     };
     listen().map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
-            anyhow::anyhow!("{address} is taken by another process; choose another with {flag}")
+            anyhow::anyhow!(
+                "{address} is in use by another process; choose another address with {flag}"
+            )
         }
-        _ => anyhow::anyhow!("cannot listen on {address} ({error}); choose another with {flag}"),
+        _ => anyhow::anyhow!(
+            "failed to listen on {address} ({error}); choose another address with {flag}"
+        ),
     })
 }
 
-/// Accepts connections until the stage stops, handing each to `serve` in a task of the stage.
+/// Accepts connections until the stage stops, and runs `serve` for each in a task of the stage.
 ///
-/// `serve` gets the stream and the connection's [`Activity`]; it must report each request there, and end its
-/// connection in an orderly way when the stage stops. Its future is dropped when a limit is exceeded.
+/// `serve` receives the stream and the connection's [`Activity`]. It must report each request there, and close its connection
+/// gracefully when the stage stops. Its future is dropped when a limit is exceeded.
 ///
-/// The limits may change: numbers of connections hold for the next one, and close none; times hold from the next look at a connection,
-/// which is due after half the shortest time that held before, or five seconds.
+/// `limits` may change. Connection limits apply to new connections and close none. Timeouts apply from the next check of a
+/// connection: after half the shortest previous timeout, at most five seconds.
 pub async fn accept<L, S, F>(
     mut listener: L,
     limits: watch::Receiver<Limits>,
@@ -195,7 +200,7 @@ pub async fn accept<L, S, F>(
             Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
                 if !failing {
-                    tracing::warn!(%error, "cannot accept connections");
+                    tracing::warn!(%error, "failed to accept connections, retrying");
                     failing = true;
                 }
                 sleep(ACCEPT_PAUSE).await;
@@ -206,15 +211,15 @@ pub async fn accept<L, S, F>(
             tracing::info!("accepting connections again");
             failing = false;
         }
-        let granted = *limits.borrow();
+        let current = *limits.borrow();
         let open = usize::try_from(metrics.connections.get()).unwrap_or(0);
-        if open >= granted.connections_max {
-            metrics.cut(Cut::TooMany);
+        if open >= current.connections_max {
+            metrics.count_closed(CloseReason::TooMany);
             continue;
         }
-        let each_max = granted.connections_per_address_max.unwrap_or(usize::MAX);
-        let Some(address) = addresses.enter(each_max, peer) else {
-            metrics.cut(Cut::TooManyOfAddress);
+        let each_max = current.connections_per_address_max.unwrap_or(usize::MAX);
+        let Some(address) = addresses.acquire(each_max, peer) else {
+            metrics.count_closed(CloseReason::TooManyPerAddress);
             continue;
         };
         metrics.accepted.inc();
@@ -224,23 +229,23 @@ pub async fn accept<L, S, F>(
             peer,
             activity: Arc::clone(&activity),
         };
-        let place = Place::take(metrics.connections.clone(), address);
+        let permit = ConnectionPermit::new(metrics.connections.clone(), address);
         let served = serve(stream, Arc::clone(&activity));
-        let (limits, metrics, cut) = (limits.clone(), metrics.clone(), stage.cut.clone());
+        let (limits, metrics, close) = (limits.clone(), metrics.clone(), stage.close.clone());
         stage
             .tasks
-            .spawn(run(served, activity, limits, metrics, place, cut));
+            .spawn(run(served, activity, limits, metrics, permit, close));
     }
 }
 
-/// What a connection holds of the port's limits until it is dropped: only the accept loop takes places, so the gauge is exact there.
-struct Place {
+/// Counts a connection as open until it is dropped. Only the accept loop creates permits, so the gauge is exact there.
+struct ConnectionPermit {
     open: IntGauge,
     _address: AddressPermit,
 }
 
-impl Place {
-    fn take(open: IntGauge, address: AddressPermit) -> Self {
+impl ConnectionPermit {
+    fn new(open: IntGauge, address: AddressPermit) -> Self {
         open.inc();
         Self {
             open,
@@ -249,16 +254,16 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.open.dec();
     }
 }
 
-/// The limits where so many connections are open: who is idle has less time where others may need its place.
+/// The limits with `open` connections: a nearly full port shortens the idle timeout.
 fn with_open(mut limits: Limits, open: usize) -> Limits {
     if open.saturating_mul(5) > limits.connections_max.saturating_mul(4) {
-        let short = (limits.idle_timeout / SHORT_IDLE_PART).max(SHORT_IDLE_MIN);
+        let short = (limits.idle_timeout / SHORT_IDLE_DIVISOR).max(SHORT_IDLE_MIN);
         limits.idle_timeout = limits.idle_timeout.min(short);
     }
     limits
@@ -269,18 +274,18 @@ async fn run(
     activity: Arc<Activity>,
     limits: watch::Receiver<Limits>,
     metrics: Metrics,
-    place: Place,
-    cut_now: CancellationToken,
+    permit: ConnectionPermit,
+    close: CancellationToken,
 ) {
-    let granted = || {
-        let open = usize::try_from(place.open.get()).unwrap_or(0);
+    let current = || {
+        let open = usize::try_from(permit.open.get()).unwrap_or(0);
         with_open(*limits.borrow(), open)
     };
     tokio::select! {
         biased;
         () = served => {}
-        cut = activity.watch(granted) => metrics.cut(cut),
-        () = cut_now.cancelled() => metrics.cut(Cut::Drained),
+        reason = activity.watch(current) => metrics.count_closed(reason),
+        () = close.cancelled() => metrics.count_closed(CloseReason::Drained),
     }
 }
 

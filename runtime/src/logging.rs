@@ -1,6 +1,6 @@
-//! The log: one line for each event on standard error, as text or as JSON, through a filter that may change while the
-//! process runs. Nobody waits for its reader: see `logging/lines.rs`. It also has warnings and errors of libraries that use
-//! the `log` crate.
+//! The log: one line per event on standard error, as text or JSON, with a filter that can change at runtime.
+//!
+//! Logging never blocks: see `logging/lines.rs`. Warnings and errors of libraries that use the `log` crate are included.
 
 mod lines;
 
@@ -16,13 +16,13 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, layer::SubscriberExt a
 
 use self::lines::Lines;
 
-/// Longest filter, in bytes.
+/// Maximum length of a filter, in bytes.
 pub const FILTER_BYTES_MAX: usize = 1024;
 
-/// The variable that every Rust program takes for its filter.
+/// The conventional environment variable for the log filter of Rust programs.
 pub const FILTER_VARIABLE: &str = "RUST_LOG";
 
-/// The filter of this process's log.
+/// The log of this process.
 static LOG: OnceLock<Log> = OnceLock::new();
 
 struct Log {
@@ -31,10 +31,10 @@ struct Log {
     lines: Lines,
 }
 
-/// How long the end of a process may wait for its last lines to be read.
+/// Maximum time to flush the log at exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Waits for the last lines of a process when it is dropped, but not for a reader that hangs.
+/// Flushes the log on drop, with a timeout.
 #[derive(Debug)]
 pub struct Flush(());
 
@@ -44,14 +44,14 @@ impl Drop for Flush {
     }
 }
 
-/// Waits until what was logged is written, but not for a reader that hangs. Blocks the thread.
+/// Flushes the log, with a timeout in case standard error is not read. Blocks the thread.
 pub fn flush() {
     if let Some(log) = LOG.get() {
         log.lines.flush(FLUSH_TIMEOUT);
     }
 }
 
-/// What is logged: levels, for all or by part.
+/// A log filter: a level, or levels per module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
@@ -70,17 +70,21 @@ impl fmt::Display for Filter {
 impl FromStr for Filter {
     type Err = String;
 
-    /// Reads what `RUST_LOG` may hold. A word that stands alone must be a level: taken for a part of the program, a
-    /// misspelt level would silence everything else.
+    /// Parses the syntax of `RUST_LOG`. A word without `=` must be a level: as a module name, a misspelt level would silence
+    /// everything else.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
-            return Err("a filter is a level, or levels by part: info,consumer=debug".to_owned());
+            return Err(
+                "a filter is a level, or levels per module: info,consumer=debug".to_owned(),
+            );
         }
         if text.len() > FILTER_BYTES_MAX {
-            return Err(format!("is longer than {FILTER_BYTES_MAX} bytes"));
+            return Err(format!(
+                "the filter is longer than {FILTER_BYTES_MAX} bytes"
+            ));
         }
-        // Spans' fields may hold commas; this program has none.
+        // Span filters in brackets may contain commas.
         let words = text
             .split(',')
             .filter(|word| !text.contains('[') && !word.contains('='));
@@ -91,7 +95,7 @@ impl FromStr for Filter {
                 .is_err()
             {
                 return Err(format!(
-                    "{word:?} is not a level (error, warn, info, debug, trace, off); a part is written with one: \
+                    "{word:?} is not a level (error, warn, info, debug, trace, off); a module needs one: \
                      {word}=debug"
                 ));
             }
@@ -105,18 +109,18 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        // h2 warns of what peers send, as often as they send it. A filter that names it has its way.
+        // h2 logs a warning per misbehaving frame of a peer. A filter can override this.
         EnvFilter::new(format!("h2=error,{}", self.0))
     }
 }
 
-/// How a line is written.
+/// Format of a log line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -132,10 +136,10 @@ impl FromStr for Format {
     }
 }
 
-/// The filter of a process that names none: that of [`FILTER_VARIABLE`], or `info`.
+/// The default filter: that of [`FILTER_VARIABLE`], or `info`.
 ///
 /// # Errors
-/// In words, when the variable holds no filter.
+/// A message for the operator, if the variable is not a valid filter.
 pub fn default_filter() -> Result<Filter, String> {
     match std::env::var(FILTER_VARIABLE) {
         Ok(text) if !text.is_empty() => text.parse(),
@@ -143,34 +147,34 @@ pub fn default_filter() -> Result<Filter, String> {
     }
 }
 
-/// Sends log lines to standard error, the last of them when what this returns is dropped.
+/// Starts logging to standard error. Dropping the result flushes the log.
 ///
 /// Call it once, from `main`; a second call does nothing.
 ///
 /// # Errors
-/// When the system starts no thread.
+/// If the log thread cannot be started.
 pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     let (layer, handle) = reload::Layer::new(filter.layer());
     let lines = Lines::start(io::stderr())?;
     let writer = lines.clone();
-    let written = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
-    let written = match format {
-        Format::Text => written
+    let output = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
+    let output = match format {
+        Format::Text => output
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             .boxed(),
-        Format::Json => written.json().flatten_event(true).boxed(),
+        Format::Json => output.json().flatten_event(true).boxed(),
     };
-    let log = tracing_subscriber::registry().with(layer).with(written);
-    // Not `try_init`, which takes in everything that libraries log.
+    let log = tracing_subscriber::registry().with(layer).with(output);
+    // Not `try_init`, which includes all levels of libraries.
     if tracing::subscriber::set_global_default(log).is_err() {
-        tracing::debug!("logging was set up before");
+        tracing::debug!("logging is already initialized");
         return Ok(Flush(()));
     }
-    // rustls warns of what peers send: anyone who reaches a port could fill the log, and each port counts that anyway.
+    // rustls logs warnings about peers, so any client could fill the log. Ports count these errors anyway.
     let libraries = LogTracer::builder().ignore_crate("rustls");
     let libraries = libraries.with_max_level(LevelFilter::Warn).init();
     if let Err(error) = libraries {
-        tracing::debug!(%error, "libraries log elsewhere");
+        tracing::debug!(%error, "library messages are not logged: another logger is set");
     }
     let current = Mutex::new(filter.clone());
     LOG.get_or_init(|| Log {
@@ -181,20 +185,20 @@ pub fn init(filter: &Filter, format: Format) -> io::Result<Flush> {
     Ok(Flush(()))
 }
 
-/// Log lines that were dropped so far because standard error was not read.
+/// Number of log lines dropped so far because standard error was not read.
 #[must_use]
 pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| log.lines.dropped())
 }
 
-/// The filter that holds now; `None` when this process has set up no log.
+/// The current filter; `None` if logging is not initialized.
 #[must_use]
 pub fn filter() -> Option<Filter> {
     let current = LOG.get()?.current.lock();
     Some(current.unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-/// Changes what is logged from now on. False when this process has set up no log.
+/// Replaces the filter. Returns false if logging is not initialized.
 pub fn set_filter(filter: &Filter) -> bool {
     let Some(log) = LOG.get() else {
         return false;
@@ -211,9 +215,9 @@ pub fn set_filter(filter: &Filter) -> bool {
 mod tests {
     use super::*;
 
-    /// In a process of its own, which has only one log.
+    /// Runs in a separate process, because a process has one log.
     #[test]
-    fn warnings_of_libraries_are_logged_but_not_their_noise_nor_what_peers_cause() {
+    fn library_warnings_are_logged_except_those_caused_by_peers() {
         use tracing_log::log::{error, info, warn};
         const IS_CHILD: &str = "COOKIESYNC_TEST_LIBRARIES";
         if std::env::var_os(IS_CHILD).is_some() {
@@ -224,7 +228,7 @@ mod tests {
             warn!(target: "rustls::common_state", "a peer");
             return;
         }
-        let name = "warnings_of_libraries_are_logged_but_not_their_noise_nor_what_peers_cause";
+        let name = "library_warnings_are_logged_except_those_caused_by_peers";
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("logging::tests::{name}")])
             .arg("--nocapture")
@@ -232,27 +236,27 @@ mod tests {
             .output()
             .unwrap();
         let lines = String::from_utf8_lossy(&child.stderr);
-        let words: Vec<_> = lines
+        let messages: Vec<_> = lines
             .lines()
             .filter_map(|line| line.split_once("Z "))
             .collect();
-        let words: Vec<_> = words.iter().map(|(_, words)| words.trim()).collect();
+        let messages: Vec<_> = messages.iter().map(|(_, it)| it.trim()).collect();
         let expected = [
             "ERROR fjall::flush: Flush error: 28",
             "WARN lsm_tree::tree: slow",
         ];
-        assert_eq!(words, expected, "{lines}");
+        assert_eq!(messages, expected, "{lines}");
     }
 
     #[track_caller]
-    fn check_wrong(text: &str, said: &str) {
+    fn check_rejected(text: &str, expected: &str) {
         let error = text.parse::<Filter>().unwrap_err();
-        assert!(error.contains(said), "{said} is missing in {error}");
+        assert!(error.contains(expected), "{expected} is missing in {error}");
     }
 
     #[test]
-    fn filter_is_a_level_or_levels_by_part() {
-        for good in [
+    fn filter_is_a_level_or_levels_per_module() {
+        for valid in [
             "info",
             "off",
             "WARN",
@@ -260,17 +264,17 @@ mod tests {
             "consumer::sink=trace",
             " debug\n",
         ] {
-            let filter: Filter = good.parse().unwrap();
-            assert_eq!(filter.to_string(), good.trim());
+            let filter: Filter = valid.parse().unwrap();
+            assert_eq!(filter.to_string(), valid.trim());
         }
     }
 
     #[test]
-    fn misspelt_level_and_what_is_no_filter_are_refused() {
-        check_wrong("", "a filter is a level");
-        check_wrong("inof", "\"inof\" is not a level");
-        check_wrong("consumer", "consumer=debug");
-        check_wrong("consumer=loud", "is not a filter");
-        check_wrong(&"x".repeat(FILTER_BYTES_MAX + 1), "longer than");
+    fn misspelt_level_and_invalid_filter_are_rejected() {
+        check_rejected("", "a filter is a level");
+        check_rejected("inof", "\"inof\" is not a level");
+        check_rejected("consumer", "consumer=debug");
+        check_rejected("consumer=loud", "is not a filter");
+        check_rejected(&"x".repeat(FILTER_BYTES_MAX + 1), "longer than");
     }
 }

@@ -1,9 +1,9 @@
-//! What every process's metrics have in common: a registry that knows what is in it, the process itself, and
-//! the kinds of metrics that the `prometheus` crate lacks.
+//! Metrics infrastructure: a registry that can describe its metrics, process metrics, and metric types that the `prometheus` crate
+//! lacks.
 //!
-//! That crate's registry shows only what has a value; a metric of which no label exists yet is invisible. The
-//! [`Registry`] here also lists those, with their types and labels, so that `docs/metrics.md` can be written from it
-//! and nothing be forgotten. It is a type of its own so that nothing can be registered past it.
+//! The registry of that crate returns only metrics with a value; a metric without any label values yet is invisible. The
+//! [`Registry`] here also describes those, so that `docs/metrics.md` can be generated from it and is complete. All metrics must be
+//! registered through it.
 
 mod family;
 mod handle;
@@ -36,33 +36,33 @@ pub use self::{
     peak::{Peak, PeakGauge},
 };
 
-/// Where metrics are registered; clones share it.
+/// Registry of all metrics; clones share it.
 #[derive(Clone, Default)]
 pub struct Registry {
     registry: prometheus::Registry,
-    on_scrape: Arc<Mutex<Vec<ScrapeHook>>>,
-    registered: Arc<Mutex<Vec<Registered>>>,
+    scrape_hooks: Arc<Mutex<Vec<ScrapeHook>>>,
+    collectors: Arc<Mutex<Vec<RegisteredCollector>>>,
 }
 
-/// What is done after each scrape.
+/// Called after each scrape.
 type ScrapeHook = Box<dyn Fn() + Send + Sync>;
 
-/// A collector, and the source file that registered it.
-struct Registered {
+/// A collector with the source file that registered it.
+struct RegisteredCollector {
     collector: Arc<dyn Collector>,
     file: &'static str,
 }
 
-/// What is known of a metric without a scrape.
+/// Description of a registered metric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricDescription {
     /// Its name.
     pub name: String,
-    /// What it says.
+    /// Its help text.
     pub help: String,
     /// `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
-    /// Its labels by name, each with the values that there are now.
+    /// Its labels, each with its current values.
     pub labels: BTreeMap<String, BTreeSet<String>>,
     /// The source file that registered it.
     pub file: &'static str,
@@ -75,73 +75,72 @@ impl Registry {
         Self::default()
     }
 
-    /// Registers a handle of this figure.
+    /// Creates and registers a handle of this metric.
     ///
     /// # Errors
-    /// When the name is taken, or such a handle does not count such a figure.
+    /// If the name is already registered, or the handle does not fit the metric's type and labels.
     #[track_caller]
-    pub fn add<H: Handle>(&self, figure: MetricDef) -> Result<H> {
-        let handle = H::of(figure)?;
+    pub fn add<H: Handle>(&self, def: MetricDef) -> Result<H> {
+        let handle = H::of(def)?;
         self.register(Box::new(handle.clone()))?;
         Ok(handle)
     }
 
-    /// Registers figures that are read together when somebody asks, all of them in that order.
+    /// Registers metrics that `read` computes at each scrape. It must return all of them in this order.
     ///
     /// # Errors
-    /// When a name is taken.
+    /// If a name is already registered.
     #[track_caller]
     pub fn read(
         &self,
-        figures: impl IntoIterator<Item = MetricDef>,
+        metrics: impl IntoIterator<Item = MetricDef>,
         read: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
     ) -> Result<()> {
-        self.register(Box::new(Reader::new(figures, read)?))
+        self.register(Box::new(Reader::new(metrics, read)?))
     }
 
-    /// Adds a collector, which must announce each metric it may ever collect, and collect each of them even when it has no
-    /// value.
+    /// Registers a collector. It must describe every metric it collects, and collect each of them even without a value.
     ///
     /// # Errors
-    /// When a name is taken.
+    /// If a name is already registered.
     #[track_caller]
     pub fn register(&self, collector: Box<dyn Collector>) -> Result<()> {
         let collector: Arc<dyn Collector> = Arc::from(collector);
         let file = Location::caller().file();
         self.registry
-            .register(Box::new(Shared(Arc::clone(&collector))))?;
-        locked(&self.registered).push(Registered { collector, file });
+            .register(Box::new(SharedCollector(Arc::clone(&collector))))?;
+        locked(&self.collectors).push(RegisteredCollector { collector, file });
         Ok(())
     }
 
-    /// Lets `act` be called after each scrape, for what tells of the time between two of them.
-    pub fn on_scrape(&self, act: impl Fn() + Send + Sync + 'static) {
-        locked(&self.on_scrape).push(Box::new(act));
+    /// Calls `hook` after each scrape, for metrics about the interval between scrapes.
+    pub fn on_scrape(&self, hook: impl Fn() + Send + Sync + 'static) {
+        locked(&self.scrape_hooks).push(Box::new(hook));
     }
 
-    /// What a scrape returns, without ending the intervals of peaks: all that has a value.
+    /// All metrics with a value. Does not call the scrape hooks, so the intervals of peaks continue.
     #[must_use]
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
 
-    /// All that has a value, for somebody who comes back for what there is then.
+    /// All metrics with a value, followed by the scrape hooks.
     #[must_use]
     pub fn scrape(&self) -> Vec<MetricFamily> {
         let families = self.gather();
-        for act in &*locked(&self.on_scrape) {
-            act();
+        for hook in &*locked(&self.scrape_hooks) {
+            hook();
         }
         families
     }
 
-    /// All that is registered, in the order of registration, whether it has a value or not.
+    /// Descriptions of all metrics in registration order, including those without a value.
     ///
     /// # Errors
-    /// When a collector breaks the promise of [`register`](Self::register).
-    pub fn described(&self) -> anyhow::Result<Vec<MetricDescription>> {
+    /// If a collector violates the contract of [`register`](Self::register).
+    pub fn descriptions(&self) -> anyhow::Result<Vec<MetricDescription>> {
         let mut all = Vec::new();
-        for it in &*locked(&self.registered) {
+        for it in &*locked(&self.collectors) {
             it.describe(&mut all)?;
         }
         Ok(all)
@@ -158,7 +157,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Registered {
+impl RegisteredCollector {
     fn describe(&self, all: &mut Vec<MetricDescription>) -> anyhow::Result<()> {
         let families = self.collector.collect().into_iter();
         let mut families: BTreeMap<_, _> = families
@@ -168,19 +167,19 @@ impl Registered {
             let (file, name) = (self.file, &desc.fq_name);
             let family = families.remove(name);
             let family = family.with_context(|| format!("{file} does not collect {name}"))?;
-            all.push(described(desc, &family, file));
+            all.push(describe(desc, &family, file));
         }
-        let unannounced = families.keys().next();
+        let undescribed = families.keys().next();
         ensure!(
-            unannounced.is_none(),
-            "{} does not announce {unannounced:?}",
+            undescribed.is_none(),
+            "{} does not describe {undescribed:?}",
             self.file
         );
         Ok(())
     }
 }
 
-fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> MetricDescription {
+fn describe(desc: &Desc, family: &MetricFamily, file: &'static str) -> MetricDescription {
     let fixed = desc.const_label_pairs.iter().map(|pair| pair.name());
     let names = fixed.chain(desc.variable_labels.iter().map(String::as_str));
     let mut labels: BTreeMap<_, _> = names
@@ -203,10 +202,10 @@ fn described(desc: &Desc, family: &MetricFamily, file: &'static str) -> MetricDe
     }
 }
 
-/// One collector in two places.
-struct Shared(Arc<dyn Collector>);
+/// A collector in two registries.
+struct SharedCollector(Arc<dyn Collector>);
 
-impl Collector for Shared {
+impl Collector for SharedCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.0.desc()
     }
@@ -216,13 +215,16 @@ impl Collector for Shared {
     }
 }
 
-/// Registers what the process `<process>` uses of the machine, `<process>_build_info`, and `<process>_log_lines_dropped_total`.
+/// Registers the resource usage of the process, `<process>_build_info` and `<process>_log_lines_dropped_total`.
 ///
 /// # Errors
-/// When a name is taken.
+/// If a name is already registered.
 pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
     usage::register(registry, process)?;
-    let build = MetricDef::gauge("build_info", "Always 1; the labels say what runs.");
+    let build = MetricDef::gauge(
+        "build_info",
+        "Version, commit and build profile of the program as labels; always 1.",
+    );
     let build = build.by(&["version", "commit", "profile"]).of(process);
     let build: IntGaugeVec = registry.add(build)?;
     build.with_label_values(&[version, COMMIT, PROFILE]).set(1);

@@ -1,4 +1,4 @@
-//! The life of a server: settings, log, start, signals, drain, exit code.
+//! Lifecycle of a server: settings, log, start, signals, drain, exit code.
 
 use std::{ffi::OsString, marker::PhantomData, process::ExitCode};
 
@@ -7,7 +7,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    logging,
+    VERSION, logging, raise_open_files,
     settings::{
         Loaded, Settings, info_commands,
         live_config::{LiveConfig, Metrics},
@@ -15,31 +15,31 @@ use crate::{
     signals::{Signals, drain_on_signals},
 };
 
-/// Runs a server that was started with these arguments, its own name first: `work` serves until it is told to drain, and then
-/// drains. Returns what the process exits with.
+/// Runs a server with these arguments, program name first. `serve` serves until a shutdown signal, then drains. Returns the exit
+/// code.
 pub fn main<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
-    work: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
+    serve: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
 ) -> ExitCode {
     let settings = match info_commands::load_or_exit::<A>(arguments) {
         Ok(settings) => settings,
         Err(code) => return code,
     };
     let common = A::common(&settings.config);
-    // Users' ids are in many files, some of which a library makes: none is for others to read.
+    // Many files contain user ids, and libraries create some of them; only the owner may read them.
     umask(Mode::RWXG | Mode::RWXO);
     let _flush = match logging::init(&common.log_filter, common.log_format) {
         Ok(flush) => flush,
         Err(error) => {
-            eprintln!("error: there is no thread for the log: {error}");
+            eprintln!("error: failed to start the log thread: {error}");
             return ExitCode::FAILURE;
         }
     };
     let result = Runtime::new()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
-            let result = runtime.block_on(run(settings, work));
-            // What a disk or a store still does in the background must not hold up the end.
+            let result = runtime.block_on(run(settings, serve));
+            // Pending blocking I/O must not delay the exit.
             runtime.shutdown_background();
             result
         });
@@ -54,41 +54,55 @@ pub fn main<A: Settings>(
 
 async fn run<A: Settings>(
     settings: Loaded<A>,
-    work: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
+    serve: impl AsyncFnOnce(A::Config, ProcessSignals<A>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let hangups = Signals::hangup()?;
     let (drain, stopped) = (CancellationToken::new(), CancellationToken::new());
-    let signals = drain_on_signals(drain.clone(), stopped.clone())?;
-    let orders = ProcessSignals {
+    let draining = drain_on_signals(drain.clone(), stopped.clone())?;
+    let signals = ProcessSignals {
         drain,
         hangups,
-        reload: LiveConfig::of(&settings),
+        live_config: LiveConfig::of(&settings),
         settings: PhantomData,
     };
-    let work = async {
-        let worked = work(settings.config, orders).await;
+    let open_files = raise_open_files();
+    let changed = settings.effective.non_defaults();
+    tracing::info!(
+        version = VERSION,
+        open_files,
+        settings = changed,
+        "starting"
+    );
+    let serving = async {
+        let result = serve(settings.config, signals).await;
         stopped.cancel();
-        worked
+        result
     };
-    let (worked, ()) = tokio::join!(work, signals);
-    worked
+    let (result, ()) = tokio::join!(serving, draining);
+    result
 }
 
-/// What a server is told while it runs: to read its settings again, and to end.
+/// Signals to a running server: to reload its settings, and to drain.
 #[derive(Debug)]
 pub struct ProcessSignals<A> {
-    /// Cancelled when it is to end.
+    /// Cancelled by a shutdown signal.
     pub drain: CancellationToken,
     hangups: Signals,
-    reload: LiveConfig,
+    live_config: LiveConfig,
     settings: PhantomData<fn() -> A>,
 }
 
 impl<A: Settings> ProcessSignals<A> {
-    /// Reads the settings again and again, and has `apply` take them into use, until the server is to drain.
-    pub async fn follow(self, metrics: Metrics, apply: impl Fn(&A::Config) + Send + 'static) {
+    /// Reloads the settings, applying them with `apply`, until a shutdown signal.
+    pub async fn reload_until_drain(
+        self,
+        metrics: Metrics,
+        apply: impl Fn(&A::Config) + Send + 'static,
+    ) {
         let stop = self.drain.clone();
-        let reloading = self.reload.run::<A>(self.hangups, metrics, apply, stop);
+        let reloading = self
+            .live_config
+            .run::<A>(self.hangups, metrics, apply, stop);
         tokio::join!(reloading, self.drain.cancelled());
     }
 }

@@ -1,6 +1,4 @@
-//! RateLimit fields: what an answer over HTTP tells of the limit that decided it.
-//!
-//! Whatever answers [writes](Quota::write) a [`Quota`] into the head, in the form that the port's clients read.
+//! Rate-limit headers of HTTP responses: the state of the limit that decided a request.
 
 use std::{
     fmt::{self, Write as _},
@@ -10,37 +8,37 @@ use std::{
 
 use http::{HeaderMap, HeaderValue};
 
-/// Largest integer of a structured field (RFC 9651).
+/// Maximum integer of a structured field (RFC 9651).
 const INTEGER_MAX: u64 = 999_999_999_999_999;
 
-/// How a limit stands for the caller that asked.
+/// The state of a limit for a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// The name of the limit.
+    /// Name of the limit.
     pub policy: String,
-    /// Most requests that may go at once.
-    pub most: u64,
-    /// How long it takes until so many may go again.
+    /// Maximum requests in one burst.
+    pub limit: u64,
+    /// Time until a full burst is available again.
     pub window: Duration,
-    /// Requests that may still go at once.
+    /// Requests available now.
     pub remaining: u64,
-    /// How long it takes until more may.
+    /// Time until more requests are available.
     pub reset: Duration,
 }
 
-/// In which form.
+/// The format of the headers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Fields {
+pub enum HeaderFormat {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, in seconds.
     #[default]
     XRateLimit,
-    /// `RateLimit-Policy` and `RateLimit`, structured, as draft-ietf-httpapi-ratelimit-headers-10 has them.
+    /// `RateLimit-Policy` and `RateLimit`, structured, of draft-ietf-httpapi-ratelimit-headers-10.
     Draft,
-    /// None.
+    /// No headers.
     Off,
 }
 
-impl fmt::Display for Fields {
+impl fmt::Display for HeaderFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::XRateLimit => "x-ratelimit",
@@ -50,7 +48,7 @@ impl fmt::Display for Fields {
     }
 }
 
-impl FromStr for Fields {
+impl FromStr for HeaderFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -58,33 +56,33 @@ impl FromStr for Fields {
             "x-ratelimit" => Ok(Self::XRateLimit),
             "ratelimit" => Ok(Self::Draft),
             "none" => Ok(Self::Off),
-            _ => Err(format!("{text:?} is none of x-ratelimit, ratelimit, none")),
+            _ => Err(format!("{text:?} is not x-ratelimit, ratelimit or none")),
         }
     }
 }
 
 impl Quota {
-    /// Writes it into the head of an answer.
-    pub fn write(&self, fields: Fields, headers: &mut HeaderMap) {
-        let [most, remaining] = [self.most, self.remaining].map(|it| it.min(INTEGER_MAX));
+    /// Adds the headers to a response.
+    pub fn write(&self, format: HeaderFormat, headers: &mut HeaderMap) {
+        let [limit, remaining] = [self.limit, self.remaining].map(|it| it.min(INTEGER_MAX));
         let (window, reset) = (seconds(self.window), seconds(self.reset));
-        match fields {
-            Fields::Off => {}
-            Fields::XRateLimit => {
-                headers.insert("x-ratelimit-limit", most.into());
+        match format {
+            HeaderFormat::Off => {}
+            HeaderFormat::XRateLimit => {
+                headers.insert("x-ratelimit-limit", limit.into());
                 headers.insert("x-ratelimit-remaining", remaining.into());
                 headers.insert("x-ratelimit-reset", reset.into());
             }
-            Fields::Draft => {
+            HeaderFormat::Draft => {
                 let name = quoted(&self.policy);
-                // A policy's window has whole seconds, and at least one.
+                // The draft allows only windows of whole seconds, at least one.
                 let window = match self.window.as_secs() {
                     0 => String::new(),
                     _ => format!(";w={window}"),
                 };
-                let policy = format!("{name};q={most}{window}");
-                let limit = format!("{name};r={remaining};t={reset}");
-                for (name, value) in [("ratelimit-policy", policy), ("ratelimit", limit)] {
+                let policy = format!("{name};q={limit}{window}");
+                let state = format!("{name};r={remaining};t={reset}");
+                for (name, value) in [("ratelimit-policy", policy), ("ratelimit", state)] {
                     let value = HeaderValue::try_from(value).expect("printable ASCII");
                     headers.insert(name, value);
                 }
@@ -95,11 +93,11 @@ impl Quota {
 
 /// Whole seconds, rounded up.
 fn seconds(time: Duration) -> u64 {
-    let part = u64::from(time.subsec_nanos() > 0);
-    time.as_secs().saturating_add(part).min(INTEGER_MAX)
+    let partial = u64::from(time.subsec_nanos() > 0);
+    time.as_secs().saturating_add(partial).min(INTEGER_MAX)
 }
 
-/// A string of structured fields, which has printable ASCII alone: the rest is percent-encoded.
+/// A string of structured fields. It allows only printable ASCII, so other bytes are percent-encoded.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -110,7 +108,7 @@ fn quoted(text: &str) -> String {
                 quoted.push(char::from(byte));
             }
             b' '..=b'~' => quoted.push(char::from(byte)),
-            _ => write!(quoted, "%{byte:02X}").expect("a string takes it"),
+            _ => write!(quoted, "%{byte:02X}").expect("writing to a string never fails"),
         }
     }
     quoted.push('"');
@@ -121,9 +119,9 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn written(fields: Fields, quota: &Quota) -> Vec<(String, String)> {
+    fn written(format: HeaderFormat, quota: &Quota) -> Vec<(String, String)> {
         let mut headers = HeaderMap::new();
-        quota.write(fields, &mut headers);
+        quota.write(format, &mut headers);
         let mut fields: Vec<_> = headers
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
@@ -135,7 +133,7 @@ mod tests {
     fn quota() -> Quota {
         Quota {
             policy: "dsp-17/day".to_owned(),
-            most: 50_000,
+            limit: 50_000,
             window: Duration::from_secs(86_400),
             remaining: 12,
             reset: Duration::from_millis(1_001),
@@ -143,14 +141,14 @@ mod tests {
     }
 
     #[track_caller]
-    fn same(found: &[(String, String)], expected: &[(&str, &str)]) {
+    fn check(found: &[(String, String)], expected: &[(&str, &str)]) {
         let found: Vec<_> = found.iter().map(|(a, b)| (&**a, &**b)).collect();
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn answers_tell_their_quota_in_the_form_that_was_chosen() {
-        same(
+    fn quota_is_written_in_the_configured_format() {
+        check(
             &written("x-ratelimit".parse().unwrap(), &quota()),
             &[
                 ("x-ratelimit-limit", "50000"),
@@ -158,28 +156,28 @@ mod tests {
                 ("x-ratelimit-reset", "2"),
             ],
         );
-        same(
+        check(
             &written("ratelimit".parse().unwrap(), &quota()),
             &[
                 ("ratelimit", "\"dsp-17/day\";r=12;t=2"),
                 ("ratelimit-policy", "\"dsp-17/day\";q=50000;w=86400"),
             ],
         );
-        same(&written(Fields::Off, &quota()), &[]);
-        assert!("draft".parse::<Fields>().is_err());
+        check(&written(HeaderFormat::Off, &quota()), &[]);
+        assert!("draft".parse::<HeaderFormat>().is_err());
     }
 
     #[test]
-    fn every_name_and_number_has_a_form() {
-        let odd = Quota {
+    fn unusual_names_and_numbers_are_encoded() {
+        let unusual = Quota {
             policy: "ü \"\\\n".to_owned(),
-            most: u64::MAX,
+            limit: u64::MAX,
             window: Duration::from_millis(999),
             remaining: 0,
             reset: Duration::MAX,
         };
-        same(
-            &written(Fields::Draft, &odd),
+        check(
+            &written(HeaderFormat::Draft, &unusual),
             &[
                 ("ratelimit", "\"%C3%BC \\\"\\\\%0A\";r=0;t=999999999999999"),
                 (

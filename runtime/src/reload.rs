@@ -1,10 +1,11 @@
-//! Files that may be replaced while a process runs: certificates, keys, tokens, limits, settings.
+//! Reloads files that change while a process runs: certificates, keys, tokens, limits, settings.
 //!
-//! They are read at the start, where what is wrong with them is an error of the settings, and looked at again
-//! every [`LOOK_INTERVAL`], by content. What is good replaces what was; what is broken changes nothing, and is
-//! said once. A certificate and its key are two files, and for a moment of their replacement no pair: only what
-//! was found broken at one look and is the same at the next counts as broken. It is then tried again at each look,
-//! since the error may be in another file, which this one names.
+//! At startup, their errors are config errors. Then their contents are polled every [`POLL_INTERVAL`]. Valid contents replace
+//! the current value; invalid contents change nothing and are reported once.
+//!
+//! Files that belong together, such as a certificate and its key, do not match while only one is replaced. So contents count as
+//! invalid only if two polls find them unchanged. They are then parsed at every poll, because the error may be in another
+//! file that they name.
 
 use std::{
     fmt,
@@ -31,44 +32,44 @@ use super::{
     unix_micros,
 };
 
-/// How often files are looked at.
-pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often files are polled.
+pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Largest file that is read: far beyond any list of certificates, far below what would hurt.
+/// Maximum size of a file: far larger than any list of certificates, and harmless in memory.
 pub const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// How long before its end a certificate is said to expire soon.
-const SOON_SECONDS: i64 = 7 * 24 * 3600;
+/// Time before expiry at which a certificate is reported.
+const EXPIRES_SOON_SECONDS: i64 = 7 * 24 * 3600;
 
-/// A file, and the setting that names it.
+/// A file with the flag that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
     /// The flag, for messages.
     pub flag: &'static str,
-    /// Where the file is.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
 impl NamedFile {
-    /// The file that a flag names; none when the flag is empty.
+    /// The file named by a flag; `None` if the flag is empty.
     #[must_use]
     pub fn from_flag(flag: &'static str, path: &str) -> Option<Self> {
         let path = (!path.is_empty()).then(|| PathBuf::from(path));
         path.map(|path| Self { flag, path })
     }
 
-    /// What is wrong with this file, as an error of the settings.
+    /// A config error about this file.
     pub fn error(&self, what: impl fmt::Display) -> String {
         format!("{}: {}: {what}", self.flag, self.path.display())
     }
 
-    /// What it holds.
+    /// Reads the contents.
     ///
     /// # Errors
-    /// The error, when it cannot be read, now and again.
+    /// A config error, if the file cannot be read.
     pub(crate) fn read(&self) -> Result<Vec<u8>, String> {
         let read = || {
-            // Opening a pipe waits for a writer.
+            // Opening a pipe would block until a writer opens it.
             if !fs::metadata(&self.path)?.is_file() {
                 return Err(io::Error::other("is not a regular file"));
             }
@@ -85,120 +86,120 @@ impl NamedFile {
     }
 }
 
-/// Files, and what is made of them.
+/// A value that is built from files.
 pub trait Source: fmt::Debug + Send + Sync + 'static {
-    /// What is made of them.
+    /// The value.
     type Value: Send + Sync + 'static;
 
-    /// What they are, as a label and in the log: `tls`, `token`.
+    /// Name in metrics and the log: `tls`, `token`.
     const NAME: &'static str;
 
-    /// The files, in an order of its own.
+    /// The files, in a fixed order.
     fn files(&self) -> Vec<&NamedFile>;
 
-    /// Makes the value of the files' contents, which are in the same order.
+    /// Builds the value from the contents of the files, in the same order.
     ///
     /// # Errors
-    /// All that is wrong, each with its flag, and nothing that is secret.
+    /// All errors, each with its flag; they contain no secrets.
     fn build(&self, contents: &[Vec<u8>]) -> Result<Self::Value, Vec<String>>;
 
-    /// Which certificates are in it, and when the first of each kind expires, in seconds since the Unix epoch.
+    /// The kinds of certificates in the value, with the earliest expiry of each kind in seconds since the Unix epoch.
     fn expiries(_value: &Self::Value) -> Vec<(&'static str, i64)> {
         Vec::new()
     }
 }
 
-/// The newest good value of a [`Source`].
+/// Holds the newest valid value of a [`Source`].
 pub struct Reloader<S: Source> {
     source: S,
     current: RwLock<Arc<S::Value>>,
-    looks: Mutex<Looks>,
+    detector: Mutex<ChangeDetector>,
 }
 
 impl<S: Source> fmt::Debug for Reloader<S> {
-    /// The files' names; never what is in them.
+    /// Prints the names of the files, never their contents.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(formatter)
     }
 }
 
-/// What the looks at some files found: decides what is news.
+/// Detects changes of file contents between polls.
 #[derive(Debug)]
-pub(crate) struct Looks {
+pub(crate) struct ChangeDetector {
     fingerprint: u64,
-    /// Whether the contents are broken, and new: they may be half of a change.
+    /// Whether the contents are new and invalid: the change may be incomplete.
     is_pending: bool,
-    /// Why the contents are not in use, once that was said.
-    refused: Option<String>,
+    /// The error of the contents, once it was reported.
+    error: Option<String>,
 }
 
-/// What a look found that the one before did not.
+/// The result of a poll.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum News<T> {
-    Nothing,
+pub(crate) enum ReloadEvent<T> {
+    Unchanged,
     Replaced(T),
-    Broken(String),
+    Failed(String),
 }
 
-impl Looks {
-    /// Of files with these contents, which are in use.
+impl ChangeDetector {
+    /// For files whose current contents are active.
     pub(crate) fn new(contents: &impl Hash) -> Self {
         Self {
             fingerprint: fingerprint(contents),
             is_pending: false,
-            refused: None,
+            error: None,
         }
     }
 
-    /// Looks at the contents, and reads them if they are new, were broken before, or it was asked for. What is broken is
-    /// said at once when it was asked for.
-    pub(crate) fn look<T>(
+    /// Calls `read` if the contents are new or were invalid before, or if `is_forced`. Reports invalid contents immediately if
+    /// `is_forced`, otherwise at the second poll.
+    pub(crate) fn check<T>(
         &mut self,
         contents: &impl Hash,
-        is_asked: bool,
+        is_forced: bool,
         read: impl FnOnce() -> Result<T, String>,
-    ) -> News<T> {
+    ) -> ReloadEvent<T> {
         let fingerprint = fingerprint(contents);
         let is_new = fingerprint != self.fingerprint;
-        if !(is_new || is_asked || self.is_pending || self.refused.is_some()) {
-            return News::Nothing;
+        if !(is_new || is_forced || self.is_pending || self.error.is_some()) {
+            return ReloadEvent::Unchanged;
         }
         self.fingerprint = fingerprint;
         let was_pending = mem::take(&mut self.is_pending);
         match read() {
             Ok(value) => {
-                self.refused = None;
-                News::Replaced(value)
+                self.error = None;
+                ReloadEvent::Replaced(value)
             }
-            Err(why) if is_asked || (was_pending && !is_new) => {
-                self.refused = Some(why.clone());
-                News::Broken(why)
+            Err(error) if is_forced || (was_pending && !is_new) => {
+                self.error = Some(error.clone());
+                ReloadEvent::Failed(error)
             }
             Err(_) => {
                 self.is_pending = is_new;
-                News::Nothing
+                ReloadEvent::Unchanged
             }
         }
     }
 }
 
 impl<S: Source> Reloader<S> {
-    /// Reads the files for the first time.
+    /// Loads the files.
     ///
     /// # Errors
-    /// All that is wrong with them.
+    /// All errors of the files.
     pub fn load(source: S) -> Result<Self, Vec<String>> {
         let contents = read(&source);
-        let looks = Mutex::new(Looks::new(&contents));
+        let detector = Mutex::new(ChangeDetector::new(&contents));
         let value = contents.and_then(|contents| source.build(&contents))?;
         Ok(Self {
             source,
             current: RwLock::new(Arc::new(value)),
-            looks,
+            detector,
         })
     }
 
-    /// What holds for a new connection or call.
+    /// The value for new connections and calls.
     #[must_use]
     pub fn current(&self) -> Arc<S::Value> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
@@ -211,55 +212,55 @@ impl<S: Source> Reloader<S> {
         &self.source
     }
 
-    /// Why the files as they are now are not in use, and those before still are.
+    /// Why the current files are rejected and the previous value stays active.
     #[must_use]
-    pub fn refused(&self) -> Option<String> {
-        self.looks().refused.clone()
+    pub fn error(&self) -> Option<String> {
+        self.detector().error.clone()
     }
 
-    /// Keeps the value up to date until `stop`, which does not wait for a file system that hangs.
+    /// Keeps the value up to date until `stop`. Does not wait for a blocked file system then.
     pub fn watch(
         self: Arc<Self>,
         metrics: Metrics,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send {
-        let mut said = Said::default();
-        said.expiries::<S>(&self.current(), &metrics);
+        let mut expiries = ExpiryLog::default();
+        expiries.update::<S>(&self.current(), &metrics);
         let reloads = |outcome| metrics.reloads.with_label_values(&[S::NAME, outcome]);
         let (done, failed) = (reloads("done"), reloads("failed"));
-        let look = move |this: &mut Arc<Self>, _| {
-            match this.look() {
-                News::Nothing => {}
-                News::Replaced(()) => {
+        let check = move |this: &mut Arc<Self>, _| {
+            match this.check() {
+                ReloadEvent::Unchanged => {}
+                ReloadEvent::Replaced(()) => {
                     done.inc();
                     tracing::info!(kind = S::NAME, "reloaded changed files");
                 }
-                News::Broken(why) => {
+                ReloadEvent::Failed(error) => {
                     failed.inc();
                     tracing::warn!(
                         kind = S::NAME,
-                        why,
+                        error,
                         "failed to reload changed files; keeping the current ones"
                     );
                 }
             }
-            said.expiries::<S>(&this.current(), &metrics);
+            expiries.update::<S>(&this.current(), &metrics);
         };
-        let looking = look_again(self, Signals::none(), look, stop);
+        let polling = poll(self, Signals::none(), check, stop);
         async {
-            // Only a panic or the end of the runtime is an error here.
-            drop(looking.await);
+            // Fails only on a panic or shutdown of the runtime.
+            drop(polling.await);
         }
     }
 
-    /// Looks at the files once, and says nothing: for who does not [watch](Self::watch) them.
+    /// Reloads the files once without logging, for callers that do not [watch](Self::watch) them.
     pub fn reload_once(&self) {
-        self.look();
+        self.check();
     }
 
-    fn look(&self) -> News<()> {
+    fn check(&self) -> ReloadEvent<()> {
         let contents = read(&self.source);
-        self.looks().look(&contents, false, || {
+        self.detector().check(&contents, false, || {
             let built = match &contents {
                 Ok(contents) => self.source.build(contents),
                 Err(errors) => Err(errors.clone()),
@@ -271,8 +272,8 @@ impl<S: Source> Reloader<S> {
         })
     }
 
-    fn looks(&self) -> MutexGuard<'_, Looks> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn detector(&self) -> MutexGuard<'_, ChangeDetector> {
+        self.detector.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -293,42 +294,42 @@ fn read(source: &impl Source) -> Result<Vec<Vec<u8>>, Vec<String>> {
     }
 }
 
-/// Looks at files every [`LOOK_INTERVAL`], and at each of `signals`, which `look` is told, until `stop`. It does so where it
-/// holds up nobody else; a file system that hangs is not waited for.
+/// Calls `check` every [`POLL_INTERVAL`], and with `true` at each signal, until `stop`. Runs on a blocking thread, and does not
+/// wait for a blocked file system at `stop`.
 ///
 /// # Errors
-/// When `look` panics, or the runtime ends.
-pub(crate) async fn look_again<T: Send + 'static>(
-    mut looked_at: T,
+/// If `check` panics or the runtime shuts down.
+pub(crate) async fn poll<T: Send + 'static>(
+    mut state: T,
     mut signals: Signals,
-    mut look: impl FnMut(&mut T, bool) + Send + 'static,
+    mut check: impl FnMut(&mut T, bool) + Send + 'static,
     stop: CancellationToken,
 ) -> Result<(), JoinError> {
     loop {
-        let asked = tokio::select! {
+        let is_signal = tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = sleep(LOOK_INTERVAL) => false,
+            () = sleep(POLL_INTERVAL) => false,
             () = signals.next() => true,
         };
-        let looking = spawn_blocking(move || {
-            look(&mut looked_at, asked);
-            (looked_at, look)
+        let checking = spawn_blocking(move || {
+            check(&mut state, is_signal);
+            (state, check)
         });
-        match stop.run_until_cancelled(looking).await {
+        match stop.run_until_cancelled(checking).await {
             None => return Ok(()),
-            Some(looked) => (looked_at, look) = looked?,
+            Some(checked) => (state, check) = checked?,
         }
     }
 }
 
-/// Tells one content from another, so that no second copy of a key has to be kept.
+/// Hash of the contents, so that no second copy of a key stays in memory.
 fn fingerprint(contents: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()
 }
 
-/// What is counted of all files of a process.
+/// Metrics of the reloaded files of a process.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     reloads: IntCounterVec,
@@ -336,11 +337,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers `<process>_credential_reloads_total`, and for a process that has certificates
-    /// `<process>_tls_certificate_expiry_unix_seconds`.
+    /// Registers `<process>_credential_reloads_total`, and `<process>_tls_certificate_expiry_unix_seconds` if the process has
+    /// certificates.
     ///
     /// # Errors
-    /// When a metric of that name is registered already.
+    /// If a name is already registered.
     pub fn register(
         registry: &Registry,
         process: &str,
@@ -367,8 +368,8 @@ impl Metrics {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Validity {
-    Good,
-    Soon,
+    Valid,
+    ExpiresSoon,
     Expired,
 }
 
@@ -376,20 +377,21 @@ impl Validity {
     fn at(now: i64, expiry: i64) -> Self {
         if expiry <= now {
             Self::Expired
-        } else if expiry - now <= SOON_SECONDS {
-            Self::Soon
+        } else if expiry - now <= EXPIRES_SOON_SECONDS {
+            Self::ExpiresSoon
         } else {
-            Self::Good
+            Self::Valid
         }
     }
 }
 
-/// What the log says last of each kind of certificate.
+/// The validity last logged for each kind of certificate.
 #[derive(Default)]
-struct Said(Vec<(&'static str, Validity)>);
+struct ExpiryLog(Vec<(&'static str, Validity)>);
 
-impl Said {
-    fn expiries<S: Source>(&mut self, value: &S::Value, metrics: &Metrics) {
+impl ExpiryLog {
+    /// Updates the metric, and logs changes.
+    fn update<S: Source>(&mut self, value: &S::Value, metrics: &Metrics) {
         let now = i64::try_from(unix_micros() / 1_000_000).unwrap_or(i64::MAX);
         let found = S::expiries(value).into_iter().map(|(kind, expiry)| {
             metrics.expiry.with_label_values(&[kind]).set(expiry);
@@ -397,13 +399,10 @@ impl Said {
             if !self.0.contains(&(kind, validity)) {
                 let days = (expiry - now) / (24 * 3600);
                 match validity {
-                    Validity::Good => {}
-                    Validity::Soon => tracing::warn!(kind, days, "certificate expires soon"),
+                    Validity::Valid => {}
+                    Validity::ExpiresSoon => tracing::warn!(kind, days, "certificate expires soon"),
                     Validity::Expired => {
-                        tracing::error!(
-                            kind,
-                            "certificate has expired: others will refuse connections"
-                        );
+                        tracing::error!(kind, "certificate expired; peers will reject connections");
                     }
                 }
             }

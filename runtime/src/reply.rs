@@ -1,25 +1,25 @@
-//! What the admin port answers with.
+//! HTTP responses of the admin port.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
-/// An answer of the admin port.
+/// A response of the admin port.
 pub type Reply = Response<Full<Bytes>>;
 
-/// An answer in plain text.
+/// A plain text response.
 #[must_use]
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "text/plain; charset=utf-8", body)
 }
 
-/// An answer in JSON, which `body` must already be.
+/// A JSON response; `body` must be JSON.
 #[must_use]
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "application/json", body)
 }
 
-/// An answer that no cache keeps, no frame shows, and that is taken for nothing but what it says it is.
+/// A response with headers that forbid caching, framing and content sniffing.
 #[must_use]
 pub fn content(status: StatusCode, content_type: &str, body: impl Into<Bytes>) -> Reply {
     let mut reply = Response::new(Full::new(body.into()));

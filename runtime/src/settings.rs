@@ -1,15 +1,13 @@
-//! Where a process's settings come from: flags, then environment, then a TOML file, then defaults.
+//! Settings of a process: from flags, then environment, then a TOML file, then defaults.
 //!
-//! The command line is described once, by a clap parser. [`Effective`] has each setting's values and where they are from.
-//! A key of the file is the flag's name with underscores, an environment variable the same in capitals after the
-//! program's name. So every setting has all three forms, and none can be known to one and unknown to another.
+//! A clap parser declares each setting once: the field's type and `value_parser` validate it, its group sets its
+//! [`ReloadMode`]. The file key is the flag with underscores, and the environment variable is the same in capitals, prefixed
+//! with the program name. So every setting has all three forms.
 //!
-//! A flag is the one place where a setting is described: its field's type and `value_parser` say what it takes, its group
-//! says what becomes of a change. clap would name the first error alone, so each value is tried by itself, and all
-//! errors are named at once, those of the file among them.
+//! clap reports only the first error, so each value is validated separately and all errors are reported together, with those
+//! of the file.
 //!
-//! What every process can do with its settings instead of running is in [`instead`]; [`ReloadMode`] says which of them may
-//! change while it runs, and [`live_config`] changes them.
+//! [`info_commands`] has the flags that print something and exit. [`live_config`] reloads settings at runtime.
 
 mod common;
 mod config_errors;
@@ -31,46 +29,46 @@ use clap::{
 pub use self::{
     common::{Common, CommonArgs},
     config_errors::ConfigErrors,
-    effective::{Effective, Setting, Source, is_redacted, redacted},
-    values::{Refused, TIME_MAX, address, boolean, bytes, count, optional, size, time},
+    effective::{EffectiveSettings, Setting, Source, is_redacted, redacted},
+    values::{InvalidValue, TIME_MAX, address, boolean, bytes, count, optional, size, time},
 };
 use crate::{VERSION, reload::NamedFile};
 
-/// The flag that names the file; it is the one setting the file cannot hold.
+/// The flag with the path of the file, the only setting that the file cannot contain.
 const FILE: &str = "config";
 
-/// The settings of one process, as they are written.
+/// The command line of a process.
 pub trait Settings: Parser + 'static {
-    /// The same, checked.
+    /// The validated settings.
     type Config: Send + 'static;
 
-    /// From values that are each good to what they mean together; notes all errors.
+    /// Converts settings whose values are each valid, and checks constraints between them. Records all errors.
     fn check(self, errors: &mut ConfigErrors) -> Self::Config;
 
-    /// The settings that every process has.
+    /// The settings that every process shares.
     fn common(config: &Self::Config) -> &Common;
 }
 
-/// The group of the settings of which a change is [in use at once](Change::Reloaded).
+/// Group of settings that [change at runtime](ReloadMode::Live).
 pub const RELOADED: &str = "reloaded";
 
-/// The group of the settings that name [files which are looked at again and again](Change::Contents).
+/// Group of settings that name [reloaded files](ReloadMode::FileContents).
 pub const CONTENTS: &str = "contents";
 
-/// What becomes of a change of a setting while the process runs.
+/// How a change of a setting takes effect while the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReloadMode {
-    /// It is in use at once. Such a flag is in the group [`RELOADED`].
+    /// Immediately. The flag is in the group [`RELOADED`].
     Live,
-    /// The setting names a file, which is looked at again and again; the name of another needs a restart. Such a flag is in
-    /// the group [`CONTENTS`].
+    /// The setting names a file whose contents are reloaded; a new path needs a restart. The flag is in the group
+    /// [`CONTENTS`].
     FileContents,
-    /// It needs a restart. Such a flag is in neither group.
+    /// After a restart. The flag is in neither group.
     Restart,
 }
 
 impl ReloadMode {
-    /// That of one of the settings of a command that was built.
+    /// The mode of a setting of a built command.
     fn of(command: &Command, setting: &Arg) -> Self {
         let is_in = |name| {
             let mut groups = command.get_groups().filter(|group| group.get_id() == name);
@@ -86,7 +84,7 @@ impl ReloadMode {
     }
 }
 
-/// The names of the settings of `A` of whose change this becomes. Meant for tests.
+/// Names of the settings of `A` with this reload mode, for tests and generated documentation.
 #[must_use]
 pub fn settings_with<A: Settings>(change: ReloadMode) -> Vec<String> {
     let mut command = command::<A>();
@@ -99,41 +97,41 @@ pub fn settings_with<A: Settings>(change: ReloadMode) -> Vec<String> {
         .collect()
 }
 
-/// The settings of a process, read.
+/// The settings of a process, loaded and validated.
 #[derive(Debug)]
 pub struct Loaded<A: Settings> {
-    /// The checked settings.
+    /// The validated settings.
     pub config: A::Config,
-    /// What they are, and where each is from.
-    pub effective: Effective,
+    /// Values and sources of all settings.
+    pub effective: EffectiveSettings,
     arguments: Vec<OsString>,
     file: Option<NamedFile>,
 }
 
-/// Parses `arguments` (program name first) and checks the settings. An empty environment variable counts as not set:
-/// that is how deployment tools say so.
+/// Parses `arguments` (program name first) and validates the settings. An empty environment variable counts as unset, because
+/// deployment tools pass unset variables that way.
 ///
 /// # Errors
-/// clap's, ready to be printed: also for `--help`, and with all errors of flags, file and check together.
+/// A printable clap error, also for `--help`; contains all errors of flags, file and constraints.
 pub fn load<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, clap::Error> {
-    Written::read(&command::<A>(), arguments)?.check()
+    RawSettings::read(&command::<A>(), arguments)?.check()
 }
 
-/// How the settings of a process are given.
-const GIVEN: &str = "Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with underscores); \
+/// Explanation of the sources in the long help.
+const SOURCES: &str = "Each setting is a flag, an environment variable, and a key of the TOML file (the flag's name with underscores); \
                      the flag wins, then the environment, then the file.";
 
-/// The command line of `A`, whose settings all have an environment variable.
+/// The command line of `A` with an environment variable for each setting.
 #[must_use]
 pub fn command<A: Settings>() -> Command {
     let command = A::command();
     let about = command.get_about().map(|about| format!("{about}.\n\n"));
     let command = command
         .version(VERSION)
-        .long_about(about.unwrap_or_default() + GIVEN)
-        .after_help("--help tells more of each, and shows all.");
+        .long_about(about.unwrap_or_default() + SOURCES)
+        .after_help("--help shows all settings with details.");
     let command = [RELOADED, CONTENTS]
         .into_iter()
         .fold(command, |command, name| {
@@ -157,7 +155,7 @@ pub fn command<A: Settings>() -> Command {
     })
 }
 
-/// Whether this is a setting: something that flag, environment and file can say.
+/// Whether the argument is a setting, which flag, environment and file can set.
 fn is_setting(argument: &Arg) -> bool {
     let id = argument.get_id().as_str();
     id != FILE && !info_commands::FLAGS.contains(&id) && argument.get_action().takes_values()
@@ -167,16 +165,16 @@ fn is_list(argument: &Arg) -> bool {
     matches!(argument.get_action(), ArgAction::Append)
 }
 
-/// The settings as they were written, with what is wrong with the file, and not checked yet.
-struct Written {
+/// Settings before validation, with the errors of the file.
+struct RawSettings {
     arguments: Vec<OsString>,
     matches: ArgMatches,
-    effective: Effective,
+    effective: EffectiveSettings,
     file: Option<NamedFile>,
     errors: ConfigErrors,
 }
 
-impl Written {
+impl RawSettings {
     fn read(
         command: &Command,
         arguments: impl IntoIterator<Item = OsString>,
@@ -184,8 +182,8 @@ impl Written {
         let arguments: Vec<_> = arguments.into_iter().collect();
         let mut command = command
             .clone()
-            .mut_args(from_environment)
-            .mut_args(taking_anything);
+            .mut_args(without_empty_variable)
+            .mut_args(without_validation);
         let mut errors = ConfigErrors::default();
         let file = file_of(&command, &arguments);
         let in_file = match &file {
@@ -195,7 +193,7 @@ impl Written {
         let matches = command
             .try_get_matches_from_mut(&arguments)
             .map_err(|error| with_errors(error, &errors))?;
-        let effective = Effective::of(&command, &matches, in_file, file.as_ref());
+        let effective = EffectiveSettings::of(&command, &matches, in_file, file.as_ref());
         Ok(Self {
             arguments,
             matches,
@@ -207,13 +205,13 @@ impl Written {
 
     fn check<A: Settings>(mut self) -> Result<Loaded<A>, clap::Error> {
         let command = command::<A>().mut_args(|argument| argument.env(Resettable::Reset));
-        let good = self.good_values(&command);
+        let valid = self.valid_values(&command);
         let config = command
-            .try_get_matches_from(good)
+            .try_get_matches_from(valid)
             .and_then(|matches| A::from_arg_matches(&matches))
             .map(|settings| settings.check(&mut self.errors));
         if !self.errors.is_empty() {
-            let message = format!("wrong settings:\n{}\n", self.errors);
+            let message = format!("invalid settings:\n{}\n", self.errors);
             return Err(clap::Error::raw(ErrorKind::InvalidValue, message));
         }
         Ok(Loaded {
@@ -224,9 +222,9 @@ impl Written {
         })
     }
 
-    /// A command line that says each good value of each setting; notes what is wrong with the others, for which the defaults
-    /// stand in, so that errors between settings are found too.
-    fn good_values(&mut self, command: &Command) -> Vec<OsString> {
+    /// A command line with all valid values. Records the errors of the others, which are replaced by their defaults so that
+    /// constraints between settings are still checked.
+    fn valid_values(&mut self, command: &Command) -> Vec<OsString> {
         let mut line = vec![command.get_name().into()];
         for setting in command
             .get_arguments()
@@ -234,13 +232,13 @@ impl Written {
         {
             let flag = setting.get_long().unwrap_or_default();
             for value in self.effective.values(setting.get_id().as_str()) {
-                match values::refusal(setting, value) {
+                match values::error_of(setting, value) {
                     None => {
-                        let mut good = OsString::from(format!("--{flag}="));
-                        good.push(value);
-                        line.push(good);
+                        let mut flag = OsString::from(format!("--{flag}="));
+                        flag.push(value);
+                        line.push(flag);
                     }
-                    Some(refused) => self.errors.add(format!("--{flag}: {refused}")),
+                    Some(error) => self.errors.add(format!("--{flag}: {error}")),
                 }
             }
         }
@@ -248,8 +246,8 @@ impl Written {
     }
 }
 
-/// Without its variable where that is empty.
-fn from_environment(argument: Arg) -> Arg {
+/// Removes the environment variable of an argument if it is empty.
+fn without_empty_variable(argument: Arg) -> Arg {
     let value = argument.get_env().and_then(std::env::var_os);
     if value.is_some_and(|value| value.is_empty()) {
         argument.env(Resettable::Reset)
@@ -258,8 +256,8 @@ fn from_environment(argument: Arg) -> Arg {
     }
 }
 
-/// A setting before its check, which is to find all errors and not the first alone.
-fn taking_anything(argument: Arg) -> Arg {
+/// Removes the validation of a setting, so that parsing does not stop at the first invalid value.
+fn without_validation(argument: Arg) -> Arg {
     if is_setting(&argument) {
         argument.value_parser(ValueParser::os_string())
     } else {
@@ -267,7 +265,7 @@ fn taking_anything(argument: Arg) -> Arg {
     }
 }
 
-/// The file named by flag or environment; none for `--help`, which shows the defaults and no secret of a file.
+/// The file named by flag or environment; `None` for `--help`, which shows defaults and no secrets of a file.
 fn file_of(command: &Command, arguments: &[OsString]) -> Option<NamedFile> {
     let lenient = command.clone().ignore_errors(true);
     let matches = lenient.try_get_matches_from(arguments).ok()?;
@@ -278,13 +276,13 @@ fn file_of(command: &Command, arguments: &[OsString]) -> Option<NamedFile> {
     })
 }
 
-/// What clap found, and what is wrong with the file.
+/// A clap error, extended by the errors of the file.
 fn with_errors(error: clap::Error, errors: &ConfigErrors) -> clap::Error {
     if errors.is_empty() || !error.use_stderr() {
         return error;
     }
-    let message = format!("{error}\nalso wrong:\n{errors}\n");
-    // clap puts its own "error: " before.
+    let message = format!("{error}\nfurther errors:\n{errors}\n");
+    // clap adds its own "error: " prefix.
     let message = message.strip_prefix("error: ").unwrap_or(&message);
     clap::Error::raw(error.kind(), message)
 }

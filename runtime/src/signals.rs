@@ -1,4 +1,4 @@
-//! What the system tells a process: to end, or to read its settings again.
+//! Signals to a process: to shut down, or to reload its settings.
 
 use std::{
     future::{Future, poll_fn},
@@ -11,24 +11,23 @@ use tokio_util::sync::CancellationToken;
 
 use crate::logging;
 
-/// Exit code after a second signal: the work was not finished.
+/// Exit code after a second shutdown signal, before the drain is complete.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// Signals that no longer do to this process what they do by default.
+/// Signals with a handler instead of their default action.
 #[derive(Debug)]
 pub struct Signals(Vec<Signal>);
 
 impl Signals {
-    /// SIGTERM and SIGINT, which ask a process to end.
+    /// SIGTERM and SIGINT, the shutdown signals.
     ///
     /// # Errors
-    /// When the system refuses to install a signal handler; as those below.
-    pub fn end() -> io::Result<Self> {
+    /// If the handler cannot be installed; as below.
+    pub fn terminate() -> io::Result<Self> {
         Self::install(&[SignalKind::terminate(), SignalKind::interrupt()])
     }
 
-    /// SIGHUP, which asks a process to read its settings again. A process installs it before all else that it does with its
-    /// settings, such as opening a store: only one that comes earlier, while these are read, ends it.
+    /// SIGHUP, which reloads the settings. Install it right after loading them: an earlier SIGHUP kills the process.
     ///
     /// # Errors
     /// As above.
@@ -36,17 +35,17 @@ impl Signals {
         Self::install(&[SignalKind::hangup()])
     }
 
-    /// All three, for a process that ends with its terminal.
+    /// All three, for a program that stops with its terminal.
     ///
     /// # Errors
     /// As above.
     pub fn terminate_or_hangup() -> io::Result<Self> {
-        let (mut all, hangup) = (Self::end()?, Self::hangup()?);
+        let (mut all, hangup) = (Self::terminate()?, Self::hangup()?);
         all.0.extend(hangup.0);
         Ok(all)
     }
 
-    /// None, which never comes.
+    /// No signals; [`next`](Self::next) never returns.
     pub(crate) fn none() -> Self {
         Self(Vec::new())
     }
@@ -59,7 +58,7 @@ impl Signals {
             .map(Self)
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         poll_fn(|context| {
             let mut signals = self.0.iter_mut();
@@ -73,25 +72,25 @@ impl Signals {
     }
 }
 
-/// Runs until the first SIGTERM or SIGINT, which cancels `drain`; a second one ends the process at once.
+/// Cancels `drain` at the first SIGTERM or SIGINT, and exits the process at the second.
 ///
-/// Returns only when `stopped` is cancelled, so run it beside the work.
+/// The future completes when `stopped` is cancelled; run it concurrently with the server.
 ///
 /// # Errors
-/// When the system refuses to install a signal handler.
+/// If the handler cannot be installed.
 pub fn drain_on_signals(
     drain: CancellationToken,
     stopped: CancellationToken,
 ) -> io::Result<impl Future<Output = ()> + Send> {
-    let mut signals = Signals::end()?;
+    let mut signals = Signals::terminate()?;
     Ok(async move {
         if stopped.run_until_cancelled(signals.next()).await.is_none() {
             return;
         }
-        tracing::info!("draining; a second signal stops at once");
+        tracing::info!("draining; a second signal stops immediately");
         drain.cancel();
         if stopped.run_until_cancelled(signals.next()).await.is_some() {
-            tracing::warn!("second signal, stopping at once");
+            tracing::warn!("second signal; stopping immediately");
             logging::flush();
             std::process::exit(EXIT_INTERRUPTED.into());
         }

@@ -1,7 +1,7 @@
-//! Removes what an interrupted creation of an embedded store (fjall) leaves behind.
+//! Removes an embedded store (fjall) whose creation was interrupted.
 //!
-//! fjall creates the lock file, an empty journal and a directory for keyspaces, and writes the file `version` last. Without it, or with an empty one as on a
-//! full disk, the store can neither be opened nor created. Nothing was ever written to such a store.
+//! fjall creates the lock file, an empty journal and a directory for keyspaces, then writes the file `version`. If that file is
+//! missing or empty (full disk), the store can be neither opened nor created. It contains no data.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,10 +16,10 @@ const LOCK: &str = "lock";
 const JOURNAL: &str = "0.jnl";
 const KEYSPACES: &str = "keyspaces";
 
-/// Removes an unfinished store from `dir`, unless another process uses it. Returns whether there is a store after that, that is, one to open and not to create.
+/// Removes an unfinished store from `dir` unless another process uses it. Returns whether `dir` has a store that can be opened.
 ///
 /// # Errors
-/// When the store in `dir` is damaged, or its files cannot be read or removed.
+/// If the store is corrupt, or its files cannot be read or removed.
 pub fn remove(dir: &Path) -> io::Result<bool> {
     let version = fs::metadata(dir.join(VERSION));
     if version.is_ok_and(|it| it.len() > 0) {
@@ -29,15 +29,15 @@ pub fn remove(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     if !is_blank(&dir.join(JOURNAL))? {
-        let why = "the file `version` is missing or empty, but the journal is not";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        let reason = "the file `version` is missing or empty, but the journal is not";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     let lock = OpenOptions::new().append(true).open(dir.join(LOCK))?;
-    let Ok(_lock) = FileLock::take(lock) else {
-        // Opening it says so.
+    let Ok(_lock) = FileLock::acquire(lock) else {
+        // Opening the store reports this.
         return Ok(false);
     };
-    // Fails if there is anything in it.
+    // Fails if the directory is not empty.
     for result in [
         fs::remove_dir(dir.join(KEYSPACES)),
         fs::remove_file(dir.join(JOURNAL)),
@@ -52,7 +52,7 @@ pub fn remove(dir: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a file has nothing but zeros, or does not exist.
+/// Whether a file has only zero bytes, or does not exist.
 fn is_blank(file: &Path) -> io::Result<bool> {
     let mut file = match File::open(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -77,11 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unfinished_store_is_removed_and_nothing_else() -> Result<(), Box<dyn Error>> {
+    fn only_an_unfinished_store_is_removed() -> Result<(), Box<dyn Error>> {
         let temporary = TempDir::new()?;
         let dir = temporary.path();
         assert!(!remove(dir)?);
-        // Killed before `version` was made, and on a full disk.
+        // Killed before `version` was created, and on a full disk.
         for version in [None, Some("")] {
             fs::write(dir.join(LOCK), "")?;
             fs::write(dir.join(JOURNAL), [0; 100_000])?;
@@ -92,10 +92,10 @@ mod tests {
             assert!(!remove(dir)?);
             assert_eq!(fs::read_dir(dir)?.count(), 0);
         }
-        // Others' files do not matter, as `lost+found` of a file system.
+        // Other files, such as `lost+found`, stay.
         fs::create_dir(dir.join("lost+found"))?;
         assert!(!remove(dir)? && dir.join("lost+found").exists());
-        // Something was written.
+        // The journal has data.
         fs::write(dir.join(LOCK), "")?;
         fs::write(dir.join(JOURNAL), [0, 0, 1])?;
         assert!(remove(dir).is_err() && dir.join(JOURNAL).exists());
@@ -105,9 +105,9 @@ mod tests {
     }
 
     #[test]
-    fn store_that_another_process_creates_is_left() -> Result<(), Box<dyn Error>> {
+    fn store_in_creation_by_another_process_is_kept() -> Result<(), Box<dyn Error>> {
         let dir = TempDir::new()?;
-        let lock = FileLock::take(File::create(dir.path().join(LOCK))?)?;
+        let lock = FileLock::acquire(File::create(dir.path().join(LOCK))?)?;
         assert!(!remove(dir.path())?);
         assert!(dir.path().join(LOCK).exists());
         drop(lock);

@@ -77,7 +77,7 @@ pub(super) async fn connect(
         let endpoint = client::endpoint(format!("http://{address}"))?.origin(uri.clone());
         match connector.connect(&announce(endpoint)).await {
             Ok(channel) => return Ok((connector, channel)),
-            Err(error) => match connector.trouble() {
+            Err(error) => match connector.failure() {
                 Some(trouble) => bail!("{trouble}"),
                 None => failed = error.into(),
             },

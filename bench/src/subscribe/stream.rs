@@ -206,7 +206,7 @@ impl Stream {
                 opened.map(Response::into_inner)
             }
         };
-        match connector.trouble() {
+        match connector.failure() {
             Some(trouble) if opened.is_err() => Err(anyhow::anyhow!("{trouble}")),
             _ => Ok(opened?),
         }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use http::Uri;
 use jiff::tz::TimeZone;
 use proto::{ids, limits::SUBSCRIBER_NAME_BYTES_MAX};
-use runtime::settings::{Refused, TIME_MAX, is_redacted, time};
+use runtime::settings::{InvalidValue, TIME_MAX, is_redacted, time};
 
 use super::{ProducerUrl, StoreConfig};
 use crate::store;
@@ -86,7 +86,7 @@ pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
 pub(super) const TTL_MIN: Duration = Duration::from_secs(1);
 
 /// The number of a DSP, and its time to live.
-pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, Duration), Refused> {
+pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, Duration), InvalidValue> {
     let parts = text.split_once('=');
     let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
     match parsed.filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id)) {

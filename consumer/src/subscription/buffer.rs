@@ -104,7 +104,7 @@ impl BufferWriter {
             self.ledger.received(chunk.header().count.into());
         }
         self.used.add(gauge_value(bytes as u64));
-        self.peak.note();
+        self.peak.record();
         slot.send(Held {
             item,
             bytes,

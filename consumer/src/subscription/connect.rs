@@ -70,7 +70,7 @@ impl Subscription {
             Ok::<_, StreamEnd>(subscribed.into_inner())
         };
         // What is known of the connection says more than how the call on it ended.
-        let better = |ended| match connector.trouble() {
+        let better = |ended| match connector.failure() {
             Some(trouble) => StreamEnd::Unreachable(trouble.to_owned()),
             None => ended,
         };

@@ -30,7 +30,6 @@ use std::{ffi::OsString, process::ExitCode};
 use runtime::{
     metrics::Registry,
     process::{self, ProcessSignals},
-    raise_open_files,
 };
 
 use self::{
@@ -44,13 +43,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
-    let files = raise_open_files();
-    tracing::info!(files, "starting");
     let app = App::start(config, Registry::new()).await?;
     let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
     let apply = move |config: &Config| runtime_config.apply(config);
     tokio::select! {
-        () = signals.follow(metrics, apply) => {}
+        () = signals.reload_until_drain(metrics, apply) => {}
         () = app.state_failed() => {}
     }
     app.drain().await

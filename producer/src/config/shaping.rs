@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use runtime::{
-    connect::credentials::loaded,
+    connect::credentials::load_files,
     reload::NamedFile,
     settings::{CONTENTS, ConfigErrors},
 };
@@ -55,7 +55,7 @@ impl LimitsArgs {
         }
         let file = NamedFile::from_flag("--limits", &self.limits);
         LimitsConfig {
-            file: file.and_then(|file| loaded(errors, File(file))),
+            file: file.and_then(|file| load_files(errors, File(file))),
             spool,
         }
     }

@@ -75,7 +75,7 @@ impl TokenCheck {
             return Ok(());
         }
         let token = token::bearer(headers).ok_or(Refusal::Missing)?;
-        if self.tokens.current().contain(token) {
+        if self.tokens.current().contains(token) {
             Ok(())
         } else {
             Err(Refusal::Wrong)

@@ -103,7 +103,7 @@ impl Connection {
         let (activity, stopping) = (Arc::clone(&self.activity), self.stopping.clone());
         let mut closing = pin!(async {
             stopping.cancelled().await;
-            activity.quiet().await;
+            activity.wait_idle().await;
             sleep(CLOSE_GRACE).await;
         });
         let mut first_call = pin!(sleep(FIRST_CALL_WITHIN));

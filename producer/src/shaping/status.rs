@@ -27,7 +27,7 @@ impl Shaping {
 
     /// Why the current content of the limits file is not active; `None` if it is.
     pub(crate) fn refused(&self) -> Option<String> {
-        self.shared.file.refused()
+        self.shared.file.error()
     }
 
     /// One-line description for `/readyz`.

@@ -263,7 +263,7 @@ impl Subscribers {
         for queue in self.queues().by_name.values() {
             let mut state = queue.state();
             let lag = next.saturating_sub(state.account.position());
-            state.lag.end(lag);
+            state.lag.end_interval(lag);
         }
     }
 

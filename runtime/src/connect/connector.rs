@@ -1,7 +1,7 @@
-//! One connection to one address: over any network, with TLS or without, and what went wrong on it in words.
+//! One connection to one address, with or without TLS, that records why it failed.
 //!
-//! HTTP/2 on top of a connection reports little of what ended it. So what the TLS library says is kept here beside
-//! the error, as is what only the first bytes tell: that a plain connection met a port that speaks TLS.
+//! HTTP/2 reports little about the cause of a connection error. So errors of the TLS library are recorded here, and also whether
+//! the first bytes show that a plain connection reached a TLS port.
 
 use std::{
     io::{self, IoSlice},
@@ -26,8 +26,7 @@ use super::{
 };
 use crate::{listen::ByteStream, tls::client as tls};
 
-/// First byte of a TLS alert. As the first of an HTTP/2 frame it would announce one of more than a megabyte,
-/// before settings.
+/// First byte of a TLS alert. As the first byte of HTTP/2 it would start a frame of more than 1 MiB, before SETTINGS.
 const TLS_ALERT: u8 = 0x15;
 
 /// Connects to one address, for one stream.
@@ -37,14 +36,14 @@ pub struct Connector {
     address: SocketAddr,
     tls: Option<(Arc<tls::Trust>, ServerName<'static>)>,
     token: Option<MetadataValue<Ascii>>,
-    trouble: Trouble,
+    failure: FailureReason,
 }
 
 impl Connector {
-    /// One to `address` as `host`, by TLS if `https`, with the files that are good now.
+    /// A connector to `address` as `host`, with TLS if `https`, and the current certificates and token.
     ///
     /// # Errors
-    /// In words, when there are no authorities for TLS, or the host is not a name a certificate could have.
+    /// A message for the operator, if TLS has no authorities or the host is not a valid certificate name.
     pub fn new(
         network: &Arc<dyn Network>,
         address: SocketAddr,
@@ -57,7 +56,7 @@ impl Connector {
                 let name = name.map_or_else(|| server_name(host), Ok)?;
                 Some((files.current(), name))
             }
-            None if https => return Err("https:// needs --tls-ca".to_owned()),
+            None if https => return Err("https:// requires --tls-ca".to_owned()),
             _ => None,
         };
         let token = security.token.as_ref().map(|file| {
@@ -71,33 +70,33 @@ impl Connector {
             address,
             tls,
             token,
-            trouble: Trouble::default(),
+            failure: FailureReason::default(),
         })
     }
 
-    /// Connects for one stream, whatever host `endpoint` names.
+    /// Connects for one stream. Ignores the host of `endpoint`.
     ///
     /// # Errors
-    /// When that cannot be done in time.
+    /// If the connection fails or times out.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
         let (network, address) = (Arc::clone(&self.network), self.address);
-        let (tls, trouble) = (self.tls.clone(), self.trouble.clone());
+        let (tls, failure) = (self.tls.clone(), self.failure.clone());
         let connector = tower::service_fn(move |_| {
             let connecting = network.connect(address);
-            let (tls, trouble) = (tls.clone(), trouble.clone());
+            let (tls, failure) = (tls.clone(), failure.clone());
             async move {
-                open(connecting.await?, tls, trouble)
+                open(connecting.await?, tls, failure)
                     .await
                     .map(TokioIo::new)
             }
         });
-        // Boxed: Rust 1.90 does not see otherwise that futures which await this one are `Send`.
+        // Boxed, because Rust 1.90 cannot otherwise prove that futures awaiting it are `Send`.
         let connecting: Pin<Box<dyn Future<Output = _> + Send>> =
             Box::pin(endpoint.connect_with_connector(connector));
         connecting.await
     }
 
-    /// A request with the token, if there is one.
+    /// A request with the token, if configured.
     pub fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = &self.token {
@@ -107,76 +106,76 @@ impl Connector {
         request
     }
 
-    /// What went wrong with the connection, as far as it is known better than by the error of a call.
+    /// Why the connection failed, if more is known than the error of the call.
     #[must_use]
-    pub fn trouble(&self) -> Option<&str> {
-        self.trouble.0.get().map(String::as_str)
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.0.get().map(String::as_str)
     }
 }
 
 async fn open(
     stream: Box<dyn ByteStream>,
     tls: Option<(Arc<tls::Trust>, ServerName<'static>)>,
-    trouble: Trouble,
-) -> io::Result<Watched> {
+    failure: FailureReason,
+) -> io::Result<RecordingStream> {
     let is_plain = tls.is_none();
     let stream: Box<dyn ByteStream> = match tls {
         None => stream,
-        Some((trust, name)) => match trust.shake(name, stream).await {
+        Some((trust, name)) => match trust.connect(name, stream).await {
             Ok(stream) => Box::new(stream),
             Err(error) => {
-                trouble.note(&error);
+                failure.record(&error);
                 if error.kind() == io::ErrorKind::UnexpectedEof {
-                    trouble.say("the connection was closed during the TLS handshake: no TLS at this port, or too many");
+                    failure.set("connection closed during the TLS handshake; the port has no TLS, or too many connections");
                 }
                 return Err(error);
             }
         },
     };
-    Ok(Watched {
+    Ok(RecordingStream {
         stream,
-        look_for_alert: is_plain,
-        trouble,
+        detects_alert: is_plain,
+        failure,
     })
 }
 
-/// The first thing that went wrong, in words.
+/// The first error of a connection, as a message.
 #[derive(Debug, Clone, Default)]
-struct Trouble(Arc<OnceLock<String>>);
+struct FailureReason(Arc<OnceLock<String>>);
 
-impl Trouble {
-    fn note(&self, error: &io::Error) {
-        if let Some(why) = tls::explain(error) {
-            self.0.get_or_init(|| why);
+impl FailureReason {
+    fn record(&self, error: &io::Error) {
+        if let Some(reason) = tls::explain(error) {
+            self.0.get_or_init(|| reason);
         }
     }
 
-    fn say(&self, why: &str) {
-        self.0.get_or_init(|| why.to_owned());
+    fn set(&self, reason: &str) {
+        self.0.get_or_init(|| reason.to_owned());
     }
 }
 
-/// A connection whose troubles are noted.
+/// A connection that records its errors.
 ///
-/// The other side may have said why it closed the connection while we were writing. So an error of a write is left to the reader, who
-/// gets what was said, and then the end of the connection.
-struct Watched {
+/// The peer may have sent the reason before it closed the connection. So write errors are hidden, and the reader receives the
+/// reason and then the end of the stream.
+struct RecordingStream {
     stream: Box<dyn ByteStream>,
-    /// Until the first bytes of a plain connection came.
-    look_for_alert: bool,
-    trouble: Trouble,
+    /// True until the first bytes of a plain connection arrive.
+    detects_alert: bool,
+    failure: FailureReason,
 }
 
-impl Watched {
+impl RecordingStream {
     fn written<T>(&self, result: io::Result<T>, done: T) -> Poll<io::Result<T>> {
         Poll::Ready(Ok(result.unwrap_or_else(|error| {
-            self.trouble.note(&error);
+            self.failure.record(&error);
             done
         })))
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for RecordingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -185,22 +184,22 @@ impl AsyncRead for Watched {
         let before = buffer.filled().len();
         let result = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
         if let Err(error) = &result {
-            self.trouble.note(error);
+            self.failure.record(error);
         }
-        if self.look_for_alert
+        if self.detects_alert
             && let Some(first) = buffer.filled().get(before)
         {
-            self.look_for_alert = false;
+            self.detects_alert = false;
             if *first == TLS_ALERT {
-                let why = "TLS is spoken at this port: https:// instead of http://";
-                self.trouble.say(why);
+                let reason = "the port speaks TLS: use https:// instead of http://";
+                self.failure.set(reason);
             }
         }
         Poll::Ready(result)
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for RecordingStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

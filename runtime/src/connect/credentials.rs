@@ -1,4 +1,4 @@
-//! How a reader proves who it is, and knows whom it talks to: the settings, checked.
+//! Credentials of a client and trusted authorities: the validated TLS and token settings.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::{
     token,
 };
 
-/// The settings as they are written; what is empty is not set.
+/// The unvalidated settings; empty means unset.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Flags<'a> {
     /// `--tls-ca`
@@ -27,30 +27,29 @@ pub struct Flags<'a> {
     pub token_file: &'a str,
 }
 
-/// What a reader has to connect with. The files may be replaced at any time.
+/// Credentials and trust of a client. The files are reloaded when they change.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
-    /// For `https` producers.
+    /// TLS for `https` producers.
     pub tls: Option<Arc<Reloader<Files>>>,
-    /// Whose name a producer's certificate must bear instead of its URL's host.
+    /// Required name in a producer's certificate, instead of the host of its URL.
     pub server_name: Option<ServerName<'static>>,
-    /// Sent with each call.
+    /// Bearer token for each call.
     pub token: Option<Arc<Reloader<token::File>>>,
 }
 
 impl Security {
-    /// Reads the files that `flags` name for producers of which `some_https` says whether any is reached by TLS;
-    /// notes all that is wrong.
-    pub fn check(errors: &mut ConfigErrors, flags: Flags<'_>, some_https: bool) -> Self {
+    /// Loads the files named by `flags`, and records all errors. `has_https` states whether any producer uses TLS.
+    pub fn check(errors: &mut ConfigErrors, flags: Flags<'_>, has_https: bool) -> Self {
         let authorities = NamedFile::from_flag("--tls-ca", flags.authorities);
         let certificate = NamedFile::from_flag("--tls-cert", flags.certificate);
         let key = NamedFile::from_flag("--tls-key", flags.key);
         let any = authorities.is_some() || certificate.is_some() || key.is_some();
-        if !some_https && (any || !flags.server_name.is_empty()) {
-            errors.add("--tls-…: no producer is an https:// one, so they would do nothing");
+        if !has_https && (any || !flags.server_name.is_empty()) {
+            errors.add("--tls-…: no effect, because no producer URL is https://");
         }
-        if some_https && authorities.is_none() {
-            errors.add("--tls-ca: needed for https:// producers: whose certificates to trust");
+        if has_https && authorities.is_none() {
+            errors.add("--tls-ca: required for https:// producers; name a file with the trusted authorities");
         }
         let identity = pair(errors, certificate, key);
         let files = authorities.map(|authorities| Files {
@@ -59,14 +58,14 @@ impl Security {
         });
         let name = (!flags.server_name.is_empty()).then(|| server_name(flags.server_name));
         Self {
-            tls: files.and_then(|files| loaded(errors, files)),
+            tls: files.and_then(|files| load_files(errors, files)),
             server_name: name.and_then(|name| errors.ok("--tls-server-name", name)),
             token: NamedFile::from_flag("--token-file", flags.token_file)
-                .and_then(|file| loaded(errors, token::File(file))),
+                .and_then(|file| load_files(errors, token::File(file))),
         }
     }
 
-    /// Looks at the files again and again until `stop`, in tasks of `tasks`.
+    /// Reloads the files when they change, until `stop`, in tasks on `tasks`.
     pub fn watch(&self, metrics: &Metrics, tasks: &TaskTracker, stop: &CancellationToken) {
         if let Some(tls) = &self.tls {
             tasks.spawn(Arc::clone(tls).watch(metrics.clone(), stop.clone()));
@@ -77,7 +76,7 @@ impl Security {
     }
 }
 
-/// A certificate and its key, of which neither is any use alone.
+/// A certificate with its key; records an error if only one is set.
 pub fn pair(
     errors: &mut ConfigErrors,
     certificate: Option<NamedFile>,
@@ -86,35 +85,35 @@ pub fn pair(
     match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (Some(_), None) => {
-            errors.add("--tls-cert: needs --tls-key too");
+            errors.add("--tls-cert: requires --tls-key");
             None
         }
         (None, Some(_)) => {
-            errors.add("--tls-key: needs --tls-cert too");
+            errors.add("--tls-key: requires --tls-cert");
             None
         }
         (None, None) => None,
     }
 }
 
-/// The files of `source`, read; what is wrong with them is noted.
-pub fn loaded<S: Source>(errors: &mut ConfigErrors, source: S) -> Option<Arc<Reloader<S>>> {
+/// Loads the files of `source`, and records their errors.
+pub fn load_files<S: Source>(errors: &mut ConfigErrors, source: S) -> Option<Arc<Reloader<S>>> {
     match Reloader::load(source) {
-        Ok(reloaded) => Some(Arc::new(reloaded)),
-        Err(wrong) => {
-            wrong.into_iter().for_each(|error| errors.add(error));
+        Ok(reloader) => Some(Arc::new(reloader)),
+        Err(found) => {
+            found.into_iter().for_each(|error| errors.add(error));
             None
         }
     }
 }
 
-/// A name, or an address, as certificates have them.
+/// Parses a DNS name or address for certificate validation.
 pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(text.to_owned())
         .map_err(|_| format!("`{text}` is neither a host name nor an address"))
 }
 
-/// Whether what goes to `host` stays on this machine.
+/// Whether `host` is a loopback name or address.
 #[must_use]
 pub fn is_loopback_host(host: &str) -> bool {
     host == "localhost"

@@ -1,16 +1,16 @@
-//! Where processor time goes: samples of the stacks of running threads, a hundred for each second of processor time.
+//! CPU profiles: about 100 stack samples per second of CPU time.
 //!
-//! The profile is in folded form, one line for each stack: the thread and its calls from the outermost to the innermost,
-//! separated by semicolons, then a space and the number of samples. `inferno-flamegraph`, `flamegraph.pl` and speedscope read it.
+//! The output is in folded form, one line per stack: the thread and its calls, outermost first, separated by semicolons, then a
+//! space and the number of samples. `inferno-flamegraph`, `flamegraph.pl` and speedscope read it.
 //!
-//! The sampling timer belongs to the process, so only one profile is taken at a time. A thread that is inside the C
-//! library or the unwinder is not sampled, since walking its stack from a signal handler could wait for a lock that it holds:
-//! time spent in system calls is missing, and `perf` shows that.
+//! The sampling timer is per process, so only one profile runs at a time. Threads inside the C library or the unwinder are not
+//! sampled, because unwinding them in a signal handler could deadlock on a lock that they hold. So time in system calls is
+//! missing; `perf` shows it.
 //!
-//! A static program has no such libraries to tell apart. There, only unwinding a panic could hold a lock, and it takes none if
-//! the unwinder finds its tables without one: libgcc from 12 on does with glibc from 2.35 on, in a program that is
-//! position-independent. `deploy/build-static` refuses an older glibc, and `.ci/image` any other form of program. (Tried on such a
-//! program with three threads that allocate, sampled 1,000 times a second for 20 s.)
+//! In a static program these libraries cannot be excluded. There only panic unwinding could hold a lock, and it holds none if the
+//! unwinder finds its tables without one: with libgcc 12 and glibc 2.35 or later, in a position-independent program.
+//! `deploy/build-static` rejects an older glibc, `.ci/image` other kinds of programs. (Tested with three allocating threads,
+//! sampled 1,000 times per second for 20 s.)
 
 use std::{
     convert::Infallible,
@@ -28,17 +28,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reply::{Reply, text};
 
-/// Samples for each second of processor time; not 100, so that they keep no step with timers.
+/// Samples per second of CPU time; not 100, to avoid lockstep with timers.
 const FREQUENCY: i32 = 99;
 
-/// Longest profile, in seconds.
+/// Maximum duration of a profile, in seconds.
 const SECONDS_MAX: u64 = 60;
 
-/// Time of a profile for which none is asked, in seconds.
+/// Duration of a profile without `seconds`.
 const SECONDS_DEFAULT: u64 = 10;
 
 /// Libraries whose locks a sample must not wait for.
-const UNTOUCHED: [&str; 6] = [
+const NOT_SAMPLED: [&str; 6] = [
     "libc.so",
     "libgcc_s",
     "libm.so",
@@ -47,11 +47,11 @@ const UNTOUCHED: [&str; 6] = [
     "vdso",
 ];
 
-/// Held while a profile is taken.
-static TAKEN: Semaphore = Semaphore::const_new(1);
+/// Permits one profile at a time.
+static PERMIT: Semaphore = Semaphore::const_new(1);
 
-/// Reads the length of a profile from a query.
-fn seconds_of(query: &str) -> Result<Duration, String> {
+/// Parses the duration of a profile from a query.
+fn duration_of(query: &str) -> Result<Duration, String> {
     let seconds = match query.split_once('=') {
         None if query.is_empty() => Some(SECONDS_DEFAULT),
         Some(("seconds", seconds)) => seconds.parse().ok(),
@@ -60,68 +60,68 @@ fn seconds_of(query: &str) -> Result<Duration, String> {
     seconds
         .filter(|seconds| (1..=SECONDS_MAX).contains(seconds))
         .map(Duration::from_secs)
-        .ok_or_else(|| format!("{query:?} is not seconds=1 to {SECONDS_MAX}"))
+        .ok_or_else(|| format!("{query:?}: use seconds=N with N from 1 to {SECONDS_MAX}"))
 }
 
-/// Takes a profile as the query asks, and answers when it is done, or at once when `stop` is cancelled.
-pub(super) async fn reply(uri: Uri, stop: CancellationToken) -> Reply {
-    let duration = match seconds_of(uri.query().unwrap_or_default()) {
+/// Takes a profile of the requested duration; cancelled by `stop`.
+pub(super) async fn serve(uri: Uri, stop: CancellationToken) -> Reply {
+    let duration = match duration_of(uri.query().unwrap_or_default()) {
         Ok(duration) => duration,
-        Err(wrong) => return text(StatusCode::BAD_REQUEST, format!("{wrong}\n")),
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error}\n")),
     };
-    let Ok(taken) = TAKEN.try_acquire() else {
+    let Ok(permit) = PERMIT.try_acquire() else {
         return text(
             StatusCode::TOO_MANY_REQUESTS,
-            "a profile is being taken: one at a time\n",
+            "another profile is running\n",
         );
     };
     tracing::info!(?duration, "taking a profile");
-    // Dropped with this future, when the process stops or nobody waits for the profile any more.
-    let (_waiting, gone) = sync_channel(0);
-    // From its beginning to its end, no matter who waits: both take milliseconds, and so does finding names.
-    let taking = tokio::task::spawn_blocking(move || take(duration, &gone, taken));
-    let Some(made) = stop.run_until_cancelled(taking).await else {
-        let word = "the process stops: the profile was given up\n";
-        return text(StatusCode::SERVICE_UNAVAILABLE, word);
+    // The sender is dropped with this future, when the process stops or the client disconnects.
+    let (_client, gone) = sync_channel(0);
+    // On a blocking thread, because starting, stopping and symbolizing take milliseconds.
+    let taking = tokio::task::spawn_blocking(move || take(duration, &gone, permit));
+    let Some(result) = stop.run_until_cancelled(taking).await else {
+        let reason = "the process is stopping; profile cancelled\n";
+        return text(StatusCode::SERVICE_UNAVAILABLE, reason);
     };
-    match made.map_err(anyhow::Error::from).flatten() {
+    match result.map_err(anyhow::Error::from).flatten() {
         Ok(profile) => text(StatusCode::OK, profile),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")),
     }
 }
 
-/// The profile; an error as soon as the caller is `gone`. The next one can be taken when this one has ended.
+/// Takes a profile. Fails as soon as the client is `gone`. Releases the permit at the end.
 fn take(
     duration: Duration,
     gone: &Receiver<Infallible>,
-    _taken: SemaphorePermit<'static>,
+    _permit: SemaphorePermit<'static>,
 ) -> anyhow::Result<String> {
-    can_make_files()?;
+    check_temporary_files()?;
     let guard = ProfilerGuardBuilder::default()
         .frequency(FREQUENCY)
-        .blocklist(&UNTOUCHED)
+        .blocklist(&NOT_SAMPLED)
         .build()?;
     if gone.recv_timeout(duration) != Err(RecvTimeoutError::Timeout) {
-        anyhow::bail!("nobody waits for the profile");
+        anyhow::bail!("the client disconnected");
     }
     let report = guard.report().build()?;
     drop(guard);
     Ok(report.data.iter().map(folded).collect())
 }
 
-/// The profiler keeps what it has no room for in a file, and when it cannot make that file once, it never tries again.
-fn can_make_files() -> anyhow::Result<()> {
+/// Checks that temporary files can be created. The profiler spills to one, and never retries if creating it fails once.
+fn check_temporary_files() -> anyhow::Result<()> {
     let file = NamedTempFile::new().with_context(|| {
         let dir = env::temp_dir();
         format!(
-            "a profile needs a temporary file in {}, the directory that TMPDIR names, or else /tmp",
+            "failed to create a temporary file in {} (set TMPDIR to a writable directory)",
             dir.display()
         )
     })?;
     Ok(file.close()?)
 }
 
-/// The line of one stack.
+/// The output line of one stack.
 fn folded((frames, samples): (&Frames, &isize)) -> String {
     let calls = frames.frames.iter().map(|symbols| {
         let names = symbols.iter().map(|symbol| symbol.name().replace(';', ":"));
@@ -132,7 +132,7 @@ fn folded((frames, samples): (&Frames, &isize)) -> String {
         .flatten()
         .collect();
     if names.is_empty() {
-        // The walk ended where it began. The time was spent all the same.
+        // Unwinding failed; the time still counts.
         names.push("(unknown)".to_owned());
     }
     names.push(frames.thread_name.replace(';', ":"));
@@ -140,7 +140,7 @@ fn folded((frames, samples): (&Frames, &isize)) -> String {
     format!("{} {samples}\n", names.join(";"))
 }
 
-/// Whether this call, with the calls inlined into it, belongs to the sampling.
+/// Whether this call, including calls inlined into it, belongs to the profiler.
 fn is_sampling(call: &[String]) -> bool {
     let is_sampling = |name: &String| {
         name == "trace" || name.ends_with("::trace") || name.contains("trace_unsynchronized")
@@ -153,11 +153,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn length_is_read_and_anything_else_is_refused() {
+    fn duration_is_parsed_and_other_queries_are_rejected() {
         for (query, seconds) in [("", 10), ("seconds=1", 1), ("seconds=60", 60)] {
-            assert_eq!(seconds_of(query), Ok(Duration::from_secs(seconds)));
+            assert_eq!(duration_of(query), Ok(Duration::from_secs(seconds)));
         }
-        for wrong in [
+        for invalid in [
             "seconds=0",
             "seconds=61",
             "seconds=x",
@@ -165,12 +165,12 @@ mod tests {
             "seconds=1&x",
             "x",
         ] {
-            assert!(seconds_of(wrong).is_err(), "{wrong}");
+            assert!(duration_of(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn calls_of_the_sampling_itself_are_left_out() {
+    fn calls_of_the_profiler_are_recognized() {
         let call =
             |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
         assert!(is_sampling(&call(&["trace"])));

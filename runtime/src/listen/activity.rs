@@ -1,4 +1,4 @@
-//! What a connection has been doing, and when that is reason to cut it.
+//! Activity of a connection, and the timeouts that close it.
 
 use std::{
     sync::{
@@ -12,27 +12,27 @@ use tokio::time::{Instant, sleep};
 
 use super::Limits;
 
-/// How often a connection is looked at, at least.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+/// Maximum interval between checks of a connection.
+const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
-/// How often a draining connection looks whether its requests are done.
-const QUIET_LOOK: Duration = Duration::from_millis(10);
+/// How often a draining connection polls for pending requests.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Why a connection is cut, as early as it is accepted or later.
+/// Why the process closes a connection, on accept or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum CloseReason {
     TooMany,
-    TooManyOfAddress,
+    TooManyPerAddress,
     SlowRequest,
     Idle,
     SlowReader,
     Drained,
 }
 
-impl Cut {
+impl CloseReason {
     pub(super) const ALL: [Self; 6] = [
         Self::TooMany,
-        Self::TooManyOfAddress,
+        Self::TooManyPerAddress,
         Self::SlowRequest,
         Self::Idle,
         Self::SlowReader,
@@ -42,7 +42,7 @@ impl Cut {
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::TooMany => "too_many",
-            Self::TooManyOfAddress => "too_many_per_address",
+            Self::TooManyPerAddress => "too_many_per_address",
             Self::SlowRequest => "slow_request",
             Self::Idle => "idle",
             Self::SlowReader => "slow_reader",
@@ -51,7 +51,7 @@ impl Cut {
     }
 }
 
-/// What a connection has been doing, for its watcher.
+/// Activity counters of a connection, read by its watcher.
 #[derive(Debug, Default)]
 pub struct Activity {
     pub(super) requests: AtomicU64,
@@ -63,9 +63,9 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Notes that a request's head was read whole.
+    /// Records that the headers of a request were received.
     pub fn request(&self) {
-        // One task drives the connection, so plain loads and stores suffice; the watcher only compares.
+        // Only one task writes these, so separate loads and stores suffice.
         let requests = self.requests.load(Ordering::Relaxed);
         self.requests.store(requests + 1, Ordering::Relaxed);
         let bytes_read = self.bytes_read.load(Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl Activity {
             .store(bytes_read, Ordering::Relaxed);
     }
 
-    /// Notes a request whose answer takes time; the connection is not idle until the guard is dropped.
+    /// Records a request with a slow response. The connection is not idle until the guard is dropped.
     #[must_use]
     pub fn long_request(self: &Arc<Self>) -> InProgress {
         self.request();
@@ -81,31 +81,31 @@ impl Activity {
         InProgress(Arc::clone(self))
     }
 
-    /// Long requests in progress.
+    /// Number of long requests in progress.
     #[must_use]
     pub fn in_progress(&self) -> usize {
         self.in_progress.load(Ordering::Relaxed)
     }
 
     /// Waits until no long request is in progress.
-    pub async fn quiet(&self) {
+    pub async fn wait_idle(&self) {
         while self.in_progress() > 0 {
-            sleep(QUIET_LOOK).await;
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
 
-    /// Waits until the connection is to be cut by what is `granted` then, and says why.
-    pub(super) async fn watch(&self, granted: impl Fn() -> Limits) -> Cut {
+    /// Waits until the connection exceeds the `current` limits; returns the reason.
+    pub(super) async fn watch(&self, current: impl Fn() -> Limits) -> CloseReason {
         let mut watcher = Watcher::new(Instant::now());
         loop {
-            let now = granted();
-            let shortest = [now.request_timeout, now.write_timeout]
+            let limits = current();
+            let shortest = [limits.request_timeout, limits.write_timeout]
                 .into_iter()
                 .flatten()
-                .fold(now.idle_timeout, Duration::min);
-            sleep((shortest / 2).min(LOOK_MAX)).await;
-            if let Some(cut) = watcher.look(self, Instant::now(), &granted()) {
-                return cut;
+                .fold(limits.idle_timeout, Duration::min);
+            sleep((shortest / 2).min(CHECK_INTERVAL_MAX)).await;
+            if let Some(reason) = watcher.check(self, Instant::now(), &current()) {
+                return reason;
             }
         }
     }
@@ -117,7 +117,7 @@ pub struct InProgress(Arc<Activity>);
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        // A body that came after its head is no part of the next request.
+        // Body bytes received so far do not belong to the next request.
         let bytes_read = self.0.bytes_read.load(Ordering::Relaxed);
         let at_request = &self.0.bytes_read_at_request;
         at_request.store(bytes_read, Ordering::Relaxed);
@@ -125,9 +125,9 @@ impl Drop for InProgress {
     }
 }
 
-/// Compares what it saw last with what there is now.
+/// Compares the activity with that of the previous check.
 pub(super) struct Watcher {
-    looked: Instant,
+    checked: Instant,
     requests: u64,
     idle_since: Instant,
     partial_since: Option<Instant>,
@@ -138,7 +138,7 @@ pub(super) struct Watcher {
 impl Watcher {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            looked: now,
+            checked: now,
             requests: 0,
             idle_since: now,
             partial_since: None,
@@ -147,12 +147,12 @@ impl Watcher {
         }
     }
 
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         activity: &Activity,
         now: Instant,
         limits: &Limits,
-    ) -> Option<Cut> {
+    ) -> Option<CloseReason> {
         let requests = activity.requests.load(Ordering::Relaxed);
         if requests != self.requests || activity.in_progress.load(Ordering::Relaxed) > 0 {
             self.requests = requests;
@@ -161,16 +161,16 @@ impl Watcher {
         } else if activity.bytes_read.load(Ordering::Relaxed)
             > activity.bytes_read_at_request.load(Ordering::Relaxed)
         {
-            // It began after the look before this one.
-            let since = *self.partial_since.get_or_insert(self.looked);
+            // The request began after the previous check.
+            let since = *self.partial_since.get_or_insert(self.checked);
             if limits
                 .request_timeout
                 .is_some_and(|limit| now - since >= limit)
             {
-                return Some(Cut::SlowRequest);
+                return Some(CloseReason::SlowRequest);
             }
         }
-        self.looked = now;
+        self.checked = now;
         let bytes_written = activity.bytes_written.load(Ordering::Relaxed);
         if !activity.write_blocked.load(Ordering::Relaxed) || bytes_written != self.bytes_written {
             self.bytes_written = bytes_written;
@@ -181,9 +181,9 @@ impl Watcher {
                 .write_timeout
                 .is_some_and(|limit| now - since >= limit)
             {
-                return Some(Cut::SlowReader);
+                return Some(CloseReason::SlowReader);
             }
         }
-        (now - self.idle_since >= limits.idle_timeout).then_some(Cut::Idle)
+        (now - self.idle_since >= limits.idle_timeout).then_some(CloseReason::Idle)
     }
 }

@@ -1,7 +1,7 @@
-//! How many connections each client address has, up to a bound.
+//! Limits the connections per client address.
 //!
-//! One lock at the begin and one at the end of a connection; a map entry for each address that has any. An IPv6
-//! address counts as its first 64 bits, which is what one customer, or one machine, has to itself.
+//! Costs one lock when a connection opens and one when it closes, and a map entry per address with connections. IPv6
+//! addresses count by their /64 network, which one customer or machine has for itself.
 
 use std::{
     collections::HashMap,
@@ -9,11 +9,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Counts connections by address; clones share the counts.
+/// Connection counts by address; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Addresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
-/// Lets one connection of an address be open; given back when dropped.
+/// Permit for one connection of an address; released on drop.
 #[derive(Debug)]
 pub struct AddressPermit {
     addresses: Addresses,
@@ -21,9 +21,9 @@ pub struct AddressPermit {
 }
 
 impl Addresses {
-    /// A permit for one more connection from `address`; `None` when it has `each_max`, or one if that is zero.
+    /// Acquires a permit for a connection from `address`; `None` if it already has `each_max` (at least one).
     #[must_use]
-    pub fn enter(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
+    pub fn acquire(&self, each_max: usize, address: IpAddr) -> Option<AddressPermit> {
         let network = network(address);
         let mut open = self.open();
         let count = open.entry(network).or_insert(0);
@@ -54,7 +54,7 @@ impl Drop for AddressPermit {
     }
 }
 
-/// What counts as one address: an IPv4 address, also in its IPv6 form, or an IPv6 network of 64 bits.
+/// The key of an address: the IPv4 address, also if mapped to IPv6, or the IPv6 /64 network.
 #[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -75,32 +75,32 @@ mod tests {
     }
 
     #[test]
-    fn each_address_has_its_own_permits_and_gets_them_back() {
+    fn permits_are_per_address_and_released_on_drop() {
         let addresses = Addresses::default();
-        let first = addresses.enter(2, address("192.0.2.1")).unwrap();
-        let second = addresses.enter(2, address("192.0.2.1")).unwrap();
-        assert!(addresses.enter(2, address("192.0.2.1")).is_none());
-        let other = addresses.enter(2, address("192.0.2.2"));
+        let first = addresses.acquire(2, address("192.0.2.1")).unwrap();
+        let second = addresses.acquire(2, address("192.0.2.1")).unwrap();
+        assert!(addresses.acquire(2, address("192.0.2.1")).is_none());
+        let other = addresses.acquire(2, address("192.0.2.2"));
         assert!(other.is_some());
         drop(first);
-        let again = addresses.enter(2, address("192.0.2.1"));
+        let again = addresses.acquire(2, address("192.0.2.1"));
         assert!(again.is_some());
         drop((other, again, second));
-        assert!(addresses.open().is_empty(), "entries do not pile up");
+        assert!(addresses.open().is_empty(), "no entries are left");
     }
 
     #[test]
-    fn ipv6_counts_by_64_bits_and_mapped_addresses_as_ipv4() {
+    fn ipv6_counts_by_network_and_mapped_addresses_as_ipv4() {
         let addresses = Addresses::default();
-        let _permit = addresses.enter(1, address("2001:db8:0:1::1")).unwrap();
+        let _permit = addresses.acquire(1, address("2001:db8:0:1::1")).unwrap();
         assert!(
             addresses
-                .enter(1, address("2001:db8:0:1:ffff::2"))
+                .acquire(1, address("2001:db8:0:1:ffff::2"))
                 .is_none()
         );
-        assert!(addresses.enter(1, address("2001:db8:0:2::1")).is_some());
-        let _permit = addresses.enter(1, address("::ffff:192.0.2.1")).unwrap();
-        assert!(addresses.enter(1, address("192.0.2.1")).is_none());
-        assert!(addresses.enter(1, address("192.0.2.2")).is_some());
+        assert!(addresses.acquire(1, address("2001:db8:0:2::1")).is_some());
+        let _permit = addresses.acquire(1, address("::ffff:192.0.2.1")).unwrap();
+        assert!(addresses.acquire(1, address("192.0.2.1")).is_none());
+        assert!(addresses.acquire(1, address("192.0.2.2")).is_some());
     }
 }

@@ -1,30 +1,30 @@
-//! What a port grants its clients, and how that changes while it serves.
+//! Connection limits and timeouts of a port.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// What a port grants its clients.
+/// Connection limits and timeouts of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most connections at once; further ones are closed as soon as they are accepted.
+    /// Maximum number of connections; further ones are closed on accept.
     pub connections_max: usize,
-    /// Most of them from one address; IPv6 addresses count by their first 64 bits. `None` for no bound but the
-    /// one above: behind a load balancer, all come from one address.
+    /// Maximum number per client address (IPv6: per /64); `None` for no limit, because a load balancer uses one address for all
+    /// clients.
     pub connections_per_address_max: Option<usize>,
-    /// Longest time from the first byte of a request to its last header byte. A request that begins in the same
-    /// read as the end of another has the idle timeout instead. `None` for protocols that say more than requests.
+    /// Maximum time from the first byte of a request to the end of its headers. If a read contains the end of one request and
+    /// the start of the next, the idle timeout applies instead. `None` for protocols that send more than requests.
     pub request_timeout: Option<Duration>,
-    /// Longest time without any request in progress; a sixteenth of it, or a second, where more than four fifths of the
-    /// connections are taken.
+    /// Maximum time without a request in progress. While more than 80% of the connections are in use: 1/16 of it, at least
+    /// one second.
     pub idle_timeout: Duration,
-    /// Longest time that written bytes may wait for the client to read; `None` for ports whose protocol has
-    /// its own flow control.
+    /// Maximum time that a write may block because the client does not read; `None` for protocols with their own flow
+    /// control.
     pub write_timeout: Option<Duration>,
 }
 
 impl Limits {
-    /// As limits that never change.
+    /// A receiver of constant limits.
     #[must_use]
     pub fn fixed(self) -> watch::Receiver<Self> {
         watch::channel(self).1

@@ -1,4 +1,4 @@
-//! A connection as its watcher sees it.
+//! A stream that records its activity for the watcher.
 
 use std::{
     io::{self, IoSlice},
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Activity;
 
-/// A connection that counts what goes through it.
+/// A stream that records reads and writes in its [`Activity`].
 #[derive(Debug)]
 pub struct WatchedStream<S> {
     pub(super) stream: S,
@@ -21,7 +21,7 @@ pub struct WatchedStream<S> {
 }
 
 impl<S> WatchedStream<S> {
-    /// The address it comes from.
+    /// The client address.
     #[must_use]
     pub fn peer(&self) -> IpAddr {
         self.peer

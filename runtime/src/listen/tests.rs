@@ -1,4 +1,4 @@
-//! The watcher against connections that behave in every way, on a set clock.
+//! Tests of the watcher with every kind of connection behavior, on a simulated clock.
 
 use std::sync::atomic::Ordering;
 
@@ -12,32 +12,32 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(20)),
 };
 
-/// Applies `act` before each look, one look every five seconds; returns when and why it is cut.
+/// Checks the connection every five simulated seconds, applying `act` before each check; compares when and why it is closed.
 #[track_caller]
-fn check(act: impl Fn(u64, &Activity), expected: Option<(u64, Cut)>) {
+fn check(act: impl Fn(u64, &Activity), expected: Option<(u64, CloseReason)>) {
     let activity = Activity::default();
     let start = Instant::now();
     let mut watcher = Watcher::new(start);
-    let cut = (5..=600).step_by(5).find_map(|second| {
+    let closed = (5..=600).step_by(5).find_map(|second| {
         act(second, &activity);
         let now = start + Duration::from_secs(second);
         watcher
-            .look(&activity, now, &LIMITS)
-            .map(|cut| (second, cut))
+            .check(&activity, now, &LIMITS)
+            .map(|reason| (second, reason))
     });
-    assert_eq!(cut, expected);
+    assert_eq!(closed, expected);
 }
 
 #[test]
-fn byte_by_byte_request_is_cut_at_the_request_timeout() {
+fn slow_request_is_closed_at_the_request_timeout() {
     check(
         |second, activity| activity.bytes_read.store(second, Ordering::Relaxed),
-        Some((10, Cut::SlowRequest)),
+        Some((10, CloseReason::SlowRequest)),
     );
 }
 
 #[test]
-fn connection_that_may_say_more_than_requests_is_only_ever_idle() {
+fn connection_without_a_request_timeout_is_closed_only_when_idle() {
     let limits = Limits {
         request_timeout: None,
         ..LIMITS
@@ -47,35 +47,41 @@ fn connection_that_may_say_more_than_requests_is_only_ever_idle() {
     let mut watcher = Watcher::new(start);
     activity.bytes_read.store(100, Ordering::Relaxed);
     let minute = start + Duration::from_secs(59);
-    assert_eq!(watcher.look(&activity, minute, &limits), None);
+    assert_eq!(watcher.check(&activity, minute, &limits), None);
     let later = start + Duration::from_secs(60);
-    assert_eq!(watcher.look(&activity, later, &limits), Some(Cut::Idle));
+    assert_eq!(
+        watcher.check(&activity, later, &limits),
+        Some(CloseReason::Idle)
+    );
 }
 
 #[test]
-fn request_that_begins_after_a_long_rest_has_its_full_time() {
+fn request_after_an_idle_period_has_the_full_request_timeout() {
     let one_byte_after_40_seconds = |second, activity: &Activity| {
         activity
             .bytes_read
             .store(u64::from(second > 40), Ordering::Relaxed);
     };
-    check(one_byte_after_40_seconds, Some((50, Cut::SlowRequest)));
+    check(
+        one_byte_after_40_seconds,
+        Some((50, CloseReason::SlowRequest)),
+    );
 }
 
 #[test]
-fn silent_connection_is_cut_at_the_idle_timeout() {
-    check(|_, _| {}, Some((60, Cut::Idle)));
+fn silent_connection_is_closed_at_the_idle_timeout() {
+    check(|_, _| {}, Some((60, CloseReason::Idle)));
 }
 
 #[test]
-fn idle_connections_have_little_time_where_places_run_short() {
+fn idle_timeout_is_shortened_on_a_nearly_full_port() {
     let many = Limits {
         connections_max: 100,
         ..LIMITS
     };
     let idle = |open| with_open(many, open).idle_timeout;
     assert_eq!(idle(80), LIMITS.idle_timeout);
-    assert_eq!(idle(81), LIMITS.idle_timeout / SHORT_IDLE_PART);
+    assert_eq!(idle(81), LIMITS.idle_timeout / SHORT_IDLE_DIVISOR);
     let brief = Limits {
         idle_timeout: Duration::from_millis(300),
         ..many
@@ -84,32 +90,35 @@ fn idle_connections_have_little_time_where_places_run_short() {
 }
 
 #[test]
-fn connection_with_requests_or_a_long_one_lives() {
+fn connection_with_requests_or_a_long_request_stays_open() {
     check(|_, activity| activity.request(), None);
     let long = Arc::new(Activity::default());
     let guard = long.long_request();
     let start = Instant::now();
     let mut watcher = Watcher::new(start);
     let hour = start + Duration::from_secs(3600);
-    assert_eq!(watcher.look(&long, hour, &LIMITS), None);
+    assert_eq!(watcher.check(&long, hour, &LIMITS), None);
     drop(guard);
     let later = hour + Duration::from_secs(60);
-    assert_eq!(watcher.look(&long, later, &LIMITS), Some(Cut::Idle));
+    assert_eq!(
+        watcher.check(&long, later, &LIMITS),
+        Some(CloseReason::Idle)
+    );
 }
 
 #[test]
-fn client_that_never_reads_is_cut_though_it_keeps_asking() {
+fn client_that_never_reads_is_closed_despite_new_requests() {
     check(
         |_, activity| {
             activity.request();
             activity.write_blocked.store(true, Ordering::Relaxed);
         },
-        Some((25, Cut::SlowReader)),
+        Some((25, CloseReason::SlowReader)),
     );
 }
 
 #[test]
-fn slow_but_steady_reader_lives() {
+fn slow_steady_reader_stays_open() {
     check(
         |second, activity| {
             activity.request();

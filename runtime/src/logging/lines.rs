@@ -1,8 +1,8 @@
-//! Lines on their way to standard error: a bounded buffer, and a thread that empties it.
+//! A bounded buffer of log lines, and a thread that writes them to standard error.
 //!
-//! Logging never waits. A standard error that nobody reads (a pipe whose reader hangs, a terminal that was stopped) would
-//! otherwise stop, line by line, every thread of the runtime, and with them HTTP. What finds no room is dropped and counted, and
-//! told in one line when the reader goes on.
+//! Logging never blocks. If standard error is not read (a blocked pipe or a stopped terminal), blocking writes would stop
+//! every thread of the runtime, one line at a time. When the buffer is full, lines are dropped and counted; one line reports
+//! their number once writing continues.
 
 use std::{
     io::{self, Write},
@@ -14,117 +14,117 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most that waits to be written: minutes of a busy log. As much again is with the thread that writes.
+/// Maximum size of the buffer: minutes of a busy log. The writing thread holds up to as much again.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// Where lines go; clones share it.
+/// Handle of the buffer; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Lines(Arc<Shared>);
+pub(super) struct Lines(Arc<Queue>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    /// There is something to write.
+struct Queue {
+    pending: Mutex<Pending>,
+    /// The buffer has lines.
     filled: Condvar,
-    /// Everything was written.
+    /// All lines are written.
     emptied: Condvar,
     dropped: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Whole lines.
+struct Pending {
+    /// Complete lines.
     buffer: Vec<u8>,
-    /// The thread holds some more.
+    /// The thread is writing further lines.
     is_writing: bool,
 }
 
 impl Lines {
-    /// Starts the thread that writes to `output`, for as long as the process lives.
+    /// Starts the thread that writes to `output`. It runs until the process exits.
     ///
     /// # Errors
-    /// When the system starts no thread.
+    /// If the thread cannot be started.
     pub(super) fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
         let lines = Self::default();
-        let shared = Arc::clone(&lines.0);
+        let queue = Arc::clone(&lines.0);
         thread::Builder::new()
             .name("log".to_owned())
-            .spawn(move || shared.write_all(output))?;
+            .spawn(move || queue.write_all(output))?;
         Ok(lines)
     }
 
-    /// Lines that found no room so far.
+    /// Number of dropped lines.
     pub(super) fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, but no longer than this.
+    /// Waits until all lines are written, up to `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        let mut state = self.0.lock();
-        while state.is_writing || !state.buffer.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+        let mut pending = self.0.lock();
+        while pending.is_writing || !pending.buffer.is_empty() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return;
             }
-            let waited = self.0.emptied.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.0.emptied.wait_timeout(pending, remaining);
+            pending = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     fn push(&self, line: &[u8]) {
-        let mut state = self.0.lock();
-        if state.buffer.len() + line.len() > BUFFER_BYTES_MAX {
+        let mut pending = self.0.lock();
+        if pending.buffer.len() + line.len() > BUFFER_BYTES_MAX {
             self.0.dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        state.buffer.extend_from_slice(line);
-        drop(state);
+        pending.buffer.extend_from_slice(line);
+        drop(pending);
         self.0.filled.notify_one();
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_all(&self, mut output: impl Write) {
-        let mut told = 0;
+        let mut reported = 0;
         loop {
-            let lines = self.next();
-            // A closed standard error is nothing that could be told anybody.
+            let lines = self.take();
+            // A closed standard error cannot be reported anywhere.
             output.write_all(&lines).ok();
             let dropped = self.dropped.load(Ordering::Relaxed);
-            self.written();
-            if dropped > told {
+            self.finish_write();
+            if dropped > reported {
                 tracing::warn!(
-                    lines = dropped - told,
+                    lines = dropped - reported,
                     "log messages dropped: standard error was not read"
                 );
-                told = dropped;
+                reported = dropped;
             }
         }
     }
 
     /// Waits for lines and takes them.
-    fn next(&self) -> Vec<u8> {
-        let mut state = self.lock();
-        while state.buffer.is_empty() {
-            let waited = self.filled.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+    fn take(&self) -> Vec<u8> {
+        let mut pending = self.lock();
+        while pending.buffer.is_empty() {
+            let waited = self.filled.wait(pending);
+            pending = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        state.is_writing = true;
-        std::mem::take(&mut state.buffer)
+        pending.is_writing = true;
+        std::mem::take(&mut pending.buffer)
     }
 
-    fn written(&self) {
+    fn finish_write(&self) {
         self.lock().is_writing = false;
         self.emptied.notify_all();
     }
 }
 
-/// Takes one line, which arrives in one write.
+/// Each write must be one complete line.
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);
@@ -142,10 +142,10 @@ mod tests {
 
     use super::*;
 
-    /// Hands over what is written, once somebody takes it.
-    struct Reader(SyncSender<Vec<u8>>);
+    /// An output that blocks until the test receives the bytes.
+    struct BlockingOutput(SyncSender<Vec<u8>>);
 
-    impl Write for Reader {
+    impl Write for BlockingOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let sent = self.0.send(bytes.to_vec());
             sent.map_err(|_| io::ErrorKind::BrokenPipe)?;
@@ -159,11 +159,11 @@ mod tests {
 
     fn start() -> (Lines, Receiver<Vec<u8>>) {
         let (sender, receiver) = sync_channel(0);
-        (Lines::start(Reader(sender)).unwrap(), receiver)
+        (Lines::start(BlockingOutput(sender)).unwrap(), receiver)
     }
 
     #[test]
-    fn lines_come_in_order_and_whole() {
+    fn lines_are_written_completely_and_in_order() {
         let (lines, receiver) = start();
         let reading = thread::spawn(move || receiver.iter().take(2).collect::<Vec<_>>().concat());
         lines.clone().write_all(b"one\n").unwrap();
@@ -177,10 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_and_what_finds_no_room_is_counted() {
+    fn blocked_output_drops_and_counts_lines_without_blocking() {
         let (lines, receiver) = start();
         let line = [b'x'; 1024];
-        // What the thread may have taken, what the buffer holds, and some more.
+        // More than the thread and the buffer can hold together.
         let sent = 2 * BUFFER_BYTES_MAX / line.len() + 100;
         for _ in 0..sent {
             lines.push(&line);
@@ -195,6 +195,6 @@ mod tests {
         lines.flush(Duration::from_secs(30));
         let dropped = lines.dropped();
         lines.push(&line);
-        assert_eq!(lines.dropped(), dropped, "there is room again");
+        assert_eq!(lines.dropped(), dropped, "the buffer has capacity again");
     }
 }

@@ -1,4 +1,4 @@
-//! Figures that are read when somebody asks, instead of being kept.
+//! Metrics that are computed at each scrape.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use prometheus::{
     proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
 
-/// What reads some figures, and how it announces them.
+/// A collector that computes metrics with a function.
 pub(super) struct Reader<F> {
     descs: Vec<Desc>,
     read: F,
@@ -17,9 +17,9 @@ pub(super) struct Reader<F> {
 
 impl<F: Fn() -> Vec<MetricFamily>> Reader<F> {
     /// # Errors
-    /// When the name of a figure, or of a label, is none.
-    pub(super) fn new(figures: impl IntoIterator<Item = MetricDef>, read: F) -> Result<Self> {
-        let descs = figures.into_iter().map(desc).collect::<Result<_>>()?;
+    /// If the name of a metric or label is invalid.
+    pub(super) fn new(metrics: impl IntoIterator<Item = MetricDef>, read: F) -> Result<Self> {
+        let descs = metrics.into_iter().map(desc).collect::<Result<_>>()?;
         Ok(Self { descs, read })
     }
 }
@@ -34,25 +34,25 @@ impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Reader<F> {
     }
 }
 
-/// How a collector announces a figure.
-pub(super) fn desc(figure: MetricDef) -> Result<Desc> {
-    let labels = figure.labels.iter().map(ToString::to_string).collect();
-    let (name, help) = (figure.name.to_owned(), figure.help.to_owned());
+/// The Prometheus description of a metric.
+pub(super) fn desc(def: MetricDef) -> Result<Desc> {
+    let labels = def.labels.iter().map(ToString::to_string).collect();
+    let (name, help) = (def.name.to_owned(), def.help.to_owned());
     Desc::new(name, help, labels, HashMap::new())
 }
 
-/// A counter or gauge with these samples, each the values of its labels in their order, and its own value.
+/// A counter or gauge with these samples: label values in the order of the definition, and the sample value.
 ///
 /// # Panics
-/// When the figure is a histogram.
+/// If the metric is a histogram.
 #[must_use]
 pub fn family<'a, L: AsRef<[&'a str]>>(
-    figure: MetricDef,
+    def: MetricDef,
     samples: impl IntoIterator<Item = (L, f64)>,
 ) -> MetricFamily {
-    let metrics = samples.into_iter().map(|(labels, value)| {
-        let mut metric = labelled(figure, labels.as_ref());
-        match figure.kind {
+    let samples = samples.into_iter().map(|(labels, value)| {
+        let mut metric = labelled(def, labels.as_ref());
+        match def.kind {
             Kind::Counter => {
                 let mut counter = Counter::default();
                 counter.set_value(value);
@@ -63,48 +63,47 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
                 gauge.set_value(value);
                 metric.set_gauge(gauge);
             }
-            Kind::Histogram(_) => panic!("{figure} is a histogram"),
+            Kind::Histogram(_) => panic!("{def} is a histogram"),
         }
         metric
     });
-    of_metrics(figure, metrics)
+    with_samples(def, samples)
 }
 
-/// A histogram with these samples, each the values of its labels, how many observations were up to each bound and above the one before (the
-/// last: above all bounds), and their sum.
+/// A histogram with these samples: label values, the count of each bucket alone (the last: above all bounds), and the sum.
 ///
 /// # Panics
-/// When the figure is not a histogram.
+/// If the metric is not a histogram.
 #[must_use]
 pub fn histograms<'a, L: AsRef<[&'a str]>>(
-    figure: MetricDef,
+    def: MetricDef,
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
 ) -> MetricFamily {
-    let Kind::Histogram(bounds) = figure.kind else {
-        panic!("{figure} is not a histogram");
+    let Kind::Histogram(bounds) = def.kind else {
+        panic!("{def} is not a histogram");
     };
-    let metrics = samples.into_iter().map(|(labels, counts, sum)| {
+    let samples = samples.into_iter().map(|(labels, counts, sum)| {
         let mut histogram = Histogram::default();
-        let mut so_far = 0;
+        let mut cumulative = 0;
         let buckets = bounds.iter().zip(&counts).map(|(bound, count)| {
-            so_far += count;
+            cumulative += count;
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(*bound);
-            bucket.set_cumulative_count(so_far);
+            bucket.set_cumulative_count(cumulative);
             bucket
         });
         histogram.set_bucket(buckets.collect());
         histogram.set_sample_count(counts.iter().sum());
         histogram.set_sample_sum(sum);
-        let mut metric = labelled(figure, labels.as_ref());
+        let mut metric = labelled(def, labels.as_ref());
         metric.set_histogram(histogram);
         metric
     });
-    of_metrics(figure, metrics)
+    with_samples(def, samples)
 }
 
-fn labelled(figure: MetricDef, values: &[&str]) -> Metric {
-    let pairs = figure.labels.iter().zip(values).map(|(name, value)| {
+fn labelled(def: MetricDef, values: &[&str]) -> Metric {
+    let pairs = def.labels.iter().zip(values).map(|(name, value)| {
         let mut pair = LabelPair::default();
         pair.set_name((*name).to_owned());
         pair.set_value((*value).to_owned());
@@ -115,11 +114,11 @@ fn labelled(figure: MetricDef, values: &[&str]) -> Metric {
     metric
 }
 
-fn of_metrics(figure: MetricDef, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
+fn with_samples(def: MetricDef, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
     let mut family = MetricFamily::default();
-    family.set_name(figure.name.to_owned());
-    family.set_help(figure.help.to_owned());
-    family.set_field_type(match figure.kind {
+    family.set_name(def.name.to_owned());
+    family.set_help(def.help.to_owned());
+    family.set_field_type(match def.kind {
         Kind::Counter => MetricType::COUNTER,
         Kind::Gauge => MetricType::GAUGE,
         Kind::Histogram(_) => MetricType::HISTOGRAM,

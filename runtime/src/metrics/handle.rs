@@ -1,4 +1,4 @@
-//! What counts a figure: the kinds of handles that a component keeps.
+//! Handles by which components update their metrics.
 
 use metric_defs::{Kind, MetricDef};
 use prometheus::{
@@ -6,43 +6,43 @@ use prometheus::{
     Result, core::Collector,
 };
 
-/// What counts a figure; clones count the same.
+/// A handle of a metric; clones share its value.
 pub trait Handle: Collector + Clone + 'static {
-    /// A new one, at zero.
+    /// A new handle with the value zero.
     ///
     /// # Errors
-    /// When the figure is of another kind, or has labels where this has none, or the other way round.
-    fn of(figure: MetricDef) -> Result<Self>;
+    /// If the metric's type differs, or only one of both has labels.
+    fn of(def: MetricDef) -> Result<Self>;
 }
 
 impl Handle for IntCounter {
-    fn of(figure: MetricDef) -> Result<Self> {
-        Self::with_opts(single(figure, Kind::Counter)?)
+    fn of(def: MetricDef) -> Result<Self> {
+        Self::with_opts(single(def, Kind::Counter)?)
     }
 }
 
 impl Handle for IntCounterVec {
-    fn of(figure: MetricDef) -> Result<Self> {
-        Self::new(labelled(figure, Kind::Counter)?, figure.labels)
+    fn of(def: MetricDef) -> Result<Self> {
+        Self::new(labelled(def, Kind::Counter)?, def.labels)
     }
 }
 
 impl Handle for IntGauge {
-    fn of(figure: MetricDef) -> Result<Self> {
-        Self::with_opts(single(figure, Kind::Gauge)?)
+    fn of(def: MetricDef) -> Result<Self> {
+        Self::with_opts(single(def, Kind::Gauge)?)
     }
 }
 
 impl Handle for IntGaugeVec {
-    fn of(figure: MetricDef) -> Result<Self> {
-        Self::new(labelled(figure, Kind::Gauge)?, figure.labels)
+    fn of(def: MetricDef) -> Result<Self> {
+        Self::new(labelled(def, Kind::Gauge)?, def.labels)
     }
 }
 
 impl Handle for Histogram {
-    fn of(figure: MetricDef) -> Result<Self> {
-        let buckets = bounds(figure)?.to_vec();
-        let common_opts = single(figure, figure.kind)?;
+    fn of(def: MetricDef) -> Result<Self> {
+        let buckets = bounds(def)?.to_vec();
+        let common_opts = single(def, def.kind)?;
         Self::with_opts(HistogramOpts {
             common_opts,
             buckets,
@@ -50,32 +50,32 @@ impl Handle for Histogram {
     }
 }
 
-fn single(figure: MetricDef, kind: Kind) -> Result<Opts> {
-    opts(figure, figure.kind == kind && figure.labels.is_empty())
+fn single(def: MetricDef, kind: Kind) -> Result<Opts> {
+    opts(def, def.kind == kind && def.labels.is_empty())
 }
 
-fn labelled(figure: MetricDef, kind: Kind) -> Result<Opts> {
-    opts(figure, figure.kind == kind && !figure.labels.is_empty())
+fn labelled(def: MetricDef, kind: Kind) -> Result<Opts> {
+    opts(def, def.kind == kind && !def.labels.is_empty())
 }
 
-fn opts(figure: MetricDef, is_meant: bool) -> Result<Opts> {
-    if is_meant {
-        return Ok(Opts::new(figure.name, figure.help));
+fn opts(def: MetricDef, fits: bool) -> Result<Opts> {
+    if fits {
+        return Ok(Opts::new(def.name, def.help));
     }
-    Err(other_kind(figure))
+    Err(mismatch(def))
 }
 
-/// The bounds of a histogram's buckets.
-pub(super) fn bounds(figure: MetricDef) -> Result<&'static [f64]> {
-    match figure.kind {
+/// The bucket bounds of a histogram.
+pub(super) fn bounds(def: MetricDef) -> Result<&'static [f64]> {
+    match def.kind {
         Kind::Histogram(bounds) => Ok(bounds),
-        Kind::Counter | Kind::Gauge => Err(other_kind(figure)),
+        Kind::Counter | Kind::Gauge => Err(mismatch(def)),
     }
 }
 
-fn other_kind(figure: MetricDef) -> Error {
+fn mismatch(def: MetricDef) -> Error {
     let MetricDef {
         name, kind, labels, ..
-    } = figure;
+    } = def;
     Error::Msg(format!("{name} is a {kind:?} with labels {labels:?}"))
 }

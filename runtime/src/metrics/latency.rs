@@ -1,4 +1,4 @@
-//! A histogram of seconds for many equal observations at once.
+//! A histogram of seconds that adds many equal observations in one call.
 
 use std::{
     sync::{
@@ -20,40 +20,40 @@ use super::{
     handle::{Handle, bounds},
 };
 
-/// A histogram of seconds that takes many equal observations at once, which `prometheus::Histogram` cannot: the
-/// requests of a burst, or the cookies of a chunk, share their times. Clones share it.
+/// A histogram of seconds that adds many equal observations in one call, unlike `prometheus::Histogram`: the requests of one
+/// read, or the cookies of a chunk, share their times. Clones share it.
 ///
-/// An observation costs two atomic additions, however many it stands for. A scrape that comes between the two shows the
-/// sum without the last of them; the counts of its buckets always add up.
+/// A call costs two atomic additions. A scrape between them shows a sum without the last observations; the bucket counts are
+/// always consistent.
 #[derive(Debug, Clone)]
 pub struct Latency {
-    shared: Arc<Shared>,
+    histogram: Arc<AtomicHistogram>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    figure: MetricDef,
+struct AtomicHistogram {
+    def: MetricDef,
     desc: Desc,
-    /// Upper bounds of all buckets but the last.
+    /// Upper bounds of all buckets except the last.
     bounds: &'static [f64],
-    /// Observations in each bucket alone.
+    /// Count of each bucket alone.
     counts: Vec<AtomicU64>,
     sum: AtomicF64,
 }
 
-/// One with a bucket up to each of the figure's bounds, which are seconds, and one beyond.
+/// One bucket per bound, in seconds, and one above all bounds.
 impl Handle for Latency {
-    fn of(figure: MetricDef) -> Result<Self> {
-        let bounds = bounds(figure)?;
-        let shared = Shared {
-            figure,
-            desc: desc(figure)?,
+    fn of(def: MetricDef) -> Result<Self> {
+        let bounds = bounds(def)?;
+        let histogram = AtomicHistogram {
+            def,
+            desc: desc(def)?,
             bounds,
             counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
             sum: AtomicF64::new(0.0),
         };
         Ok(Self {
-            shared: Arc::new(shared),
+            histogram: Arc::new(histogram),
         })
     }
 }
@@ -61,11 +61,11 @@ impl Handle for Latency {
 impl Latency {
     /// Adds `count` observations of the same time.
     pub fn observe(&self, time: Duration, count: u64) {
-        let shared = &*self.shared;
+        let histogram = &*self.histogram;
         let seconds = time.as_secs_f64();
-        let bucket = shared.bounds.partition_point(|bound| *bound < seconds);
-        shared.counts[bucket].fetch_add(count, Ordering::Relaxed);
-        shared.sum.inc_by(seconds * as_f64(count));
+        let bucket = histogram.bounds.partition_point(|bound| *bound < seconds);
+        histogram.counts[bucket].fetch_add(count, Ordering::Relaxed);
+        histogram.sum.inc_by(seconds * as_f64(count));
     }
 }
 
@@ -77,14 +77,14 @@ fn as_f64(count: u64) -> f64 {
 
 impl Collector for Latency {
     fn desc(&self) -> Vec<&Desc> {
-        vec![&self.shared.desc]
+        vec![&self.histogram.desc]
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let shared = &*self.shared;
-        let sum = shared.sum.get();
-        let counts = shared.counts.iter();
+        let histogram = &*self.histogram;
+        let sum = histogram.sum.get();
+        let counts = histogram.counts.iter();
         let counts = counts.map(|count| count.load(Ordering::Relaxed)).collect();
-        vec![histograms::<[&str; 0]>(shared.figure, [([], counts, sum)])]
+        vec![histograms::<[&str; 0]>(histogram.def, [([], counts, sum)])]
     }
 }

@@ -1,4 +1,4 @@
-//! The greatest value between two scrapes: of a queue that fills and empties in between, a gauge says nothing.
+//! The maximum between two scrapes, for queues that fill and empty in between, which a gauge would miss.
 
 use std::{
     mem,
@@ -14,67 +14,67 @@ use prometheus::{
 
 use super::{Registry, handle::Handle as _};
 
-/// The greatest value since the scrape before the last.
+/// The maximum since the last scrape but one.
 ///
-/// Not since the last: each scrape begins a new interval, no matter who makes it, so of two that scrape by turns each would see
-/// half. Over two intervals each sees all since its own last scrape, and a single one sees every peak twice. With three, or
-/// with one that scrapes several times as often as the other, a peak can be missed.
+/// Each scrape begins a new interval, whichever client makes it. With a single interval, two alternating scrapers would each see
+/// only half of the time. With two intervals each sees the time since its own last scrape, and a single scraper sees every peak
+/// twice. With three scrapers, or two of very different frequency, peaks can be missed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
-    /// Of the interval that has not ended.
+    /// Maximum of the current interval.
     current: u64,
-    /// Of the one before.
+    /// Maximum of the previous interval.
     previous: u64,
 }
 
 impl Peak {
-    /// Notes a value.
-    pub fn note(&mut self, value: u64) {
+    /// Records a value.
+    pub fn record(&mut self, value: u64) {
         self.current = self.current.max(value);
     }
 
-    /// The greatest of this interval and the one before, so far.
+    /// The maximum of the current and the previous interval.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.current.max(self.previous)
     }
 
-    /// Ends an interval, at a scrape, when the value is `now`.
-    pub fn end(&mut self, now: u64) {
-        // What is there now is also the first of what follows.
+    /// Ends the interval at a scrape; `now` is the current value.
+    pub fn end_interval(&mut self, now: u64) {
+        // The current value also belongs to the next interval.
         self.previous = mem::replace(&mut self.current, now).max(now);
     }
 }
 
-/// The [`Peak`] of another gauge, as a gauge of its own; clones share it.
+/// The [`Peak`] of a gauge, as a second gauge; clones share it.
 #[derive(Debug, Clone)]
 pub struct PeakGauge {
-    of: IntGauge,
-    shown: IntGauge,
+    source: IntGauge,
+    gauge: IntGauge,
     peak: Arc<Mutex<Peak>>,
 }
 
 impl PeakGauge {
-    /// Registers the peak of `of`, which never is negative.
+    /// Registers the peak of `source`, which must not be negative.
     ///
     /// # Errors
-    /// When the name is taken.
+    /// If the name is already registered.
     #[track_caller]
-    pub fn register(registry: &Registry, figure: MetricDef, of: IntGauge) -> Result<Self> {
+    pub fn register(registry: &Registry, def: MetricDef, source: IntGauge) -> Result<Self> {
         let peak = Self {
-            of,
-            shown: IntGauge::of(figure)?,
+            source,
+            gauge: IntGauge::of(def)?,
             peak: Arc::default(),
         };
         registry.register(Box::new(peak.clone()))?;
-        let on_scrape = peak.clone();
-        registry.on_scrape(move || on_scrape.peak().end(on_scrape.now()));
+        let hook = peak.clone();
+        registry.on_scrape(move || hook.peak().end_interval(hook.now()));
         Ok(peak)
     }
 
-    /// Looks at the other gauge; to be called whenever that has grown.
-    pub fn note(&self) {
-        self.peak().note(self.now());
+    /// Records the value of the source; call it whenever the source has grown.
+    pub fn record(&self) {
+        self.peak().record(self.now());
     }
 
     fn peak(&self) -> MutexGuard<'_, Peak> {
@@ -82,19 +82,19 @@ impl PeakGauge {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.of.get()).unwrap_or(0)
+        u64::try_from(self.source.get()).unwrap_or(0)
     }
 }
 
 impl Collector for PeakGauge {
     fn desc(&self) -> Vec<&Desc> {
-        self.shown.desc()
+        self.gauge.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let greatest = self.peak().get().max(self.now());
-        self.shown.set(i64::try_from(greatest).unwrap_or(i64::MAX));
-        self.shown.collect()
+        let max = self.peak().get().max(self.now());
+        self.gauge.set(i64::try_from(max).unwrap_or(i64::MAX));
+        self.gauge.collect()
     }
 }
 
@@ -102,28 +102,28 @@ impl Collector for PeakGauge {
 mod tests {
     use super::*;
 
-    /// What a scrape tells, which then ends the interval.
+    /// The value of a scrape, which ends the interval.
     fn scrape(peak: &mut Peak, now: u64) -> u64 {
-        let greatest = peak.get().max(now);
-        peak.end(now);
-        greatest
+        let max = peak.get().max(now);
+        peak.end_interval(now);
+        max
     }
 
     #[test]
-    fn peak_is_seen_by_the_next_two_scrapes_though_it_is_gone() {
+    fn past_peak_is_seen_by_the_next_two_scrapes() {
         let mut peak = Peak::default();
-        peak.note(7);
-        peak.note(3);
+        peak.record(7);
+        peak.record(3);
         assert_eq!(scrape(&mut peak, 0), 7);
         assert_eq!(scrape(&mut peak, 0), 7, "by a second scraper");
         assert_eq!(scrape(&mut peak, 0), 0);
     }
 
     #[test]
-    fn peak_is_never_less_than_what_is_there_now() {
+    fn peak_is_at_least_the_current_value() {
         let mut peak = Peak::default();
         assert_eq!(scrape(&mut peak, 5), 5);
-        peak.note(2);
+        peak.record(2);
         assert_eq!(scrape(&mut peak, 2), 5);
         assert_eq!(
             scrape(&mut peak, 2),
@@ -134,35 +134,35 @@ mod tests {
     }
 
     #[test]
-    fn two_scrapers_by_turns_see_every_peak_of_their_own_interval() {
+    fn two_alternating_scrapers_see_every_peak_of_their_interval() {
         for at in 0..2 {
             let mut peak = Peak::default();
             let seen: Vec<_> = (0..4)
-                .map(|turn| {
-                    if turn == at {
-                        peak.note(9);
+                .map(|scrape_index| {
+                    if scrape_index == at {
+                        peak.record(9);
                     }
                     scrape(&mut peak, 0)
                 })
                 .collect();
-            // One scrapes at even turns, the other at odd ones.
+            // One scraper makes the even scrapes, the other the odd ones.
             assert!(seen[at] == 9 && seen[at + 1] == 9, "{seen:?}");
         }
     }
 
     #[test]
-    fn gauge_shows_the_peak_of_the_other() {
+    fn peak_gauge_shows_the_peak_of_its_source() {
         let registry = Registry::new();
-        let of = IntGauge::new("of", "Of.").unwrap();
+        let source = IntGauge::new("source", "Source.").unwrap();
         let peak = PeakGauge::register(
             &registry,
-            MetricDef::gauge("of_max", "Greatest."),
-            of.clone(),
+            MetricDef::gauge("source_max", "Maximum."),
+            source.clone(),
         )
         .unwrap();
-        of.set(8);
-        peak.note();
-        of.set(1);
+        source.set(8);
+        peak.record();
+        source.set(1);
         let shows = |expected: f64| {
             let shown = registry.gather()[0].get_metric()[0].get_gauge().get_value();
             assert!((shown - expected).abs() < f64::EPSILON, "{shown}");

@@ -1,3 +1,5 @@
+//! Tests of the registry, its handles and the process metrics.
+
 use std::time::Duration;
 
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder};
@@ -5,30 +7,33 @@ use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder
 use super::*;
 
 fn names(registry: &Registry) -> Vec<String> {
-    let described = registry.described().unwrap();
-    described.into_iter().map(|it| it.name).collect()
+    let descriptions = registry.descriptions().unwrap();
+    descriptions.into_iter().map(|it| it.name).collect()
 }
 
 #[test]
-fn metric_without_a_value_is_described_and_not_scraped() {
+fn metric_without_a_value_is_described_but_not_scraped() {
     let registry = Registry::new();
     let opts = Opts::new("a_total", "Counts.");
     let counters = IntCounterVec::new(opts, &["reason"]).unwrap();
     registry.register(Box::new(counters.clone())).unwrap();
     assert!(registry.gather().is_empty());
-    let described = &registry.described().unwrap()[0];
-    assert_eq!((described.kind, &*described.help), ("counter", "Counts."));
-    assert!(described.labels["reason"].is_empty());
-    assert!(described.file.ends_with("metrics/tests.rs"));
+    let description = &registry.descriptions().unwrap()[0];
+    assert_eq!(
+        (description.kind, &*description.help),
+        ("counter", "Counts.")
+    );
+    assert!(description.labels["reason"].is_empty());
+    assert!(description.file.ends_with("metrics/tests.rs"));
 
     counters.with_label_values(&["full"]).inc();
     assert_eq!(registry.gather().len(), 1);
-    let described = &registry.described().unwrap()[0];
-    assert!(described.labels["reason"].contains("full"));
+    let description = &registry.descriptions().unwrap()[0];
+    assert!(description.labels["reason"].contains("full"));
 }
 
 #[test]
-fn name_that_is_taken_is_described_once() {
+fn duplicate_name_is_rejected_and_described_once() {
     let registry = Registry::new();
     let counter = IntCounter::new("a_total", "Counts.").unwrap();
     assert!(registry.register(Box::new(counter.clone())).is_ok());
@@ -37,7 +42,7 @@ fn name_that_is_taken_is_described_once() {
 }
 
 #[test]
-fn handle_counts_only_what_it_is_made_for() {
+fn handle_must_fit_the_type_and_labels_of_its_metric() {
     let registry = Registry::new();
     let counter = MetricDef::counter("a_total", "Counts.");
     assert!(registry.add::<IntGauge>(counter).is_err());
@@ -49,7 +54,7 @@ fn handle_counts_only_what_it_is_made_for() {
 }
 
 #[test]
-fn collector_that_collects_something_else_is_found() {
+fn collector_with_an_undescribed_metric_is_an_error() {
     let registry = Registry::new();
     let (one, another) = (
         MetricDef::gauge("one", "One."),
@@ -57,12 +62,12 @@ fn collector_that_collects_something_else_is_found() {
     );
     let read = move || vec![family(another, [([], 1.0)])];
     registry.read([one], read).unwrap();
-    let error = registry.described().unwrap_err().to_string();
+    let error = registry.descriptions().unwrap_err().to_string();
     assert!(error.contains("one"), "{error}");
 }
 
 #[test]
-fn process_tells_what_it_uses_and_what_it_is() {
+fn process_metrics_include_usage_and_build_info() {
     let registry = Registry::new();
     register_process(&registry, "some", "1.2.3").unwrap();
     let names = names(&registry);
@@ -75,17 +80,17 @@ fn process_tells_what_it_uses_and_what_it_is() {
     ] {
         assert!(names.iter().any(|it| it == name), "{name}: {names:?}");
     }
-    let described = registry.described().unwrap();
-    let build = &described.last().unwrap().labels;
+    let descriptions = registry.descriptions().unwrap();
+    let build = &descriptions.last().unwrap().labels;
     assert!(build["version"].contains("1.2.3"));
     assert!(build["commit"].iter().all(|commit| !commit.is_empty()));
 }
 
 #[test]
-fn latency_counts_all_that_an_observation_stands_for() {
+fn latency_counts_each_observation_with_its_multiplicity() {
     let registry = Registry::new();
-    let figure = MetricDef::histogram("a_seconds", "Time.", &[0.001, 0.1]);
-    let latency: Latency = registry.add(figure).unwrap();
+    let def = MetricDef::histogram("a_seconds", "Time.", &[0.001, 0.1]);
+    let latency: Latency = registry.add(def).unwrap();
     latency.observe(Duration::from_millis(1), 3);
     latency.observe(Duration::from_millis(50), 40);
     latency.observe(Duration::from_secs(100), 2);

@@ -1,7 +1,7 @@
-//! What this process uses of the machine.
+//! Resource usage of this process, read from `/proc` at each scrape.
 //!
-//! Read from `/proc` at each scrape. The collector of the `prometheus` crate does the same through `procfs`, which brings a second
-//! `rustix` and four seconds of a first build, and counts CPU time in whole seconds.
+//! The collector of the `prometheus` crate does the same with `procfs`, which adds a second version of `rustix` and four seconds to
+//! a clean build, and counts CPU time in whole seconds.
 
 use std::fs;
 
@@ -15,15 +15,15 @@ use rustix::{
 use super::{Registry, family::family};
 use crate::logging::dropped_lines;
 
-/// Log lines that were dropped, of each process.
+/// Dropped log lines; each process adds its prefix.
 const DROPPED_LINES: MetricDef = MetricDef::counter(
     "log_lines_dropped_total",
-    "Log lines that were dropped because standard error was not read.",
+    "Log lines dropped because standard error was not read.",
 );
 
-/// Registers what the process of `<program>` uses; what the system does not tell has no value.
-pub(super) fn register(registry: &Registry, program: &str) -> Result<()> {
-    let dropped_lines = DROPPED_LINES.of(program);
+/// Registers the resource usage of `process`. Metrics that the system does not provide have no value.
+pub(super) fn register(registry: &Registry, process: &str) -> Result<()> {
+    let dropped_lines = DROPPED_LINES.of(process);
     registry.read(
         [
             process::CPU_SECONDS,
@@ -44,16 +44,15 @@ pub(super) fn register(registry: &Registry, program: &str) -> Result<()> {
     reason = "Prometheus has only 64-bit floats"
 )]
 fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
-    let one =
-        |figure, value: Option<f64>| family::<[&str; 0]>(figure, value.map(|value| ([], value)));
+    let one = |def, value: Option<f64>| family::<[&str; 0]>(def, value.map(|value| ([], value)));
     let stat = fs::read_to_string("/proc/self/stat").ok();
     let stat = |number| field(stat.as_deref()?, number);
     let tick = 1.0 / clock_ticks_per_second() as f64;
     let cpu_ticks = stat(14).zip(stat(15)).map(|(own, kernel)| own + kernel);
-    let started = booted()
+    let started = boot_time()
         .zip(stat(22))
-        .map(|(booted, ticks)| booted + (ticks * tick).floor());
-    // Without the one that lists them.
+        .map(|(boot, ticks)| boot + (ticks * tick).floor());
+    // Not counting the descriptor of this listing.
     let open_files = fs::read_dir("/proc/self/fd").map(|files| files.count() as f64 - 1.0);
     let open_files_max = getrlimit(Resource::Nofile).current;
     vec![
@@ -61,7 +60,7 @@ fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
         one(process::OPEN_FILES, open_files.ok()),
         one(
             process::OPEN_FILES_MAX,
-            open_files_max.map(|most| most as f64),
+            open_files_max.map(|max| max as f64),
         ),
         one(process::VIRTUAL_BYTES, stat(23)),
         one(
@@ -74,16 +73,16 @@ fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
     ]
 }
 
-/// A field of `/proc/self/stat`, by its number in proc(5). The second, the program's name in parentheses, may hold anything; so they are
-/// counted from the third.
+/// A field of `/proc/self/stat` by its number in proc(5). Counts from the third, because the second, the program name in
+/// parentheses, may contain spaces.
 fn field(stat: &str, number: usize) -> Option<f64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     let field = after_name.split_ascii_whitespace().nth(number - 3)?;
     field.parse().ok()
 }
 
-/// When the machine was started, in seconds since the Unix epoch.
-fn booted() -> Option<f64> {
+/// Boot time in seconds since the Unix epoch.
+fn boot_time() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let line = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
     line.trim().parse().ok()
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_counted_after_a_name_that_may_hold_anything() {
+    fn fields_are_counted_after_a_name_with_spaces() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 99 0 0 0 31 11 0 0 20 0 6 0 4711 9000000 250 18446744073709551615";
         let fields = [14, 15, 20, 22, 23, 24].map(|number| field(stat, number));
         assert_eq!(fields, [31.0, 11.0, 6.0, 4711.0, 9e6, 250.0].map(Some));
@@ -104,31 +103,31 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen_to_work() {
-        let look = |figure: MetricDef| {
+    fn usage_of_this_process_grows_with_its_work() {
+        let read = |def: MetricDef| {
             let families = usage(DROPPED_LINES.of("some"));
-            let found = families.iter().find(|family| family.name() == figure.name);
+            let found = families.iter().find(|family| family.name() == def.name);
             let metric = &found.unwrap().get_metric()[0];
-            match figure.kind {
+            match def.kind {
                 metric_defs::Kind::Counter => metric.get_counter().get_value(),
                 _ => metric.get_gauge().get_value(),
             }
         };
-        let (cpu, open) = (look(process::CPU_SECONDS), look(process::OPEN_FILES));
+        let (cpu, open) = (read(process::CPU_SECONDS), read(process::OPEN_FILES));
         let files: Vec<_> = (0..10).map(|_| fs::File::open("/proc/self/stat")).collect();
         let began = Instant::now();
-        while look(process::CPU_SECONDS) < cpu + 0.05 && began.elapsed().as_secs() < 30 {
+        while read(process::CPU_SECONDS) < cpu + 0.05 && began.elapsed().as_secs() < 30 {
             black_box((0..1_000_000).sum::<u64>());
         }
-        assert!(look(process::CPU_SECONDS) >= cpu + 0.05);
-        assert!(look(process::OPEN_FILES) >= open + 5.0, "{open} before");
-        assert!(look(process::OPEN_FILES_MAX) >= look(process::OPEN_FILES));
-        assert!(look(process::RESIDENT_BYTES) > 1e6);
-        assert!(look(process::VIRTUAL_BYTES) >= look(process::RESIDENT_BYTES));
-        assert!(look(process::THREADS) >= 1.0);
+        assert!(read(process::CPU_SECONDS) >= cpu + 0.05);
+        assert!(read(process::OPEN_FILES) >= open + 5.0, "{open} before");
+        assert!(read(process::OPEN_FILES_MAX) >= read(process::OPEN_FILES));
+        assert!(read(process::RESIDENT_BYTES) > 1e6);
+        assert!(read(process::VIRTUAL_BYTES) >= read(process::RESIDENT_BYTES));
+        assert!(read(process::THREADS) >= 1.0);
         #[expect(clippy::cast_precision_loss, reason = "seconds")]
         let now = (crate::unix_micros() / 1_000_000) as f64;
-        assert!((now - 86_400.0..=now + 1.0).contains(&look(process::STARTED)));
+        assert!((now - 86_400.0..=now + 1.0).contains(&read(process::STARTED)));
         drop(files);
     }
 }

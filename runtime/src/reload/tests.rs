@@ -1,4 +1,4 @@
-//! Files replaced in every way, looked at without waiting.
+//! Tests of reloads for every kind of file change, without waiting.
 
 use std::{fs, path::Path};
 
@@ -17,8 +17,8 @@ impl Source for Number {
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<u64, Vec<String>> {
         let text = String::from_utf8_lossy(&contents[0]);
-        let wrong = |_| vec![self.0.error("is not a number")];
-        text.trim().parse().map_err(wrong)
+        let invalid = |_| vec![self.0.error("is not a number")];
+        text.trim().parse().map_err(invalid)
     }
 }
 
@@ -34,56 +34,72 @@ fn number(path: &Path) -> Number {
 }
 
 #[test]
-fn good_file_replaces_and_a_broken_one_is_said_once_and_changes_nothing() {
+fn valid_file_replaces_the_value_and_an_invalid_one_is_reported_once() {
     let path = path("replaced");
     fs::write(&path, "1").unwrap();
-    let reloaded = Reloader::load(number(&path)).unwrap();
-    assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 1));
+    let reloader = Reloader::load(number(&path)).unwrap();
+    assert_eq!(
+        (reloader.check(), *reloader.current()),
+        (ReloadEvent::Unchanged, 1)
+    );
     fs::write(&path, "2").unwrap();
     assert_eq!(
-        (reloaded.look(), *reloaded.current()),
-        (News::Replaced(()), 2)
+        (reloader.check(), *reloader.current()),
+        (ReloadEvent::Replaced(()), 2)
     );
 
     fs::write(&path, "two").unwrap();
-    assert_eq!(reloaded.look(), News::Nothing, "it may be half of a change");
-    let News::Broken(why) = reloaded.look() else {
-        panic!("broken twice and not said");
+    assert_eq!(
+        reloader.check(),
+        ReloadEvent::Unchanged,
+        "the change may be incomplete"
+    );
+    let ReloadEvent::Failed(error) = reloader.check() else {
+        panic!("invalid twice and not reported");
     };
     assert!(
-        why.contains("--number") && why.contains("not a number"),
-        "{why}"
+        error.contains("--number") && error.contains("not a number"),
+        "{error}"
     );
-    assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 2));
+    assert_eq!(
+        (reloader.check(), *reloader.current()),
+        (ReloadEvent::Unchanged, 2)
+    );
 
     fs::remove_file(&path).unwrap();
-    assert_eq!(reloaded.look(), News::Nothing);
-    assert!(matches!(reloaded.look(), News::Broken(_)));
-    assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 2));
+    assert_eq!(reloader.check(), ReloadEvent::Unchanged);
+    assert!(matches!(reloader.check(), ReloadEvent::Failed(_)));
+    assert_eq!(
+        (reloader.check(), *reloader.current()),
+        (ReloadEvent::Unchanged, 2)
+    );
     fs::write(&path, "2").unwrap();
     assert_eq!(
-        reloaded.look(),
-        News::Replaced(()),
-        "good again is news, though the value is not"
+        reloader.check(),
+        ReloadEvent::Replaced(()),
+        "valid again is an event, even with the same value"
     );
     fs::remove_file(&path).unwrap();
 }
 
 #[test]
-fn file_that_is_half_written_at_one_look_only_is_never_said() {
+fn file_that_is_incomplete_at_one_poll_is_not_reported() {
     let path = path("half");
     fs::write(&path, "1").unwrap();
-    let reloaded = Reloader::load(number(&path)).unwrap();
+    let reloader = Reloader::load(number(&path)).unwrap();
     fs::write(&path, "").unwrap();
-    assert_eq!(reloaded.look(), News::Nothing);
+    assert_eq!(reloader.check(), ReloadEvent::Unchanged);
     fs::write(&path, "3").unwrap();
-    assert_eq!(reloaded.look(), News::Replaced(()));
-    assert_eq!((reloaded.look(), *reloaded.current()), (News::Nothing, 3));
+    assert_eq!(reloader.check(), ReloadEvent::Replaced(()));
+    assert_eq!(
+        (reloader.check(), *reloader.current()),
+        (ReloadEvent::Unchanged, 3)
+    );
     fs::remove_file(&path).unwrap();
 }
 
 #[test]
-fn large_missing_and_other_than_regular_files_are_errors() {
+fn large_missing_and_special_files_are_errors() {
     let large = path("large");
     let file = fs::File::create(&large).unwrap();
     file.set_len(FILE_BYTES_MAX + 1).unwrap();
@@ -93,26 +109,29 @@ fn large_missing_and_other_than_regular_files_are_errors() {
         (Path::new("/no/such/file"), "No such"),
     ] {
         let errors = Reloader::load(number(path)).unwrap_err();
-        let said = errors.join("; ");
-        assert!(said.contains("--number") && said.contains(what), "{said}");
+        let message = errors.join("; ");
+        assert!(
+            message.contains("--number") && message.contains(what),
+            "{message}"
+        );
     }
     fs::remove_file(&large).unwrap();
 }
 
 #[test]
-fn certificate_is_soon_to_expire_for_a_week_and_then_expired() {
+fn certificate_expires_soon_during_its_last_week() {
     let at = |expiry| Validity::at(1_000_000_000, 1_000_000_000 + expiry);
-    assert_eq!(at(SOON_SECONDS + 1), Validity::Good);
-    assert_eq!(at(SOON_SECONDS), Validity::Soon);
-    assert_eq!(at(1), Validity::Soon);
+    assert_eq!(at(EXPIRES_SOON_SECONDS + 1), Validity::Valid);
+    assert_eq!(at(EXPIRES_SOON_SECONDS), Validity::ExpiresSoon);
+    assert_eq!(at(1), Validity::ExpiresSoon);
     assert_eq!(at(0), Validity::Expired);
 }
 
 #[test]
-fn pipe_is_refused_instead_of_waited_for() {
+fn pipe_is_rejected_without_blocking() {
     let path = path("pipe");
-    let made = std::process::Command::new("mkfifo").arg(&path).status();
-    assert!(made.unwrap().success());
+    let created = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(created.unwrap().success());
     let errors = Reloader::load(number(&path)).map(drop).unwrap_err();
     assert!(errors[0].contains("is not a regular file"), "{errors:?}");
     fs::remove_file(&path).unwrap();

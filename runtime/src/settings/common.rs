@@ -1,4 +1,4 @@
-//! The settings that every process has, and what it can be asked for instead of running.
+//! The settings and info commands that every process shares.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,15 @@ use clap::ArgAction;
 use super::{ConfigErrors, RELOADED, boolean, info_commands::InfoArgs, optional};
 use crate::logging::{self, Filter, Format};
 
-/// As they are written. Their environment variables are named by [`command`](super::command), after the program.
+/// The common flags. [`command`](super::command) adds their environment variables, prefixed with the program name.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Logging and diagnosis")]
+#[command(next_help_heading = "Logging and diagnostics")]
 pub struct CommonArgs {
     /// TOML file with settings
     ///
-    /// Its keys are the flags' names with underscores; one that is none is an error. It is looked at every few
-    /// seconds, and on SIGHUP: what can change while the process runs does, and of the rest the log says what needs a
-    /// restart. A file with an error changes nothing.
-    #[arg(long, value_name = "FILE", help_heading = "Where settings come from")]
+    /// Keys are flag names with underscores; unknown keys are errors. The file is reloaded when it changes and on SIGHUP. The log
+    /// lists changes that require a restart. If the file is invalid, the current settings stay active.
+    #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     config: Option<PathBuf>,
 
     /// Log level, or levels per module, such as info,consumer=debug [default: RUST_LOG, or info]
@@ -31,14 +30,14 @@ pub struct CommonArgs {
     )]
     log_filter: std::option::Option<Filter>,
 
-    /// How a line of the log is written, on standard error: text or json
+    /// Format of the log on standard error: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: Format,
 
     /// Enable profiling and the log filter on the admin port
     ///
-    /// It then answers /debug/profile, and /log-filter to GET and PUT. Anyone who reaches the port can slow the process down
-    /// with these, or silence its log.
+    /// Serves /debug/profile and /log-filter (GET, PUT). Anyone who can reach the port can slow the process down or silence its
+    /// log.
     #[arg(
         long,
         value_name = "true|false",
@@ -55,19 +54,19 @@ pub struct CommonArgs {
     info: InfoArgs,
 }
 
-/// The same, checked.
+/// The validated common settings.
 #[derive(Debug, Clone)]
 pub struct Common {
-    /// What is logged.
+    /// Filter of the log.
     pub log_filter: Filter,
-    /// How.
+    /// Format of the log.
     pub log_format: Format,
-    /// Whether the admin port may profile, and change the filter.
+    /// Whether the admin port serves profiles and the log filter.
     pub debug_endpoints: bool,
 }
 
 impl CommonArgs {
-    /// What they mean; notes what is wrong with `RUST_LOG` where that counts.
+    /// Validates the settings. Records the errors of `RUST_LOG` if it applies.
     pub fn check(self, errors: &mut ConfigErrors) -> Common {
         let default_filter = || errors.check(logging::FILTER_VARIABLE, logging::default_filter());
         Common {

@@ -1,38 +1,38 @@
-//! What is wrong with the settings, collected so that all of it is said at once.
+//! Collects all errors of the settings, to report them together.
 
 use std::fmt;
 
-/// All that is wrong with the settings.
+/// All errors of the settings.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
-    said: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl ConfigErrors {
-    /// Notes an error.
+    /// Records an error.
     pub fn add(&mut self, error: impl Into<String>) {
-        self.said.push(error.into());
+        self.errors.push(error.into());
     }
 
-    /// Passes a good value on; notes a bad one under the name of its flag.
+    /// Returns a valid value; records an error with its flag.
     pub fn ok<T, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> Option<T> {
         parsed
             .map_err(|error| self.add(format!("{flag}: {error}")))
             .ok()
     }
 
-    /// Passes a good value on; notes a bad one under the name of its flag, and returns the default.
+    /// Returns a valid value; otherwise records the error with its flag and returns the default.
     pub fn check<T: Default, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> T {
         self.ok(flag, parsed).unwrap_or_default()
     }
 
-    /// Whether there is none.
+    /// Whether there are no errors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.said.is_empty()
+        self.errors.is_empty()
     }
 
-    /// `value` when there is no error.
+    /// Returns `value` if there are no errors.
     ///
     /// # Errors
     /// All errors.
@@ -47,7 +47,7 @@ impl ConfigErrors {
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, error) in self.said.iter().enumerate() {
+        for (index, error) in self.errors.iter().enumerate() {
             let separator = if index == 0 { "" } else { "\n" };
             write!(formatter, "{separator}  {}", error.trim_end())?;
         }

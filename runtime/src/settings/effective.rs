@@ -1,4 +1,4 @@
-//! What the settings are and where each comes from; their form as a file, and what differs between two of them.
+//! Values and sources of the settings, their form as a TOML file, and the differences between two versions.
 
 use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, fmt};
 
@@ -7,42 +7,43 @@ use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 use super::{ReloadMode, is_list, is_setting};
 use crate::reload::NamedFile;
 
-/// Where the value of a setting comes from.
+/// Source of the value of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The command line.
     Flag,
-    /// This environment variable.
+    /// An environment variable, by name.
     Environment(String),
-    /// The file of `--config`.
+    /// The file named by `--config`.
     File,
-    /// The program.
+    /// The built-in default.
     Default,
 }
 
 /// One setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name in the file.
+    /// Its key in the file.
     pub id: String,
-    /// Where its value is from.
+    /// Source of the value.
     pub source: Source,
-    /// What becomes of a change while the process runs.
-    pub change: ReloadMode,
+    /// How a change takes effect while the process runs.
+    pub reload_mode: ReloadMode,
     heading: String,
     values: Vec<OsString>,
+    is_default: bool,
     is_list: bool,
 }
 
 /// All settings, in the order of the help.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Effective {
+pub struct EffectiveSettings {
     settings: Vec<Setting>,
     program: String,
     file: Option<String>,
 }
 
-impl Effective {
+impl EffectiveSettings {
     pub(super) fn of(
         command: &Command,
         matches: &ArgMatches,
@@ -60,20 +61,20 @@ impl Effective {
         }
     }
 
-    /// The value of a setting as it was written; empty when it is not set or no setting.
+    /// The unparsed value of a setting; empty if it is unset or unknown.
     #[must_use]
     pub fn value(&self, id: &str) -> Cow<'_, str> {
         let first = self.values(id).first();
         first.map_or(Cow::default(), |value| value.to_string_lossy())
     }
 
-    /// All its values.
+    /// All values of a setting.
     pub(super) fn values(&self, id: &str) -> &[OsString] {
         let setting = self.settings.iter().find(|setting| setting.id == id);
         setting.map_or(&[], |setting| &setting.values)
     }
 
-    /// The settings whose values differ from those of `running`.
+    /// Settings whose values differ from those in `running`.
     #[must_use]
     pub fn differences(&self, running: &Self) -> Vec<&Setting> {
         let is_in = |new: &Setting| {
@@ -84,8 +85,16 @@ impl Effective {
         all.filter(|setting| !is_in(setting)).collect()
     }
 
-    /// Takes over the value of one setting.
-    pub(super) fn take(&mut self, setting: &Setting) {
+    /// The settings that differ from their defaults, as `key=value` without secrets.
+    pub(crate) fn non_defaults(&self) -> String {
+        let changed = self.settings.iter().filter(|setting| !setting.is_default);
+        let pairs = changed
+            .map(|setting| format!("{}={}", setting.id, setting.redacted_values().join(",")));
+        pairs.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Replaces one setting.
+    pub(super) fn replace(&mut self, setting: &Setting) {
         for own in &mut self.settings {
             if own.id == setting.id {
                 own.clone_from(setting);
@@ -102,32 +111,38 @@ impl Setting {
         in_file: &mut BTreeMap<String, Vec<OsString>>,
     ) -> Self {
         let id = argument.get_id().as_str();
-        let given = matches.get_raw(id).into_iter().flatten();
-        let given = given.map(ToOwned::to_owned).collect();
+        let values = matches.get_raw(id).into_iter().flatten();
+        let values = values.map(ToOwned::to_owned).collect();
         let (source, values) = match (matches.value_source(id), in_file.remove(id)) {
-            (Some(ValueSource::CommandLine), _) => (Source::Flag, given),
+            (Some(ValueSource::CommandLine), _) => (Source::Flag, values),
             (Some(ValueSource::EnvVariable), _) => {
                 let variable = argument.get_env().unwrap_or_default();
                 let variable = variable.to_string_lossy().into_owned();
-                (Source::Environment(variable), given)
+                (Source::Environment(variable), values)
             }
             (_, Some(values)) => (Source::File, values),
-            (_, None) => (Source::Default, given),
+            (_, None) => (Source::Default, values),
         };
         Self {
             id: id.to_owned(),
             source,
-            change: ReloadMode::of(command, argument),
+            reload_mode: ReloadMode::of(command, argument),
             heading: argument.get_help_heading().unwrap_or_default().to_owned(),
+            is_default: argument.get_default_values() == values,
             values,
             is_list: is_list(argument),
         }
     }
 
-    /// Its name as a flag.
+    /// Its flag.
     #[must_use]
     pub fn flag(&self) -> String {
         format!("--{}", self.id.replace('_', "-"))
+    }
+
+    fn redacted_values(&self) -> Vec<String> {
+        let values = self.values.iter().map(|value| value.to_string_lossy());
+        values.map(|value| redacted(&value)).collect()
     }
 
     fn is_set(&self) -> bool {
@@ -146,11 +161,11 @@ impl fmt::Display for Source {
     }
 }
 
-/// As a file that gives the same settings, but for secrets: what holds one is shown without it, in a form that
-/// [`is_redacted`] knows and that is refused, so that nothing else is used in its place.
-impl fmt::Display for Effective {
+/// A TOML file with the same settings, except that secrets are [`redacted`]. A redacted value is rejected when it is read, so
+/// that no process runs with it.
+impl fmt::Display for EffectiveSettings {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "# The settings of {}", self.program)?;
+        writeln!(formatter, "# Settings of {}", self.program)?;
         if let Some(file) = &self.file {
             writeln!(formatter, "# file: {file}")?;
         }
@@ -168,9 +183,8 @@ impl fmt::Display for Effective {
 
 impl fmt::Display for Setting {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values = self.values.iter().map(|value| value.to_string_lossy());
-        let shown: Vec<_> = values.map(|value| redacted(&value)).collect();
-        let is_whole = shown
+        let shown = self.redacted_values();
+        let is_complete = shown
             .iter()
             .zip(&self.values)
             .all(|(shown, value)| value == shown.as_str());
@@ -187,16 +201,16 @@ impl fmt::Display for Setting {
                 .unwrap_or_else(|| "\"\"".to_owned())
         };
         write!(formatter, "{} = {value}  # {}", self.id, self.source)?;
-        if !is_whole {
-            formatter.write_str("; its secret is left out: write it here")?;
+        if !is_complete {
+            formatter.write_str("; secret removed: insert it here")?;
         } else if !self.is_set() {
-            formatter.write_str("; not set")?;
+            formatter.write_str("; unset")?;
         }
         Ok(())
     }
 }
 
-/// A URL or connection string without user, password and options, any of which may be secret; any other text as it is.
+/// Removes user, password and options from a URL or connection string; returns other text unchanged.
 #[must_use]
 pub fn redacted(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
@@ -212,7 +226,7 @@ pub fn redacted(text: &str) -> String {
     }
 }
 
-/// Whether this is a URL or connection string some of which [`redacted`] has left out.
+/// Whether the text is a URL or connection string with parts removed by [`redacted`].
 #[must_use]
 pub fn is_redacted(text: &str) -> bool {
     text.contains("://***@") || text.ends_with("?***")

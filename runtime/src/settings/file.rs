@@ -1,4 +1,4 @@
-//! The TOML file: its keys are the names of settings.
+//! The TOML file, whose keys are the names of settings.
 
 use std::{collections::BTreeMap, ffi::OsString};
 
@@ -7,15 +7,15 @@ use clap::{Arg, Command};
 use super::{ConfigErrors, is_list, is_setting};
 use crate::reload::NamedFile;
 
-/// The values of the settings that the file has, by their names; what is wrong with it is left out and noted.
+/// Values of the settings in the file, by name. Records the errors of the others.
 pub(super) fn values(
     command: &Command,
     file: &NamedFile,
     errors: &mut ConfigErrors,
 ) -> BTreeMap<String, Vec<OsString>> {
-    let place = file.path.display();
+    let path = file.path.display();
     let table = file.read().and_then(|bytes| {
-        let text = String::from_utf8(bytes).map_err(|_| file.error("is not text"))?;
+        let text = String::from_utf8(bytes).map_err(|_| file.error("is not UTF-8"))?;
         text.parse::<toml::Table>()
             .map_err(|error| file.error(without_source(&text, &error)))
     });
@@ -30,25 +30,25 @@ pub(super) fn values(
             None => Err(unknown(&key, &value, command)),
             Some(setting) => values_of(setting, &value),
         };
-        if let Some(values) = errors.ok(&place.to_string(), values) {
+        if let Some(values) = errors.ok(&path.to_string(), values) {
             found.insert(key, values);
         }
     }
     found
 }
 
-/// Where and what, but not the line itself: it may hold credentials.
+/// The line number and the message, without the line itself, which may contain credentials.
 fn without_source(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map_or(1, |before| before.matches('\n').count() + 1);
     format!("line {line}: {}", error.message())
 }
 
-/// Says that a key is not a setting, and which one may be meant.
+/// The error for an unknown key, with a suggestion.
 fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
     if value.is_table() {
         return format!(
-            "unknown key {key}: there are no tables, and what follows one is part of it"
+            "unknown key {key}: tables are not supported, and all keys below belong to it"
         );
     }
     let settings = command.get_arguments().filter(|known| is_setting(known));
@@ -57,8 +57,8 @@ fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
         .map(|id| (strsim::damerau_levenshtein(&key.replace('-', "_"), id), id))
         .min();
     match nearest {
-        // A slip or two of the hand, and no other word.
-        Some((slips, id)) if slips <= (id.len() / 4).max(1) => {
+        // Only typing errors, not different words.
+        Some((edits, id)) if edits <= (id.len() / 4).max(1) => {
             format!("unknown key {key}: did you mean {id}?")
         }
         _ => format!("unknown key {key}"),
@@ -68,13 +68,15 @@ fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
 fn values_of(setting: &Arg, value: &toml::Value) -> Result<Vec<OsString>, String> {
     let (key, may_be_list) = (setting.get_id(), is_list(setting));
     let found = match value {
-        toml::Value::Array(_) if !may_be_list => return Err(format!("{key} takes one value")),
+        toml::Value::Array(_) if !may_be_list => {
+            return Err(format!("{key} must be a single value"));
+        }
         toml::Value::Array(list) => list.iter().map(scalar).collect::<Option<Vec<_>>>(),
         scalar_value => scalar(scalar_value).map(|scalar| vec![scalar]),
     };
     let Some(found) = found else {
         let list = if may_be_list {
-            ", or a list of these"
+            ", or a list of them"
         } else {
             ""
         };
@@ -84,8 +86,8 @@ fn values_of(setting: &Arg, value: &toml::Value) -> Result<Vec<OsString>, String
     };
     Ok(match setting.get_value_delimiter() {
         None => found.into_iter().map(Into::into).collect(),
-        Some(between) => {
-            let parts = found.iter().flat_map(|value| value.split(between));
+        Some(delimiter) => {
+            let parts = found.iter().flat_map(|value| value.split(delimiter));
             parts.map(Into::into).collect()
         }
     })

@@ -1,5 +1,4 @@
-//! What a program does when it is asked for something about itself instead of running: its settings, whether they are
-//! good, whether the process that has them is ready, completions for a shell, its manual page.
+//! Flags that print something and exit: the settings, their validation, a readiness probe, shell completions, a manual page.
 
 use std::{
     ffi::OsString,
@@ -10,9 +9,9 @@ use std::{
 use clap::Command;
 use clap_complete::Shell;
 
-use super::{Loaded, Settings, Written, command, probe};
+use super::{Loaded, RawSettings, Settings, command, probe};
 
-/// The flags that ask, as clap knows them; none is a setting.
+/// The ids of these flags; none is a setting.
 pub(super) const FLAGS: &[&str] = &[PRINT_CONFIG, CHECK_CONFIG, PROBE, COMPLETIONS, MAN];
 
 const PRINT_CONFIG: &str = "print_config";
@@ -21,24 +20,24 @@ const PROBE: &str = "probe";
 const COMPLETIONS: &str = "completions";
 const MAN: &str = "man";
 
-/// What every program that has settings can be asked for.
+/// The info commands of a program with settings.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Commands")]
 pub struct InfoArgs {
-    /// Print the settings as a file for --config, with where each is from
+    /// Print the settings and their sources, as a file for --config
     #[arg(long)]
     print_config: bool,
 
-    /// Check all settings, with the certificates, keys and tokens in the files they name, and say what is wrong
+    /// Validate all settings and the certificates, keys, tokens and limits they name, and print all errors
     ///
-    /// Whether directories can be written, addresses are free and others can be reached shows only when it runs.
+    /// Does not check whether directories are writable, ports are free or servers can be reached.
     #[arg(long)]
     check_config: bool,
 
-    /// Ask the process that has these settings whether it is ready: for health checks of containers
+    /// Query the readiness of the process with these settings, for container health checks
     ///
-    /// Asks /readyz at the address of --admin, for three seconds at most. The exit code is 0 when it is ready, otherwise
-    /// 1, and the reason is printed; 2 when the command line cannot be read.
+    /// Requests /readyz at the address of --admin, with a timeout of three seconds. The exit code is 0 if the process is ready,
+    /// 1 with the reason if it is not, and 2 if the command line is invalid.
     #[arg(long)]
     probe: bool,
 
@@ -46,7 +45,7 @@ pub struct InfoArgs {
     about: AboutArgs,
 }
 
-/// What every program can be asked for.
+/// The info commands of every program.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Commands")]
 pub struct AboutArgs {
@@ -54,49 +53,48 @@ pub struct AboutArgs {
     #[arg(long, value_name = "SHELL")]
     completions: Option<String>,
 
-    /// Print the manual page, for man
+    /// Print the manual page, in the format of man
     #[arg(long)]
     man: bool,
 }
 
-/// The settings of a process that is to run.
+/// Loads the settings, or runs an info command.
 ///
 /// # Errors
-/// With the code to exit with, after everything was printed, when it is not to run: because its settings are wrong, or it
-/// was asked for something else.
+/// The exit code of a process that is not to run, because of invalid settings or an info command. All output is printed.
 pub fn load_or_exit<A: Settings>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Loaded<A>, ExitCode> {
     let command = command::<A>();
-    let written = Written::read(&command, arguments).map_err(|error| said(&error))?;
-    let asks = |flag: &str| written.matches.get_flag(flag);
-    if let Some(answer) = documentation(&command, &written.matches) {
-        return Err(print(answer));
+    let raw = RawSettings::read(&command, arguments).map_err(|error| print_clap(&error))?;
+    let is_set = |flag: &str| raw.matches.get_flag(flag);
+    if let Some(output) = documentation(&command, &raw.matches) {
+        return Err(print(output));
     }
-    if asks(PROBE) {
-        // Of errors only the one in --admin matters, unless nobody answers: then they may be why.
-        let asked = probe::run(&written.effective.value(probe::ADDRESS));
-        let errors = &written.errors;
-        return Err(answered(asked.map_err(|why| {
+    if is_set(PROBE) {
+        // Only errors of --admin matter, unless the probe fails: the others may be the cause.
+        let probed = probe::run(&raw.effective.value(probe::ADDRESS));
+        let errors = &raw.errors;
+        return Err(print_probe(probed.map_err(|reason| {
             if errors.is_empty() {
-                why
+                reason
             } else {
-                format!("{why}\nalso wrong:\n{errors}")
+                format!("{reason}\nfurther errors:\n{errors}")
             }
         })));
     }
-    let (prints, checks) = (asks(PRINT_CONFIG), asks(CHECK_CONFIG));
-    let loaded = written.check::<A>().map_err(|error| said(&error))?;
+    let (prints, checks) = (is_set(PRINT_CONFIG), is_set(CHECK_CONFIG));
+    let loaded = raw.check::<A>().map_err(|error| print_clap(&error))?;
     if prints {
         return Err(print(Ok(loaded.effective.to_string().into_bytes())));
     }
     if checks {
-        return Err(print(Ok(b"the settings are good\n".to_vec())));
+        return Err(print(Ok(b"configuration is valid\n".to_vec())));
     }
     Ok(loaded)
 }
 
-/// What was asked about a program that [`AboutArgs`] are part of; `None` when nothing was. An error is in words.
+/// The output of `--completions` or `--man`, or an error message; `None` if neither flag of [`AboutArgs`] is set.
 #[must_use]
 pub fn documentation(
     command: &Command,
@@ -108,17 +106,17 @@ pub fn documentation(
     matches.get_flag(MAN).then(|| manual(command))
 }
 
-/// Prints an answer, or what is wrong.
+/// Prints the output or the error of a command; returns its exit code.
 #[must_use]
-pub fn print(answer: Result<Vec<u8>, String>) -> ExitCode {
-    match answer {
-        // Anyone who reads only the first lines of it closes the pipe.
+pub fn print(output: Result<Vec<u8>, String>) -> ExitCode {
+    match output {
+        // A reader such as `head` may close the pipe early.
         Ok(bytes) => match io::stdout().write_all(&bytes) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
-        Err(wrong) => {
-            eprintln!("error: {wrong}");
+        Err(error) => {
+            eprintln!("error: {error}");
             ExitCode::from(2)
         }
     }
@@ -126,9 +124,7 @@ pub fn print(answer: Result<Vec<u8>, String>) -> ExitCode {
 
 fn completions(command: &Command, shell: &str) -> Result<Vec<u8>, String> {
     let shell: Shell = shell.parse().map_err(|_| {
-        format!(
-            "--completions: {shell:?} is not a shell known here: bash, elvish, fish, powershell, zsh"
-        )
+        format!("--completions: unknown shell {shell:?}; use bash, elvish, fish, powershell or zsh")
     })?;
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
@@ -136,7 +132,7 @@ fn completions(command: &Command, shell: &str) -> Result<Vec<u8>, String> {
     Ok(script)
 }
 
-/// The page of the program, and after it those of its subcommands.
+/// The manual page of the program, followed by those of its subcommands.
 fn manual(command: &Command) -> Result<Vec<u8>, String> {
     let mut command = command.clone();
     command.build();
@@ -155,21 +151,21 @@ fn manual(command: &Command) -> Result<Vec<u8>, String> {
     Ok(page)
 }
 
-fn answered(answer: Result<String, String>) -> ExitCode {
-    match answer {
-        Ok(said) => {
-            println!("{said}");
+fn print_probe(probed: Result<String, String>) -> ExitCode {
+    match probed {
+        Ok(body) => {
+            println!("{body}");
             ExitCode::SUCCESS
         }
-        Err(why) => {
-            eprintln!("{why}");
+        Err(reason) => {
+            eprintln!("{reason}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn said(error: &clap::Error) -> ExitCode {
-    // Where nobody reads it, the code still says it.
+fn print_clap(error: &clap::Error) -> ExitCode {
+    // If printing fails, the exit code still reports the error.
     drop(error.print());
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -1,9 +1,8 @@
-//! New settings for a running process: read again when their file changes and on SIGHUP.
+//! Reloads the settings of a running process when their file changes and on SIGHUP.
 //!
-//! Flags and environment still win over the file. What [may change](Change) does, at once; of the rest the log says that
-//! it needs a restart, and lists exactly the settings that differ from those the process runs with. A file with any
-//! error changes nothing, is logged once, as [other files](crate::reload) are, and after that shown by a metric and at
-//! `/readyz`. A signal is an order, and what is wrong then is logged at once.
+//! Flags and environment still override the file. Settings of [`ReloadMode::Live`] change immediately; the log lists others that
+//! differ from the active ones and need a restart. An invalid file changes nothing. Its errors are logged once, and at each
+//! SIGHUP; until it is corrected, a metric and `/readyz` report it.
 
 use std::ffi::OsString;
 
@@ -11,36 +10,36 @@ use metric_defs::MetricDef;
 use prometheus::{IntCounterVec, IntGauge};
 use tokio_util::sync::CancellationToken;
 
-use super::{Effective, Loaded, ReloadMode, Setting, Settings, load};
+use super::{EffectiveSettings, Loaded, ReloadMode, Setting, Settings, load};
 use crate::{
     logging,
     metrics::Registry,
     ready::Component,
-    reload::{self, Looks, NamedFile, News},
+    reload::{self, ChangeDetector, NamedFile, ReloadEvent},
     signals::Signals,
 };
 
-/// The outcome of a reload that changed nothing.
+/// Outcome of a failed reload, which changes nothing.
 const FAILED: &str = "failed";
 
-/// Keeps the settings of one process up to date.
+/// Keeps the settings of a process up to date.
 #[derive(Debug)]
 pub struct LiveConfig {
     arguments: Vec<OsString>,
     file: Option<NamedFile>,
-    /// What the process runs with.
-    running: Effective,
-    looks: Looks,
+    /// The active settings.
+    running: EffectiveSettings,
+    detector: ChangeDetector,
 }
 
-/// Flags of what changed, and of what needs a restart.
+/// Flags that changed, and flags whose change needs a restart.
 #[derive(Debug, PartialEq, Eq)]
-struct Renewed {
+struct ConfigChange {
     changed: Vec<String>,
     needs_restart: Vec<String>,
 }
 
-/// Shows how often settings were reloaded, and whether the newest are in use.
+/// Metrics of configuration reloads.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     reloads: IntCounterVec,
@@ -51,16 +50,16 @@ impl Metrics {
     /// Registers `<process>_config_reloads_total` by outcome, and `<process>_config_rejected`.
     ///
     /// # Errors
-    /// When a metric of one of these names is registered already.
+    /// If a name is already registered.
     pub fn register(registry: &Registry, process: &str) -> prometheus::Result<Self> {
         let reloads = MetricDef::counter(
             "config_reloads_total",
-            "Configuration reloads by outcome: applied, restart needed for some changes, or rejected because of an error, \
-             which changes nothing.",
+            "Configuration reloads by outcome: applied (done), applied in part (needs_restart), or rejected because of an \
+             error (failed).",
         );
         let rejected = MetricDef::gauge(
             "config_rejected",
-            "1 while the newest settings are invalid and the previous ones stay in use.",
+            "1 while the newest configuration is invalid and the previous one stays active.",
         );
         let reloads: IntCounterVec = registry.add(reloads.by(&["outcome"]).of(process))?;
         let rejected = registry.add(rejected.of(process))?;
@@ -70,12 +69,12 @@ impl Metrics {
         Ok(Self { reloads, rejected })
     }
 
-    /// Whether the newest settings are in use, as a part that is always ready.
+    /// Whether the newest settings are active, as a component that is always ready.
     #[must_use]
     pub fn component(&self) -> Component {
         let state = match self.rejected.get() {
-            0 => "in use",
-            _ => "rejected: the previous settings stay in use, and the log says why",
+            0 => "active",
+            _ => "rejected; the previous settings stay active; see the log for the errors",
         };
         Component::new("settings", Ok(state.to_owned()))
     }
@@ -87,21 +86,20 @@ impl Metrics {
 }
 
 impl LiveConfig {
-    /// For a process that runs with these settings.
+    /// Watches the settings of a process that runs with `loaded`.
     #[must_use]
     pub fn of<A: Settings>(loaded: &Loaded<A>) -> Self {
         let file = loaded.file.clone();
         Self {
             arguments: loaded.arguments.clone(),
-            looks: Looks::new(&contents(file.as_ref())),
+            detector: ChangeDetector::new(&contents(file.as_ref())),
             file,
             running: loaded.effective.clone(),
         }
     }
 
-    /// Reads the settings of `A` again and again until `stop`; `apply` takes those of them that are marked
-    /// [`ReloadMode::Live`] into use. The log filter is applied here: it follows its setting when that changes, and on
-    /// a signal goes back to it from whatever the admin port was told.
+    /// Polls the settings of `A` until `stop`. `apply` applies those of [`ReloadMode::Live`], except the log filter: this
+    /// function applies it when its setting changes, and on SIGHUP, which undoes a change made on the admin port.
     pub async fn run<A: Settings>(
         self,
         hangups: Signals,
@@ -110,67 +108,71 @@ impl LiveConfig {
         stop: CancellationToken,
     ) {
         let failed = metrics.clone();
-        let look = move |reload: &mut Self, asked| {
-            let news = reload.look::<A>(asked, &apply);
-            say(&news, &metrics);
+        let check = move |config: &mut Self, is_forced| {
+            let event = config.check::<A>(is_forced, &apply);
+            report(&event, &metrics);
         };
-        // A panic, or the end of the runtime.
-        if let Err(error) = reload::look_again(self, hangups, look, stop).await {
+        // A panic, or shutdown of the runtime.
+        if let Err(error) = reload::poll(self, hangups, check, stop).await {
             failed.count(FAILED);
             tracing::error!(
                 %error,
-                "failed to reload the configuration: a change needs a restart from now on"
+                "configuration reload stopped; changes need a restart from now on"
             );
         }
     }
 
-    fn look<A: Settings>(&mut self, asked: bool, apply: impl Fn(&A::Config)) -> News<Renewed> {
+    fn check<A: Settings>(
+        &mut self,
+        is_forced: bool,
+        apply: impl Fn(&A::Config),
+    ) -> ReloadEvent<ConfigChange> {
         let contents = contents(self.file.as_ref());
-        let news = self.looks.look(&contents, asked, || {
+        let event = self.detector.check(&contents, is_forced, || {
             load::<A>(self.arguments.iter().cloned()).map_err(|error| one_line(&error.to_string()))
         });
-        match news {
-            News::Replaced(loaded) => {
+        match event {
+            ReloadEvent::Replaced(loaded) => {
                 apply(&loaded.config);
-                if asked {
+                if is_forced {
                     logging::set_filter(&A::common(&loaded.config).log_filter);
                 }
-                News::Replaced(self.renewed(&loaded))
+                ReloadEvent::Replaced(self.update(&loaded))
             }
-            News::Nothing => News::Nothing,
-            News::Broken(why) => News::Broken(why),
+            ReloadEvent::Unchanged => ReloadEvent::Unchanged,
+            ReloadEvent::Failed(error) => ReloadEvent::Failed(error),
         }
     }
 
-    fn renewed<A: Settings>(&mut self, loaded: &Loaded<A>) -> Renewed {
-        let is_reloaded = |setting: &&Setting| setting.change == ReloadMode::Live;
+    fn update<A: Settings>(&mut self, loaded: &Loaded<A>) -> ConfigChange {
+        let is_live = |setting: &&Setting| setting.reload_mode == ReloadMode::Live;
         let differ = loaded.effective.differences(&self.running);
-        let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_reloaded);
+        let (changed, others): (Vec<_>, Vec<_>) = differ.into_iter().partition(is_live);
         for setting in &changed {
-            self.running.take(setting);
+            self.running.replace(setting);
             if setting.id == "log_filter" {
                 logging::set_filter(&A::common(&loaded.config).log_filter);
             }
         }
         let flags = |settings: Vec<&Setting>| settings.into_iter().map(Setting::flag).collect();
-        Renewed {
+        ConfigChange {
             changed: flags(changed),
             needs_restart: flags(others),
         }
     }
 }
 
-fn say(news: &News<Renewed>, metrics: &Metrics) {
-    match news {
-        News::Nothing => {}
-        News::Replaced(renewed) => {
-            let changed = renewed.changed.join(" ");
-            if renewed.needs_restart.is_empty() {
+fn report(event: &ReloadEvent<ConfigChange>, metrics: &Metrics) {
+    match event {
+        ReloadEvent::Unchanged => {}
+        ReloadEvent::Replaced(change) => {
+            let changed = change.changed.join(" ");
+            if change.needs_restart.is_empty() {
                 metrics.count("done");
                 tracing::info!(changed, "configuration reloaded");
             } else {
                 metrics.count("needs_restart");
-                let needs_restart = renewed.needs_restart.join(" ");
+                let needs_restart = change.needs_restart.join(" ");
                 tracing::warn!(
                     changed,
                     needs_restart,
@@ -178,26 +180,26 @@ fn say(news: &News<Renewed>, metrics: &Metrics) {
                 );
             }
         }
-        News::Broken(why) => {
+        ReloadEvent::Failed(error) => {
             metrics.count(FAILED);
             tracing::warn!(
-                why,
+                error,
                 "configuration reload failed; keeping the current settings"
             );
         }
     }
 }
 
-/// None of a file that cannot be read.
+/// The contents of the file; `None` if it cannot be read.
 fn contents(file: Option<&NamedFile>) -> Option<Vec<u8>> {
     file.and_then(|file| file.read().ok())
 }
 
-/// A list of errors as one line of the log.
+/// Joins a list of errors into one line for the log.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let lines: Vec<_> = lines
-        .filter(|line| !line.ends_with("wrong settings:"))
+        .filter(|line| !line.ends_with("invalid settings:"))
         .collect();
     lines.join("; ")
 }

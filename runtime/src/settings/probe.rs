@@ -1,4 +1,4 @@
-//! Asks a running process whether it is ready, for containers that have no program to ask with.
+//! Queries the readiness of a running process, for containers without an HTTP client.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -12,35 +12,35 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, runtime::Builder, task::JoinSet, time::timeout};
 
-/// The setting that says where the process answers.
+/// The setting with the address of the admin port.
 pub(super) const ADDRESS: &str = "admin";
 
-/// Longest time of a whole probe.
+/// Maximum time of a probe.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Largest answer that is read.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Maximum size of a response body.
+const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Asks the process whose admin port is at `address` whether it is ready; both answers are in words.
+/// Queries `/readyz` at `address`, an admin port. Returns the response body.
 ///
 /// # Errors
-/// Why it is not ready, or does not say so.
+/// The reason, if the process is not ready or does not respond.
 pub fn run(address: &str) -> Result<String, String> {
     let address: SocketAddr = address
         .parse()
         .map_err(|_| format!("--admin: {address:?} is not an IP address with a port"))?;
     if address.port() == 0 {
-        return Err("--admin: port 0 is another one each time, so it cannot be asked".to_owned());
+        return Err("--admin: port 0 is assigned at each start, so it cannot be probed".to_owned());
     }
     let address = reachable(address);
     let runtime = Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    let asked = runtime.block_on(async { timeout(TIMEOUT, ask(address)).await });
-    let (status, body) = asked
-        .map_err(|_| format!("{address} does not answer within {TIMEOUT:?}"))?
-        .map_err(|why| format!("{address}: {why}"))?;
+    let response = runtime.block_on(async { timeout(TIMEOUT, request(address)).await });
+    let (status, body) = response
+        .map_err(|_| format!("{address}: no response within {TIMEOUT:?}"))?
+        .map_err(|error| format!("{address}: {error}"))?;
     let body = String::from_utf8_lossy(&body).trim().to_owned();
     if status == StatusCode::OK {
         Ok(body)
@@ -49,7 +49,7 @@ pub fn run(address: &str) -> Result<String, String> {
     }
 }
 
-/// Where a port that listens everywhere is reached from this machine.
+/// The loopback address for a port that listens on all interfaces.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
@@ -60,18 +60,18 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-async fn ask(address: SocketAddr) -> anyhow::Result<(StatusCode, Bytes)> {
+async fn request(address: SocketAddr) -> anyhow::Result<(StatusCode, Bytes)> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // The answer, or its absence, says what the connection would.
+    // An error of the connection also fails the request.
     let mut connecting = JoinSet::new();
     connecting.spawn(connection);
     let request = Request::get("/readyz")
         .header(header::HOST, address.to_string())
         .body(Empty::<Bytes>::new())?;
-    let answer = sender.send_request(request).await?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), BODY_BYTES_MAX);
     let body = body.collect().await.map_err(anyhow::Error::from_boxed)?;
     Ok((status, body.to_bytes()))
 }
@@ -86,33 +86,37 @@ mod tests {
 
     use super::*;
 
-    /// The result of a probe of a port that answers `bytes` to the first request, and closes.
+    /// The result of probing a port that responds with `bytes` to the first request and closes.
     fn probe(bytes: &'static [u8]) -> Result<String, String> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let answering = thread::spawn(move || {
+        let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = [0; 1024];
             let read = stream.read(&mut request).unwrap();
             assert!(request[..read].starts_with(b"GET /readyz HTTP/1.1\r\n"));
             stream.write_all(bytes).unwrap();
         });
-        let said = run(&address);
-        answering.join().unwrap();
-        said
+        let result = run(&address);
+        server.join().unwrap();
+        result
     }
 
     #[test]
-    fn ready_is_said_and_so_is_why_not() {
+    fn probe_returns_readiness_or_its_reason() {
         let ready = probe(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nready\n");
         assert_eq!(ready, Ok("ready".to_owned()));
-        let why = probe(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n");
-        let why = why.unwrap_err();
-        assert!(why.contains("503") && why.contains("draining"), "{why}");
+        let reason =
+            probe(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n");
+        let reason = reason.unwrap_err();
+        assert!(
+            reason.contains("503") && reason.contains("draining"),
+            "{reason}"
+        );
     }
 
     #[test]
-    fn port_that_says_nothing_or_something_else_is_not_ready() {
+    fn invalid_or_missing_response_is_not_ready() {
         assert!(probe(b"").is_err());
         assert!(probe(b"SSH-2.0-OpenSSH_9.6\r\n").is_err());
         assert!(probe(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nready\n").is_err());
@@ -126,13 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn port_that_listens_everywhere_is_asked_on_this_machine() {
-        for (listens, asked) in [
+    fn unspecified_address_is_probed_on_loopback() {
+        for (listening, probed) in [
             ("0.0.0.0:9090", "127.0.0.1:9090"),
             ("[::]:9090", "[::1]:9090"),
             ("192.0.2.1:9090", "192.0.2.1:9090"),
         ] {
-            assert_eq!(reachable(listens.parse().unwrap()), asked.parse().unwrap());
+            assert_eq!(
+                reachable(listening.parse().unwrap()),
+                probed.parse().unwrap()
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings from all their places, right and wrong.
+//! Tests of valid and invalid settings from all sources.
 
 use std::{
     env, fs,
@@ -9,7 +9,7 @@ use std::{
 
 use super::*;
 
-/// A program with one setting that a change of needs a restart for, a list, and a file's name.
+/// A program with a setting that needs a restart, a list, and a live setting.
 #[derive(Debug, Parser)]
 #[command(name = "cookiesync_test")]
 pub(super) struct Args {
@@ -51,7 +51,7 @@ impl Settings for Args {
     }
 }
 
-/// A settings file that is gone with the test.
+/// A settings file that is removed after the test.
 pub(super) struct TestFile(pub(super) PathBuf);
 
 impl TestFile {
@@ -95,7 +95,7 @@ fn check(file: &str, arguments: &[&str], one: &str, two: &[&str]) {
 }
 
 #[test]
-fn file_gives_defaults_and_flags_win() {
+fn flags_override_the_file_and_the_file_overrides_defaults() {
     let file = "one = 7\ntwo = [\"x\", \"y\"]";
     check("", &[], "a", &["b"]);
     check(file, &[], "7", &["x", "y"]);
@@ -105,7 +105,7 @@ fn file_gives_defaults_and_flags_win() {
 }
 
 #[test]
-fn all_errors_of_file_and_values_are_named_at_once() {
+fn all_errors_of_file_and_values_are_reported_together() {
     let file =
         "five = 1\none = {}\nfour = 2\nconfig = \"x\"\nhelp = true\nprobe = true\ntwo = [[1]]";
     let error = load_with(file, &["--one=wrong"]).unwrap_err();
@@ -129,20 +129,20 @@ fn all_errors_of_file_and_values_are_named_at_once() {
     let table = load_with("[one]\ntwo = 1", &[]).unwrap_err();
     assert!(table.contains("one must be"), "{table}");
     let table = load_with("[limits]\none = 1", &[]).unwrap_err();
-    assert!(table.contains("there are no tables"), "{table}");
+    assert!(table.contains("tables are not supported"), "{table}");
     let list = load_with("one = [\"x\", \"y\"]", &[]).unwrap_err();
-    assert!(list.contains("one takes one value"), "{list}");
+    assert!(list.contains("one must be a single value"), "{list}");
     assert!(load_with("one = ", &[]).unwrap_err().contains(".toml"));
 }
 
 #[test]
-fn secret_of_the_file_is_not_shown_in_help() {
+fn help_contains_no_secret_of_the_file() {
     let help = load_with("one = \"secret\"", &["--help"]).unwrap_err();
     assert!(!help.contains("secret"), "{help}");
     assert!(help.contains("[default: a]"), "{help}");
 }
 
-/// Runs a test again with these variables, because a process cannot safely change its own.
+/// Runs a test again in a process with these variables, because a process cannot safely change its own.
 #[track_caller]
 fn run_again(test: &str, variables: &[(&str, &str)]) {
     let child = Process::new(env::current_exe().unwrap())
@@ -158,16 +158,16 @@ fn run_again(test: &str, variables: &[(&str, &str)]) {
 const ONE: &str = "COOKIESYNC_TEST_ONE";
 
 #[test]
-fn empty_environment_variable_counts_as_not_set() {
+fn empty_environment_variable_counts_as_unset() {
     if env::var_os(ONE).is_some() {
         return check("", &[], "a", &["b"]);
     }
-    let test = "empty_environment_variable_counts_as_not_set";
+    let test = "empty_environment_variable_counts_as_unset";
     run_again(test, &[(ONE, "")]);
 }
 
 #[test]
-fn unknown_flag_does_not_hide_what_is_wrong_with_the_file() {
+fn unknown_flag_does_not_hide_errors_of_the_file() {
     let error = load_with("five = 1", &["--six"]).unwrap_err();
     for part in ["--six", "unknown key five"] {
         assert!(error.contains(part), "{part} is missing in {error}");
@@ -190,7 +190,7 @@ fn every_setting_has_an_environment_variable() {
 }
 
 #[test]
-fn printed_settings_are_a_file_that_gives_the_same_and_says_where_from() {
+fn printed_settings_are_a_file_with_equal_values_and_their_sources() {
     let file = TestFile::new("one = \"quo\\\"ted\"\ntwo = [\"x\", \"y\"]");
     let loaded = file.load(&["--three=4"]).unwrap();
     let printed = loaded.effective.to_string();
@@ -198,7 +198,7 @@ fn printed_settings_are_a_file_that_gives_the_same_and_says_where_from() {
         "two = [\"x\", \"y\"]  # file\n",
         "three = \"4\"  # flag\n",
         "log_format = \"text\"  # default\n",
-        "log_filter = \"\"  # default; not set\n",
+        "log_filter = \"\"  # default; unset\n",
     ] {
         assert!(printed.contains(line), "{line} is missing in {printed}");
     }
@@ -210,7 +210,7 @@ fn printed_settings_are_a_file_that_gives_the_same_and_says_where_from() {
 }
 
 #[test]
-fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
+fn printed_settings_mark_removed_secrets() {
     for (url, shown) in [
         (
             "mongodb://user:secret@host/?token=secret",
@@ -225,17 +225,17 @@ fn printed_settings_hold_no_secret_and_say_so_where_one_was() {
             !printed.contains("secret@") && !printed.contains("token"),
             "{printed}"
         );
-        let line = format!("\none = \"{shown}\"  # flag; its secret is left out");
+        let line = format!("\none = \"{shown}\"  # flag; secret removed");
         assert!(printed.contains(&line), "{printed}");
         let again = TestFile::new(&printed).load(&[]).unwrap().config.one;
-        assert_eq!(again, shown, "nothing else takes its place");
+        assert_eq!(again, shown, "no other value replaces it");
         assert!(is_redacted(&again) && !is_redacted(url), "{again}");
     }
     assert!(!is_redacted("mongodb://host/db"));
 }
 
 #[test]
-fn change_needs_a_restart_unless_the_flag_says_otherwise() {
+fn change_needs_a_restart_unless_the_flag_is_in_a_group() {
     assert_eq!(
         settings_with::<Args>(ReloadMode::Live),
         ["three", "log_filter"]
@@ -249,7 +249,7 @@ fn change_needs_a_restart_unless_the_flag_says_otherwise() {
 }
 
 #[test]
-fn wrong_value_hides_no_other_error_and_flags_in_a_group_go_together() {
+fn invalid_value_hides_no_other_error_and_grouped_flags_combine() {
     let error = load_with(
         "three = 10\nlog_format = 'xml'",
         &["--one=wrong", "--debug-endpoints="],

@@ -1,93 +1,96 @@
-//! From the text of a setting to its value, within its range, or to what is wrong with it: parsers for a flag's `value_parser`.
+//! Parsers of setting values within ranges, for the `value_parser` of a flag.
 
 use std::{error::Error, ffi::OsStr, fmt, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
 use clap::{Arg, Command};
 
-/// Longest any single time setting may be: long enough to mean "never".
+/// Maximum of any time setting, long enough to mean "never".
 pub const TIME_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Why a text is not a value of a setting.
+/// Why a text is not a valid value of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    why: String,
-    /// What would be a value, where that is a range.
+pub struct InvalidValue {
+    reason: String,
+    /// The valid range, if there is one.
     pub range: Option<String>,
 }
 
-impl From<String> for Refused {
-    fn from(why: String) -> Self {
-        Self { why, range: None }
+impl From<String> for InvalidValue {
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            range: None,
+        }
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for InvalidValue {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.why)
+        formatter.write_str(&self.reason)
     }
 }
 
-impl Error for Refused {}
+impl Error for InvalidValue {}
 
-/// Why the parser of this flag does not take `value`; `None` when it does.
-pub(super) fn refusal(argument: &Arg, value: &OsStr) -> Option<Refused> {
+/// The error of `value` under the parser of this flag; `None` if the value is valid.
+pub(super) fn error_of(argument: &Arg, value: &OsStr) -> Option<InvalidValue> {
     let parser = argument.get_value_parser().clone();
-    let alone = Command::new("setting")
+    let command = Command::new("setting")
         .no_binary_name(true)
         .arg(Arg::new("value").value_parser(parser));
-    let error = alone
+    let error = command
         .try_get_matches_from([OsStr::new("--"), value])
         .err()?;
-    let why = match error.source() {
-        Some(source) => match source.downcast_ref::<Refused>() {
-            Some(refused) => return Some(refused.clone()),
+    let reason = match error.source() {
+        Some(source) => match source.downcast_ref::<InvalidValue>() {
+            Some(invalid) => return Some(invalid.clone()),
             None => source.to_string(),
         },
         None if value.is_empty() => "needs a value".to_owned(),
         None => error.kind().to_string(),
     };
-    Some(why.into())
+    Some(reason.into())
 }
 
-/// Takes an address to listen on.
+/// Parses an address to listen on.
 ///
 /// # Errors
-/// In words, when it is none; as those below.
+/// A message for the operator; as below.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is not an IP address with a port, like 127.0.0.1:8080"))
 }
 
-/// Takes `true` and `false`.
+/// Parses `true` or `false`.
 ///
 /// # Errors
-/// In words.
+/// A message for the operator.
 pub fn boolean(text: &str) -> Result<bool, String> {
     text.parse()
         .map_err(|_| format!("{text:?} is neither true nor false"))
 }
 
-/// Takes times like `200ms` or `10s`; none is longer than [`TIME_MAX`].
+/// Parses times like `200ms` or `10s`, up to [`TIME_MAX`].
 pub fn time(
     range: RangeInclusive<Duration>,
-) -> impl Fn(&str) -> Result<Duration, Refused> + Clone + Send + Sync + 'static {
-    within(range, TIME_MAX, in_time, |text| {
+) -> impl Fn(&str) -> Result<Duration, InvalidValue> + Clone + Send + Sync + 'static {
+    within(range, TIME_MAX, format_time, |text| {
         humantime::parse_duration(text)
             .map_err(|error| format!("{text:?} is not a time, like 200ms or 10s ({error})"))
     })
 }
 
-/// Takes numbers of bytes, as [`bytes()`] reads them.
+/// Parses sizes, as [`bytes()`] does.
 pub fn size(
     range: RangeInclusive<usize>,
-) -> impl Fn(&str) -> Result<usize, Refused> + Clone + Send + Sync + 'static {
-    within(range, usize::MAX, in_bytes, bytes)
+) -> impl Fn(&str) -> Result<usize, InvalidValue> + Clone + Send + Sync + 'static {
+    within(range, usize::MAX, format_bytes, bytes)
 }
 
-/// Takes whole numbers.
+/// Parses whole numbers.
 pub fn count(
     range: RangeInclusive<usize>,
-) -> impl Fn(&str) -> Result<usize, Refused> + Clone + Send + Sync + 'static {
+) -> impl Fn(&str) -> Result<usize, InvalidValue> + Clone + Send + Sync + 'static {
     within(
         range,
         usize::MAX,
@@ -99,11 +102,11 @@ pub fn count(
     )
 }
 
-/// Takes what `parse` does, and an empty text for none. The field's type is written `std::option::Option`: clap takes a
-/// plain `Option` for a flag without a default.
+/// Like `parse`, with `None` for an empty text. Write the field's type as `std::option::Option`, because clap treats a plain
+/// `Option` as a flag without a default.
 pub fn optional<T>(
-    parse: impl Fn(&str) -> Result<T, Refused> + Clone + Send + Sync + 'static,
-) -> impl Fn(&str) -> Result<Option<T>, Refused> + Clone + Send + Sync + 'static {
+    parse: impl Fn(&str) -> Result<T, InvalidValue> + Clone + Send + Sync + 'static,
+) -> impl Fn(&str) -> Result<Option<T>, InvalidValue> + Clone + Send + Sync + 'static {
     move |text| {
         if text.is_empty() {
             Ok(None)
@@ -113,39 +116,39 @@ pub fn optional<T>(
     }
 }
 
-/// Takes what `parse` does, within a range, both ends included; an upper end of `unbounded` is none that a user would meet.
+/// Like `parse`, limited to an inclusive range. Messages omit an upper end of `unbounded`.
 fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
     range: RangeInclusive<T>,
     unbounded: T,
     show: fn(T) -> String,
     parse: fn(&str) -> Result<T, String>,
-) -> impl Fn(&str) -> Result<T, Refused> + Clone + Send + Sync + 'static {
-    let (least, most) = range.into_inner();
-    let refuse = move |why| Refused {
-        why,
-        range: Some(if most >= unbounded {
-            format!("at least {}", show(least))
+) -> impl Fn(&str) -> Result<T, InvalidValue> + Clone + Send + Sync + 'static {
+    let (min, max) = range.into_inner();
+    let invalid = move |reason| InvalidValue {
+        reason,
+        range: Some(if max >= unbounded {
+            format!("at least {}", show(min))
         } else {
-            format!("{} to {}", show(least), show(most))
+            format!("{} to {}", show(min), show(max))
         }),
     };
     move |text| match parse(text) {
-        Ok(value) if value < least => Err(refuse(format!(
+        Ok(value) if value < min => Err(invalid(format!(
             "{} is less than {}",
             show(value),
-            show(least)
+            show(min)
         ))),
-        Ok(value) if value > most => Err(refuse(format!(
+        Ok(value) if value > max => Err(invalid(format!(
             "{} is more than {}",
             show(value),
-            show(most)
+            show(max)
         ))),
-        parsed => parsed.map_err(refuse),
+        parsed => parsed.map_err(invalid),
     }
 }
 
-/// A time as a user would write it: days stay days, of which a library makes months.
-fn in_time(time: Duration) -> String {
+/// Formats a time; whole days stay days, where `humantime` would use months.
+fn format_time(time: Duration) -> String {
     const DAY: u64 = 24 * 3600;
     let days = time.as_secs() / DAY;
     if days > 0 && time == Duration::from_secs(days * DAY) {
@@ -154,30 +157,30 @@ fn in_time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
 
-/// Reads a number of bytes: `65536`, `64KiB`, `1GiB`.
+/// Parses a size: `65536`, `64KiB`, `1GiB`.
 ///
 /// # Errors
-/// In words, when it is none.
+/// A message for the operator.
 pub fn bytes(text: &str) -> Result<usize, String> {
     let unit_at = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
-    let wrong = || format!("{text:?} is not a number of bytes (try 64KiB, 512MiB, 1GiB)");
+    let invalid = || format!("{text:?} is not a size (try 64KiB, 512MiB, 1GiB)");
     let factor: usize = match unit.trim() {
         "" | "B" => 1,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
     let bytes = number.parse().ok();
     let bytes = bytes.and_then(|number: usize| number.checked_mul(factor));
-    bytes.ok_or_else(wrong)
+    bytes.ok_or_else(invalid)
 }
 
-/// Writes a number of bytes as a user would.
-fn in_bytes(bytes: usize) -> String {
+/// Formats a size with the largest unit that divides it.
+fn format_bytes(bytes: usize) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let unit = units
         .into_iter()
@@ -195,17 +198,17 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(parser: impl Into<ValueParser>, text: &str, wrong: Option<(&str, Option<&str>)>) {
+    fn check(parser: impl Into<ValueParser>, text: &str, expected: Option<(&str, Option<&str>)>) {
         let argument = Arg::new("any").value_parser(parser);
-        let refused = refusal(&argument, OsStr::new(text));
-        let said = refused
+        let invalid = error_of(&argument, OsStr::new(text));
+        let found = invalid
             .as_ref()
-            .map(|said| (&*said.why, said.range.as_deref()));
-        assert_eq!(said, wrong, "{text}");
+            .map(|it| (&*it.reason, it.range.as_deref()));
+        assert_eq!(found, expected, "{text}");
     }
 
     #[test]
-    fn values_outside_their_range_are_refused_with_it() {
+    fn value_outside_its_range_is_rejected_with_the_range() {
         check(count(1..=5), "5", None);
         check(size(1..=1024), "1KiB", None);
         check(time(Duration::ZERO..=TIME_MAX), "1m", None);
@@ -219,20 +222,20 @@ mod tests {
             "0",
             Some(("0 is less than 1", Some("at least 1"))),
         );
-        let wrong = "1025 bytes is more than 1KiB";
+        let reason = "1025 bytes is more than 1KiB";
         check(
             size(1..=1024),
             "1025",
-            Some((wrong, Some("1 bytes to 1KiB"))),
+            Some((reason, Some("1 bytes to 1KiB"))),
         );
-        let wrong = "400d is more than 366d";
+        let reason = "400d is more than 366d";
         check(
             time(Duration::ZERO..=TIME_MAX),
             "400d",
-            Some((wrong, Some("at least 0s"))),
+            Some((reason, Some("at least 0s"))),
         );
-        let wrong = "\"localhost:1\" is not an IP address with a port, like 127.0.0.1:8080";
-        check(address, "localhost:1", Some((wrong, None)));
+        let reason = "\"localhost:1\" is not an IP address with a port, like 127.0.0.1:8080";
+        check(address, "localhost:1", Some((reason, None)));
         check(optional(count(1..=5)), "", None);
         check(
             optional(count(1..=5)),
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_read_with_units() {
+    fn sizes_are_parsed_with_units() {
         assert_eq!(bytes("65536"), Ok(65536));
         assert_eq!(bytes("64KiB"), Ok(65536));
         for bad in [

@@ -1,4 +1,4 @@
-//! TLS towards a producer: whom to trust, what to show, and what went wrong in words.
+//! TLS of a client: trusted authorities, client certificate, and error messages for the operator.
 
 use std::{io, sync::Arc};
 
@@ -17,13 +17,13 @@ use crate::{
 /// The files of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// The authorities that may sign a producer's certificate.
+    /// Trusted authorities for producers' certificates.
     pub authorities: NamedFile,
-    /// Its own certificate and key, for producers that want one.
+    /// Client certificate and key, for producers that require one.
     pub identity: Option<(NamedFile, NamedFile)>,
 }
 
-/// What is made of [`Files`].
+/// The TLS configuration built from [`Files`].
 #[derive(Debug)]
 pub struct Trust {
     config: Arc<ClientConfig>,
@@ -44,12 +44,12 @@ impl Source for Files {
         let provider = provider();
         let mut errors = Vec::new();
         let roots = pem::authorities(&self.authorities, &contents[0]);
-        let roots = roots.map_err(|wrong| errors.push(wrong));
+        let roots = roots.map_err(|error| errors.push(error));
         let identity = self.identity.as_ref().map(|(certificate, key)| {
             pem::identity(&provider, (certificate, &contents[1]), (key, &contents[2]))
         });
         let identity = identity.transpose();
-        let identity = identity.map_err(|wrong| errors.extend(wrong));
+        let identity = identity.map_err(|found| errors.extend(found));
         let (Ok((roots, expiry)), Ok(identity)) = (roots, identity) else {
             return Err(errors);
         };
@@ -57,7 +57,7 @@ impl Source for Files {
         expiries.extend(expiry.map(|expiry| ("authority", expiry)));
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .expect("these algorithms serve TLS 1.2 and 1.3")
+            .expect("the provider supports TLS 1.2 and 1.3")
             .with_root_certificates(roots);
         let mut config = match identity {
             Some((identity, expiry)) => {
@@ -80,11 +80,11 @@ impl Source for Files {
 }
 
 impl Trust {
-    /// Shakes hands with a server that must prove to be `name`.
+    /// Performs the handshake with a server that must present a certificate for `name`.
     ///
     /// # Errors
-    /// When it cannot, or there is no TLS; [`explain`] has words for it.
-    pub async fn shake<S: ByteStream>(
+    /// If the handshake fails; [`explain`] gives the reason.
+    pub async fn connect<S: ByteStream>(
         &self,
         name: ServerName<'static>,
         stream: S,
@@ -94,20 +94,20 @@ impl Trust {
     }
 }
 
-/// What an error of a TLS connection means for anyone who operates it; `None` when it is not about TLS.
+/// A message about a TLS error for the operator; `None` for other errors.
 #[must_use]
 pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
-        Error::InvalidCertificate(wrong) => certificate(wrong),
+        Error::InvalidCertificate(error) => certificate(error),
         Error::InvalidMessage(_) => {
-            "no TLS is spoken at this port: http:// instead of https://?".to_owned()
+            "the port does not speak TLS: use http:// instead of https://?".to_owned()
         }
         Error::AlertReceived(AlertDescription::CertificateRequired) => {
-            "the producer wants a certificate from its clients: --tls-cert and --tls-key".to_owned()
+            "the producer requires a client certificate: set --tls-cert and --tls-key".to_owned()
         }
         Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
-            "what answers there speaks TLS but not HTTP/2".to_owned()
+            "the server speaks TLS but not HTTP/2".to_owned()
         }
         Error::AlertReceived(
             alert @ (AlertDescription::UnknownCA
@@ -118,13 +118,13 @@ pub fn explain(error: &io::Error) -> Option<String> {
             | AlertDescription::CertificateUnknown
             | AlertDescription::DecryptError
             | AlertDescription::AccessDenied),
-        ) => format!("the producer refuses the certificate of --tls-cert ({alert:?})"),
+        ) => format!("the producer rejects the certificate of --tls-cert ({alert:?})"),
         other => format!("TLS: {other}"),
     })
 }
 
-fn certificate(wrong: &CertificateError) -> String {
-    match wrong {
+fn certificate(error: &CertificateError) -> String {
+    match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             "the producer's certificate has expired".to_owned()
         }
@@ -132,7 +132,7 @@ fn certificate(wrong: &CertificateError) -> String {
             "the producer's certificate is not valid yet".to_owned()
         }
         CertificateError::UnknownIssuer => {
-            "the producer's certificate is from no authority of --tls-ca".to_owned()
+            "the producer's certificate is not signed by an authority of --tls-ca".to_owned()
         }
         CertificateError::NotValidForName => {
             "the producer's certificate is for another name: see --tls-server-name".to_owned()
@@ -145,11 +145,11 @@ fn certificate(wrong: &CertificateError) -> String {
             expected.to_str(),
             presented.join(", ")
         ),
-        // webpki's own word for it; what `openssl req -x509` makes of itself.
+        // The text of webpki; `openssl req -x509` creates such certificates.
         other if other.to_string().contains("CaUsedAsEndEntity") => {
-            "the producer's certificate is an authority's own (CA:TRUE): sign one for the producer with it"
+            "the producer's certificate is an authority (CA:TRUE): use it to sign one for the producer"
                 .to_owned()
         }
-        other => format!("the producer's certificate is refused: {other}"),
+        other => format!("the producer's certificate is invalid: {other}"),
     }
 }

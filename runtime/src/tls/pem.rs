@@ -1,4 +1,4 @@
-//! From the contents of PEM files to keys and certificates, or to what is wrong with them. Pure.
+//! Parses keys and certificates from the contents of PEM files. Pure.
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ pub(super) fn identity(
     let chain = certificates(certificate, certificate_pem);
     let signing = PrivateKeyDer::from_pem_slice(key_pem)
         .map_err(|error| match error {
-            pem::Error::NoItemsFound => key.error("has no private key inside"),
-            // The error may hold a piece of the key.
+            pem::Error::NoItemsFound => key.error("contains no private key"),
+            // The error may contain part of the key.
             _ => key.error("is not valid PEM"),
         })
         .and_then(|der| {
             let loaded = provider.key_provider.load_private_key(der);
-            loaded.map_err(|_| key.error("its private key cannot be used"))
+            loaded.map_err(|_| key.error("unsupported or invalid private key"))
         });
     let (chain, signing) = match (chain, signing) {
         (Ok(chain), Ok(signing)) => (chain, signing),
@@ -42,16 +42,16 @@ pub(super) fn identity(
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => {}
         Err(Error::InconsistentKeys(_)) => {
             let other = certificate.flag;
-            return Err(vec![key.error(format!(
-                "does not belong to the first certificate of {other}"
-            ))]);
+            return Err(vec![
+                key.error(format!("does not match the first certificate of {other}")),
+            ]);
         }
         Err(error) => return Err(vec![certificate.error(error)]),
     }
     Ok((Arc::new(identity), expiry))
 }
 
-/// The authorities that are trusted.
+/// Trusted authorities.
 pub(super) fn authorities(
     file: &NamedFile,
     contents: &[u8],
@@ -69,7 +69,7 @@ pub(super) fn authorities(
 fn certificates(file: &NamedFile, contents: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(contents).collect();
     match certificates {
-        Ok(certificates) if certificates.is_empty() => Err(file.error("has no certificate inside")),
+        Ok(certificates) if certificates.is_empty() => Err(file.error("contains no certificate")),
         Ok(certificates) => Ok(certificates),
         Err(_) => Err(file.error("is not valid PEM")),
     }

@@ -1,4 +1,4 @@
-//! TLS on a port: certificates, client certificates if an authority is named, and handshakes within limits.
+//! TLS of a port: server certificate, optional client authentication, and limits of handshakes.
 
 use std::{
     collections::BTreeMap,
@@ -25,28 +25,28 @@ use crate::{
     reload::{NamedFile, Reloader, Source},
 };
 
-/// Longest time a client may take for its handshake. Over any network it needs less than one second.
+/// Maximum time of a handshake. On any network a client needs less than one second.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most handshakes at once; a further one ends the oldest. All nodes of a large exchange reconnecting at once
-/// stay below it, since one handshake takes milliseconds.
+/// Maximum concurrent handshakes; a further one cancels the oldest. A handshake takes milliseconds, so even if all nodes of a
+/// large exchange reconnect together, they stay below it.
 pub const HANDSHAKES_MAX: usize = 256;
 
-/// Most handshakes at once with one address, so that one alone cannot keep all others out.
+/// Maximum concurrent handshakes per address, so that one address cannot block all others.
 pub const HANDSHAKES_PER_ADDRESS_MAX: usize = 64;
 
 /// The files of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// Its certificate, followed by those that lead to an authority.
+    /// The server certificate, followed by its intermediate certificates.
     pub certificate: NamedFile,
     /// The private key.
     pub key: NamedFile,
-    /// The authorities that sign clients' certificates, which then are required.
+    /// Authorities for client certificates; if set, clients must present one.
     pub client_authorities: Option<NamedFile>,
 }
 
-/// What is made of [`Files`].
+/// The TLS configuration built from [`Files`].
 #[derive(Debug)]
 pub struct Identity {
     config: Arc<ServerConfig>,
@@ -74,10 +74,10 @@ impl Source for Files {
         let provider = provider();
         let certificate = (&self.certificate, &contents[0][..]);
         let identity = pem::identity(&provider, certificate, (&self.key, &contents[1]));
-        let identity = identity.map_err(|wrong| errors.extend(wrong));
+        let identity = identity.map_err(|found| errors.extend(found));
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .expect("these algorithms serve TLS 1.2 and 1.3");
+            .expect("the provider supports TLS 1.2 and 1.3");
         let mut expiries = Vec::new();
         let builder = match (&self.client_authorities, contents.get(2)) {
             (Some(file), Some(contents)) => {
@@ -91,7 +91,7 @@ impl Source for Files {
             }
             _ => Ok(builder.with_no_client_auth()),
         };
-        let builder = builder.map_err(|wrong| errors.push(wrong));
+        let builder = builder.map_err(|error| errors.push(error));
         let (Ok((identity, expiry)), Ok(builder)) = (identity, builder) else {
             return Err(errors);
         };
@@ -111,11 +111,11 @@ impl Source for Files {
     }
 }
 
-/// Makes TLS connections of accepted ones.
+/// Performs the TLS handshakes of a port.
 #[derive(Debug)]
 pub struct Handshakes {
     files: Arc<Reloader<Files>>,
-    under_way: UnderWay,
+    active: ActiveHandshakes,
     addresses: Addresses,
     outcomes: IntCounterVec,
 }
@@ -124,7 +124,7 @@ impl Handshakes {
     /// Registers `<process>_tls_handshakes_total{outcome}`.
     ///
     /// # Errors
-    /// When a metric of that name is registered already.
+    /// If a name is already registered.
     pub fn new(
         files: Arc<Reloader<Files>>,
         registry: &Registry,
@@ -137,31 +137,31 @@ impl Handshakes {
         }
         Ok(Self {
             files,
-            under_way: UnderWay::default(),
+            active: ActiveHandshakes::default(),
             addresses: Addresses::default(),
             outcomes,
         })
     }
 
-    /// Shakes hands with a client, with the files in use now; `None` when that fails, which is counted.
-    pub async fn shake<S: ByteStream>(&self, stream: S, peer: IpAddr) -> Option<TlsStream<S>> {
-        let (outcome, shaken) = self.try_shake(stream, peer).await;
+    /// Performs the handshake with a client, using the current files. Counts the outcome; `None` if it failed.
+    pub async fn accept<S: ByteStream>(&self, stream: S, peer: IpAddr) -> Option<TlsStream<S>> {
+        let (outcome, stream) = self.try_accept(stream, peer).await;
         self.outcomes.with_label_values(&[outcome]).inc();
-        shaken
+        stream
     }
 
-    async fn try_shake<S: ByteStream>(
+    async fn try_accept<S: ByteStream>(
         &self,
         stream: S,
         peer: IpAddr,
     ) -> (&'static str, Option<TlsStream<S>>) {
-        let Some(_place) = self.addresses.enter(HANDSHAKES_PER_ADDRESS_MAX, peer) else {
+        let Some(_permit) = self.addresses.acquire(HANDSHAKES_PER_ADDRESS_MAX, peer) else {
             return ("too_many", None);
         };
-        let begun = self.under_way.begin();
+        let handshake = self.active.begin();
         let acceptor = TlsAcceptor::from(Arc::clone(&self.files.current().config));
-        let shaking = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
-        match begun.end.run_until_cancelled(shaking).await {
+        let accepting = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
+        match handshake.cancel.run_until_cancelled(accepting).await {
             None => ("too_many", None),
             Some(Ok(Ok(stream))) => ("done", Some(stream)),
             Some(Ok(Err(error))) => {
@@ -169,56 +169,56 @@ impl Handshakes {
                 ("failed", None)
             }
             Some(Err(_)) => {
-                tracing::debug!(%peer, "TLS handshake took too long");
+                tracing::debug!(%peer, "TLS handshake timed out");
                 ("timeout", None)
             }
         }
     }
 }
 
-/// The handshakes under way, the oldest first: a slow one makes room for a new one.
+/// Handshakes in progress, oldest first. A new one cancels the oldest if there are too many.
 #[derive(Debug, Default)]
-struct UnderWay(Mutex<Begun>);
+struct ActiveHandshakes(Mutex<CancelTokens>);
 
 #[derive(Debug, Default)]
-struct Begun {
-    count: u64,
-    ends: BTreeMap<u64, CancellationToken>,
+struct CancelTokens {
+    next_id: u64,
+    by_id: BTreeMap<u64, CancellationToken>,
 }
 
-/// One of them, until it is dropped.
+/// A handshake in progress, until it is dropped.
 struct Handshake<'a> {
-    under_way: &'a UnderWay,
+    active: &'a ActiveHandshakes,
     id: u64,
-    end: CancellationToken,
+    cancel: CancellationToken,
 }
 
-impl UnderWay {
+impl ActiveHandshakes {
     fn begin(&self) -> Handshake<'_> {
-        let mut begun = self.begun();
-        if begun.ends.len() >= HANDSHAKES_MAX
-            && let Some((_, oldest)) = begun.ends.pop_first()
+        let mut tokens = self.tokens();
+        if tokens.by_id.len() >= HANDSHAKES_MAX
+            && let Some((_, oldest)) = tokens.by_id.pop_first()
         {
             oldest.cancel();
         }
-        let (id, end) = (begun.count, CancellationToken::new());
-        begun.count += 1;
-        begun.ends.insert(id, end.clone());
+        let (id, cancel) = (tokens.next_id, CancellationToken::new());
+        tokens.next_id += 1;
+        tokens.by_id.insert(id, cancel.clone());
         Handshake {
-            under_way: self,
+            active: self,
             id,
-            end,
+            cancel,
         }
     }
 
-    fn begun(&self) -> MutexGuard<'_, Begun> {
+    fn tokens(&self) -> MutexGuard<'_, CancelTokens> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Handshake<'_> {
     fn drop(&mut self) {
-        self.under_way.begun().ends.remove(&self.id);
+        self.active.tokens().by_id.remove(&self.id);
     }
 }
 
@@ -227,16 +227,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_handshakes_keep_no_newcomer_out() {
-        let under_way = UnderWay::default();
-        let slow: Vec<_> = (0..HANDSHAKES_MAX).map(|_| under_way.begin()).collect();
-        let newcomer = under_way.begin();
-        let ended = |handshake: &&Handshake<'_>| handshake.end.is_cancelled();
-        assert_eq!(slow.iter().filter(ended).count(), 1);
-        assert!(slow[0].end.is_cancelled() && !newcomer.end.is_cancelled());
+    fn new_handshake_cancels_the_oldest_when_full() {
+        let active = ActiveHandshakes::default();
+        let slow: Vec<_> = (0..HANDSHAKES_MAX).map(|_| active.begin()).collect();
+        let newest = active.begin();
+        let cancelled = |handshake: &&Handshake<'_>| handshake.cancel.is_cancelled();
+        assert_eq!(slow.iter().filter(cancelled).count(), 1);
+        assert!(slow[0].cancel.is_cancelled() && !newest.cancel.is_cancelled());
         drop(slow);
-        assert_eq!(under_way.begun().ends.len(), 1);
-        drop(newcomer);
-        assert!(under_way.begun().ends.is_empty());
+        assert_eq!(active.tokens().by_id.len(), 1);
+        drop(newest);
+        assert!(active.tokens().by_id.is_empty());
     }
 }

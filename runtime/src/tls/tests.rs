@@ -1,4 +1,4 @@
-//! Handshakes of our own client with our own server, without a network or files.
+//! Tests of handshakes between our client and server, without network or files.
 
 use std::{io, path::PathBuf};
 
@@ -67,7 +67,7 @@ fn client_files(identity: bool) -> client::Files {
     }
 }
 
-/// A server with this identity, which wants certificates of this authority.
+/// A server with this certificate that requires client certificates of this authority, if any.
 fn server(
     (certificate, key): &(String, String),
     client_authority: Option<&Authority>,
@@ -78,15 +78,19 @@ fn server(
     build(&files, &contents).unwrap()
 }
 
-/// A client that trusts this authority and shows this identity.
+/// A client that trusts this authority and presents this certificate, if any.
 fn client(authority: &Authority, identity: Option<&(String, String)>) -> client::Trust {
     let mut contents = vec![authority.pem.as_str()];
     contents.extend(identity.iter().flat_map(|(c, k)| [c.as_str(), k.as_str()]));
     build(&client_files(identity.is_some()), &contents).unwrap()
 }
 
-/// Connects them and sends a byte to the client; returns how the client sees that end.
-async fn meet(server: &server::Identity, client: &client::Trust, name: &str) -> io::Result<()> {
+/// Connects both and sends a byte to the client; returns the client's result.
+async fn handshake(
+    server: &server::Identity,
+    client: &client::Trust,
+    name: &str,
+) -> io::Result<()> {
     let (near, far) = duplex(64 << 10);
     let acceptor = TlsAcceptor::from(server.config());
     let serving = async {
@@ -98,96 +102,98 @@ async fn meet(server: &server::Identity, client: &client::Trust, name: &str) -> 
     };
     let reading = async {
         let name = ServerName::try_from(name.to_owned()).unwrap();
-        let mut stream = client.shake(name, near).await?;
+        let mut stream = client.connect(name, near).await?;
         stream.read_u8().await.map(drop)
     };
     tokio::join!(serving, reading).1
 }
 
 #[track_caller]
-fn check_said(result: io::Result<()>, part: &str) {
-    let said = client::explain(&result.unwrap_err()).unwrap();
-    assert!(said.contains(part), "{said}");
+fn check_error(result: io::Result<()>, expected: &str) {
+    let error = client::explain(&result.unwrap_err()).unwrap();
+    assert!(error.contains(expected), "{error}");
 }
 
 #[tokio::test]
-async fn client_meets_a_server_it_trusts_and_no_other() {
+async fn client_accepts_only_a_trusted_server() {
     let (ours, others) = (Authority::new("ours"), Authority::new("others"));
     let ours_signed = server(&ours.sign(|_| ()), None);
     let client = client(&ours, None);
-    meet(&ours_signed, &client, "producer.test").await.unwrap();
-    let wrong_name = meet(&ours_signed, &client, "other.test").await;
-    check_said(wrong_name, "--tls-server-name");
-    let stranger = server(&others.sign(|_| ()), None);
-    let unknown = meet(&stranger, &client, "producer.test").await;
-    check_said(unknown, "no authority of --tls-ca");
+    handshake(&ours_signed, &client, "producer.test")
+        .await
+        .unwrap();
+    let wrong_name = handshake(&ours_signed, &client, "other.test").await;
+    check_error(wrong_name, "--tls-server-name");
+    let untrusted = server(&others.sign(|_| ()), None);
+    let unknown = handshake(&untrusted, &client, "producer.test").await;
+    check_error(unknown, "not signed by an authority of --tls-ca");
     let expired = |params: &mut CertificateParams| params.not_after = date_time_ymd(2020, 1, 1);
     let expired = server(&ours.sign(expired), None);
-    check_said(
-        meet(&expired, &client, "producer.test").await,
+    check_error(
+        handshake(&expired, &client, "producer.test").await,
         "has expired",
     );
     let early = |params: &mut CertificateParams| params.not_before = date_time_ymd(2090, 1, 1);
     let early = server(&ours.sign(early), None);
-    check_said(
-        meet(&early, &client, "producer.test").await,
+    check_error(
+        handshake(&early, &client, "producer.test").await,
         "not valid yet",
     );
 }
 
 #[tokio::test]
-async fn address_is_a_name_too() {
+async fn ip_address_is_a_valid_certificate_name() {
     let ours = Authority::new("ours");
     let address = |params: &mut CertificateParams| {
         params.subject_alt_names = vec![SanType::IpAddress("192.0.2.7".parse().unwrap())];
     };
     let server = server(&ours.sign(address), None);
     let client = client(&ours, None);
-    meet(&server, &client, "192.0.2.7").await.unwrap();
-    let wrong = meet(&server, &client, "192.0.2.8").await;
-    check_said(wrong, "192.0.2.8");
+    handshake(&server, &client, "192.0.2.7").await.unwrap();
+    let wrong = handshake(&server, &client, "192.0.2.8").await;
+    check_error(wrong, "192.0.2.8");
 }
 
 #[tokio::test]
-async fn server_with_a_client_authority_wants_its_certificates() {
+async fn server_with_a_client_authority_requires_client_certificates() {
     let (ours, others) = (Authority::new("ours"), Authority::new("others"));
     let server = server(&ours.sign(|_| ()), Some(&ours));
     let known = client(&ours, Some(&ours.sign(|_| ())));
-    meet(&server, &known, "producer.test").await.unwrap();
+    handshake(&server, &known, "producer.test").await.unwrap();
     let bare = client(&ours, None);
-    let refused = meet(&server, &bare, "producer.test").await;
-    check_said(refused, "wants a certificate");
-    let stranger = client(&ours, Some(&others.sign(|_| ())));
-    let refused = meet(&server, &stranger, "producer.test").await;
-    check_said(refused, "refuses the certificate");
+    let rejected = handshake(&server, &bare, "producer.test").await;
+    check_error(rejected, "requires a client certificate");
+    let untrusted = client(&ours, Some(&others.sign(|_| ())));
+    let rejected = handshake(&server, &untrusted, "producer.test").await;
+    check_error(rejected, "rejects the certificate");
 }
 
 #[tokio::test]
-async fn authority_that_is_its_own_server_is_named_as_that() {
+async fn authority_used_as_server_certificate_is_reported() {
     let ours = Authority::new("ours");
     let unconstrained = IsCa::Ca(BasicConstraints::Unconstrained);
-    let itself = ours.sign(|params| params.is_ca = unconstrained);
-    let refused = meet(
-        &server(&itself, None),
+    let certificate = ours.sign(|params| params.is_ca = unconstrained);
+    let rejected = handshake(
+        &server(&certificate, None),
         &client(&ours, None),
         "producer.test",
     )
     .await;
-    check_said(refused, "CA:TRUE");
+    check_error(rejected, "CA:TRUE");
 }
 
 #[tokio::test]
-async fn server_without_tls_is_recognized() {
+async fn server_without_tls_is_reported() {
     let (near, mut far) = duplex(1024);
     let settings_frame = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     far.write_all(&settings_frame).await.unwrap();
     let client = client(&Authority::new("ours"), None);
     let name = ServerName::try_from("producer.test").unwrap();
-    check_said(client.shake(name, near).await.map(drop), "http://");
+    check_error(client.connect(name, near).await.map(drop), "http://");
 }
 
 #[test]
-fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
+fn all_file_errors_name_their_flag_and_show_no_key() {
     let ours = Authority::new("ours");
     let (certificate, key) = ours.sign(|_| ());
     let (other, _) = ours.sign(|_| ());
@@ -203,9 +209,9 @@ fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
     let nothing = "# nothing\n";
     let all = ["--tls-cert", "--tls-key", "--tls-client-ca"];
     check([nothing, nothing, nothing], &all);
-    let mismatch = "--tls-key: test.pem: does not belong";
+    let mismatch = "--tls-key: test.pem: does not match";
     check([&other, &key, &ours.pem], &[mismatch]);
-    let no_certificate = "--tls-cert: test.pem: has no certificate";
+    let no_certificate = "--tls-cert: test.pem: contains no certificate";
     check([&key, &key, &ours.pem], &[no_certificate]);
     let broken = key.replace("MI", "!!");
     let no_pem = "--tls-key: test.pem: is not valid PEM";
@@ -213,7 +219,7 @@ fn everything_wrong_with_files_is_named_by_flag_and_no_key_is_shown() {
 }
 
 #[test]
-fn expiry_is_the_first_of_each_file() {
+fn expiry_is_the_earliest_of_each_file() {
     let ours = Authority::new("ours");
     let identity = ours.sign(|_| ());
     let sooner = ours.sign(|params| params.not_after = date_time_ymd(2049, 12, 31));

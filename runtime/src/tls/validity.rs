@@ -1,7 +1,7 @@
-//! Until when a certificate is valid. Pure.
+//! Reads the expiry of a certificate. Pure.
 //!
-//! Reads as much of the encoding as lies before that field, of certificates that were parsed by the TLS library
-//! before; what is not as expected is not an error, but unknown.
+//! Parses only the DER fields up to the validity. The TLS library has already parsed the certificate, so unexpected encodings are
+//! not errors; their expiry is unknown.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use der::{
     asn1::{AnyRef, GeneralizedTime, UtcTime},
 };
 
-/// The end of a certificate's validity in seconds since the Unix epoch; `None` when it cannot be read, or lies before that.
+/// The expiry of a certificate in seconds since the Unix epoch; `None` if it cannot be parsed or is before 1970.
 pub(super) fn not_after(certificate: &[u8]) -> Option<i64> {
     let end = end_of_validity(certificate).ok()?;
     i64::try_from(end.as_secs()).ok()
@@ -19,7 +19,7 @@ pub(super) fn not_after(certificate: &[u8]) -> Option<i64> {
 fn end_of_validity(certificate: &[u8]) -> der::Result<Duration> {
     let mut certificate = SliceReader::new(certificate)?;
     let mut signed = sequence(&mut sequence(&mut certificate)?)?;
-    // The oldest certificates have no version before their serial number.
+    // Version 1 certificates have no version field before the serial number.
     if AnyRef::decode(&mut signed)?.tag() != Tag::Integer {
         AnyRef::decode(&mut signed)?;
     }
@@ -30,14 +30,14 @@ fn end_of_validity(certificate: &[u8]) -> der::Result<Duration> {
     time(&mut validity)
 }
 
-/// What is inside of the next element.
+/// A reader of the contents of the next element.
 fn sequence<'a>(reader: &mut SliceReader<'a>) -> der::Result<SliceReader<'a>> {
     let element = AnyRef::decode(reader)?;
     element.tag().assert_eq(Tag::Sequence)?;
     SliceReader::new(element.value())
 }
 
-/// Since the Unix epoch.
+/// A time since the Unix epoch.
 fn time(reader: &mut SliceReader<'_>) -> der::Result<Duration> {
     let element = AnyRef::decode(reader)?;
     match element.tag() {
@@ -70,18 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_time_are_read() {
+    fn both_time_formats_are_parsed() {
         check(UTC_TIME, "700101000000Z", Some(0));
         check(UTC_TIME, "000229120000Z", Some(951_825_600));
         check(UTC_TIME, "491231235959Z", Some(2_524_607_999));
-        // 1950, which nothing that is in use ended in.
+        // 1950, before the Unix epoch.
         check(UTC_TIME, "500101000000Z", None);
         check(GENERALIZED_TIME, "20500101000000Z", Some(2_524_608_000));
         check(GENERALIZED_TIME, "99991231235959Z", Some(253_402_300_799));
     }
 
     #[test]
-    fn what_is_no_time_is_unknown() {
+    fn invalid_time_is_unknown() {
         for text in [
             "",
             "7",
@@ -106,8 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn cut_off_or_broken_certificates_are_unknown() {
-        // A certificate as far as its validity: version, serial, algorithm, issuer, two times.
+    fn truncated_or_malformed_certificate_has_unknown_expiry() {
+        // A certificate up to its validity: version, serial, algorithm, issuer, two times.
         let time = |text: &str| element(UTC_TIME, text.as_bytes());
         let validity = [time("200101000000Z"), time("300101000000Z")].concat();
         let signed = [
@@ -118,16 +118,16 @@ mod tests {
             element(SEQUENCE, &validity),
         ];
         let of = |signed: &[Vec<u8>]| element(SEQUENCE, &element(SEQUENCE, &signed.concat()));
-        let whole = of(&signed);
-        assert_eq!(not_after(&whole), Some(1_893_456_000));
+        let complete = of(&signed);
+        assert_eq!(not_after(&complete), Some(1_893_456_000));
         assert_eq!(
             not_after(&of(&signed[1..])),
             Some(1_893_456_000),
             "version 1"
         );
         assert_eq!(not_after(&of(&signed[2..])), None, "no serial number");
-        for length in 0..whole.len() {
-            assert_eq!(not_after(&whole[..length]), None, "{length}");
+        for length in 0..complete.len() {
+            assert_eq!(not_after(&complete[..length]), None, "{length}");
         }
     }
 }

@@ -162,7 +162,7 @@ impl App {
         });
         let (file, sources) = (config.limits.clone(), restored.sources.clone());
         let rejected_limits = move || {
-            let file = file.as_ref().and_then(|file| file.refused());
+            let file = file.as_ref().and_then(|file| file.error());
             let all: Vec<String> = file.into_iter().chain(sources.rejected()).collect();
             (!all.is_empty()).then(|| all.join("; "))
         };

@@ -7,8 +7,8 @@ mod args;
 use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use runtime::{
-    connect::credentials::loaded,
-    rate_limit::Fields,
+    connect::credentials::load_files,
+    rate_limit::HeaderFormat,
     reload::{NamedFile, Reloader},
     settings::{self, Common, ConfigErrors, Settings},
 };
@@ -24,7 +24,7 @@ pub struct Config {
     /// Accepted tokens; `None` if clients need none, which is allowed on loopback only.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Form of the rate-limit headers.
-    pub fields: Fields,
+    pub fields: HeaderFormat,
     /// Maximum number of connections, in total and per address.
     pub connections: (usize, usize),
     /// The limits file; `None` only together with an error.
@@ -99,10 +99,10 @@ impl Settings for Args {
         let has_state = limits.state.as_os_str() != "none";
         Config {
             listen: api.listen,
-            tokens: token_file.and_then(|file| loaded(errors, file)),
+            tokens: token_file.and_then(|file| load_files(errors, file)),
             fields: api.ratelimit_fields,
             connections: (api.connections, api.connections_per_address),
-            limits: limits_file.and_then(|file| loaded(errors, file)),
+            limits: limits_file.and_then(|file| load_files(errors, file)),
             collection,
             state: has_state.then_some(limits.state),
             counters: limits.counters,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, header, request::Parts};
 use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
-use runtime::rate_limit::{Fields, Quota};
+use runtime::rate_limit::{HeaderFormat, Quota};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -130,7 +130,7 @@ impl Service {
 
     /// Remaining quota for the rate-limit headers of a response.
     fn quota(&self, call: &LimitedCall, slot: &Slot) -> Option<Quota> {
-        if self.fields == Fields::Off {
+        if self.fields == HeaderFormat::Off {
             return None;
         }
         let binding = slot.binding.as_ref();

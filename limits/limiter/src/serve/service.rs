@@ -13,7 +13,7 @@ use hyper::body::{Body as _, Incoming};
 use prometheus::IntGauge;
 use runtime::{
     caller::{has_loopback_host, is_cross_site},
-    rate_limit::Fields,
+    rate_limit::HeaderFormat,
     reload::Reloader,
     token,
 };
@@ -52,7 +52,7 @@ pub struct Service {
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Form of the rate-limit headers.
-    pub fields: Fields,
+    pub fields: HeaderFormat,
     /// Sources of the limits.
     pub sources: LimitSources,
     /// Writes changes before the response; `None` if no state is kept.

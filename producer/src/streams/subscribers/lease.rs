@@ -59,7 +59,7 @@ impl Lease {
         if self.superseded.is_cancelled() {
             return;
         }
-        state.lag.note(lag);
+        state.lag.record(lag);
         match *delivery {
             Delivery::Chunk { ref chunk, first } => state.account.deliver(first, chunk.last()),
             Delivery::Gap {

@@ -1,4 +1,4 @@
-//! Files changed in every way, looked at without waiting.
+//! Tests of reloads for every kind of file change, without waiting.
 
 use std::{
     fs,
@@ -10,20 +10,20 @@ use super::{
     *,
 };
 
-/// A process that runs with a file, and how often and with what it was told to change.
+/// A process with a settings file, and the last value that it applied.
 struct Running {
     file: TestFile,
-    reload: LiveConfig,
+    live: LiveConfig,
     applied: AtomicUsize,
 }
 
 impl Running {
     fn with(text: &str, arguments: &[&str]) -> Self {
         let file = TestFile::new(text);
-        let reload = LiveConfig::of(&file.load(arguments).unwrap());
+        let live = LiveConfig::of(&file.load(arguments).unwrap());
         Self {
             file,
-            reload,
+            live,
             applied: AtomicUsize::new(0),
         }
     }
@@ -32,124 +32,136 @@ impl Running {
         fs::write(&self.file.0, text).unwrap();
     }
 
-    fn look(&mut self, asked: bool) -> News<Renewed> {
+    fn check(&mut self, is_forced: bool) -> ReloadEvent<ConfigChange> {
         let applied = &self.applied;
         let apply = |config: &Config| applied.store(config.three, Ordering::Relaxed);
-        self.reload.look::<Args>(asked, apply)
+        self.live.check::<Args>(is_forced, apply)
     }
 
-    /// What was applied last; 0 for nothing.
+    /// The value applied last; 0 if none.
     fn three(&self) -> usize {
         self.applied.load(Ordering::Relaxed)
     }
 }
 
-fn renewed(changed: &[&str], needs_restart: &[&str]) -> News<Renewed> {
+fn replaced(changed: &[&str], needs_restart: &[&str]) -> ReloadEvent<ConfigChange> {
     let owned = |flags: &[&str]| flags.iter().map(ToString::to_string).collect();
-    News::Replaced(Renewed {
+    ReloadEvent::Replaced(ConfigChange {
         changed: owned(changed),
         needs_restart: owned(needs_restart),
     })
 }
 
 #[test]
-fn what_can_change_does_and_exactly_what_cannot_is_said() {
+fn live_settings_change_and_others_are_listed_for_a_restart() {
     let mut running = Running::with("three = 4\none = 'x'", &[]);
-    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    assert_eq!(
+        (running.check(false), running.three()),
+        (ReloadEvent::Unchanged, 0)
+    );
     running.write("three = 5\none = 'x'");
-    assert_eq!(running.look(false), renewed(&["--three"], &[]));
+    assert_eq!(running.check(false), replaced(&["--three"], &[]));
     assert_eq!(running.three(), 5);
-    assert_eq!(running.look(false), News::Nothing);
+    assert_eq!(running.check(false), ReloadEvent::Unchanged);
 
     running.write("three = 6\none = 'y'");
-    assert_eq!(running.look(false), renewed(&["--three"], &["--one"]));
-    assert_eq!((running.look(false), running.three()), (News::Nothing, 6));
+    assert_eq!(running.check(false), replaced(&["--three"], &["--one"]));
     assert_eq!(
-        running.look(true),
-        renewed(&[], &["--one"]),
-        "it still runs with another"
+        (running.check(false), running.three()),
+        (ReloadEvent::Unchanged, 6)
+    );
+    assert_eq!(
+        running.check(true),
+        replaced(&[], &["--one"]),
+        "the active value still differs"
     );
     running.write("three = 6\none = 'x'");
-    assert_eq!(running.look(false), renewed(&[], &[]));
+    assert_eq!(running.check(false), replaced(&[], &[]));
 }
 
 #[test]
-fn file_with_a_error_changes_nothing_and_is_said_once() {
+fn invalid_file_changes_nothing_and_is_reported_once() {
     let mut running = Running::with("three = 4", &[]);
     running.write("three = 5\none = 'wrong'\nfive = 1");
     assert_eq!(
-        running.look(false),
-        News::Nothing,
-        "it may be half of a change"
+        running.check(false),
+        ReloadEvent::Unchanged,
+        "the file may be incomplete"
     );
-    let News::Broken(why) = running.look(false) else {
-        panic!("broken twice and not said");
+    let ReloadEvent::Failed(error) = running.check(false) else {
+        panic!("invalid twice and not reported");
     };
     assert!(
-        why.contains("--one: wrong") && why.contains("unknown key five"),
-        "{why}"
+        error.contains("--one: wrong") && error.contains("unknown key five"),
+        "{error}"
     );
-    assert!(!why.contains('\n'), "{why}");
-    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    assert!(!error.contains('\n'), "{error}");
+    assert_eq!(
+        (running.check(false), running.three()),
+        (ReloadEvent::Unchanged, 0)
+    );
     fs::remove_file(&running.file.0).unwrap();
-    assert_eq!(running.look(false), News::Nothing);
-    assert!(matches!(running.look(false), News::Broken(_)));
-    assert_eq!((running.look(false), running.three()), (News::Nothing, 0));
+    assert_eq!(running.check(false), ReloadEvent::Unchanged);
+    assert!(matches!(running.check(false), ReloadEvent::Failed(_)));
+    assert_eq!(
+        (running.check(false), running.three()),
+        (ReloadEvent::Unchanged, 0)
+    );
     running.write("three = 7");
-    assert_eq!(running.look(false), renewed(&["--three"], &[]));
+    assert_eq!(running.check(false), replaced(&["--three"], &[]));
     assert_eq!(running.three(), 7);
 }
 
 #[test]
-fn signal_is_answered_at_once_and_flags_win_over_the_file() {
+fn forced_reload_reports_immediately_and_flags_override_the_file() {
     let mut running = Running::with("three = 4", &["--three=5"]);
     running.write("three = 6\ntwo = ['x']");
-    assert_eq!(running.look(true), renewed(&[], &["--two"]));
+    assert_eq!(running.check(true), replaced(&[], &["--two"]));
     assert_eq!(running.three(), 5);
     running.write("three = many");
-    assert!(matches!(running.look(true), News::Broken(_)));
+    assert!(matches!(running.check(true), ReloadEvent::Failed(_)));
     assert!(
-        matches!(running.look(true), News::Broken(_)),
-        "asked again, it is logged again"
+        matches!(running.check(true), ReloadEvent::Failed(_)),
+        "each forced reload is reported"
     );
-    assert_eq!(running.look(false), News::Nothing);
+    assert_eq!(running.check(false), ReloadEvent::Unchanged);
 }
 
 #[tokio::test]
-async fn panic_of_a_look_is_counted() {
+async fn panic_during_a_reload_is_counted() {
     let running = Running::with("three = 4", &[]);
     running.write("three = 5");
     let metrics = Metrics::register(&Registry::new(), "test").unwrap();
     let failed = metrics.reloads.with_label_values(&["failed"]);
-    let apply = |_: &Config| panic!("as it should");
+    let apply = |_: &Config| panic!("intended");
     let hangups = Signals::hangup().unwrap();
     let stop = CancellationToken::new();
     tokio::time::pause();
     running
-        .reload
+        .live
         .run::<Args>(hangups, metrics, apply, stop)
         .await;
     assert_eq!(failed.get(), 1);
 }
 
 #[test]
-fn rejected_settings_are_shown_until_good_ones_come() {
+fn rejection_is_reported_until_the_settings_are_valid() {
     let metrics = Metrics::register(&Registry::new(), "test").unwrap();
     let mut running = Running::with("three = 4", &[]);
-    let mut shown = |text: &str, asked| {
+    let mut state = |text: &str, is_forced| {
         running.write(text);
-        let news = running.look(asked);
-        say(&news, &metrics);
-        say(&running.look(false), &metrics);
+        let event = running.check(is_forced);
+        report(&event, &metrics);
+        report(&running.check(false), &metrics);
         let component = metrics.component();
         (
             metrics.rejected.get(),
             component.ready,
-            component.state.contains("previous settings stay in use"),
+            component.state.contains("previous settings stay active"),
         )
     };
-    assert_eq!(shown("three = 5", true), (0, true, false));
-    assert_eq!(shown("three = many", false), (1, true, true));
-    assert_eq!(shown("three = more", true), (1, true, true));
-    assert_eq!(shown("three = 6", false), (0, true, false));
+    assert_eq!(state("three = 5", true), (0, true, false));
+    assert_eq!(state("three = many", false), (1, true, true));
+    assert_eq!(state("three = more", true), (1, true, true));
+    assert_eq!(state("three = 6", false), (0, true, false));
 }

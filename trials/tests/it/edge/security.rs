@@ -56,7 +56,7 @@ impl Stream {
         };
         match (
             within_timeout("the stream is open", opened).await?,
-            connector.trouble(),
+            connector.failure(),
         ) {
             (Ok(stream), _) => Ok(Self(stream)),
             (Err(_), Some(trouble)) => Err(anyhow!("{trouble}")),
@@ -142,7 +142,7 @@ async fn consumer_reads_over_tls_from_a_trusted_producer_only() -> Result<()> {
     let flags = ["--tls-ca", &other];
     let untrusting = Consumer::spawn(&dir, "untrusting", &[&url], "none", &flags).await?;
     let log = || untrusting.process.last_lines(usize::MAX);
-    wait_logged_times(log, "from no authority of --tls-ca", 1).await?;
+    wait_logged_times(log, "not signed by an authority of --tls-ca", 1).await?;
     let flags = ["--tls-ca", &ca, "--tls-server-name", "other.test"];
     let misnamed = Consumer::spawn(&dir, "misnamed", &[&url], "none", &flags).await?;
     let log = || misnamed.process.last_lines(usize::MAX);
@@ -177,14 +177,14 @@ async fn client_certificate_must_be_signed_by_the_configured_authority() -> Resu
         authorities: &ca,
         ..Flags::default()
     };
-    Stream::expect_rejected(&producer, true, with_ca, "wants a certificate").await?;
+    Stream::expect_rejected(&producer, true, with_ca, "requires a client certificate").await?;
     let (certificate, key) = others.write_identity(dir.path(), "untrusted")?;
     let untrusted = Flags {
         certificate: &certificate,
         key: &key,
         ..with_ca
     };
-    Stream::expect_rejected(&producer, true, untrusted, "refuses the certificate").await?;
+    Stream::expect_rejected(&producer, true, untrusted, "rejects the certificate").await?;
     let (certificate, key) = ours.write_identity(dir.path(), "node")?;
     let node = Flags {
         certificate: &certificate,
@@ -259,12 +259,12 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
     };
     let producer = start_with_tls(&dir, &before, &[]).await?;
     let mut stream = Stream::open(&producer, "early", true, with_ca(&old)).await?;
-    Stream::expect_rejected(&producer, true, with_ca(&new), "no authority").await?;
+    Stream::expect_rejected(&producer, true, with_ca(&new), "not signed by an authority").await?;
 
     let reloads = "producer_credential_reloads_total";
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
-    Stream::expect_rejected(&producer, true, with_ca(&old), "no authority").await?;
+    Stream::expect_rejected(&producer, true, with_ca(&old), "not signed by an authority").await?;
     Stream::open(&producer, "late", true, with_ca(&new)).await?;
 
     write(path, "server.pem", "no certificate at all")?;
@@ -273,7 +273,7 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
     producer.accept("alice", 17, "a-1").await?;
     assert_eq!(stream.read().await?, "alice");
     let log = || producer.process.last_lines(usize::MAX);
-    wait_logged_times(log, "has no certificate inside", 1).await?;
+    wait_logged_times(log, "contains no certificate", 1).await?;
     wait_logged_times(log, "keeping the current ones", 1).await?;
 
     after.write_identity(path, "server")?;

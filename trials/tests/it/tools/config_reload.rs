@@ -96,7 +96,7 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     let ready = admin::get(&producer.admin, "/readyz").await?;
     assert_eq!(ready.status, 200);
     assert!(
-        ready.body.contains("the previous settings stay in use"),
+        ready.body.contains("the previous settings stay active"),
         "{}",
         ready.body
     );

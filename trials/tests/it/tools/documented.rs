@@ -1,86 +1,83 @@
-//! docs/configuration.md is what the code says.
+//! Generates the tables of docs/configuration.md, and checks the log messages it lists.
 
 use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Arg, ArgAction, Command};
 use producer::{config::Config, memory};
-use runtime::settings::{Refused, ReloadMode, Settings, command, settings_with};
+use runtime::settings::{InvalidValue, ReloadMode, Settings, command, settings_with};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
-/// The page with what stands between the marks of `what` replaced.
+/// The page with the section between the markers of `what` replaced.
 fn with_tables(page: &str, what: &str, tables: &str) -> Result<String> {
-    let begin = format!("<!-- {what}: made from the code -->\n");
+    let begin = format!("<!-- {what}: generated from the code -->\n");
     let end = format!("<!-- end of the {what} -->\n");
     let (before, rest) = page.split_once(&begin).with_context(|| begin.clone())?;
     let (_, after) = rest.split_once(&end).with_context(|| end.clone())?;
     Ok(format!("{before}{begin}{tables}\n{end}{after}"))
 }
 
-/// A table for each group of the settings of `A`, in Markdown, under headings of the third level.
+/// A Markdown table per group of settings of `A`, under third-level headings.
 fn tables<A: Settings>() -> String {
     let mut text = String::new();
     let mut heading = None;
-    let changes = [
-        (ReloadMode::Live, "at once"),
-        (
-            ReloadMode::FileContents,
-            "of the file's contents: at once; of its name: restart",
-        ),
+    let reload_modes = [
+        (ReloadMode::Live, "live"),
+        (ReloadMode::FileContents, "contents: live; path: restart"),
         (ReloadMode::Restart, "restart"),
     ];
-    let changes = changes.map(|(change, words)| (settings_with::<A>(change), words));
+    let reload_modes = reload_modes.map(|(mode, text)| (settings_with::<A>(mode), text));
     for argument in command::<A>().get_arguments() {
         let is_in = |ids: &[String]| ids.iter().any(|id| argument.get_id() == id.as_str());
-        let Some((_, change)) = changes.iter().find(|(ids, _)| is_in(ids)) else {
+        let Some((_, reload)) = reload_modes.iter().find(|(ids, _)| is_in(ids)) else {
             continue;
         };
         if heading != Some(argument.get_help_heading()) {
             heading = Some(argument.get_help_heading());
             let name = argument.get_help_heading().unwrap_or("Other");
             text.push_str(&format!(
-                "\n### {name}\n\n| setting | default | takes | a change | meaning |\n|---|---|---|---|---|\n"
+                "\n### {name}\n\n| Setting | Default | Type | Reload | Description |\n|---|---|---|---|---|\n"
             ));
         }
-        row(&mut text, argument, change);
+        row(&mut text, argument, reload);
     }
     text
 }
 
-fn row(text: &mut String, argument: &Arg, change: &str) {
+fn row(text: &mut String, argument: &Arg, reload: &str) {
     let id = argument.get_id().as_str();
     let flag = format!("--{}", id.replace('_', "-"));
     let variable = argument.get_env().unwrap_or_default().to_string_lossy();
-    let (help, default_in_words) = help(argument);
-    let written: Vec<_> = argument
+    let (help, described_default) = help(argument);
+    let defaults: Vec<_> = argument
         .get_default_values()
         .iter()
         .map(|value| value.to_string_lossy())
         .filter(|value| !value.is_empty())
         .collect();
-    let default = match default_in_words {
-        Some(words) => words,
-        None if written.is_empty() => "none".to_owned(),
-        None => format!("`{}`", written.join(",")),
+    let default = match described_default {
+        Some(description) => description,
+        None if defaults.is_empty() => "none".to_owned(),
+        None => format!("`{}`", defaults.join(",")),
     };
     let names = argument.get_value_names().unwrap_or_default();
-    let mut takes = names.join(" ").replace('|', " or ");
+    let mut kind = names.join(" ").replace('|', " or ");
     if matches!(argument.get_action(), ArgAction::Append) {
-        takes.push_str(", several");
+        kind.push_str(" (list)");
     }
     if let Some(range) = range(argument) {
-        takes.push_str(&format!(", {range}"));
+        kind.push_str(&format!(", {range}"));
     }
-    let meaning = help.replace('|', "\\|");
+    let description = help.replace('|', "\\|");
     let written = writeln!(
         text,
-        "| `{flag}`<br>`{variable}`<br>`{id}` | {default} | {takes} | {change} | {meaning} |"
+        "| `{flag}`<br>`{variable}`<br>`{id}` | {default} | {kind} | {reload} | {description} |"
     );
-    written.expect("a string takes all that is written");
+    written.expect("writing to a string never fails");
 }
 
-/// The help in one line, and what it says of the default in words.
+/// The help in one line, and the description of the default, if any.
 fn help(argument: &Arg) -> (String, Option<String>) {
     let help = argument
         .get_long_help()
@@ -101,22 +98,22 @@ fn help(argument: &Arg) -> (String, Option<String>) {
     (sentences.join(". "), default)
 }
 
-/// What a setting takes, where that is a range.
+/// The valid range of a setting, if it has one.
 fn range(argument: &Arg) -> Option<String> {
     let value = Arg::new("value").value_parser(argument.get_value_parser().clone());
-    let alone = Command::new("setting").no_binary_name(true).arg(value);
-    // No setting with a range takes this.
-    let error = alone.try_get_matches_from(["--", "?"]).err()?;
-    let refused = error.source()?.downcast_ref::<Refused>()?;
-    refused.range.clone()
+    let command = Command::new("setting").no_binary_name(true).arg(value);
+    // Invalid for every setting with a range.
+    let error = command.try_get_matches_from(["--", "?"]).err()?;
+    let invalid = error.source()?.downcast_ref::<InvalidValue>()?;
+    invalid.range.clone()
 }
 
 const MIB: u64 = 1 << 20;
 
-/// What each part of a producer takes with the default settings, and their sum.
+/// The memory of each part of a producer with the default settings, and the sum.
 fn memory_table() -> Result<String> {
     let config = Config::load(["producer".into()])?;
-    let mut table = "| what | bound | MiB, with the defaults |\n|---|---|---|\n".to_owned();
+    let mut table = "| Part | Limit | MiB, by default |\n|---|---|---|\n".to_owned();
     for part in memory::parts(&config) {
         let mib = part.bytes.div_ceil(MIB);
         writeln!(table, "| {} | {} | {mib} |", part.what, part.bound)?;
@@ -127,7 +124,7 @@ fn memory_table() -> Result<String> {
 }
 
 #[test]
-fn deployed_producers_have_the_memory_that_they_may_take() -> Result<()> {
+fn memory_limits_of_deployments_cover_the_maximum_of_a_producer() -> Result<()> {
     let mib = memory::bytes_max(&Config::load(["producer".into()])?).div_ceil(MIB);
     for (file, before) in [
         ("deploy/kubernetes/base/producer.yaml", "limits: {memory: "),
@@ -139,35 +136,38 @@ fn deployed_producers_have_the_memory_that_they_may_take() -> Result<()> {
         let (_, limit) = text.split_once(before).context(file)?;
         let digits = limit.find(|next: char| !next.is_ascii_digit());
         let limit: u64 = limit[..digits.context(file)?].parse()?;
-        ensure!(limit >= mib, "{file}: {limit} MiB, of {mib}");
+        ensure!(
+            limit >= mib,
+            "{file}: the limit is {limit} MiB, the producer may use {mib}"
+        );
     }
     Ok(())
 }
 
-/// `UPDATE_DOCS=1` writes the page anew.
+/// `UPDATE_DOCS=1` rewrites the page.
 #[test]
-fn configuration_page_is_what_the_code_says() -> Result<()> {
+fn configuration_page_is_up_to_date() -> Result<()> {
     let page = fs::read_to_string(PAGE)?;
     let producer = tables::<producer::config::Args>();
     let consumer = tables::<consumer::config::Args>();
-    let made = with_tables(&page, "settings of the producer", &producer)?;
-    let made = with_tables(&made, "settings of the consumer", &consumer)?;
+    let generated = with_tables(&page, "settings of the producer", &producer)?;
+    let generated = with_tables(&generated, "settings of the consumer", &consumer)?;
     let limiter = tables::<limiter::serve::config::Args>();
-    let made = with_tables(&made, "settings of the limiter", &limiter)?;
-    let made = with_tables(&made, "memory of the producer", &memory_table()?)?;
+    let generated = with_tables(&generated, "settings of the limiter", &limiter)?;
+    let generated = with_tables(&generated, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
-        fs::write(PAGE, made)?;
+        fs::write(PAGE, generated)?;
         return Ok(());
     }
     ensure!(
-        page == made,
-        "{} is not what the code says: run this test with UPDATE_DOCS=1",
+        page == generated,
+        "{} is outdated: run this test with UPDATE_DOCS=1",
         Path::new(PAGE).display()
     );
     Ok(())
 }
 
-/// The sources of what runs: all that may write a line of the log.
+/// Collects the sources of the programs, which contain all log messages.
 fn sources(dir: &Path, text: &mut String) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -181,7 +181,7 @@ fn sources(dir: &Path, text: &mut String) -> Result<()> {
 }
 
 #[test]
-fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
+fn every_documented_log_message_is_in_the_code() -> Result<()> {
     let mut text = String::new();
     for dir in [
         "runtime/src",
@@ -194,20 +194,22 @@ fn every_documented_line_of_the_log_is_in_the_code() -> Result<()> {
         sources(&dir, &mut text)?;
     }
     let page = fs::read_to_string(PAGE)?;
-    let (_, lines) = page.split_once("### Log messages").context("no lines")?;
+    let (_, lines) = page
+        .split_once("### Log messages")
+        .context("no section with log messages")?;
     let (lines, _) = lines
         .split_once("## Profiles")
-        .context("no end of the lines")?;
+        .context("no section after the log messages")?;
     let rows = lines.lines().filter(|line| line.starts_with("| `"));
-    let written = rows.flat_map(|row| {
+    let messages = rows.flat_map(|row| {
         let first = row.split('|').nth(1).unwrap_or_default();
         first.split('`').skip(1).step_by(2)
     });
-    let written: Vec<_> = written.collect();
-    ensure!(written.len() > 30, "{written:?}");
-    for line in written {
+    let messages: Vec<_> = messages.collect();
+    ensure!(messages.len() > 30, "{messages:?}");
+    for line in messages {
         let line = format!("\"{}", line.trim_end_matches('…'));
-        ensure!(text.contains(&line), "{line} is nowhere in the code");
+        ensure!(text.contains(&line), "{line} is not in the code");
     }
     Ok(())
 }

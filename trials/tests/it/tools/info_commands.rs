@@ -27,7 +27,7 @@ async fn short_help_omits_expert_flags_and_long_help_has_groups_and_examples() -
         (&programs.consumer, "Where cookies go:", "--batch-cookies"),
     ] {
         let short = run_to_end(program, &["-h"], &[]).await?;
-        check(&short, 0, &[heading, "--help tells more"])?;
+        check(&short, 0, &[heading, "--help shows all settings"])?;
         ensure!(!short.text.contains(expert), "{}", short.text);
         let long = run_to_end(program, &["--help"], &[]).await?;
         check(&long, 0, &[heading, expert, "Examples:", "Commands:"])?;
@@ -68,7 +68,7 @@ async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
     check(&refused, 2, &["--store", "secret was left out"])?;
     let environment = [("CONSUMER_STORE", "mongodb://user:secret@host/")];
     let with_secret = run_to_end(&programs.consumer, &args, &environment).await?;
-    check(&with_secret, 0, &["the settings are good"])?;
+    check(&with_secret, 0, &["configuration is valid"])?;
     Ok(())
 }
 
@@ -79,7 +79,7 @@ async fn config_check_accepts_valid_settings_and_reports_all_errors() -> Result<
     let admin = format!("--admin={}", taken.local_addr()?);
     for program in [&programs.producer, &programs.consumer] {
         let valid = run_to_end(program, &["--check-config", &admin], &[]).await?;
-        check(&valid, 0, &["the settings are good"])?;
+        check(&valid, 0, &["configuration is valid"])?;
         let args = [
             "--check-config",
             "--token-file=/no/such/token",

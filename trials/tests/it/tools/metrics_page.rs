@@ -1,9 +1,10 @@
-//! `docs/metrics.md` is written from what all programs register, and whatever names a metric names one of those.
+//! Generates `docs/metrics.md` from the metrics that all programs register, and checks that every metric named in texts and sources
+//! exists.
 //!
-//! The programs are started here with every setting that registers something. What they would register in yet another
-//! case shows elsewhere: every process that a test starts is scraped at its end, and may only tell what is documented.
+//! The programs run here with every setting that registers metrics. A metric that they register only in other cases is found at
+//! the end of each system test, which scrapes its processes and rejects undocumented metrics.
 
-mod words;
+mod notes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,7 @@ use bench::scrape::Samples;
 use runtime::metrics::{MetricDescription, Registry};
 use tempfile::TempDir;
 
-use self::words::{GROUPS, LABELS, NOTES};
+use self::notes::{GROUPS, LABELS, NOTES};
 use crate::{
     edge::security::certificates::{Authority, write},
     harness::{TIMEOUT, wait_until},
@@ -27,27 +28,26 @@ use crate::{
 
 const PAGE: &str = "docs/metrics.md";
 
-/// Set, it rewrites the page instead of comparing it.
+/// If set, the test rewrites the page instead of comparing it.
 const UPDATE: &str = "UPDATE_DOCS";
 
 const HEAD: &str = "\
 # Metrics
 
-What `/metrics` on the admin ports of the producer (9090), the consumer (9091) and the limiter (9098) tells, as Prometheus reads
-it. This page is generated from the code: do not edit it. After a change of metrics, or of what is said of them in
-`trials/tests/it/tools/metrics_page/words.rs`, run
+The Prometheus metrics that producer (port 9090), consumer (9091) and limiter (9098) serve at `/metrics` of their admin ports.
+This page is generated from the code; do not edit it. After a change of metrics, or of the notes in
+`trials/tests/it/tools/metrics_page/notes.rs`, run
 
 ```sh
 UPDATE_DOCS=1 cargo test --test it metrics_page
 ```
 
-A metric whose labels have fixed values shows each of them from the start, with 0; one with a label that can be anything
-shows a series when there is something to be told. Counters begin at 0 when a process starts. Names are
-`<process>_<noun>_<unit>`, `_total` for what only grows, in seconds, bytes and cookies; `…_max` is the greatest value since the
-scrape before the last, for what fills and empties between two scrapes.
+Labels with fixed values have a series for each value from the start; other labels get a series with their first value.
+Counters start at 0 when a process starts. Names are `<process>_<noun>_<unit>`, with `_total` for counters; units are seconds,
+bytes and cookies. `…_max` is the maximum since the last scrape but one.
 ";
 
-/// The programs' sections, by what the names of their metrics begin with.
+/// Sections of the page, by prefix of the metric names.
 const SECTIONS: &[(&str, &str)] = &[
     ("producer_", "Producer"),
     ("consumer_", "Consumer"),
@@ -59,7 +59,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// All that the programs register, each once.
+/// All metrics that the programs register, each once.
 async fn described() -> Result<Vec<MetricDescription>> {
     let dir = TempDir::new()?;
     let files = files(&dir)?;
@@ -98,7 +98,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let limits = Registry::new();
     let limiter = limiter::serve::app::App::start(limiter(&path)?, limits.clone()).await?;
     wait_until(TIMEOUT, "the consumer reads from both", async || {
-        let all = registry.described()?;
+        let all = registry.descriptions()?;
         let read = all
             .iter()
             .find(|it| it.name == "consumer_producer_connected");
@@ -107,7 +107,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     .await?;
     let mut all: Vec<MetricDescription> = Vec::new();
     for registry in [secure.registry(), open.registry(), &registry, &limits] {
-        for it in registry.described()? {
+        for it in registry.descriptions()? {
             match all.iter_mut().find(|known| known.name == it.name) {
                 Some(known) => {
                     for (label, values) in it.labels {
@@ -123,7 +123,7 @@ async fn described() -> Result<Vec<MetricDescription>> {
     Ok(all)
 }
 
-/// The settings of a limiter in this directory, with all that registers something.
+/// Settings of a limiter in this directory that register all its metrics.
 fn limiter(dir: &impl std::fmt::Display) -> Result<limiter::serve::config::Config> {
     let limits = root().join("examples/limits.toml");
     let tokens = format!("{dir}/tokens");
@@ -139,7 +139,7 @@ fn limiter(dir: &impl std::fmt::Display) -> Result<limiter::serve::config::Confi
     Ok(limiter::serve::config::Config::load(args.map(Into::into))?)
 }
 
-/// Settings that name files.
+/// Flags that name files.
 struct Files {
     of_producer: Vec<String>,
     of_consumer: Vec<String>,
@@ -168,12 +168,12 @@ fn files(dir: &TempDir) -> Result<Files> {
     })
 }
 
-/// The whole page.
+/// The complete page.
 fn page(all: &[MetricDescription]) -> Result<String> {
     for (name, _) in NOTES {
         ensure!(
             all.iter().any(|it| it.name == *name),
-            "a note on {name}, which is none"
+            "a note on {name}, which is not a metric"
         );
     }
     let mut page = HEAD.to_owned();
@@ -192,7 +192,7 @@ fn page(all: &[MetricDescription]) -> Result<String> {
             writeln!(page, "\n### {}\n", group.title)?;
             writeln!(
                 page,
-                "| metric | type | labels | tells |\n|---|---|---|---|"
+                "| Metric | Type | Labels | Description |\n|---|---|---|---|"
             )?;
             for it in group_metrics {
                 writeln!(page, "{}", row(it)?)?;
@@ -206,7 +206,7 @@ fn page(all: &[MetricDescription]) -> Result<String> {
     Ok(page)
 }
 
-/// The first group that takes it.
+/// The first matching group.
 fn group_of(it: &MetricDescription) -> Option<usize> {
     GROUPS
         .iter()
@@ -227,7 +227,7 @@ fn row(it: &MetricDescription) -> Result<String> {
     Ok(format!("| `{name}` | {kind} | {labels} | {help}{note} |").replace("  ", " "))
 }
 
-/// The values of a label in words, or else all there are.
+/// The description of a label's values, or all values.
 fn values_of(metric: &str, label: &str, values: &BTreeSet<String>) -> Result<String> {
     let words = LABELS
         .iter()
@@ -235,13 +235,13 @@ fn values_of(metric: &str, label: &str, values: &BTreeSet<String>) -> Result<Str
     if let Some(words) = words {
         return Ok(words.values.to_owned());
     }
-    ensure!(!values.is_empty(), "{metric}: no value of {label} was seen");
+    ensure!(!values.is_empty(), "{metric}: label {label} has no values");
     let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
     Ok(values.join(", "))
 }
 
 #[tokio::test]
-async fn page_of_metrics_is_what_the_programs_register() -> Result<()> {
+async fn metrics_page_is_up_to_date() -> Result<()> {
     let page = page(&described().await?)?;
     let path = root().join(PAGE);
     if std::env::var_os(UPDATE).is_some() {
@@ -249,18 +249,18 @@ async fn page_of_metrics_is_what_the_programs_register() -> Result<()> {
         return Ok(());
     }
     let found = fs::read_to_string(&path).context(PAGE)?;
-    let stale = page
+    let outdated = page
         .lines()
         .zip(found.lines())
         .find(|(new, old)| new != old);
     ensure!(
         page == found,
-        "{PAGE} is stale: {stale:?}; write it anew with {UPDATE}=1"
+        "{PAGE} is outdated: {outdated:?}; rewrite it with {UPDATE}=1"
     );
     Ok(())
 }
 
-/// What the page names, without the endings that a histogram's samples have.
+/// The metrics on the page, without histogram suffixes, and whether each is a histogram.
 fn documented() -> &'static BTreeMap<String, bool> {
     static NAMES: OnceLock<BTreeMap<String, bool>> = OnceLock::new();
     NAMES.get_or_init(|| {
@@ -283,15 +283,15 @@ fn is_documented(name: &str) -> bool {
     documented().contains_key(name) || of_histogram()
 }
 
-/// Fails when a process tells something that the page does not.
+/// Fails if a process exports a metric that is not on the page.
 pub(crate) fn check(samples: &Samples) -> Result<()> {
     match samples.sample_names().find(|name| !is_documented(name)) {
-        Some(name) => bail!("{name} is not in {PAGE}: write that anew with {UPDATE}=1"),
+        Some(name) => bail!("{name} is not in {PAGE}; rewrite it with {UPDATE}=1"),
         None => Ok(()),
     }
 }
 
-/// What in a text looks like a metric: where it is followed by `_`, `…` or `*`, the beginning of one.
+/// Words of a text that look like metrics, and whether they are only a prefix (followed by `_`, `…` or `*`).
 fn named(text: &str) -> BTreeSet<(String, bool)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
@@ -305,7 +305,7 @@ fn named(text: &str) -> BTreeSet<(String, bool)> {
         }
         let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
         let is_beginning = rest[..end].ends_with('_') || rest[end..].starts_with(['…', '*']);
-        // A module that Python has of a contract.
+        // A generated Python module of the protocol.
         if !rest[..end].contains("_pb2") {
             found.insert((rest[..end].to_owned(), is_beginning));
         }
@@ -313,7 +313,7 @@ fn named(text: &str) -> BTreeSet<(String, bool)> {
     found
 }
 
-/// Texts for people and for their tools.
+/// Documentation, dashboards, alerts and the status page.
 fn texts() -> Result<Vec<PathBuf>> {
     let mut found = files_under(["docs", "deploy"])?;
     let more = [
@@ -345,15 +345,15 @@ fn files_under<const N: usize>(dirs: [&str; N]) -> Result<Vec<PathBuf>> {
 }
 
 #[test]
-fn metric_that_a_text_names_exists() -> Result<()> {
+fn metrics_named_in_texts_exist() -> Result<()> {
     let page = fs::read_to_string(root().join(PAGE))?;
     for path in texts()? {
-        // What is not text names nothing.
+        // Binary files name no metrics.
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
         for (name, is_beginning) in named(&text) {
-            // Some values of labels begin like a metric.
+            // Some label values look like metrics.
             let is_value = page.contains(&format!("`{name}`"));
             let begins = || documented().keys().any(|known| known.starts_with(&name));
             ensure!(
@@ -366,23 +366,23 @@ fn metric_that_a_text_names_exists() -> Result<()> {
     Ok(())
 }
 
-/// What a source reads by its name alone must be there to be read: what is missing would count as nothing.
+/// Sources that read a metric by name would count a missing metric as 0.
 #[test]
-fn metric_that_a_source_names_exists() -> Result<()> {
+fn metrics_named_in_sources_exist() -> Result<()> {
     let page = fs::read_to_string(root().join(PAGE))?;
     let ours = [
         "bench", "consumer", "demo", "launcher", "producer", "runtime", "trials",
     ];
     for path in files_under(ours)? {
-        // This file has some that are none.
+        // This file contains names that do not exist.
         if path.extension().is_none_or(|it| it != "rs") || path.ends_with("tools/metrics_page.rs") {
             continue;
         }
         let source = fs::read_to_string(&path)?;
         let literals = source.split('"').skip(1);
         let first = literals.filter_map(|it| it.split(['{', ' ']).next());
-        // Groups of the page go by how names begin.
-        let has_groups = path.ends_with("tools/metrics_page/words.rs");
+        // Groups match prefixes of names.
+        let has_groups = path.ends_with("tools/metrics_page/notes.rs");
         let begins = |name: &String| documented().keys().any(|known| known.starts_with(name));
         for (name, is_beginning) in first.flat_map(named) {
             ensure!(
@@ -399,7 +399,7 @@ fn metric_that_a_source_names_exists() -> Result<()> {
 }
 
 #[test]
-fn names_are_found_in_a_text() {
+fn metric_names_are_found_in_a_text() {
     let text =
         "`producer_a_total{x=\"consumer_b\"}` /etc/producer_c $producer_d producer_e_… producer_f*";
     let found: Vec<_> = named(text).into_iter().collect();

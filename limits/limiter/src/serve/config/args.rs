@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use runtime::{
-    rate_limit::Fields,
+    rate_limit::HeaderFormat,
     settings::{CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
@@ -67,7 +67,7 @@ pub(super) struct ApiArgs {
         default_value = "x-ratelimit",
         hide_short_help = true
     )]
-    pub(super) ratelimit_fields: Fields,
+    pub(super) ratelimit_fields: HeaderFormat,
 
     /// Maximum number of connections. Each processes one request at a time
     #[arg(
