@@ -151,7 +151,7 @@ impl MaintenanceTask {
             Some(owner) => {
                 tracing::info!(owner, "another consumer owns maintenance of this store");
                 self.metrics.show_overdue(&BTreeMap::new());
-                self.metrics.sweep_left.set(0);
+                self.metrics.sweep_remaining.set(0);
             }
             None => tracing::info!("this consumer owns maintenance of this store now"),
         }

@@ -1,34 +1,33 @@
-//! The buckets of histograms: what is finest where.
+//! Bucket bounds of histograms.
 
-/// Seconds of a request at the edge. Finest where it is when all is well: one that comes alone takes 10 µs, and of many that
-/// come together each waits for the last.
+/// Seconds of a sync request. Finest in the normal range: a single request takes 10 µs, and requests of one read wait for the
+/// last of them.
 pub const REQUEST_SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
 ];
 
-/// Seconds of a cookie's way to the node and into the store. Finest where cookies arrive when all is well: after one to three
-/// times a chunk's age of 10 ms.
+/// Seconds from acceptance to the node or the store. Finest in the normal range: one to three times the chunk age of 10 ms.
 pub const DELIVERY_SECONDS: &[f64] = &[
     0.001, 0.002, 0.005, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.05, 0.075, 0.1, 0.15,
     0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
 ];
 
-/// Cookies of a batch.
+/// Cookies per batch.
 pub const BATCH_COOKIES: &[f64] = &[
     1.0, 10.0, 100.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 1e6,
 ];
 
-/// Seconds of the compaction of a collection.
+/// Seconds to compact a collection.
 pub const COMPACTION_SECONDS: &[f64] = &[
     0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0,
 ];
 
-/// Seconds that a cookie waits for its limits. None, when all is well; else up to the maximum wait, or as a dead letter for longer.
+/// Seconds that a cookie waits for its limit: up to the maximum wait, or longer as a dead letter.
 pub const SHAPING_DELAY_SECONDS: &[f64] = &[
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 300.0, 3600.0,
 ];
 
-/// Of what a limiter does while somebody waits: 25 µs to 10 s.
+/// Seconds of limiter requests: 25 µs to 10 s.
 pub const LIMITER_SECONDS: &[f64] = &[
     0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.25, 1.0, 10.0,
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_rise() {
+    fn bounds_are_ascending() {
         for bounds in [
             REQUEST_SECONDS,
             DELIVERY_SECONDS,

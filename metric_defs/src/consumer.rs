@@ -1,10 +1,10 @@
-//! The figures of a consumer, by the part that counts them.
+//! Metrics of the consumer, by component.
 
-#![expect(missing_docs, reason = "the help of a figure is what it means")]
+#![expect(missing_docs, reason = "the help text documents the metric")]
 
 use crate::{MetricDef, buckets};
 
-// What became of cookies: the ledger.
+// The ledger: outcomes of cookies.
 
 pub const RECEIVED: MetricDef = MetricDef::counter(
     "consumer_received_total",
@@ -12,15 +12,15 @@ pub const RECEIVED: MetricDef = MetricDef::counter(
 );
 pub const WRITTEN: MetricDef = MetricDef::counter(
     "consumer_written_total",
-    "Cookies written to the store and durable.",
+    "Cookies written durably to the store.",
 );
 pub const SUPERSEDED: MetricDef = MetricDef::counter(
     "consumer_superseded_total",
-    "Cookies replaced by a newer one of the same user and DSP before they were written.",
+    "Cookies superseded by a newer one of the same user and DSP before they were written.",
 );
 pub const SUPPRESSED: MetricDef = MetricDef::counter(
     "consumer_suppressed_total",
-    "Cookies not written because they repeat the buyer uid stored within the refresh interval.",
+    "Cookies not written because their buyer uid equals the one stored within --refresh-interval.",
 );
 pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
@@ -45,22 +45,22 @@ pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",
-    "Cookies received whose fate is not durable yet.",
+    "Cookies received whose outcome is not yet durable.",
 );
 
-// What is set aside.
+// The retry queue.
 
 pub const RETRY_QUEUE_BYTES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_bytes",
-    "Bytes in the retry queue, up to 256 MiB. One DSP can use half; overflow becomes dead letters.",
+    "Size of the retry queue in bytes, up to 256 MiB. One DSP can use half; overflow becomes dead letters.",
 );
 pub const DSP_FAILING: MetricDef = MetricDef::gauge(
     "consumer_dsp_failing",
-    "1 for each DSP whose cookies the store does not take, the first 64; more are one, `other`.",
+    "1 for each of the first 64 DSPs for which the store is failing; further ones are counted as `other`.",
 )
 .by(&["dsp"]);
 
-// Each producer.
+// Per producer.
 
 pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
     "consumer_producer_connected",
@@ -69,7 +69,7 @@ pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
     "consumer_producer_lag_cookies",
-    "Cookies that this producer is known to have, by its hello or because they were received, and that are not durable here.",
+    "Cookies of this producer that are not durable here, up to the newest sequence known from its hello or received.",
 )
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
@@ -79,7 +79,7 @@ pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
     "consumer_cursor_sequence",
-    "The newest durable sequence, by producer id.",
+    "Newest durable sequence of each producer.",
 )
 .by(&["producer"]);
 
@@ -87,7 +87,7 @@ pub const CURSOR: MetricDef = MetricDef::gauge(
 
 pub const LOST: MetricDef = MetricDef::counter(
     "consumer_lost_total",
-    "Cookies a producer had and this consumer will not get, by reason.",
+    "Cookies of producers that this consumer will not receive, by reason.",
 )
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
@@ -97,7 +97,7 @@ pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes",
-    "Bytes received but not yet part of a batch.",
+    "Bytes received that are not yet part of a batch.",
 );
 pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
     "consumer_received_bytes_total",
@@ -105,19 +105,19 @@ pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const BUFFER_BYTES_MAX: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes_max",
-    "The greatest number of bytes received but not yet part of a batch since the scrape before the last.",
+    "Maximum size of the receive buffer in bytes since the last scrape but one.",
 );
 pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_limit_bytes",
-    "Bytes received but not yet part of a batch at which reading stops.",
+    "Size of the receive buffer, in bytes, at which the consumer stops reading.",
 );
 pub const RECEIVED_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_received_seconds",
-    "Time from accepted at the edge, or released if that was later, to received here, cookie by cookie.",
+    "Time per cookie from acceptance at the edge (or release from a limit, if later) to receipt.",
     buckets::DELIVERY_SECONDS,
 );
 pub const PRODUCERS_CONNECTED: MetricDef =
-    MetricDef::gauge("consumer_producers_connected", "Streams open now.");
+    MetricDef::gauge("consumer_producers_connected", "Open streams to producers.");
 pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
     "consumer_address_connected",
     "1 while the stream from this address is open.",
@@ -125,76 +125,75 @@ pub const ADDRESS_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["address"]);
 pub const STREAM_VIOLATIONS: MetricDef = MetricDef::counter(
     "consumer_stream_violations_total",
-    "Streams ended because they broke the rules of the contract, goodbyes with cookies missing included.",
+    "Streams closed because of a protocol violation, including a goodbye with missing cookies.",
 );
 pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
     "consumer_unknown_events_total",
-    "Events of a later version of the contract, skipped.",
+    "Events of later protocol versions, which are skipped.",
 );
 pub const DUPLICATE_PRODUCER_IDS: MetricDef = MetricDef::counter(
     "consumer_duplicate_producer_ids_total",
-    "Times that two producers with the same id were found to be streaming at once.",
+    "Times that two producers with the same id streamed concurrently.",
 );
 pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_uncertain_restarts_total",
-    "Restarts of producers after which it is unknown how much was lost.",
+    "Producer restarts after which the number of lost cookies is not exactly known.",
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Most cookies that may have been lost at the ends of those epochs that have a bound.",
+    "Maximum number of cookies lost in producer restarts whose loss has a bound.",
 );
 
 // Batches and the store.
 
 pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
     "consumer_dead_letters_total",
-    "Dead letters by outcome: written to the file, or failed to be.",
+    "Dead letters by outcome: written to the file, or failed.",
 )
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies accepted more than 5 minutes ahead of this machine's clock; their time was cut down.",
+    "Cookies accepted more than 5 minutes ahead of this host's clock; their time was reduced to that.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");
 pub const BATCH_COOKIES: MetricDef = MetricDef::histogram(
     "consumer_batch_cookies",
-    "Cookies of a batch.",
+    "Cookies per batch.",
     buckets::BATCH_COOKIES,
 );
 pub const FLUSH_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_flush_seconds",
-    "Time until the store had made a batch durable, retries included.",
+    "Time until the store made a batch durable, including retries.",
     buckets::DELIVERY_SECONDS,
 );
 pub const STORED_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_stored_seconds",
-    "Time from accepted at the edge, or released if that was later, to durable in the store, cookie by cookie.",
+    "Time per cookie from acceptance at the edge (or release from a limit, if later) to durable storage.",
     buckets::DELIVERY_SECONDS,
 );
-pub const STORE_ERRORS: MetricDef = MetricDef::counter(
-    "consumer_store_errors_total",
-    "Failed attempts to use the store.",
-);
-pub const STORE_UP: MetricDef = MetricDef::gauge("consumer_store_up", "1 while the store works.");
+pub const STORE_ERRORS: MetricDef =
+    MetricDef::counter("consumer_store_errors_total", "Failed store operations.");
+pub const STORE_UP: MetricDef =
+    MetricDef::gauge("consumer_store_up", "1 while the store is available.");
 pub const DSP_SLOTS: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots",
-    "DSPs that are not listed in --dsps and have a slot in the store.",
+    "DSPs with a slot in the store that are not listed in --dsps.",
 );
 pub const DSP_SLOTS_LIMIT: MetricDef = MetricDef::gauge(
     "consumer_dsp_slots_limit",
-    "Maximum number of DSPs that get a slot without being listed: --unlisted-dsps-max. Cookies of others are refused.",
+    "Maximum number of unlisted DSPs with a slot: --unlisted-dsps-max. Cookies of further DSPs are rejected.",
 );
 pub const PRODUCER_DRAINS: MetricDef = MetricDef::counter(
     "consumer_producer_drains_total",
-    "Producers that drained and of which everything before that is stored, or was declared lost.",
+    "Producer drains after which all earlier cookies are stored or declared lost.",
 );
 
 // Maintenance.
 
 pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
     "consumer_maintenance_owner",
-    "1 if this consumer runs expiry and compaction of its store, 0 if another does that shares it.",
+    "1 if this consumer owns expiry and compaction of its store, 0 if another consumer does.",
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
@@ -203,47 +202,48 @@ pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_max_seconds",
-    "The greatest of them.",
+    "Maximum of consumer_expiry_overdue_seconds over all DSPs.",
 );
-pub const EXPIRY_WINDOW_OPEN: MetricDef =
-    MetricDef::gauge("consumer_expiry_window_open", "1 while expiry may run.");
+pub const EXPIRY_WINDOW_OPEN: MetricDef = MetricDef::gauge(
+    "consumer_expiry_window_open",
+    "1 while the expiry window is open.",
+);
 pub const EXPIRY_LAST_RUN: MetricDef =
     MetricDef::gauge("consumer_expiry_last_run_unix_seconds", LAST_RUN);
 pub const COMPACTION_LAST_RUN: MetricDef =
     MetricDef::gauge("consumer_compaction_last_run_unix_seconds", LAST_RUN);
 pub const COMPACTION_WINDOW_OPEN: MetricDef = MetricDef::gauge(
     "consumer_compaction_window_open",
-    "1 while compaction may run.",
+    "1 while the compaction window is open.",
 );
 pub const EXPIRED: MetricDef = MetricDef::counter(
     "consumer_expired_total",
-    "Expired cookies found to be deleted, older values included.",
+    "Expired cookies found for deletion, including older values.",
 );
 pub const SWEPT: MetricDef = MetricDef::counter(
     "consumer_swept_total",
-    "Cookies that sweeps looked at, with --expiry sweep.",
+    "Cookies scanned by sweeps, with --expiry sweep.",
 );
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
-    "consumer_sweep_left_cookies",
-    "Cookies that the sweep of this window has yet to look at, or had when it closed; by estimate.",
+    "consumer_sweep_remaining_cookies",
+    "Estimated cookies that the sweep of this window has yet to scan, or did not scan before the window closed.",
 );
 pub const COMPACTION_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_compaction_seconds",
-    "Time the compaction of each collection took.",
+    "Time to compact a collection.",
     buckets::COMPACTION_SECONDS,
 );
 pub const COMPACTION_FREED_BYTES: MetricDef = MetricDef::counter(
     "consumer_compaction_freed_bytes_total",
-    "Bytes that compactions gave back to the file system.",
+    "Bytes reclaimed by compactions.",
 );
 pub const COMPACTIONS: MetricDef = MetricDef::counter(
     "consumer_compactions_total",
-    "Times that everything worth it was compacted, one a night.",
+    "Completed compactions of all collections that need it, one per window.",
 );
 pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "consumer_maintenance_errors_total",
-    "Expiries, compactions and deletions of cursors that failed.",
+    "Failed expiry runs, compactions and deletions of cursors.",
 );
 
-const LAST_RUN: &str =
-    "When it last ran in its window without an error, in seconds since the Unix epoch; 0 before.";
+const LAST_RUN: &str = "Time of the last run in its window without an error, in seconds since the Unix epoch; 0 if none.";

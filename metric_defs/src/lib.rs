@@ -1,10 +1,21 @@
-//! What the processes tell of themselves, each fact once: a metric's name, help, labels and buckets, and the sums that hold.
+//! Definitions of metrics (name, help, labels, buckets) and their balance equations.
 //!
-//! The code that counts a figure and the code that reads it name the same constant: the component that registers it, the programs that
-//! start the processes and scrape them, and their tests. `docs/metrics.md` is written from what is registered. What every
-//! process tells under a name that begins with its own (`<process>_build_info` and the like) is in `runtime`, which registers it ([`MetricDef::of`]).
+//! Components that register a metric, programs that scrape it, and tests use the same constant. `docs/metrics.md` is generated
+//! from the registered metrics. Metrics of every process, whose names begin with the process (`<process>_build_info`), are defined
+//! in `runtime` ([`MetricDef::of`]).
 //!
-//! Names are `<process>_<noun>_<unit>`, `_total` for what only grows, in seconds, bytes and cookies.
+//! Names are `<process>_<noun>_<unit>`, with `_total` for counters; units are seconds, bytes and cookies.
+//!
+//! ```
+//! use metric_defs::MetricDef;
+//!
+//! const DROPPED: MetricDef =
+//!     MetricDef::counter("log_lines_dropped_total", "Log lines dropped.").by(&["reason"]);
+//!
+//! let dropped = DROPPED.of("producer");
+//! assert_eq!(dropped.name, "producer_log_lines_dropped_total");
+//! assert_eq!(dropped.labels, ["reason"]);
+//! ```
 
 pub mod buckets;
 pub mod consumer;
@@ -17,56 +28,56 @@ use std::fmt;
 
 pub use equations::Equation;
 
-/// All that is said of a metric, but for its values.
+/// The definition of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MetricDef {
-    /// Its name, the unit included.
+    /// Its name, including the unit.
     pub name: &'static str,
-    /// What it says.
+    /// Its help text.
     pub help: &'static str,
-    /// How it moves.
+    /// Its type.
     pub kind: Kind,
-    /// The names of its labels.
+    /// Its label names.
     pub labels: &'static [&'static str],
 }
 
-/// How a metric moves.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// It only grows.
+    /// A value that only grows.
     Counter,
-    /// It goes up and down.
+    /// A value that rises and falls.
     Gauge,
-    /// It counts observations, those up to each of these bounds; they rise.
+    /// Counts of observations up to each of these ascending bounds.
     Histogram(&'static [f64]),
 }
 
 impl MetricDef {
-    /// A value that only grows.
+    /// A counter without labels.
     #[must_use]
     pub const fn counter(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Counter)
     }
 
-    /// A value that goes up and down.
+    /// A gauge without labels.
     #[must_use]
     pub const fn gauge(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Gauge)
     }
 
-    /// How often each of many values was observed, up to these bounds.
+    /// A histogram without labels, with these ascending bounds.
     #[must_use]
     pub const fn histogram(name: &'static str, help: &'static str, bounds: &'static [f64]) -> Self {
         Self::new(name, help, Kind::Histogram(bounds))
     }
 
-    /// The same, with a series for each combination of these labels' values.
+    /// The same metric with labels.
     #[must_use]
     pub const fn by(self, labels: &'static [&'static str]) -> Self {
         Self { labels, ..self }
     }
 
-    /// The same, of one process or port: its name begins with this. Keeps that name for the life of the process.
+    /// The same metric with a process or port as prefix of its name. Leaks the new name.
     #[must_use]
     pub fn of(self, prefix: &str) -> Self {
         let name = format!("{prefix}_{}", self.name).leak();
@@ -83,14 +94,14 @@ impl MetricDef {
     }
 }
 
-/// Its name.
+/// Displays the name.
 impl fmt::Display for MetricDef {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name)
     }
 }
 
-/// Its name, which is all that a reader needs of it.
+/// The name, for functions that read samples.
 impl AsRef<str> for MetricDef {
     fn as_ref(&self) -> &str {
         self.name

@@ -1,6 +1,6 @@
-//! What a process uses of the machine, under the names that Prometheus' client libraries agree on.
+//! Resource usage of a process, under the standard names of the Prometheus client libraries.
 
-#![expect(missing_docs, reason = "the help of a figure is what it means")]
+#![expect(missing_docs, reason = "the help text documents the metric")]
 
 use crate::MetricDef;
 

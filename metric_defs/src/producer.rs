@@ -1,24 +1,24 @@
-//! The figures of a producer, by the part that counts them.
+//! Metrics of the producer, by component.
 
-#![expect(missing_docs, reason = "the help of a figure is what it means")]
+#![expect(missing_docs, reason = "the help text documents the metric")]
 
 use crate::{MetricDef, buckets};
 
-// Requests at the edge.
+// Sync requests.
 
 pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
     "producer_edge_requests_total",
-    "Requests of the edge by outcome; of every outcome but \"accepted\" nothing is left.",
+    "Sync requests by outcome. Only accepted requests add a cookie.",
 )
 .by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "producer_edge_request_seconds",
-    "Time from reading a request to producing its response, for all outcomes.",
+    "Time from reading a sync request to producing its response, for all outcomes.",
     buckets::REQUEST_SECONDS,
 );
 pub const DSP_COOKIES: MetricDef = MetricDef::counter(
     "producer_dsp_cookies_total",
-    "Sync requests by DSP and outcome: accepted, or why they were rejected.",
+    "Sync requests by DSP and outcome: accepted, or the reason of the rejection.",
 )
 .by(&["dsp", "outcome"]);
 
@@ -30,23 +30,24 @@ pub const APPENDED: MetricDef = MetricDef::counter(
 );
 pub const LOG_SEALED_BYTES: MetricDef = MetricDef::counter(
     "producer_log_sealed_bytes_total",
-    "Bytes of sealed chunks since start, each counted once.",
+    "Bytes of sealed chunks since start, each chunk counted once.",
 );
-pub const LOG_BYTES: MetricDef = MetricDef::gauge("producer_log_bytes", "Bytes the log holds.");
+pub const LOG_BYTES: MetricDef =
+    MetricDef::gauge("producer_log_bytes", "Size of the log in bytes.");
 pub const LOG_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_log_limit_bytes",
     "Maximum size of the log in bytes.",
 );
-pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks the log holds.");
+pub const LOG_CHUNKS: MetricDef = MetricDef::gauge("producer_log_chunks", "Chunks in the log.");
 pub const LOG_COOKIES: MetricDef =
-    MetricDef::gauge("producer_log_cookies", "Sealed cookies the log holds.");
+    MetricDef::gauge("producer_log_cookies", "Sealed cookies in the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
     "Age of the oldest chunk in the log. A subscriber that is disconnected for less than this loses nothing, unless --queue-cookies is reached first.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks sealed since start: because they were full, because they were old, or at the end.",
+    "Chunks sealed since start, by reason: size (full), age, or drain.",
 )
 .by(&["reason"]);
 
@@ -56,11 +57,11 @@ const SUBSCRIBER: &[&str] = &["subscriber", "call"];
 
 pub const SUBSCRIBER_LIMIT: MetricDef = MetricDef::gauge(
     "producer_subscriber_limit_cookies",
-    "How far a subscriber may be behind before its oldest cookies are lost, though the log may hold more.",
+    "Maximum lag of a subscriber in cookies. Beyond it the subscriber loses its oldest cookies, even if the log still has them.",
 );
 pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
     "producer_subscriber_connected",
-    "1 while a stream of the subscriber is open.",
+    "1 while the subscriber has an open stream.",
 )
 .by(SUBSCRIBER);
 pub const LAG: MetricDef = MetricDef::gauge(
@@ -70,17 +71,17 @@ pub const LAG: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies_max",
-    "The greatest lag in cookies since the scrape before the last.",
+    "Maximum lag of the subscriber in cookies since the last scrape but one.",
 )
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_seconds",
-    "Age of the oldest sealed cookie that the subscriber's stream has not taken yet and the log still holds.",
+    "Age of the oldest sealed cookie in the log that was not yet handed to the subscriber's stream.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_APPENDED: MetricDef = MetricDef::counter(
     "producer_subscriber_appended_cookies_total",
-    "Cookies in the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
+    "Cookies appended to the log since the subscriber joined: delivered - undelivered + lost - recovered + queued.",
 )
 .by(SUBSCRIBER);
 pub const DELIVERED: MetricDef = MetricDef::counter(
@@ -90,22 +91,22 @@ pub const DELIVERED: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const REDELIVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_redelivered_cookies_total",
-    "Cookies handed to the subscriber's stream again after it came back.",
+    "Cookies handed to the subscriber's stream again after a reconnect.",
 )
 .by(SUBSCRIBER);
 pub const UNDELIVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_undelivered_cookies_total",
-    "Cookies counted as delivered that never arrived and are counted as lost since.",
+    "Cookies counted as delivered that never arrived and are now counted as lost.",
 )
 .by(SUBSCRIBER);
 pub const RECOVERED: MetricDef = MetricDef::counter(
     "producer_subscriber_recovered_cookies_total",
-    "Cookies counted as lost that were delivered after all, to an older cursor.",
+    "Cookies counted as lost that were delivered later, to an older cursor.",
 )
 .by(SUBSCRIBER);
 pub const QUEUED: MetricDef = MetricDef::gauge(
     "producer_subscriber_queued_cookies",
-    "Cookies in the log, sealed or not, that are neither delivered nor lost yet.",
+    "Cookies in the log, sealed or not, that are neither delivered to the subscriber nor lost.",
 )
 .by(SUBSCRIBER);
 pub const SENT_BYTES: MetricDef = MetricDef::counter(
@@ -115,7 +116,7 @@ pub const SENT_BYTES: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const STREAMS: MetricDef = MetricDef::counter(
     "producer_subscriber_streams_total",
-    "Streams the subscriber opened.",
+    "Streams opened by the subscriber.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
@@ -125,12 +126,12 @@ pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
     "producer_subscriber_disconnects_total",
-    "Streams of the subscriber that were cut off because too many bytes were in flight on all streams.",
+    "Streams of the subscriber closed because the bytes in flight on all streams exceeded their limit.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_LOST: MetricDef = MetricDef::counter(
     "producer_subscriber_lost_cookies_total",
-    "Cookies the subscriber will not get, by reason.",
+    "Cookies that the subscriber will not receive, by reason.",
 )
 .by(&["subscriber", "call", "reason"]);
 pub const RESUMES: MetricDef = MetricDef::counter(
@@ -145,10 +146,10 @@ pub const SUBSCRIBERS_WITHOUT_SERIES: MetricDef = MetricDef::gauge(
 
 pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
     "producer_streams_without_age_support",
-    "Open streams whose readers do not say that they act on the age of cookies.",
+    "Open streams whose clients do not support cookie ages.",
 );
 
-// Bytes in flight, and what is refused.
+// Bytes in flight and rejected calls.
 
 pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_bytes",
@@ -156,43 +157,43 @@ pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
 );
 pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_limit_bytes",
-    "Bytes in flight above which the slowest subscribers are cut off.",
+    "Bytes in flight above which the slowest subscribers are disconnected.",
 );
 pub const CALLS_REFUSED: MetricDef = MetricDef::counter(
     "producer_grpc_calls_refused_total",
-    "Calls refused because there were too many a second or they held too much.",
+    "gRPC calls rejected by reason: too many per second, or too much memory in use by calls.",
 )
 .by(&["reason"]);
 pub const CALLS_BYTES: MetricDef = MetricDef::gauge(
     "producer_grpc_calls_bytes",
-    "Bytes charged to calls that are not streams, unfinished requests among them; 16 MiB at most.",
+    "Bytes charged to gRPC calls other than streams, including incomplete requests; at most 16 MiB.",
 );
 pub const STREAMS_REFUSED: MetricDef = MetricDef::counter(
     "producer_streams_refused_total",
-    "Calls for a stream that were answered with an error, by its gRPC code.",
+    "Stream requests rejected, by gRPC status code.",
 )
 .by(&["code"]);
 pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
     "producer_token_refusals_total",
-    "Calls rejected because of a missing or invalid token.",
+    "gRPC calls rejected because of a missing or invalid token, by reason.",
 )
 .by(&["reason"]);
 
-// Its epoch history.
+// Epoch history.
 
 pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
     "producer_epoch_history_recorded",
     "1 while the epoch history records this producer's progress, so that losses from a crash can be bounded.",
 );
 
-// Limits of DSPs.
+// DSP limits.
 
 const LIMIT: &[&str] = &["limit"];
 const LEASE_STATE: &[&str] = &["state"];
 
 pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
     "producer_limits_accepted_cookies_total",
-    "Cookies accepted under the limit: released + superseded + dropped + spooled + waiting + dead + parked.",
+    "Cookies accepted under the limit: released + superseded + dropped + spooled + queued + dead + parked.",
 )
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
@@ -202,7 +203,7 @@ pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
     "producer_limits_superseded_cookies_total",
-    "Held cookies superseded by a newer one of the same user and DSP.",
+    "Queued cookies superseded by a newer one of the same user and DSP.",
 )
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
@@ -212,7 +213,7 @@ pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
     "producer_limits_spooled_cookies_total",
-    "Cookies kept in the file of --limits-spool for the next start.",
+    "Cookies saved at shutdown to the file of --limits-spool for the next start.",
 )
 .by(LIMIT);
 pub const SHAPING_QUEUED: MetricDef = MetricDef::gauge(
@@ -227,22 +228,22 @@ pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
-    "Dead letters that were requeued too often: held until the limits change or the producer restarts.",
+    "Parked cookies: dead letters that reached max_requeues, held until the limits change or the producer restarts.",
 )
 .by(LIMIT);
 pub const SHAPING_BYTES: MetricDef = MetricDef::gauge(
     "producer_limits_queue_bytes",
-    "Memory of the cookies that wait, are dead or are parked.",
+    "Memory of queued cookies, dead letters and parked cookies, in bytes.",
 )
 .by(LIMIT);
 pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
     "producer_limits_oldest_seconds",
-    "Age of the oldest cookie that waits, is dead or is parked, since it was accepted.",
+    "Time since acceptance of the oldest queued cookie, dead letter or parked cookie.",
 )
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies over a rule, each once: delayed, or refused because the wait exceeds the maximum. Policed: always refused. Observed: refused if police would drop it.",
+    "Accepted cookies that exceeded a rule, each once, by outcome: delayed, or refused because the wait exceeds the maximum. In police mode always refused; in observe mode refused if police would drop them.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
@@ -257,21 +258,21 @@ pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DELAY: MetricDef = MetricDef::histogram(
     "producer_limits_delay_seconds",
-    "Time from a cookie accepted to its release in turn.",
+    "Time from acceptance of a cookie to its scheduled release.",
     buckets::SHAPING_DELAY_SECONDS,
 )
 .by(LIMIT);
 pub const SHAPING_VERSION: MetricDef = MetricDef::gauge(
     "producer_limits_version",
-    "Version of the file of limits in force: 1 at the start, one more for each that replaced it.",
+    "Version of the active limits file: 1 at start, incremented by each reload.",
 );
 pub const SHAPING_REFUSED_VERSION: MetricDef = MetricDef::gauge(
     "producer_limits_version_refused",
-    "1 while the newest version of the file of limits is refused, and an older one is in force.",
+    "1 while the newest version of the limits file is rejected and the previous one stays active.",
 );
 pub const SHARING_SHARE: MetricDef = MetricDef::gauge(
     "producer_limit_share",
-    "Part of a shared limit that this producer may use now.",
+    "Fraction of a shared limit that this producer may use now.",
 )
 .by(LIMIT);
 pub const SHARING_SUM: MetricDef = MetricDef::gauge(
@@ -281,10 +282,10 @@ pub const SHARING_SUM: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHARING_STATE: MetricDef = MetricDef::gauge(
     "producer_limits_lease",
-    "1 for the state in which this producer's shares are, 0 for the others.",
+    "State of this producer's shares: 1 for the current state, 0 for the others.",
 )
 .by(LEASE_STATE);
 pub const SHARING_MISSED: MetricDef = MetricDef::counter(
     "producer_limits_lease_missed_total",
-    "Requests to the shared-limits server that timed out.",
+    "Requests to the server of shared limits that timed out.",
 );

@@ -33,7 +33,7 @@ pub struct Maintenance {
     /// Cookies that sweeps looked at.
     pub swept: IntCounter,
     /// Cookies that the sweep has yet to look at.
-    pub sweep_left: IntGauge,
+    pub sweep_remaining: IntGauge,
     /// Seconds of the compaction of each collection.
     pub compaction_seconds: Histogram,
     /// Bytes that compactions gave back.
@@ -58,7 +58,7 @@ impl Maintenance {
             compaction_open: registry.add(consumer::COMPACTION_WINDOW_OPEN)?,
             expired: registry.add(consumer::EXPIRED)?,
             swept: registry.add(consumer::SWEPT)?,
-            sweep_left: registry.add(consumer::SWEEP_REMAINING)?,
+            sweep_remaining: registry.add(consumer::SWEEP_REMAINING)?,
             compaction_seconds: registry.add(consumer::COMPACTION_SECONDS)?,
             compaction_freed_bytes: registry.add(consumer::COMPACTION_FREED_BYTES)?,
             compactions: registry.add(consumer::COMPACTIONS)?,
@@ -71,7 +71,7 @@ impl Maintenance {
         self.swept.inc_by(swept.looked);
         self.expired.inc_by(swept.deleted);
         if let Some(left) = swept.left {
-            self.sweep_left.set(gauge_value(left));
+            self.sweep_remaining.set(gauge_value(left));
         }
     }
 

@@ -43,10 +43,14 @@ impl Spool {
     /// When another process has locked it, or its directory is not writable.
     pub(crate) fn lock(path: PathBuf) -> io::Result<Self> {
         let lock =
-            FileLock::acquire(create(&with_suffix(&path, ".lock"))?).map_err(|error| match error {
-                fs::TryLockError::WouldBlock => io::Error::other("another process uses this spool"),
-                fs::TryLockError::Error(error) => error,
-            })?;
+            FileLock::acquire(create(&with_suffix(&path, ".lock"))?).map_err(
+                |error| match error {
+                    fs::TryLockError::WouldBlock => {
+                        io::Error::other("another process uses this spool")
+                    }
+                    fs::TryLockError::Error(error) => error,
+                },
+            )?;
         Ok(Self {
             path,
             _lock: Arc::new(lock),

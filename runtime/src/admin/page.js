@@ -212,7 +212,7 @@ const PROGRAMS = {
         ["expiry window open", now("consumer_expiry_window_open"), yesNo],
         ["last expiry", now("consumer_expiry_last_run_unix_seconds"), moment],
         ["expired cookies", now("consumer_expired_total"), whole],
-        ["left to sweep", now("consumer_sweep_left_cookies"), short],
+        ["left to sweep", now("consumer_sweep_remaining_cookies"), short],
         ["swept a second", perSecond("consumer_swept_total"), rate],
         ["oldest is overdue by", now("consumer_expiry_overdue_max_seconds"), time],
         ["compaction window open", now("consumer_compaction_window_open"), yesNo],

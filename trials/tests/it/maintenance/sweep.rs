@@ -136,7 +136,7 @@ async fn cookie_refreshed_during_a_sweep_is_never_lost() -> Result<()> {
         "the metrics report the end of the sweep",
         async || {
             let metrics = &maintenance.metrics;
-            Ok(metrics.sweep_left.get() == 0 && metrics.expired.get() > 0)
+            Ok(metrics.sweep_remaining.get() == 0 && metrics.expired.get() > 0)
         },
     )
     .await?;
@@ -191,7 +191,7 @@ async fn sweep_that_outlasts_its_window_restarts_in_the_next() -> Result<()> {
     let scanned = maintenance.metrics.swept.get();
     let is_swept = is_swept(&server, "17.cookies").await?;
     ensure!(
-        !is_swept && maintenance.metrics.sweep_left.get() > 0,
+        !is_swept && maintenance.metrics.sweep_remaining.get() > 0,
         "{scanned}"
     );
     let remaining = server

@@ -313,7 +313,7 @@ async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Res
     let of_node = faults.iter().filter(|fault| {
         fault
             .as_str()
-            .is_some_and(|it| it.starts_with("node-1 ended"))
+            .is_some_and(|it| it.starts_with("node-1 exited"))
     });
     ensure!(of_node.count() == 1, "{outcome:#}");
     let steps = outcome["steps"].as_array().context("steps")?;

@@ -1,6 +1,7 @@
-//! What the page of metrics says that no registry knows: its groups, labels that can be anything, and notes.
+//! Contents of the metrics page that the registry does not provide: groups, descriptions of label values, and notes.
 
-/// What is registered by the source file or directory `file`, of names that begin with `prefix`; the first group that fits takes it.
+/// Metrics registered in the source file or directory `file` whose names begin with `prefix`. A metric belongs to the first matching
+/// group.
 pub(super) struct Group {
     pub(super) title: &'static str,
     pub(super) file: &'static str,
@@ -25,18 +26,18 @@ pub(super) const GROUPS: &[Group] = &[
     ),
     group("Log", "producer/src/metrics.rs", ""),
     group("In-flight bytes", "producer/src/streams/in_flight.rs", ""),
-    group("Calls refused", "producer/src/server/call_rates.rs", ""),
-    group("Streams refused", "producer/src/streams/refusals.rs", ""),
+    group("Rejected calls", "producer/src/server/call_rates.rs", ""),
+    group("Rejected streams", "producer/src/streams/refusals.rs", ""),
     group("Tokens", "producer/src/security/tokens.rs", ""),
     group("Epoch history", "producer/src/epoch_history.rs", ""),
-    group("Limits of DSPs", "producer/src/shaping/metrics.rs", ""),
-    group("What became of cookies", "consumer/src/ledger.rs", ""),
+    group("DSP limits", "producer/src/shaping/metrics.rs", ""),
+    group("Cookie outcomes", "consumer/src/ledger.rs", ""),
     group(
         "Retry queue and failing DSPs",
         "consumer/src/metrics/retry_queue.rs",
         "",
     ),
-    group("Each producer", "consumer/src/metrics/producers.rs", ""),
+    group("Per producer", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
     group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
@@ -53,7 +54,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("Process", "runtime/src/metrics", ""),
 ];
 
-/// The values of a label, of one metric or of all.
+/// The values of a label, for one metric or for all.
 pub(super) struct Label {
     pub(super) metric: &'static str,
     pub(super) label: &'static str,
@@ -69,18 +70,18 @@ const fn label(metric: &'static str, label: &'static str, values: &'static str) 
 }
 
 pub(super) const LABELS: &[Label] = &[
-    label("", "subscriber", "its name"),
-    label("", "producer", "its id"),
+    label("", "subscriber", "name"),
+    label("", "producer", "producer id"),
     label("", "address", "IP address and port of a producer"),
-    label("", "version", "of the program"),
-    label("", "commit", "it was built from, or `unknown`"),
-    label("", "profile", "of the build: `dist` is what ships"),
-    label("", "dsp", "a DSP's number, `other`, `none`"),
-    label("", "limit", "its name in the file of `--limits`"),
+    label("", "version", "program version"),
+    label("", "commit", "commit of the build, or `unknown`"),
+    label("", "profile", "build profile: `dist` for releases"),
+    label("", "dsp", "DSP id, `other`, `none`"),
+    label("", "limit", "name in the limits file"),
     label(
         "",
         "rule",
-        "its `id` in the file; of a limit of every call with that limit's name, as in `whole/intake`",
+        "its `id` in the limits file; for a rule of a global limit with the name of the limit, such as `total/intake`",
     ),
     label(
         "limiter_shared_decisions_total",
@@ -99,19 +100,19 @@ pub(super) const LABELS: &[Label] = &[
     ),
 ];
 
-/// By metric.
+/// Notes by metric.
 pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_edge_request_seconds",
-        "Measured once for all requests that one read brought, from then until their cookies are in the log and their answers \
-         made: each of them counts with that time. What waits unread is not in it, nor is the network, or a client that \
-         does not read.",
+        "Measured once for all requests of one read, until their cookies are in the log and their responses are produced; \
+         each request counts with this time. Excludes unread data, the network, and clients that do not read.",
     ),
     (
         "producer_dsp_cookies_total",
-        "DSPs of `--dsps` have a series from the start, and all others are `other`, `unknown_dsp` where `--unknown-dsps` refuses \
-         them. Without `--dsps` DSPs have one as they first come, until there are `--dsp-series-max`; the rest is `other`. `none` are requests whose DSP is not readable. The sum over DSPs of an outcome is that of \
-         `producer_edge_requests_total`.",
+        "DSPs of `--dsps` have a series from the start. All others are counted as `other`, or as `unknown_dsp` if \
+         `--unknown-dsps` rejects them. Without `--dsps`, each new DSP gets a series, up to `--dsp-series-max`; the rest is \
+         `other`. `none` are requests without a readable DSP id. The sum over all DSPs equals \
+         `producer_edge_requests_total`, by outcome.",
     ),
     (
         "producer_log_retained_seconds",
@@ -119,88 +120,90 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_log_chunks_sealed_total",
-        "Mostly `size` under load, mostly `age` without; `drain` is what was open when the process was told to stop.",
+        "Mostly `size` under load and `age` otherwise; `drain` is the open chunk at shutdown.",
     ),
     (
         "producer_subscriber_lag_cookies_max",
-        "Each scrape begins an interval, and this is the greatest of the last two: so two that scrape equally often both see \
-         every peak, and one alone sees it twice.",
+        "The maximum of the last two intervals between scrapes, so that two alternating scrapers both see every peak; a single \
+         one sees it twice.",
     ),
     (
         "producer_subscriber_lag_seconds",
-        "0 when the stream has all that is sealed.",
+        "0 if the stream has all sealed cookies.",
     ),
     (
         "producer_subscriber_resumes_total",
-        "`fresh`: nothing was known of it. `resumed`: exactly where it stood, or a little before. `resumed_with_gap`: something \
-         after that is gone. `new_epoch`: its cursor is of another epoch of this producer.",
+        "`fresh`: unknown subscriber. `resumed`: from its position, or slightly before. `resumed_with_gap`: some cookies after \
+         its position are gone. `new_epoch`: its cursor is from another epoch of this producer.",
     ),
     (
         "producer_subscriber_appended_cookies_total",
-        "Holds in every scrape.",
+        "The equation holds in every scrape.",
     ),
     (
         "producer_streams_without_age_support",
-        "They receive the same cookies as all others. A store that one of them fills may keep a cookie that waited for its limit in place of a newer one.",
+        "They receive the same cookies. Their stores may keep a delayed cookie in place of a newer one.",
     ),
     (
         "consumer_received_seconds",
-        "From the time of its chunk. The age of a cookie, which is what it had waited before, is not in it, nor in \
-         `consumer_stored_seconds`: so waiting for a release does not look like a slow node.",
+        "Measured from the time of the chunk. Excludes the cookie's age, which is its delay by a limit; so do \
+         `consumer_stored_seconds`. Delays by limits therefore do not look like a slow node.",
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Holds in every scrape. No metric of limits has values without `--limits`. A limit that the file does not name any more has its series \
-         until it holds no cookies.",
+        "The equation holds in every scrape. Without `--limits`, metrics of limits have no values. A limit that was removed from \
+         the file keeps its series until it holds no cookies.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
-        "The rule is the one that was to be waited for longest. A cookie that is sent back and asks again does not count again.",
+        "The rule is the one with the longest wait. A deferred cookie is not counted again.",
     ),
     (
         "producer_limits_delay_seconds",
-        "0 for what did not have to wait; not measured of what was released early.",
+        "0 for cookies that did not wait; excludes cookies released early.",
     ),
     (
         "producer_limit_share",
-        "No metric of shares has values unless the file of `--limits` has `[sharing]`.",
+        "Metrics of shares have values only if the limits file has `[sharing]`.",
     ),
     (
         "limiter_shared_decisions_total",
-        "No value unless the file of `--limits` has `[sharing]` with `mode = \"exact\"`.",
+        "Has values only if the limits file has `[sharing]` with `mode = \"exact\"`.",
     ),
     (
         "producer_limits_oldest_seconds",
-        "Not bounded by `max_age`, as dead letters are in it.",
+        "Can exceed `max_age`, because it includes dead letters.",
     ),
-    ("consumer_received_total", "Holds in every scrape."),
+    (
+        "consumer_received_total",
+        "The equation holds in every scrape.",
+    ),
     (
         "consumer_producer_connected",
-        "Shown while an address leads to the producer; at most 256 producers are shown.",
+        "Has a series while an address leads to the producer, for at most 256 producers.",
     ),
     (
         "consumer_producer_lag_cookies",
-        "What the producer has got since the stream began, and not sent yet, only it knows: see \
+        "Excludes cookies that the producer accepted after the stream began and has not sent: see \
          `producer_subscriber_lag_cookies`.",
     ),
     (
         "consumer_clock_skew_seconds",
-        "Received minus accepted holds both the difference of the two clocks and the delay, so the least of it is an upper bound of \
-         the difference, too great by the least delay: 0.01 to 0.03 with default settings and equal clocks. Negative means \
-         that the producer's clock is ahead, by at least that much. Much greater means that it is behind, that the stream is \
-         catching up, or that the producer's clock was set back (its times never decrease). Unknown, and not shown, \
-         when nothing came for two minutes.",
+        "Receipt minus acceptance is the clock difference plus the delay, so its minimum exceeds the difference by the minimum \
+         delay: 0.01 to 0.03 with default settings and equal clocks. Negative: the producer's clock is ahead by at least this. \
+         Much larger: its clock is behind, the stream is catching up, or the clock was set back (times in the stream never \
+         decrease). No value if nothing arrived for two minutes.",
     ),
     (
         "consumer_buffer_bytes_max",
-        "See `producer_subscriber_lag_cookies_max` for the intervals.",
+        "For the intervals see `producer_subscriber_lag_cookies_max`.",
     ),
     (
         "consumer_compaction_seconds",
-        "Its count is that of collections compacted.",
+        "The count is the number of collections compacted.",
     ),
     (
         "consumer_expired_total",
-        "In MongoDB with an index, none: the server counts them as `metrics.ttl.deletedDocuments`.",
+        "0 in MongoDB with `--expiry index`: the server counts deletions as `metrics.ttl.deletedDocuments`.",
     ),
 ];
