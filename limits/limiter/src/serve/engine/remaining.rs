@@ -43,7 +43,7 @@ impl Engine {
         let most = algorithm.max_burst();
         Some(Quota {
             policy: rule.binding.to_string(),
-            most,
+            limit: most,
             window: Duration::from_nanos(algorithm.mean_rate().nanos_of(most)),
             remaining,
             reset: Duration::from_nanos(more_at.saturating_sub(now)),
