@@ -2,8 +2,8 @@
 
 usage: client.py ADDRESS EXPECTED.json GENERATED_DIR
 
-EXPECTED.json: a list of [user id, DSP id, buyer uid] that the log holds from sequence 1 on. Prints one line
-`ready` once GetCookies is open; the cookies must be sent after that.
+EXPECTED.json: a list of [user id, DSP id, buyer uid], which the log contains from sequence 1 on. Prints the line `ready`
+once GetCookies is open. The cookies must be sent after that.
 """
 
 import json
@@ -20,7 +20,7 @@ from cookiesync.v1 import cookiesync_pb2 as pb  # noqa: E402
 from cookiesync.v1 import cookiesync_pb2_grpc as rpc  # noqa: E402
 
 SERVICE = "cookiesync.v1.CookieStreamer"
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 def triple(cookie):
@@ -30,7 +30,7 @@ def triple(cookie):
 def check_health(channel):
     stub = health_pb2_grpc.HealthStub(channel)
     for service in ("", SERVICE):
-        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_SECONDS)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING, (service, answer)
 
 
@@ -40,22 +40,22 @@ def check_reflection(channel):
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
     ]
-    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE_SECONDS)
+    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=TIMEOUT_SECONDS)
     services = {service.name for service in listed.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= services, services
     assert described.file_descriptor_response.file_descriptor_proto, described
 
 
 def read_cookies(stream, expected):
-    for number, wanted in enumerate(expected):
-        got = triple(next(stream))
-        assert got == wanted, (number, got, wanted)
+    for number, cookie in enumerate(expected):
+        received = triple(next(stream))
+        assert received == cookie, (number, received, cookie)
     stream.cancel()
 
 
 def read_events(stub, expected):
     request = pb.SubscribeRequest(subscriber="python-subscribe", start=pb.START_POSITION_OLDEST)
-    stream = stub.Subscribe(request, timeout=PATIENCE_SECONDS)
+    stream = stub.Subscribe(request, timeout=TIMEOUT_SECONDS)
     hello = next(stream)
     assert hello.WhichOneof("event") == "hello", hello
     assert hello.hello.outcome == pb.RESUME_OUTCOME_FRESH, hello
@@ -75,14 +75,14 @@ def read_events(stub, expected):
     stream.cancel()
 
 
-def check_refusal(stub):
+def check_rejection(stub):
     for call, request in (
         (stub.GetCookies, pb.GetCookiesRequest()),
         (stub.Subscribe, pb.SubscribeRequest()),
     ):
         try:
-            next(call(request, timeout=PATIENCE_SECONDS))
-            raise AssertionError("an empty name was taken")
+            next(call(request, timeout=TIMEOUT_SECONDS))
+            raise AssertionError("an empty name was accepted")
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, error
 
@@ -91,12 +91,12 @@ def main():
     with open(expected_path, encoding="utf-8") as file:
         expected = [tuple(cookie) for cookie in json.load(file)]
     with grpc.insecure_channel(address) as channel:
-        grpc.channel_ready_future(channel).result(timeout=PATIENCE_SECONDS)
+        grpc.channel_ready_future(channel).result(timeout=TIMEOUT_SECONDS)
         check_health(channel)
         check_reflection(channel)
         stub = rpc.CookieStreamerStub(channel)
-        check_refusal(stub)
-        cookies = stub.GetCookies(pb.GetCookiesRequest(host="python"), timeout=PATIENCE_SECONDS)
+        check_rejection(stub)
+        cookies = stub.GetCookies(pb.GetCookiesRequest(host="python"), timeout=TIMEOUT_SECONDS)
         cookies.initial_metadata()
         print("ready", flush=True)
         read_cookies(cookies, expected)

@@ -238,12 +238,12 @@ async fn random_faults_lose_only_undelivered_cookies_of_killed_producers() -> Re
             "--fault=drop-outbound-node=6s",
         ]);
     }
-    let ended = Run::trials(&args).await?.end().await?;
-    ended.expect(0)?;
-    let events = ended.outcome["events"].as_array().context("events")?.len();
+    let result = Run::trials(&args).await?.finish().await?;
+    result.expect_exit(0)?;
+    let events = result.report["events"].as_array().context("events")?.len();
     // The number also depends on the duration of each fault, and on whether networks can be partitioned.
-    ensure!(events > 4, "{}", ended.outcome["events"]);
-    ensure!(ended.verified("missing") + ended.verified("wrong") == 0);
-    ensure!(ended.verified("stored") > 1_000);
+    ensure!(events > 4, "{}", result.report["events"]);
+    ensure!(result.verified("missing") + result.verified("wrong") == 0);
+    ensure!(result.verified("stored") > 1_000);
     Ok(())
 }

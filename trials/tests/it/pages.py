@@ -1,9 +1,10 @@
-"""Looks at a producer's and a consumer's status page in a real Chromium, over its debugging protocol.
+"""Checks the status pages of a producer and a consumer in a real Chromium, through its DevTools protocol.
 
-pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID FOLDER: takes pictures of both pages, at 400 and
-1280 pixels, light and dark, into FOLDER. Says what is wrong and ends with 1 when a page says something on the console, asks
-anybody but its own port, is wider than the screen, moves what it shows, takes a name for HTML, or cannot look a user up.
-Needs nothing beside Python.
+usage: pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID DIR
+
+Writes screenshots of both pages to DIR, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
+with 1 if a page writes to the console, sends a request to another port, is wider than the screen, shifts its layout when it
+updates, inserts a name as HTML, or fails to look up a user. Needs only the standard library.
 """
 
 import base64
@@ -19,15 +20,15 @@ import time
 import urllib.request
 from urllib.parse import urlsplit
 
-PATIENCE = 30
+TIMEOUT_SECONDS = 30
 
 
 class WebSocket:
-    """As much of RFC 6455 as the debugging protocol needs: texts, one frame each way or several back."""
+    """The part of RFC 6455 that DevTools needs: text messages, sent in one frame and received in one or more."""
 
     def __init__(self, url):
         parts = urlsplit(url)
-        self.stream = socket.create_connection((parts.hostname, parts.port), PATIENCE)
+        self.stream = socket.create_connection((parts.hostname, parts.port), TIMEOUT_SECONDS)
         key = base64.b64encode(os.urandom(16)).decode()
         self.stream.sendall(
             f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -47,25 +48,25 @@ class WebSocket:
             head = struct.pack("!BBQ", 0x81, 0xFF, size)
         self.stream.sendall(head + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(data)))
 
-    def take(self, count):
+    def read(self, count):
         while len(self.received) < count:
             more = self.stream.recv(1 << 20)
             if not more:
-                raise EOFError("the browser is gone")
+                raise EOFError("the browser closed the connection")
             self.received += more
-        taken, self.received = self.received[:count], self.received[count:]
-        return taken
+        data, self.received = self.received[:count], self.received[count:]
+        return data
 
     def receive(self):
         text = b""
         while True:
-            first, size = self.take(2)
+            first, size = self.read(2)
             size &= 0x7F
             if size == 126:
-                (size,) = struct.unpack("!H", self.take(2))
+                (size,) = struct.unpack("!H", self.read(2))
             elif size == 127:
-                (size,) = struct.unpack("!Q", self.take(8))
-            data = self.take(size)
+                (size,) = struct.unpack("!Q", self.read(8))
+            data = self.read(size)
             if first & 0x0F in (0, 1):
                 text += data
                 if first & 0x80:
@@ -73,11 +74,11 @@ class WebSocket:
 
 
 class Page:
-    """A tab, and everything it said."""
+    """A browser tab and its events."""
 
     def __init__(self, port):
         request = urllib.request.Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
-        target = json.load(urllib.request.urlopen(request, timeout=PATIENCE))
+        target = json.load(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
         self.socket, self.calls, self.events = WebSocket(target["webSocketDebuggerUrl"]), 0, []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -98,7 +99,7 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, script):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.run(script):
             assert time.monotonic() < deadline, f"{script} never became true"
             time.sleep(0.1)
@@ -110,7 +111,7 @@ class Page:
         self.call("Page.navigate", url=f"http://{address}/")
         self.wait("document.readyState === 'complete' && document.getElementById('link').textContent === 'live'")
 
-    def picture(self, path):
+    def screenshot(self, path):
         size = self.run("document.documentElement.scrollHeight")
         width = self.run("window.innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": min(size, 6000), "scale": 1}
@@ -119,67 +120,67 @@ class Page:
             file.write(base64.b64decode(shot["data"]))
 
 
-def said(page, addresses):
-    """What the page said on its console, and whom it asked beside its own port."""
-    wrong = []
+def violations(page, addresses):
+    """Console messages of the page, and its requests to other ports."""
+    errors = []
     for event in page.events:
         method, about = event.get("method"), event.get("params", {})
         if method == "Log.entryAdded" and about["entry"]["level"] in ("warning", "error"):
-            wrong.append(f"console: {about['entry']['text']} {about['entry'].get('url', '')}")
+            errors.append(f"console: {about['entry']['text']} {about['entry'].get('url', '')}")
         elif method == "Runtime.consoleAPICalled":
-            wrong.append(f"console: {about['args']}")
+            errors.append(f"console: {about['args']}")
         elif method == "Runtime.exceptionThrown":
-            wrong.append(f"exception: {about['exceptionDetails']}")
+            errors.append(f"exception: {about['exceptionDetails']}")
         elif method == "Network.requestWillBeSent":
             url = urlsplit(about["request"]["url"])
             if url.scheme not in ("data", "about") and url.netloc not in addresses:
-                wrong.append(f"asked {about['request']['url']}")
-    return wrong
+                errors.append(f"request to {about['request']['url']}")
+    return errors
 
 
-# Where each figure is; a page that is only updated moves none of them.
-PLACES = """[...document.querySelectorAll('.figure, h2, th, td')].filter((node) => node.offsetParent).map((node) => {
+# Positions of all numbers and headings. An update must not move them.
+POSITIONS = """[...document.querySelectorAll('.figure, h2, th, td')].filter((node) => node.offsetParent).map((node) => {
   const box = node.getBoundingClientRect(); return [Math.round(box.left), Math.round(box.top + scrollY)].join(); }).join(' ')"""
 
 
-# How pages show seconds: what a request takes is far below a millisecond.
+# How pages display durations. Requests take far less than a millisecond.
 TIMES = {0: "0 s", 0.000004: "4 µs", 0.0000123: "12 µs", 0.0009994: "999 µs", 0.0042: "4.2 ms", 0.0235: "24 ms", 1.24: "1.2 s"}
 
 
-def look(page, pages, hostile, user, uid, folder):
-    wrong = []
+def check(page, pages, hostile, user, uid, directory):
+    errors = []
     for process, address in pages.items():
         for width in (400, 1280):
             for scheme in ("light", "dark"):
                 where = f"{process} at {width}, {scheme}"
                 page.show(address, width, scheme)
-                # Until a later sample than the first is shown.
+                # Waits for the second sample.
                 page.run("globalThis.first = document.getElementById('uptime').title")
                 page.wait("document.getElementById('uptime').title !== globalThis.first")
-                before = page.run(PLACES)
+                before = page.run(POSITIONS)
                 page.run("globalThis.first = document.getElementById('uptime').title")
                 page.wait("document.getElementById('uptime').title !== globalThis.first")
-                if page.run(PLACES) != before:
-                    wrong.append(f"{where}: an update moves what is shown")
+                if page.run(POSITIONS) != before:
+                    errors.append(f"{where}: an update shifts the layout")
                 if page.run("document.documentElement.scrollWidth > window.innerWidth"):
-                    wrong.append(f"{where}: wider than the screen")
+                    errors.append(f"{where}: wider than the screen")
                 if page.run("document.scripts.length !== 1 || document.images.length !== 0"):
-                    wrong.append(f"{where}: a name became HTML")
+                    errors.append(f"{where}: a name was inserted as HTML")
                 if process == "producer" and hostile not in page.run("document.body.textContent"):
-                    wrong.append(f"{where}: {hostile} is not shown")
-                page.picture(f"{folder}/{process}-{width}-{scheme}.png")
+                    errors.append(f"{where}: {hostile} is not shown")
+                page.screenshot(f"{directory}/{process}-{width}-{scheme}.png")
         for seconds, shown in TIMES.items():
             if page.run(f"time({seconds})") != shown:
-                wrong.append(f"{process}: {seconds} s is shown as {page.run(f'time({seconds})')}")
-    # The last one shown is the consumer's.
+                errors.append(f"{process}: {seconds} s is shown as {page.run(f'time({seconds})')}")
+    # The consumer's page was shown last.
     page.run(f"document.getElementById('user').value = {json.dumps(user)}; document.querySelector('form button').click()")
     page.wait(f"document.getElementById('uids').textContent.includes({json.dumps(uid)})")
-    page.picture(f"{folder}/consumer-lookup.png")
-    return wrong + said(page, pages.values())
+    page.screenshot(f"{directory}/consumer-lookup.png")
+    return errors + violations(page, pages.values())
 
 
 def main():
-    chromium, producer, consumer, hostile, user, uid, folder = sys.argv[1:]
+    chromium, producer, consumer, hostile, user, uid, directory = sys.argv[1:]
     profile = tempfile.mkdtemp()
     browser = subprocess.Popen(
         [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -188,18 +189,18 @@ def main():
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     try:
-        port_file, deadline = os.path.join(profile, "DevToolsActivePort"), time.monotonic() + PATIENCE
+        port_file, deadline = os.path.join(profile, "DevToolsActivePort"), time.monotonic() + TIMEOUT_SECONDS
         while not (os.path.exists(port_file) and open(port_file, encoding="utf-8").read().strip()):
-            assert browser.poll() is None and time.monotonic() < deadline, "the browser does not start"
+            assert browser.poll() is None and time.monotonic() < deadline, "the browser did not start"
             time.sleep(0.05)
         port = open(port_file, encoding="utf-8").read().split()[0]
-        wrong = look(Page(port), {"producer": producer, "consumer": consumer}, hostile, user, uid, folder)
+        errors = check(Page(port), {"producer": producer, "consumer": consumer}, hostile, user, uid, directory)
     finally:
         browser.terminate()
-        browser.wait(PATIENCE)
+        browser.wait(TIMEOUT_SECONDS)
         shutil.rmtree(profile, ignore_errors=True)
-    print("\n".join(wrong) or "nothing is wrong")
-    sys.exit(1 if wrong else 0)
+    print("\n".join(errors) or "no errors")
+    sys.exit(1 if errors else 0)
 
 
 main()

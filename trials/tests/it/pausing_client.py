@@ -1,9 +1,9 @@
-"""Opens GetCookies with code generated from the .proto, reads nothing until it is told to, then reads and checks all.
+"""Opens GetCookies with code generated from the .proto, pauses until signaled, then reads and checks every cookie.
 
 usage: pausing_client.py ADDRESS EXPECTED.txt GENERATED_DIR
 
-EXPECTED.txt: a line `user id, tab, DSP id, tab, buyer uid` for each cookie. Prints one line `ready` once the stream is
-open; the cookies must be sent after that, and the line `read` on standard input after them.
+EXPECTED.txt: a line of user id, DSP id and buyer uid, separated by tabs, for each cookie. Prints the line `ready` once the
+stream is open. The cookies must be sent after that, followed by the line `read` on standard input.
 """
 
 import sys
@@ -27,8 +27,8 @@ def main():
         with open(expected_path, encoding="utf-8") as expected:
             for number, line in enumerate(expected):
                 cookie = next(stream)
-                got = f"{cookie.user_id}\t{cookie.dsp_id}\t{cookie.buyer_uid}\n"
-                assert got == line, (number, got, line)
+                received = f"{cookie.user_id}\t{cookie.dsp_id}\t{cookie.buyer_uid}\n"
+                assert received == line, (number, received, line)
         stream.cancel()
 
 

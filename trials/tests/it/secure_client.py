@@ -1,8 +1,8 @@
-"""Reads a stream over TLS with a certificate and a token, and is refused without the token.
+"""Reads a stream over TLS with a certificate and a token, and checks that calls without the token are rejected.
 
 usage: secure_client.py ADDRESS CA.pem CERTIFICATE.pem KEY.pem TOKEN_FILE GENERATED_DIR
 
-The producer's log must hold one cookie, of the user alice.
+The producer's log must contain one cookie, of the user alice.
 """
 
 import sys
@@ -17,7 +17,7 @@ sys.path.insert(0, generated)
 from cookiesync.v1 import cookiesync_pb2 as pb  # noqa: E402
 from cookiesync.v1 import cookiesync_pb2_grpc as rpc  # noqa: E402
 
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 def read(path):
@@ -27,19 +27,19 @@ def read(path):
 
 def events(channel):
     request = pb.SubscribeRequest(subscriber="python", start=pb.START_POSITION_OLDEST)
-    return rpc.CookieStreamerStub(channel).Subscribe(request, timeout=PATIENCE_SECONDS)
+    return rpc.CookieStreamerStub(channel).Subscribe(request, timeout=TIMEOUT_SECONDS)
 
 
 def reflect(channel):
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    return next(stub.ServerReflectionInfo(requests, timeout=PATIENCE_SECONDS))
+    return next(stub.ServerReflectionInfo(requests, timeout=TIMEOUT_SECONDS))
 
 
-def check_refused(call, channel):
+def check_rejected(call, channel):
     try:
         next(call(channel))
-        raise AssertionError("it was let in without a token")
+        raise AssertionError("a call without a token was accepted")
     except grpc.RpcError as error:
         assert error.code() == grpc.StatusCode.UNAUTHENTICATED, error
 
@@ -48,10 +48,10 @@ def main():
     tls = grpc.ssl_channel_credentials(read(ca), read(key), read(certificate))
     with grpc.secure_channel(address, tls) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING, answer
-        check_refused(events, channel)
-        check_refused(lambda channel: iter([reflect(channel)]), channel)
+        check_rejected(events, channel)
+        check_rejected(lambda channel: iter([reflect(channel)]), channel)
     token = grpc.access_token_call_credentials(read(token_file).decode().strip())
     with grpc.secure_channel(address, grpc.composite_channel_credentials(tls, token)) as channel:
         assert reflect(channel).list_services_response.service

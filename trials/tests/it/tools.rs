@@ -1,4 +1,4 @@
-//! What operators and developers use: pages, settings, metrics, bench and the examples.
+//! Tools of operators and developers: status pages, configuration, metrics, bench, trials, the demo and the examples.
 
 mod admin;
 mod config_reload;

@@ -177,17 +177,17 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let plan = producer.ordered_load(51, 3_000, 1_000_000)?;
     let stop = CancellationToken::new();
     let crash = async {
-        let appended = async |cookies: u64| {
+        let wait_appended = async |cookies: u64| {
             wait_until(TIMEOUT, "cookies are appended", async || {
                 Ok(producer.appended().await? >= cookies)
             })
             .await
         };
-        appended(1_500).await?;
+        wait_appended(1_500).await?;
         proxy.disconnect().await;
         consumer.wait_not_ready("no producer is connected").await?;
         let accepted = producer.appended().await?;
-        appended(accepted + 1_500).await?;
+        wait_appended(accepted + 1_500).await?;
         producer.process.kill()?;
         stop.cancel();
         anyhow::Ok(())
@@ -216,7 +216,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     let metrics = consumer.metrics().await?;
     let received = metrics.count(names::RECEIVED, &[]) - 1;
     let bound = metrics.count("consumer_uncertain_loss_cookies_total", &[]);
-    let words = consumer.process.last_lines(100);
+    let log = consumer.process.last_lines(100);
     // Requests without a response may have been accepted.
     let (lost_min, lost_max) = (
         outcome.counts.accepted - received,
@@ -229,13 +229,13 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
     );
     ensure!(
         (lost_min..=lost_max + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
-        "{lost_min} to {lost_max} cookies are lost, but the reported maximum is {bound}:\n{words}"
+        "{lost_min} to {lost_max} cookies are lost, but the reported maximum is {bound}:\n{log}"
     );
-    let said = "up to cookies_max cookies after this sequence are lost";
-    ensure!(words.contains(said), "{words}");
-    ensure!(words.contains(&format!("cookies_max={bound}")), "{words}");
-    let until = "cookies after this sequence are unaccounted for until it reconnects";
-    ensure!(words.contains(until), "{words}");
+    let message = "up to cookies_max cookies after this sequence are lost";
+    ensure!(log.contains(message), "{log}");
+    ensure!(log.contains(&format!("cookies_max={bound}")), "{log}");
+    let message = "cookies after this sequence are unaccounted for until it reconnects";
+    ensure!(log.contains(message), "{log}");
     Ok(())
 }
 

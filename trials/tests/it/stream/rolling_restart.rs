@@ -122,21 +122,21 @@ async fn wait_received(consumer: &Consumer, cookies: u64) -> Result<()> {
 async fn check_clean_restarts(consumer: &Consumer) -> Result<()> {
     let metrics = consumer.metrics().await?;
     let restarts = |loss| metrics.count("consumer_producer_restarts_total", &[("loss", loss)]);
-    let words = consumer.process.last_lines(200);
+    let log = consumer.process.last_lines(200);
     ensure!(
         restarts("none") == 2 && restarts("exact") + restarts("bounded") + restarts("unknown") == 0,
-        "{words}"
+        "{log}"
     );
     ensure!(
         metrics.count("consumer_producer_drains_total", &[]) == 2,
-        "{words}"
+        "{log}"
     );
-    ensure!(metrics.count(names::LOST, &[]) == 0, "{words}");
-    for said in [
+    ensure!(metrics.count(names::LOST, &[]) == 0, "{log}");
+    for message in [
         "producer drained; all its cookies are stored",
         "producer restarted; nothing lost",
     ] {
-        ensure!(words.matches(said).count() == 2, "{said}:\n{words}");
+        ensure!(log.matches(message).count() == 2, "{message}:\n{log}");
     }
     Ok(())
 }

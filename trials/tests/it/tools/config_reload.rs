@@ -1,4 +1,4 @@
-//! New settings for running processes.
+//! Reload of the configuration of running processes.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use tempfile::TempDir;
 
 use crate::harness::{Addresses, Consumer, Producer, TIMEOUT, embedded, wait_logged, wait_until};
 
-/// Waits until the process has read its settings so often with this outcome.
-async fn wait_read(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
+/// Waits until the process has counted `times` reloads with this outcome.
+async fn wait_reloads(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
     let name = format!("{process}_config_reloads_total");
-    let what = format!("{address} has read its settings {times} times: {outcome}");
+    let what = format!("{address} has counted {times} reloads: {outcome}");
     wait_until(TIMEOUT, &what, async || {
-        let read = admin::metrics(address)
+        let reloads = admin::metrics(address)
             .await?
             .count(&name, &[("outcome", outcome)]);
-        Ok(read >= times)
+        Ok(reloads >= times)
     })
     .await
 }
@@ -30,15 +30,15 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
     let config = format!("--config={}", file.display());
     let addresses = Addresses::free()?;
     let mut producer = Producer::start_at(&dir, &addresses, &[&config]).await?;
-    let _one = std::net::TcpStream::connect(&producer.http)?;
+    let _first = std::net::TcpStream::connect(&producer.http)?;
 
     std::fs::write(
         &file,
         "http_connections = 1\nlog_bytes = '2GiB'\nhttp = '127.0.0.1:1'\n",
     )?;
-    wait_read(&producer.admin, "producer", "needs_restart", 1).await?;
+    wait_reloads(&producer.admin, "producer", "needs_restart", 1).await?;
     wait_logged(&producer.process, "--http-connections").await?;
-    // The address is a flag here, which wins, so that it does not differ.
+    // A flag sets the address and overrides the file, so it has not changed.
     wait_logged(&producer.process, "needs_restart=\"--log-bytes\"").await?;
     let refused = |metrics: &bench::scrape::Samples| {
         metrics.count(
@@ -47,18 +47,18 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
         )
     };
     ensure!(refused(&producer.metrics().await?) == 0);
-    let _two = std::net::TcpStream::connect(&producer.http)?;
-    wait_until(TIMEOUT, "the second connection is refused", async || {
+    let _second = std::net::TcpStream::connect(&producer.http)?;
+    wait_until(TIMEOUT, "the second connection is rejected", async || {
         Ok(refused(&producer.metrics().await?) == 1)
     })
     .await?;
 
     std::fs::write(&file, "http_connections = none\nlog_byte = 1\n")?;
     producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    wait_reloads(&producer.admin, "producer", "failed", 1).await?;
     std::fs::write(&file, "http_connections = 2\n")?;
     producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "done", 1).await
+    wait_reloads(&producer.admin, "producer", "done", 1).await
 }
 
 #[tokio::test]
@@ -73,23 +73,23 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
 
     std::fs::write(&file, "dsps = ['17']\nunknown_dsps = 'refuse'\n")?;
     producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "done", 1).await?;
+    wait_reloads(&producer.admin, "producer", "done", 1).await?;
     producer.accept("alice", 17, "b").await?;
     let refused = admin::sync(&producer.http, "alice", 99, "b").await?;
-    let why = "parameter d (the DSP id) is not a DSP that is known here\n";
-    assert_eq!((refused.status, &*refused.body), (400, why));
+    let body = "parameter d (the DSP id) is not a DSP that is known here\n";
+    assert_eq!((refused.status, &*refused.body), (400, body));
 
     let many: Vec<_> = (1_000..1_500).map(|dsp| dsp.to_string()).collect();
     let many = many.join(",");
     let list = format!("dsps = ['17', '99', '{many}']\nunknown_dsps = 'refuse'\n");
     std::fs::write(&file, list)?;
     producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "done", 2).await?;
+    wait_reloads(&producer.admin, "producer", "done", 2).await?;
     producer.accept("alice", 99, "c").await?;
 
     std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
     producer.process.signal(Signal::HUP)?;
-    wait_read(&producer.admin, "producer", "failed", 1).await?;
+    wait_reloads(&producer.admin, "producer", "failed", 1).await?;
     wait_logged(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count("producer_config_rejected", &[]), 1);
@@ -128,7 +128,7 @@ async fn consumer_without_a_config_file_survives_sighup() -> Result<()> {
     let store = embedded(&dir.path().join("store"));
     let mut consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
     consumer.process.signal(Signal::HUP)?;
-    wait_read(&consumer.admin, "consumer", "done", 1).await?;
+    wait_reloads(&consumer.admin, "consumer", "done", 1).await?;
     producer.accept("alice", 17, "a-1").await?;
     consumer.wait_settled(1).await
 }
@@ -152,14 +152,14 @@ async fn log_filter_follows_the_file_and_the_admin_port_until_sighup() -> Result
     let put = async |body: &str| admin::put(&producer.admin, "/log-filter", body).await;
     let answer = put("warn\n").await?;
     assert_eq!((answer.status, &*answer.body), (200, "warn\n"));
-    for (wrong, why) in [
+    for (filter, reason) in [
         ("inof", "is not a level"),
         ("", "a filter is"),
         (&*"x".repeat(2000), "1024"),
     ] {
-        let answer = put(wrong).await?;
+        let answer = put(filter).await?;
         ensure!(
-            answer.status == 400 && answer.body.contains(why),
+            answer.status == 400 && answer.body.contains(reason),
             "{answer:?}"
         );
     }
@@ -167,7 +167,7 @@ async fn log_filter_follows_the_file_and_the_admin_port_until_sighup() -> Result
     producer.process.signal(Signal::HUP)?;
     wait_until(
         Duration::from_secs(10),
-        "a signal brings it back",
+        "SIGHUP restores the filter of the file",
         async || Ok(filter().await? == "info,producer=debug\n"),
     )
     .await

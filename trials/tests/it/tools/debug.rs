@@ -1,4 +1,4 @@
-//! Profiles of a running process, and that nobody takes one who was not let.
+//! Profiles of a running process, and access to the debug endpoints.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Addresses, Producer, TIMEOUT, expect_exit, wait_until, within_timeout};
 
-/// The status and the body of an answer, however long it takes.
+/// Status and body of a response, without a timeout.
 async fn get(address: &str, path: &str) -> Result<(u16, String)> {
     let mut client = HttpClient::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
@@ -18,7 +18,7 @@ async fn get(address: &str, path: &str) -> Result<(u16, String)> {
     Ok((answer.status, answer.body))
 }
 
-/// Takes a profile, after those that others take.
+/// Takes a profile, retrying while another one is taken.
 async fn profile(address: &str, query: &str) -> Result<String> {
     let path = format!("/debug/profile?{query}");
     loop {
@@ -52,14 +52,14 @@ async fn profile_under_load_names_our_functions_and_excludes_a_second_profile() 
     let producer = Producer::start(&dir, &["--debug-endpoints"]).await?;
     let (plan, stop) = (producer.load(1)?, CancellationToken::new());
     let profiling = async {
-        wait_until(TIMEOUT, "the load has begun", async || {
+        wait_until(TIMEOUT, "the load begins", async || {
             Ok(producer.appended().await? > 0)
         })
         .await?;
         for (path, status) in [
             ("/debug/profile?seconds=61", 400),
             ("/debug/nothing", 404),
-            // The rest of the line is a header.
+            // Smuggles a header into the request.
             (
                 "/debug/profile HTTP/1.1\r\nSec-Fetch-Site: cross-site\r\nX: ",
                 403,
@@ -67,14 +67,14 @@ async fn profile_under_load_names_our_functions_and_excludes_a_second_profile() 
         ] {
             assert_eq!(get(&producer.admin, path).await?.0, status, "{path}");
         }
-        let refused = wait_until(TIMEOUT, "a second one is refused", async || {
+        let refused = wait_until(TIMEOUT, "a concurrent profile is rejected", async || {
             let (status, _) = get(&producer.admin, "/debug/profile?seconds=1").await?;
             Ok(status == 429)
         });
         let (first, refused) = tokio::join!(profile(&producer.admin, "seconds=2"), refused);
         refused?;
         let mut profile = first?;
-        // On a machine that is busy with something else the producer may have had no time to be seen in.
+        // On a busy machine, a profile may have no sample of the edge.
         for _ in 0..10 {
             if profile.contains("producer::edge") {
                 break;
@@ -112,7 +112,7 @@ async fn profile_error_names_the_missing_temporary_directory() -> Result<()> {
         &addresses,
         &["--debug-endpoints"],
         &|program, flags| {
-            // Through `env`, which becomes it.
+            // `env` sets the variable and then executes the program.
             let program = program.display().to_string();
             let args = ["TMPDIR=/no/such".to_owned(), program].into_iter();
             (
@@ -151,7 +151,7 @@ async fn profile_does_not_delay_the_drain() -> Result<()> {
             Ok(get(&admin, "/debug/profile?seconds=1").await?.0 == 429)
         })
         .await?;
-        // Sooner than the profile would be done, or the drain given up.
+        // Less than the length of the profile and than the drain timeout.
         let status = producer.process.stop(Duration::from_secs(45)).await?;
         expect_exit(&producer.process, status, 0)
     };

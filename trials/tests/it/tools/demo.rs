@@ -1,4 +1,4 @@
-//! `cargo demo limits` as a user runs it, only shorter: what it tells at its end adds up, however it ends.
+//! `cargo demo limits` as a user runs it, but shorter. Its final ledger must balance, however the demo ends.
 
 use std::{process::Stdio, time::Duration};
 
@@ -17,17 +17,17 @@ use tokio::{
 
 use crate::harness::{TIMEOUT, bin_dir, within_timeout};
 
-/// For a whole demonstration, on a busy machine.
+/// Deadline for a complete demo on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 const SECONDS: &str = "8";
 
-/// A demonstration that runs.
+/// A running demo.
 struct Demo {
     _dir: TempDir,
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    said: Vec<String>,
+    printed: Vec<String>,
 }
 
 impl Demo {
@@ -47,73 +47,78 @@ impl Demo {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let stdout = child.stdout.take().context("it has no output")?;
+        let stdout = child.stdout.take().context("the demo has no stdout")?;
         Ok(Self {
             _dir: dir,
             child,
             lines: BufReader::new(stdout).lines(),
-            said: Vec::new(),
+            printed: Vec::new(),
         })
     }
 
-    /// Reads until cookies wait.
-    async fn wait_waiting(&mut self) -> Result<()> {
+    /// Reads until a line reports queued cookies.
+    async fn wait_queued(&mut self) -> Result<()> {
         loop {
             let line = within_timeout("a line", self.lines.next_line()).await??;
-            let line = line.with_context(|| format!("nothing waits: {:#?}", self.said))?;
-            let is_it = has(&line, 3);
-            self.said.push(line);
-            if is_it {
+            let line = line.with_context(|| format!("no cookie is queued: {:#?}", self.printed))?;
+            let has_queued = is_nonzero(&line, 3);
+            self.printed.push(line);
+            if has_queued {
                 return Ok(());
             }
         }
     }
 
     fn interrupt(&self) -> Result<()> {
-        let id = self.child.id().context("it has ended")?;
-        let id = Pid::from_raw(id.try_into()?).context("an id is not 0")?;
-        kill_process(id, Signal::INT).context("cannot signal it")
+        let id = self.child.id().context("the demo has ended")?;
+        let id = Pid::from_raw(id.try_into()?).context("the process id is 0")?;
+        kill_process(id, Signal::INT).context("cannot signal the demo")
     }
 
-    /// Waits for its end, which must be an orderly one; everything it said.
-    async fn end(mut self) -> Result<Vec<String>> {
+    /// Waits for a successful end and returns all printed lines.
+    async fn finish(mut self) -> Result<Vec<String>> {
         let reading = async {
             while let Some(line) = self.lines.next_line().await? {
-                self.said.push(line);
+                self.printed.push(line);
             }
             anyhow::Ok(self.child.wait().await?)
         };
         let status = timeout(RUN_TIMEOUT, reading).await;
-        let status = status.with_context(|| format!("it goes on and on: {:#?}", self.said))??;
-        ensure!(status.success(), "{status}: {:#?}", self.said);
-        Ok(self.said)
+        let status =
+            status.with_context(|| format!("the demo does not end: {:#?}", self.printed))??;
+        ensure!(status.success(), "{status}: {:#?}", self.printed);
+        Ok(self.printed)
     }
 }
 
-/// Whether this is a line about a second, whose figure in this column is not 0.
-fn has(line: &str, column: usize) -> bool {
-    let figures = line.split("  ").map(str::trim);
-    let figures: Vec<_> = figures.filter(|figure| !figure.is_empty()).collect();
-    let is_about_a_second = figures.len() == 7 && figures[0].ends_with(" s");
-    is_about_a_second && !figures[column].starts_with('0')
+/// Whether this is a status line with a number other than 0 in this column.
+fn is_nonzero(line: &str, column: usize) -> bool {
+    let columns = line.split("  ").map(str::trim);
+    let columns: Vec<_> = columns.filter(|text| !text.is_empty()).collect();
+    let is_status_line = columns.len() == 7 && columns[0].ends_with(" s");
+    is_status_line && !columns[column].starts_with('0')
 }
 
-/// A number of the ledger, which stands at the end of a line with this word.
-fn count(said: &[String], word: &str) -> Result<u64> {
-    let lines = said.iter();
-    let mut found =
-        lines.filter_map(|line| line.trim_start_matches([' ', '=', '+']).strip_prefix(word));
-    let number = found.next().with_context(|| format!("{word}: {said:#?}"))?;
+/// The number after `outcome` in the printed ledger.
+fn count(printed: &[String], outcome: &str) -> Result<u64> {
+    let lines = printed.iter();
+    let mut found = lines.filter_map(|line| {
+        line.trim_start_matches([' ', '=', '+'])
+            .strip_prefix(outcome)
+    });
+    let number = found
+        .next()
+        .with_context(|| format!("{outcome}: {printed:#?}"))?;
     Ok(number.replace(' ', "").parse()?)
 }
 
-/// The ledger as it was told: how many were accepted, how many released.
-fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
-    let from = said
+/// Checks the printed ledger and returns the numbers of accepted and released cookies.
+fn check_ledger(printed: &[String]) -> Result<(u64, u64)> {
+    let from = printed
         .iter()
         .position(|line| line.starts_with("the ledger of the limit"));
-    let ledger = &said[from.with_context(|| format!("no ledger: {said:#?}"))?..];
-    let fates = [
+    let ledger = &printed[from.with_context(|| format!("no ledger: {printed:#?}"))?..];
+    let outcomes = [
         "released",
         "superseded",
         "dropped",
@@ -123,27 +128,30 @@ fn check_ledger(said: &[String]) -> Result<(u64, u64)> {
         "parked",
     ];
     let mut sum = 0;
-    for fate in fates {
-        sum += count(ledger, fate)?;
+    for outcome in outcomes {
+        sum += count(ledger, outcome)?;
     }
     let accepted = count(ledger, "accepted")?;
-    ensure!(accepted == sum, "{accepted} and {sum}: {ledger:#?}");
+    ensure!(
+        accepted == sum,
+        "accepted {accepted}, sum of outcomes {sum}: {ledger:#?}"
+    );
     Ok((accepted, count(ledger, "released")?))
 }
 
 #[tokio::test]
 async fn limits_demo_ends_with_a_balanced_ledger() -> Result<()> {
     let demo = Demo::start(&["limits", "--seconds", SECONDS]).await?;
-    let said = demo.end().await?;
-    let (accepted, released) = check_ledger(&said)?;
+    let printed = demo.finish().await?;
+    let (accepted, released) = check_ledger(&printed)?;
     let sent = 600 * SECONDS.parse::<u64>()?;
-    // A machine that is busy may not send all of it in time.
-    ensure!(accepted <= sent && released < accepted, "{said:#?}");
-    let changed = said.iter().position(|line| line.ends_with("says 450/s"));
-    let in_force = said
+    // A busy machine may not send everything in time.
+    ensure!(accepted <= sent && released < accepted, "{printed:#?}");
+    let changed = printed.iter().position(|line| line.ends_with("says 450/s"));
+    let active = printed
         .iter()
         .position(|line| line == "version 2 of the limits is in force");
-    ensure!(changed.is_some() && changed < in_force, "{said:#?}");
+    ensure!(changed.is_some() && changed < active, "{printed:#?}");
     for (column, what) in [
         (1, "in"),
         (2, "out"),
@@ -151,8 +159,8 @@ async fn limits_demo_ends_with_a_balanced_ledger() -> Result<()> {
         (5, "dead"),
         (6, "requeued"),
     ] {
-        let any = said.iter().any(|line| has(line, column));
-        ensure!(any, "no {what}: {said:#?}");
+        let any = printed.iter().any(|line| is_nonzero(line, column));
+        ensure!(any, "no {what}: {printed:#?}");
     }
     Ok(())
 }
@@ -160,23 +168,23 @@ async fn limits_demo_ends_with_a_balanced_ledger() -> Result<()> {
 #[tokio::test]
 async fn interrupted_limits_demo_prints_its_ledger() -> Result<()> {
     let mut demo = Demo::start(&["limits"]).await?;
-    demo.wait_waiting().await?;
+    demo.wait_queued().await?;
     demo.interrupt()?;
-    let said = demo.end().await?;
-    let (accepted, released) = check_ledger(&said)?;
-    ensure!(released < accepted, "{said:#?}");
-    // What waited did not go before its time.
-    let is_kept = said
+    let printed = demo.finish().await?;
+    let (accepted, released) = check_ledger(&printed)?;
+    ensure!(released < accepted, "{printed:#?}");
+    // Queued cookies are spooled, not released early.
+    let is_spooled = printed
         .iter()
         .any(|line| line.starts_with("cookies that still waited are kept in"));
-    ensure!(is_kept, "{said:#?}");
+    ensure!(is_spooled, "{printed:#?}");
     Ok(())
 }
 
 #[tokio::test]
 async fn invalid_demo_arguments_are_rejected_with_a_reason() -> Result<()> {
     let [program] = tokio::task::spawn_blocking(|| find(["demo"])).await??;
-    for (args, said) in [
+    for (args, message) in [
         (&["limit"][..], "unrecognized subcommand 'limit'"),
         (&["limits", "--seconds", "5"], "5 is not in 6..=3600"),
         (&["limits", "--load", "5"], "unexpected argument '--load'"),
@@ -187,10 +195,10 @@ async fn invalid_demo_arguments_are_rejected_with_a_reason() -> Result<()> {
             .stdin(Stdio::null())
             .output();
         let output = timeout(TIMEOUT, output).await??;
-        let words = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(
-            output.status.code() == Some(2) && words.contains(said),
-            "{args:?}: {words}"
+            output.status.code() == Some(2) && errors.contains(message),
+            "{args:?}: {errors}"
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `bench e2e` and `trials soak` as a user runs them, at tiny rates.
+//! `bench e2e` and `trials soak` as a user runs them, at low rates.
 
 use std::{
     fs,
@@ -24,21 +24,21 @@ use tokio::{
 
 use crate::harness::{TRIALS, bench, bin_dir, reserve_machine, wait_until};
 
-/// For a whole run, on a busy machine.
+/// Deadline for a complete run on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// A run of the program in a directory of its own: what it makes is in there, but for the databases.
+/// A run of a program in a temporary directory, which contains everything it creates except databases.
 pub(crate) struct Run {
     dir: TempDir,
     child: Child,
     _machine: SemaphorePermit<'static>,
 }
 
-/// How a run ended.
-pub(crate) struct Ended {
+/// Exit code, JSON report and error output of a run.
+pub(crate) struct RunResult {
     code: Option<i32>,
-    pub(crate) outcome: Value,
-    words: String,
+    pub(crate) report: Value,
+    errors: String,
 }
 
 impl Run {
@@ -65,7 +65,7 @@ impl Run {
             .env(BIN_DIR_VARIABLE, bin_dir().await?)
             .stdin(Stdio::null())
             .stdout(fs::File::create(dir.path().join("out"))?)
-            .stderr(fs::File::create(dir.path().join("words"))?)
+            .stderr(fs::File::create(dir.path().join("errors"))?)
             .kill_on_drop(true)
             .spawn()?;
         Ok(Self {
@@ -78,48 +78,55 @@ impl Run {
     fn interrupt(&self) -> Result<()> {
         let id = self.child.id();
         let id = id.and_then(|id| Pid::from_raw(id.cast_signed()));
-        Ok(kill_process(id.context("it runs")?, Signal::INT)?)
+        Ok(kill_process(
+            id.context("the program has ended")?,
+            Signal::INT,
+        )?)
     }
 
-    fn words(&self) -> String {
-        fs::read_to_string(self.dir.path().join("words")).unwrap_or_default()
+    fn errors(&self) -> String {
+        fs::read_to_string(self.dir.path().join("errors")).unwrap_or_default()
     }
 
-    /// Waits for its end; nothing it started may be left.
-    pub(crate) async fn end(mut self) -> Result<Ended> {
+    /// Waits for its end. No process or temporary file may remain.
+    pub(crate) async fn finish(mut self) -> Result<RunResult> {
         let status = timeout(RUN_TIMEOUT, self.child.wait()).await;
-        let words = self.words();
-        let status = status.with_context(|| format!("it goes on and on: {words}"))??;
+        let errors = self.errors();
+        let status = status.with_context(|| format!("the run does not end: {errors}"))??;
         let out = fs::read_to_string(self.dir.path().join("out"))?;
-        let outcome = serde_json::from_str(&out).with_context(|| format!("{out:?} {words}"))?;
+        let report = serde_json::from_str(&out).with_context(|| format!("{out:?} {errors}"))?;
         let temporary = self.dir.path().join("tmp");
-        ensure!(fs::read_dir(&temporary)?.next().is_none(), "files are left");
-        let left = processes_with(&temporary)?;
-        ensure!(left.is_empty(), "processes are left: {left:?}");
+        ensure!(
+            fs::read_dir(&temporary)?.next().is_none(),
+            "temporary files remain"
+        );
+        let remaining = processes_with(&temporary)?;
+        ensure!(remaining.is_empty(), "processes remain: {remaining:?}");
         ensure!(self.dir.path().join("report/report.json").is_file());
-        Ok(Ended {
+        Ok(RunResult {
             code: status.code(),
-            outcome,
-            words,
+            report,
+            errors,
         })
     }
 }
 
-impl Ended {
+impl RunResult {
+    /// Checks the exit code.
     #[track_caller]
-    pub(crate) fn expect(&self, code: i32) -> Result<()> {
-        let Self { outcome, words, .. } = self;
+    pub(crate) fn expect_exit(&self, code: i32) -> Result<()> {
+        let Self { report, errors, .. } = self;
         ensure!(
             self.code == Some(code),
-            "{:?}: {outcome:#} {words}",
+            "exit code {:?}: {report:#} {errors}",
             self.code
         );
         Ok(())
     }
 
-    /// The sum of this count over all nodes' stores.
+    /// The sum of a count of the verification over all stores.
     pub(crate) fn verified(&self, count: &str) -> u64 {
-        let verdicts = self.outcome["verification"]["verdicts"].as_array();
+        let verdicts = self.report["verification"]["verdicts"].as_array();
         let counts = verdicts
             .into_iter()
             .flatten()
@@ -128,18 +135,18 @@ impl Ended {
     }
 }
 
-/// Processes that were started with this directory in their environment.
+/// Processes with this directory in their environment.
 fn processes_with(dir: &Path) -> Result<Vec<PathBuf>> {
-    let wanted = dir.as_os_str().as_encoded_bytes();
+    let text = dir.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path());
     let has = |process: &PathBuf| {
         let environment = fs::read(process.join("environ")).unwrap_or_default();
-        environment.windows(wanted.len()).any(|part| part == wanted)
+        environment.windows(text.len()).any(|part| part == text)
     };
     Ok(processes.filter(has).collect())
 }
 
-async fn climbs_and_verifies(store: &str) -> Result<()> {
+async fn check_rate_ladder(store: &str) -> Result<()> {
     let args = [
         "e2e",
         "--rates",
@@ -155,9 +162,9 @@ async fn climbs_and_verifies(store: &str) -> Result<()> {
         "--users",
         "50",
     ];
-    let ended = Run::bench(&args).await?.end().await?;
-    ended.expect(0)?;
-    let steps = ended.outcome["steps"].as_array().context("steps")?;
+    let result = Run::bench(&args).await?.finish().await?;
+    result.expect_exit(0)?;
+    let steps = result.report["steps"].as_array().context("steps")?;
     ensure!(steps.len() == 2);
     for step in steps {
         let accepted = step["accepted"].as_u64();
@@ -179,20 +186,20 @@ async fn climbs_and_verifies(store: &str) -> Result<()> {
             );
         }
     }
-    // Fifty users of twenty DSPs; few pairs are left out by so many draws.
-    ensure!(ended.verified("stored") > 1_000, "{:#}", ended.outcome);
-    ensure!(ended.verified("stored") == ended.verified("right"));
+    // 50 users of 20 DSPs: most of the 1,000 pairs are drawn for each node.
+    ensure!(result.verified("stored") > 1_000, "{:#}", result.report);
+    ensure!(result.verified("stored") == result.verified("right"));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rate_ladder_into_mongodb_completes_and_every_store_is_verified() -> Result<()> {
-    climbs_and_verifies("mongodb").await
+    check_rate_ladder("mongodb").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rate_ladder_into_embedded_stores_completes_and_every_store_is_verified() -> Result<()> {
-    climbs_and_verifies("embedded").await
+    check_rate_ladder("embedded").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,25 +223,28 @@ async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Resul
     let run = Run::bench(&args).await?;
     let changed = tamper(&client).await;
     run.interrupt()?;
-    let ended = run.end().await?;
-    let indexes = changed.with_context(|| ended.words.clone())?;
+    let result = run.finish().await?;
+    let indexes = changed.with_context(|| result.errors.clone())?;
     ensure!(
         indexes == ["_id_", "t_1"],
         "there is no index on t: {indexes:?}"
     );
-    ensure!(ended.outcome["expiry"] == "index", "{:#}", ended.outcome);
-    ended.expect(1)?;
-    ensure!(ended.verified("wrong") == 1, "{:#}", ended.outcome);
-    ensure!(ended.verified("extra") == 1, "{:#}", ended.outcome);
-    let left = client.list_database_names().await?;
-    ensure!(!left.iter().any(|name| name.starts_with("it-")), "{left:?}");
+    ensure!(result.report["expiry"] == "index", "{:#}", result.report);
+    result.expect_exit(1)?;
+    ensure!(result.verified("wrong") == 1, "{:#}", result.report);
+    ensure!(result.verified("extra") == 1, "{:#}", result.report);
+    let remaining = client.list_database_names().await?;
+    ensure!(
+        !remaining.iter().any(|name| name.starts_with("it-")),
+        "{remaining:?}"
+    );
     Ok(())
 }
 
-/// Gives one document of a run another value, and adds one; returns the indexes of their collection.
+/// Changes one document of a run, adds another one, and returns the index names of their collection.
 async fn tamper(client: &Client) -> Result<Vec<String>> {
     let mut victim = None;
-    wait_until(RUN_TIMEOUT, "something is stored", async || {
+    wait_until(RUN_TIMEOUT, "a cookie is stored", async || {
         for name in client.list_database_names().await? {
             let is_dsp = name
                 .rsplit('-')
@@ -260,7 +270,7 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
             break;
         }
     }
-    let (cookies, found) = victim.context("a document")?;
+    let (cookies, found) = victim.context("no document was found")?;
     let later = mongodb::bson::DateTime::from_millis(i64::MAX / 2);
     let change = doc! {"$set": {"b": "tampered", "t": later}};
     cookies
@@ -272,12 +282,12 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
     Ok(cookies.list_index_names().await?)
 }
 
-/// The ids of the processes of this run with these words in their arguments.
-fn ids_with(dir: &Path, words: &str) -> Result<Vec<Pid>> {
+/// Ids of the processes of a run whose command line contains `text`.
+fn ids_with(dir: &Path, text: &str) -> Result<Vec<Pid>> {
     let has = |process: &PathBuf| {
         let line = fs::read(process.join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        line.contains(words)
+        line.contains(text)
     };
     let id = |process: PathBuf| Pid::from_raw(process.file_name()?.to_str()?.parse().ok()?);
     let processes = processes_with(dir)?.into_iter();
@@ -298,28 +308,28 @@ async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Res
         "embedded",
     ];
     let run = Run::bench(&args).await?;
-    wait_until(RUN_TIMEOUT, "the first step has begun", async || {
-        Ok(run.words().contains("step 1 of 2"))
+    wait_until(RUN_TIMEOUT, "the first step begins", async || {
+        Ok(run.errors().contains("step 1 of 2"))
     })
     .await?;
     let temporary = run.dir.path().join("tmp");
     let victims = ids_with(&temporary, "--name node-1")?;
     ensure!(victims.len() == 1, "{victims:?}");
     kill_process(victims[0], Signal::KILL)?;
-    let ended = run.end().await?;
-    ended.expect(1)?;
-    let outcome = &ended.outcome;
-    let faults = outcome["faults"].as_array().context("faults")?;
+    let result = run.finish().await?;
+    result.expect_exit(1)?;
+    let report = &result.report;
+    let faults = report["faults"].as_array().context("faults")?;
     let of_node = faults.iter().filter(|fault| {
         fault
             .as_str()
             .is_some_and(|it| it.starts_with("node-1 exited"))
     });
-    ensure!(of_node.count() == 1, "{outcome:#}");
-    let steps = outcome["steps"].as_array().context("steps")?;
-    ensure!(steps.len() == 1, "{outcome:#}");
+    ensure!(of_node.count() == 1, "{report:#}");
+    let steps = report["steps"].as_array().context("steps")?;
+    ensure!(steps.len() == 1, "{report:#}");
     ensure!(steps[0]["is_sustained"] == false && steps[0]["cut"] == "ended");
-    ensure!(outcome["interrupted"] == false);
+    ensure!(report["interrupted"] == false);
     Ok(())
 }
 
@@ -335,22 +345,22 @@ async fn interrupted_run_stops_all_processes_verifies_and_reports() -> Result<()
         "2",
     ];
     let run = Run::bench(&args).await?;
-    wait_until(RUN_TIMEOUT, "the first step has begun", async || {
-        Ok(run.words().contains("step 1 of 3"))
+    wait_until(RUN_TIMEOUT, "the first step begins", async || {
+        Ok(run.errors().contains("step 1 of 3"))
     })
     .await?;
     run.interrupt()?;
-    let ended = run.end().await?;
-    ended.expect(0)?;
-    ensure!(ended.outcome["interrupted"] == true);
-    let steps = ended.outcome["steps"].as_array().context("steps")?;
+    let result = run.finish().await?;
+    result.expect_exit(0)?;
+    ensure!(result.report["interrupted"] == true);
+    let steps = result.report["steps"].as_array().context("steps")?;
     ensure!(steps.len() == 1 && steps[0]["cut"] == "interrupted");
     ensure!(steps[0]["is_sustained"] == false);
-    ensure!(ended.verified("stored") > 0 && ended.verified("stored") == ended.verified("right"));
+    ensure!(result.verified("stored") > 0 && result.verified("stored") == result.verified("right"));
     Ok(())
 }
 
-/// The seed is one with which both kinds strike.
+/// With this seed, both kinds of faults occur.
 #[tokio::test(flavor = "multi_thread")]
 async fn soak_with_a_killed_consumer_and_a_restarted_producer_loses_nothing() -> Result<()> {
     let args = [
@@ -370,16 +380,16 @@ async fn soak_with_a_killed_consumer_and_a_restarted_producer_loses_nothing() ->
         "--seed",
         "9",
     ];
-    let ended = Run::trials(&args).await?.end().await?;
-    ended.expect(0)?;
-    let events = ended.outcome["events"].to_string();
+    let result = Run::trials(&args).await?.finish().await?;
+    result.expect_exit(0)?;
+    let events = result.report["events"].to_string();
     ensure!(
         events.contains("killed") && events.contains("told to end"),
         "{events}"
     );
-    ensure!(ended.verified("missing") + ended.verified("explained") == 0);
+    ensure!(result.verified("missing") + result.verified("explained") == 0);
     ensure!(
-        ended.verified("stored") > 1_000 && ended.verified("stored") == ended.verified("right")
+        result.verified("stored") > 1_000 && result.verified("stored") == result.verified("right")
     );
     Ok(())
 }

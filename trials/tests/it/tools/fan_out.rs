@@ -1,4 +1,4 @@
-//! `bench subscribe --fan-out` accounts for every cookie, reports, and leaves no process behind.
+//! `bench subscribe --fan-out` accounts for every cookie, writes its report and stops its processes.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::harness::{TIMEOUT, bench, bin_dir, children, reserve_machine, run_to_end, wait_until};
 
-async fn accounts_for_every_cookie(call: &str) -> Result<()> {
+async fn check_fan_out(call: &str) -> Result<()> {
     let _machine = reserve_machine().await;
     let parent = TempDir::new()?;
     let dir = parent.path().join("report");
@@ -39,13 +39,13 @@ async fn accounts_for_every_cookie(call: &str) -> Result<()> {
     assert_eq!(report.scenario, "fan-out");
     assert_eq!(report.faults, Vec::<String>::new());
     let printed = output.text.lines().find(|line| line.starts_with('{'));
-    let printed: Report = serde_json::from_str(printed.context("no JSON")?)?;
+    let printed: Report = serde_json::from_str(printed.context("no JSON was printed")?)?;
     assert_eq!(printed.tables, report.tables);
     assert!(report.findings[0].starts_with("Each further stream"));
     for (name, streams) in [("1 stream", 1.0), ("2 streams", 2.0)] {
-        let value = |figure: &str| report.value(&format!("{name}: {figure}"));
-        let appended = value("appended").context("no step")?;
-        // What a busy machine makes late is not sent.
+        let value = |result: &str| report.value(&format!("{name}: {result}"));
+        let appended = value("appended").context("the step is missing")?;
+        // Requests that are too late on a busy machine are not sent.
         assert!((1.0..=2_000.0).contains(&appended), "{appended}");
         assert_eq!(value("requests sent"), Some(appended));
         let (delivered, lost) = (value("delivered"), value("lost"));
@@ -64,12 +64,12 @@ async fn accounts_for_every_cookie(call: &str) -> Result<()> {
 
 #[tokio::test]
 async fn fan_out_of_subscribe_accounts_for_every_cookie() -> Result<()> {
-    accounts_for_every_cookie("subscribe").await
+    check_fan_out("subscribe").await
 }
 
 #[tokio::test]
 async fn fan_out_of_get_cookies_accounts_for_every_cookie() -> Result<()> {
-    accounts_for_every_cookie("get-cookies").await
+    check_fan_out("get-cookies").await
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn interrupted_fan_out_stops_its_processes_and_reports() -> Result<()> {
     let parent = TempDir::new()?;
     let dir = parent.path().join("report");
     let bin_dir = bin_dir().await?.display().to_string();
-    // The variable for the child only: through `env`, which becomes it.
+    // `env` sets the variable for the program that it executes.
     let args = [
         format!("{BIN_DIR_VARIABLE}={bin_dir}"),
         bench().await?.display().to_string(),
@@ -121,7 +121,7 @@ async fn interrupted_fan_out_stops_its_processes_and_reports() -> Result<()> {
     );
     for child in started {
         let is_there = Path::new(&format!("/proc/{child}")).exists();
-        ensure!(!is_there, "{child} still runs");
+        ensure!(!is_there, "process {child} still runs");
     }
     let report = Report::read(&dir)?;
     assert_eq!(report.findings, ["The run was ended before its time."]);

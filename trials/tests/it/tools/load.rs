@@ -1,4 +1,4 @@
-//! What a load says of a server that is well, stands still, or answers wrongly.
+//! Results of a load on a server that is healthy, paused, down, or returns errors.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::harness::{Producer, TIMEOUT, accept_all, wait_until, within_timeout};
 
 fn per_second(rate: u64) -> NonZeroU64 {
-    NonZeroU64::new(rate).expect("no test asks for no rate")
+    NonZeroU64::new(rate).expect("the rate is not 0")
 }
 
 #[tokio::test]
@@ -46,19 +46,19 @@ async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<
     };
     let stop = CancellationToken::new();
     let stall = async {
-        wait_until(TIMEOUT, "a second is over", async || {
+        wait_until(TIMEOUT, "a second has passed", async || {
             Ok(seconds.load(Ordering::Relaxed) > 0)
         })
         .await?;
         let began = Instant::now();
         producer.process.signal(Signal::STOP)?;
-        let goes_on = wait_until(TIMEOUT, "requests leave without answers", async || {
+        let wait = wait_until(TIMEOUT, "requests are sent without responses", async || {
             Ok(outstanding.load(Ordering::Relaxed) > RATE * 3 / 4)
         })
         .await;
         let stalled = began.elapsed();
         producer.process.signal(Signal::CONT)?;
-        goes_on?;
+        wait?;
         anyhow::Ok(stalled)
     };
     let (outcome, stalled) = tokio::join!(load::run_observed(&plan, &stop, observe), stall);
@@ -71,11 +71,11 @@ async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<
 
     let latency = outcome.latency_micros.unwrap();
     assert!(latency.p999 >= 500_000, "{}", latency.line());
-    // More than a tenth of all requests were due in the stall, at least 100 ms before its end.
+    // More than 10% of all requests were due at least 100 ms before the end of the stall.
     let due = (stalled - Duration::from_millis(100)).as_secs_f64() * RATE as f64;
     ensure!(
         due > 0.1 * (5 * RATE) as f64,
-        "{due:.0} were due in the stall"
+        "{due:.0} requests were due in the stall"
     );
     assert!(latency.p90 >= 90_000, "{}", latency.line());
     let seconds = &outcome.by_second;
@@ -88,12 +88,12 @@ async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<
 
 const ACCEPTED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
-/// Answers each request with the same bytes, until there were so many or the other side goes.
-async fn answer_all(stream: &mut TcpStream, answer: &str, most: u64) {
+/// Answers each request with the same bytes, up to `max` requests or until the client disconnects.
+async fn answer_all(stream: &mut TcpStream, answer: &str, max: u64) {
     let (mut bytes, mut ends, mut answered) = ([0; 4_096], 0, 0);
     while let Ok(count @ 1..) = stream.read(&mut bytes).await {
         for byte in &bytes[..count] {
-            // Only the end of a head has two of them in a row.
+            // Only the end of the headers has two newlines in a row.
             ends = match byte {
                 b'\r' => ends,
                 b'\n' => ends + 1,
@@ -101,7 +101,7 @@ async fn answer_all(stream: &mut TcpStream, answer: &str, most: u64) {
             };
             if ends == 2 {
                 answered += 1;
-                if stream.write_all(answer.as_bytes()).await.is_err() || answered == most {
+                if stream.write_all(answer.as_bytes()).await.is_err() || answered == max {
                     return;
                 }
             }
@@ -109,7 +109,7 @@ async fn answer_all(stream: &mut TcpStream, answer: &str, most: u64) {
     }
 }
 
-/// Something that answers every request with the same bytes, or not at all.
+/// A server that answers every request with the same bytes, or not at all.
 struct FakeEdge {
     plan: Plan,
     _serving: JoinSet<()>,
@@ -157,7 +157,8 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
         duration: Some(Duration::from_millis(300)),
         ..silent.plan.clone().rate(per_second(100))
     };
-    let outcome = within_timeout("it ends", load::run(&plan, &CancellationToken::new())).await??;
+    let outcome =
+        within_timeout("the load ends", load::run(&plan, &CancellationToken::new())).await??;
     let counts = (
         outcome.counts.sent,
         outcome.counts.unanswered,
@@ -165,7 +166,7 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
     );
     assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
     assert!(!outcome.is_faultless());
-    // To its end by the plan, not by the timeout; and what got no answer took at least so long.
+    // It ends by plan, not by the timeout. A request without a response counts with at least this latency.
     assert!((0.29..0.4).contains(&outcome.seconds));
     assert!(
         outcome
@@ -179,7 +180,7 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
 
 #[tokio::test]
 async fn outage_counts_as_latency_and_not_as_generator_delay() -> Result<()> {
-    // So long that a generator on a busy machine is not late by half of it.
+    // Much longer than the delay of a generator on a busy machine.
     const OUTAGE: Duration = Duration::from_secs(2);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -214,7 +215,7 @@ async fn outage_counts_as_latency_and_not_as_generator_delay() -> Result<()> {
         "{}",
         outcome.summary()
     );
-    // Those that were due first in the outage waited for its end.
+    // Requests due at the beginning of the outage were sent after its end.
     let behind = outcome.send_delay_micros.unwrap();
     let outage = u64::try_from(OUTAGE.as_micros())?;
     assert!(behind.max >= outage / 4 * 3, "{}", behind.line());

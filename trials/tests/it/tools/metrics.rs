@@ -1,4 +1,4 @@
-//! What metrics tell of things that are over when somebody looks.
+//! Metrics of subscribers, streams, DSPs and producers.
 
 use anyhow::{Result, ensure};
 use bench::{
@@ -16,8 +16,8 @@ const REQUEST_SECONDS: &str = "producer_edge_request_seconds";
 const DSP_COOKIES: &str = "producer_dsp_cookies_total";
 const RESUMES: &str = "producer_subscriber_resumes_total";
 
-/// A subscriber's figure.
-fn of_node(samples: &Samples, name: impl AsRef<str>) -> u64 {
+/// A metric of the subscriber `node`.
+fn node_metric(samples: &Samples, name: impl AsRef<str>) -> u64 {
     samples.count(name, &[("subscriber", "node"), ("call", "subscribe")])
 }
 
@@ -32,12 +32,12 @@ async fn past_lag_appears_in_the_next_scrape() -> Result<()> {
     let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
     stream.read_to(COOKIES).await?;
     let samples = producer.metrics().await?;
-    assert_eq!(of_node(&samples, names::LAG), 0);
-    let seen = of_node(&samples, MAX);
-    ensure!((1..=COOKIES).contains(&seen), "{seen}");
+    assert_eq!(node_metric(&samples, names::LAG), 0);
+    let max = node_metric(&samples, MAX);
+    ensure!((1..=COOKIES).contains(&max), "{max}");
     let samples = producer.metrics().await?;
-    assert_eq!(of_node(&samples, MAX), seen, "to a second scraper");
-    assert_eq!(of_node(&producer.metrics().await?, MAX), 0);
+    assert_eq!(node_metric(&samples, MAX), max, "for a second scraper");
+    assert_eq!(node_metric(&producer.metrics().await?, MAX), 0);
     Ok(())
 }
 
@@ -67,24 +67,26 @@ async fn dsps_above_the_series_limit_count_as_other() -> Result<()> {
         producer.accept("alice", dsp, "a").await?;
     }
     let mut connection = HttpClient::connect(&producer.http).await?;
-    let bad = [
+    let invalid = [
         "/?d=17&b=x HTTP/1.1\r\n",
         "/?d=17&b= HTTP/1.1\r\nCookie: uid=u\r\n",
         "/?d=101&b= HTTP/1.1\r\nCookie: uid=u\r\n",
         "/?b=x HTTP/1.1\r\nCookie: uid=u\r\n",
         "/?d=x&b=x HTTP/1.1\r\nCookie: uid=u\r\n",
     ];
-    let burst: String = bad.map(|it| format!("GET {it}Host: x\r\n\r\n")).concat();
+    let burst: String = invalid
+        .map(|it| format!("GET {it}Host: x\r\n\r\n"))
+        .concat();
     connection
         .send(format!("{burst}{}", request("bob", 42, "b")).as_bytes())
         .await?;
-    for _ in bad {
+    for _ in invalid {
         assert_eq!(connection.response().await?.status, 400);
     }
     assert_eq!(connection.response().await?.status, 200);
 
-    // An answer is on its way before its time is taken.
-    wait_until(TIMEOUT, "11 requests were timed", async || {
+    // The duration is recorded after the response is sent.
+    wait_until(TIMEOUT, "11 durations are recorded", async || {
         let timed = producer.metrics().await?.histogram(REQUEST_SECONDS);
         Ok((timed.count() - 11.0).abs() < 0.5)
     })
@@ -129,7 +131,7 @@ async fn streams_are_counted_by_resume_outcome() -> Result<()> {
     other.epoch -= 1;
     drop(Subscription::open(&producer.grpc, from_cursor("node", &other, 7)).await?);
     producer.accept_load(1, 30_000).await?;
-    wait_until(TIMEOUT, "the log has moved on", async || {
+    wait_until(TIMEOUT, "the log evicts cookies", async || {
         let kept = producer.metrics().await?.count("producer_log_cookies", &[]);
         Ok((1..30_000).contains(&kept))
     })
@@ -147,7 +149,7 @@ async fn streams_are_counted_by_resume_outcome() -> Result<()> {
             "{outcome}"
         );
     }
-    assert_eq!(of_node(&samples, names::STREAMS), 4);
+    assert_eq!(node_metric(&samples, names::STREAMS), 4);
 
     let future = from_cursor("node", &hello, u64::MAX);
     ensure!(Subscription::open(&producer.grpc, future).await.is_err());
@@ -166,7 +168,7 @@ async fn consumer_exports_the_state_of_each_producer() -> Result<()> {
     let consumer = Consumer::start(&dir, "node", &[&producer], "none", &[]).await?;
     consumer.wait_settled(1_000).await?;
     let one = [("producer", "one")];
-    wait_until(TIMEOUT, "all is durable", async || {
+    wait_until(TIMEOUT, "every cookie is durable", async || {
         let lag = consumer.metrics().await?;
         Ok(lag.sum("consumer_producer_lag_cookies", &one) == Some(0.0))
     })
@@ -178,10 +180,10 @@ async fn consumer_exports_the_state_of_each_producer() -> Result<()> {
     let skew = of_one("consumer_clock_skew_seconds");
     ensure!(
         skew.is_some_and(|skew| skew > 0.0),
-        "one clock, and some delay: {skew:?}"
+        "with one clock, the delay remains: {skew:?}"
     );
     drop(producer);
-    wait_until(TIMEOUT, "the producer is missed", async || {
+    wait_until(TIMEOUT, "the disconnect is counted", async || {
         let samples = consumer.metrics().await?;
         Ok(samples.sum("consumer_producer_connected", &one) == Some(0.0))
     })

@@ -11,13 +11,13 @@ use crate::{
     stream_client::{Subscription, from_newest},
 };
 
-/// A name that would do things if a page took it for HTML.
+/// A name that would execute scripts if a page inserted it as HTML.
 const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>";
 
-/// Browsers that speak the debugging protocol, as systems call them.
+/// Commands of browsers that support the DevTools protocol.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// Leaves pictures of both pages in `target/pages`.
+/// Writes screenshots of both pages to `target/pages`.
 #[tokio::test]
 #[ignore = "takes a minute, and needs Chromium"]
 async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result<()> {
@@ -34,11 +34,11 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
     producer.accept_numbers(1..=10).await?;
     let (user, _, buyer) = numbered_cookie(7);
 
-    let pictures = target_dir().join("pages");
-    std::fs::create_dir_all(&pictures)?;
+    let screenshots = target_dir().join("pages");
+    std::fs::create_dir_all(&screenshots)?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/pages.py");
-    let [script, browser, pictures] =
-        [script, browser, pictures].map(|path| path.display().to_string());
+    let [script, browser, screenshots] =
+        [script, browser, screenshots].map(|path| path.display().to_string());
     let arguments = [
         &*script,
         &browser,
@@ -47,22 +47,22 @@ async fn status_pages_show_live_data_and_request_only_their_own_port() -> Result
         HOSTILE,
         &user,
         &buyer,
-        &pictures,
+        &screenshots,
     ];
     let plan = producer.ordered_load(1, 1_000, 300_000)?;
-    let looks = tokio::process::Command::new("python3")
+    let check = tokio::process::Command::new("python3")
         .args(arguments)
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let looked = tokio::select! {
-        looked = looks => looked?,
+    let output = tokio::select! {
+        output = check => output?,
         accepted = accept_all(&plan) => bail!("the load ended first: {}", accepted?.summary()),
     };
     drop(hostile);
-    let mut words = String::from_utf8_lossy(&looked.stdout).into_owned();
-    words.push_str(&String::from_utf8_lossy(&looked.stderr));
-    ensure!(looked.status.success(), "{words}");
-    println!("{words}Pictures are in {pictures}.");
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{text}");
+    println!("{text}Screenshots are in {screenshots}.");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Reports on disk: where they go, and how two of them compare.
+//! Reports of `bench`: files, and comparison of two reports.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ async fn run_bench(args: &[&str]) -> Result<ProgramOutput> {
     run_to_end(bench().await?, args, &[]).await
 }
 
-/// A made-up report of a scenario, with one figure and its plot.
+/// Writes a fake report of a scenario with one result and its plot, and returns its directory.
 fn write(
     parent: &TempDir,
     name: &str,
@@ -30,12 +30,12 @@ fn write(
     };
     let mut report = Report::new(scenario, "Made up");
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
-    // As if this process had not found them meanwhile.
+    // Programs that other tests of this process have found do not belong to the report.
     report.environment.programs.clear();
     report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
     let figure = RATE.of("rate", rate).higher();
     let figure = figure.sampled([rate, rate + 1.0, rate - 1.0]);
-    report.add("Figures", "", [Row::new("", [figure])]);
+    report.add("Results", "", [Row::new("", [figure])]);
     let line = Series::new("rate", [(0.0, rate), (1.0, rate)]);
     let plot = Plot::over_time("Rate", "cookies a second", vec![line]);
     report.plots = vec![plot];

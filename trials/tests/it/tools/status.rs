@@ -1,4 +1,4 @@
-//! The status page and what it reads: what they say, and to whom.
+//! The status page and `/readyz`: contents and access.
 
 use anyhow::{Result, ensure};
 use bench::{
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Consumer, Producer};
 
-async fn ask(admin: &str, request: &str) -> Result<Response> {
+async fn send(admin: &str, request: &str) -> Result<Response> {
     let mut connection = HttpClient::connect(admin).await?;
     connection.send(request.as_bytes()).await?;
     connection.head_response().await
@@ -51,8 +51,8 @@ async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<
                 page.head
             );
         }
-        for outside in ["unsafe-inline", "unsafe-eval", "http:", "https:"] {
-            ensure!(!page.head.contains(outside), "{}", page.head);
+        for source in ["unsafe-inline", "unsafe-eval", "http:", "https:"] {
+            ensure!(!page.head.contains(source), "{}", page.head);
         }
         for sink in [
             "innerHTML",
@@ -63,7 +63,7 @@ async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<
         ] {
             ensure!(
                 !page.body.contains(sink),
-                "{path}: {sink} takes texts for HTML or programs"
+                "{path}: {sink} inserts text as HTML or code"
             );
         }
     }
@@ -73,8 +73,8 @@ async fn status_page_allows_only_its_own_script_and_inserts_no_html() -> Result<
 #[tokio::test]
 async fn readyz_explains_each_component() -> Result<()> {
     let dir = TempDir::new()?;
-    let nobody = ["http://127.0.0.1:1"];
-    let consumer = Consumer::spawn(&dir, "node", &nobody, "none", &[]).await?;
+    let unreachable = ["http://127.0.0.1:1"];
+    let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
     consumer
         .wait_not_ready("producers: no producer is connected: 0 of 1")
         .await?;
@@ -120,11 +120,11 @@ async fn admin_port_rejects_foreign_hosts_and_cross_site_requests() -> Result<()
         (own, "Sec-Fetch-Site: same-origin\r\n", "/metrics", 200),
     ] {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
-        let answer = ask(own, &request).await?;
+        let answer = send(own, &request).await?;
         assert_eq!(answer.status, status, "{request}");
         ensure!(!answer.head.contains("access-control-"), "{}", answer.head);
     }
-    let answer = ask(own, &format!("POST / HTTP/1.1\r\nHost: {own}\r\n\r\n")).await?;
+    let answer = send(own, &format!("POST / HTTP/1.1\r\nHost: {own}\r\n\r\n")).await?;
     assert_eq!(answer.status, 405);
     Ok(())
 }

@@ -28,7 +28,7 @@ async fn store(store: &str, more: &[&str]) -> Result<ProgramOutput> {
 /// The JSON report of a successful run.
 fn outcome(output: &ProgramOutput) -> Result<Value> {
     ensure!(output.code == Some(0), "{:?}: {}", output.code, output.text);
-    let json = output.text.lines().last().context("no output")?;
+    let json = output.text.lines().last().context("nothing was printed")?;
     Ok(serde_json::from_str(json)?)
 }
 
