@@ -1,17 +1,17 @@
-# What README.md and CONTRIBUTING.md name, for those who have `just`: `just --list`.
+# Commands of README.md and CONTRIBUTING.md; `just --list` lists them.
 
-# A producer, a consumer and one sync, shown
+# Run a producer and a consumer, and show one sync
 demo *flags:
     cargo demo {{flags}}
 
-# Everything but the long tests, with a real MongoDB
+# Run all tests except the long ones, with a real MongoDB
 test *filter:
     cargo test --locked {{filter}}
 
-# What must hold for every change
+# Run all checks required for a change
 check:
     .ci/run
 
-# The programs as they ship, in target/dist
+# Build the optimized programs in target/dist
 dist:
     .ci/dist
