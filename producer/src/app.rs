@@ -1,4 +1,4 @@
-//! Wires the parts of a producer together and starts them; `drain.rs` stops them.
+//! Wires the components of a producer and starts them; `drain.rs` stops them.
 
 mod config_reload;
 mod drain;
@@ -28,7 +28,7 @@ use crate::{
     epoch_history::{self, epoch},
     log::{self, Log},
     memory, metrics,
-    readiness::{Accepting, Readiness},
+    readiness::{AcceptTask, Readiness},
     server::Server,
     shaping::{self, Shaping},
     streams::{
@@ -36,7 +36,7 @@ use crate::{
     },
 };
 
-/// How often the queues of departed subscribers are checked for being expired.
+/// How often expired subscribers are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A running producer.
@@ -46,8 +46,8 @@ pub struct App {
     log: Log,
     subscribers: Subscribers,
     shaping: Option<Shaping>,
-    /// Its own: it ends when no more requests come, and before the log is closed.
-    shapes: Stage,
+    /// A stage of its own: it ends after the edge, and before the log is closed.
+    shaping_stage: Stage,
     edge: Stage,
     streams: Stage,
     admin: Stage,
@@ -59,7 +59,7 @@ pub struct App {
     registry: Registry,
 }
 
-/// Where a producer listens.
+/// Bound addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
     /// For sync requests.
@@ -70,7 +70,7 @@ pub struct Addresses {
     pub admin: SocketAddr,
 }
 
-/// The ports a producer serves.
+/// Listeners.
 #[derive(Debug)]
 pub struct Ports<L> {
     /// For sync requests.
@@ -82,28 +82,28 @@ pub struct Ports<L> {
 }
 
 impl App {
-    /// Binds all ports, then starts to serve.
+    /// Binds all ports and starts serving.
     ///
     /// # Errors
-    /// With the address and the flag, when a port cannot be bound; or when the system allows too few open files.
+    /// When a port cannot be bound, or the open-file limit is too low.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let files = runtime::raise_open_files();
         ensure!(
             files >= FILES_MIN,
-            "the system allows this process {files} open files, and a producer needs {FILES_MIN} at least, one for each \
-             connection: raise the limit (ulimit -n, or LimitNOFILE= of its unit)"
+            "open-file limit too low: {files}; a producer needs at least {FILES_MIN}, one per connection. Raise it with \
+             ulimit -n, or LimitNOFILE= in its systemd unit"
         );
         let limits = config.shaping.file.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
         if let Some(file) = limits {
-            let watching = file.watch(app.files.clone(), app.shapes.stop.clone());
-            app.shapes.tasks.spawn(watching);
+            let watching = file.watch(app.files.clone(), app.shaping_stage.stop.clone());
+            app.shaping_stage.tasks.spawn(watching);
         }
         Ok(app)
     }
 
-    /// Starts to serve on these ports; the addresses in `config` are not used, and nobody looks again at the file of limits.
-    /// `timers` is [`log::run_timers`], or something that runs it.
+    /// Starts serving on these ports instead of the configured addresses, without watching the limits file. `timers` is
+    /// [`log::run_timers`], or a wrapper of it.
     ///
     /// # Errors
     /// When a port does not know its own address.
@@ -115,12 +115,12 @@ impl App {
         let addresses = ports.addresses()?;
         let registry = Registry::new();
         let producer_id = config
-            .listening
+            .network
             .id
             .clone()
             .unwrap_or_else(|| default_id(addresses.grpc));
         let (epoch_history, current_epoch) = epoch_history::begin(
-            &config.listening.state,
+            &config.network.state,
             &producer_id,
             epoch::generate(),
             &registry,
@@ -128,17 +128,17 @@ impl App {
         let epoch = epoch_history.epoch();
         let log_config = log::Config {
             epoch,
-            bytes_max: config.keeping.log_bytes,
-            chunk_bytes: config.keeping.chunk_bytes,
-            chunk_age: config.keeping.chunk_age,
-            idle_after: config.keeping.heartbeat,
+            bytes_max: config.retention.log_bytes,
+            chunk_bytes: config.retention.chunk_bytes,
+            chunk_age: config.retention.chunk_age,
+            idle_after: config.retention.heartbeat,
         };
         let log = Log::with_progress(log_config, Some(Box::new(current_epoch)));
         let subscribers = Subscribers::new(
-            config.keeping.subscriber_retention,
+            config.retention.subscriber_retention,
             config.limits.subscribers,
         );
-        let queue_cookies_max = config.keeping.queue_cookies as u64;
+        let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
@@ -156,7 +156,7 @@ impl App {
             streams::Config {
                 producer_id: producer_id.clone(),
                 queue_cookies_max,
-                rewind_bytes: config.keeping.rewind_bytes,
+                rewind_bytes: config.retention.rewind_bytes,
                 epoch_history,
             },
             in_flight,
@@ -173,7 +173,7 @@ impl App {
             files: reload::Metrics::register(&registry, "producer", true)?,
             subscribers,
             shaping,
-            shapes: Stage::default(),
+            shaping_stage: Stage::default(),
             edge: Stage::default(),
             streams: Stage::default(),
             admin: Stage::default(),
@@ -198,19 +198,19 @@ impl App {
         listener: impl Listener,
         metrics: edge::Metrics,
         connections: listen::Metrics,
-    ) -> Accepting {
+    ) -> AcceptTask {
         let (log, shaping) = (self.log.clone(), self.shaping.clone());
         let edge = Edge::new(log, shaping, metrics, self.draining.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
-        Accepting {
+        AcceptTask {
             address: self.addresses.http,
             task: self.edge.tasks.spawn(serving).abort_handle(),
         }
     }
 
     fn start_shaping(&self) {
-        let stage = &self.shapes;
+        let stage = &self.shaping_stage;
         if let Some(shaping) = &self.shaping {
             stage.tasks.spawn(shaping.clone().run(stage.stop.clone()));
             stage.tasks.spawn(shaping.clone().share(stage.stop.clone()));
@@ -223,7 +223,7 @@ impl App {
         config: &Config,
         server: Server,
         connections: listen::Metrics,
-    ) -> anyhow::Result<Accepting> {
+    ) -> anyhow::Result<AcceptTask> {
         let stage = &self.streams;
         let access = config.security.open(&self.registry, &self.files, stage)?;
         let accepting = stage.tasks.spawn(server.serve(
@@ -243,7 +243,7 @@ impl App {
             };
             stop.run_until_cancelled(sweeping).await;
         });
-        Ok(Accepting {
+        Ok(AcceptTask {
             address: self.addresses.grpc,
             task: accepting.abort_handle(),
         })
@@ -267,37 +267,37 @@ impl App {
         stage.tasks.spawn(serving);
     }
 
-    /// Where it listens, with the port that the system chose if 0 was configured.
+    /// The bound addresses, with the actual port if 0 was configured.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }
 
-    /// The limits of its DSPs, if there are any.
+    /// The DSP rate limits; `None` without `--limits`.
     #[must_use]
     pub fn shaping(&self) -> Option<&Shaping> {
         self.shaping.as_ref()
     }
 
-    /// The settings that may change while it runs.
+    /// The settings that a reload can change.
     #[must_use]
     pub fn runtime_config(&self) -> RuntimeConfig {
         self.runtime_config.clone()
     }
 
-    /// Counts how often its settings are reloaded.
+    /// Metrics of configuration reloads.
     #[must_use]
     pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
-    /// Its log, for what appends to it beside the edge.
+    /// The log, for tests that append to it directly.
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// All its metrics.
+    /// The registry of all metrics.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -307,9 +307,9 @@ impl App {
 impl Ports<TcpListener> {
     fn bind(config: &Config) -> anyhow::Result<Self> {
         Ok(Self {
-            http: listen::bind(config.listening.http, "--http")?,
-            grpc: listen::bind(config.listening.grpc, "--grpc")?,
-            admin: listen::bind(config.listening.admin, "--admin")?,
+            http: listen::bind(config.network.http, "--http")?,
+            grpc: listen::bind(config.network.grpc, "--grpc")?,
+            admin: listen::bind(config.network.admin, "--admin")?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
+//! Settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
 
 mod args;
 mod dsps;
@@ -9,37 +9,37 @@ use std::ffi::OsString;
 use runtime::settings::{self, Common, ConfigErrors, Settings};
 
 pub use self::{
-    args::{Args, Granted, Keeping, Listening, Stopping},
+    args::{Args, Network, ResourceLimits, Retention, Shutdown},
     shaping::LimitsConfig,
 };
-use crate::{edge::dsps::Shown, security::Security, server::SEND_BUFFER_BYTES};
+use crate::{edge::dsps::DspSeries, security::Security, server::SEND_BUFFER_BYTES};
 
-/// The checked settings.
+/// The validated settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where it listens, and who it is.
-    pub listening: Listening,
-    /// What it keeps.
-    pub keeping: Keeping,
-    /// Limits.
-    pub limits: Granted,
-    /// DSPs that are known.
-    pub dsps: Shown,
-    /// What they have agreed on.
+    /// Addresses and identity.
+    pub network: Network,
+    /// Log and retention.
+    pub retention: Retention,
+    /// Resource limits.
+    pub limits: ResourceLimits,
+    /// Known DSPs.
+    pub dsps: DspSeries,
+    /// DSP rate limits.
     pub shaping: LimitsConfig,
-    /// Who may read the streams.
+    /// TLS and authentication of the gRPC port.
     pub security: Security,
-    /// How it stops.
-    pub stopping: Stopping,
-    /// What every process has.
+    /// Time limits of the shutdown.
+    pub shutdown: Shutdown,
+    /// Settings that all programs share.
     pub common: Common,
 }
 
 impl Config {
-    /// Reads the settings of a program started with `arguments`, its own name first.
+    /// Reads the settings; `arguments` begin with the program name.
     ///
     /// # Errors
-    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
+    /// All configuration errors together, ready to be printed; also the output of `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -49,20 +49,20 @@ impl Settings for Args {
     type Config = Config;
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
-        let held_by_one = SEND_BUFFER_BYTES + 3 * self.keeping.chunk_bytes;
-        if self.limits.in_flight_bytes < held_by_one {
+        let stream_bytes_max = SEND_BUFFER_BYTES + 3 * self.retention.chunk_bytes;
+        if self.limits.in_flight_bytes < stream_bytes_max {
             errors.add(format!(
-                "--in-flight-bytes: less than one stalled stream may hold, {held_by_one} bytes with these chunks"
+                "--in-flight-bytes: must be at least {stream_bytes_max} bytes with this --chunk-bytes: what one stalled stream may hold"
             ));
         }
         Config {
-            listening: self.listening,
-            keeping: self.keeping,
+            network: self.network,
+            retention: self.retention,
             limits: self.limits,
             dsps: self.dsps.check(errors),
             shaping: self.shaping.check(errors),
             security: self.security.check(errors),
-            stopping: self.stopping,
+            shutdown: self.shutdown,
             common: self.common.check(errors),
         }
     }

@@ -1,8 +1,8 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
-//! It waits for nothing but the client: appending is a short critical section, and a response is written once its
-//! cookie is in the log. [`head`] parses HTTP, [`request`] finds the cookie, [`response`] writes the response; these
-//! three are pure. `connection` does the I/O.
+//! It waits only for the client: appending is a short critical section, and a response is written after its cookie is in
+//! the log. [`head`] parses HTTP, [`request`] parses the cookie, and [`response`] encodes the response; these three are
+//! pure. `connection` does the I/O.
 
 mod connection;
 pub mod dsps;
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::connection::CONNECTION_BYTES;
 pub use self::metrics::Metrics;
 use self::{
-    connection::Connection,
+    connection::EdgeConnection,
     dsps::{KnownDsps, Tally},
     head::Head,
     request::{Rejection, Scratch},
@@ -38,29 +38,29 @@ pub struct Edge {
     log: Log,
     metrics: Metrics,
     shaping: Option<Shaping>,
-    /// Cancelled when clients should connect elsewhere: responses then close their connections.
-    leaving: CancellationToken,
+    /// Cancelled when the producer drains: each connection closes with its next response.
+    draining: CancellationToken,
 }
 
 impl Edge {
-    /// An edge that appends to `log`, under limits if there are any, and that closes each connection with its next response
-    /// once `leaving` is cancelled.
+    /// An edge that appends to `log`, subject to `shaping`. When `draining` is cancelled, each connection closes with its next
+    /// response.
     #[must_use]
     pub fn new(
         log: Log,
         shaping: Option<Shaping>,
         metrics: Metrics,
-        leaving: CancellationToken,
+        draining: CancellationToken,
     ) -> Self {
         Self {
             log,
             metrics,
             shaping,
-            leaving,
+            draining,
         }
     }
 
-    /// Accepts connections until the stage stops; each then answers the requests that it has read.
+    /// Accepts connections until the stage stops. Each connection then finishes the requests that it has read.
     pub async fn serve(
         self,
         listener: impl Listener,
@@ -73,21 +73,21 @@ impl Edge {
         let serve = move |stream, activity: Arc<listen::Activity>| {
             let (edge, stopping) = (Arc::clone(&edge), stopping.clone());
             async move {
-                let connection = Connection::default();
+                let connection = EdgeConnection::default();
                 let served = connection.serve(&edge, stream, &activity, &stopping).await;
                 if let Err(error) = served {
-                    tracing::debug!(%error, "edge connection broke");
+                    tracing::debug!(%error, "edge connection failed");
                 }
             }
         };
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request that was read at `read_at`; an accepted cookie is then in `batch` or already appended.
+    /// Handles one request. An accepted cookie is then in `batch` or already appended.
     fn handle(
         &self,
         head: &Head<'_>,
-        lines: &[Header<'_>],
+        headers: &[Header<'_>],
         read_at: Instant,
         known: &mut KnownDsps,
         batch: &mut AppendBatch,
@@ -103,7 +103,7 @@ impl Edge {
             self.append(batch, tally, known, read_at)?;
         }
         let mut scratch = Scratch::default();
-        let cookies = head::cookies(lines);
+        let cookies = head::cookies(headers);
         let cookie = match request::parse(head.query, cookies, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
@@ -111,7 +111,7 @@ impl Edge {
                 return Ok(Outcome::Rejected(rejection));
             }
         };
-        if known.refuses(cookie.dsp_id) {
+        if known.rejects(cookie.dsp_id) {
             tally.rejected(Some(cookie.dsp_id), Rejection::DspUnknown);
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
         }
@@ -120,8 +120,8 @@ impl Edge {
         Ok(Outcome::Accepted)
     }
 
-    /// Appends the cookies that were accepted at `read_at` to the log, or hands them to their limits if there are any, before any client is told
-    /// so, and counts the requests.
+    /// Appends the accepted cookies of a read to the log, subject to their limits, and counts the requests. Must precede the
+    /// responses.
     fn append(
         &self,
         batch: &mut AppendBatch,

@@ -1,40 +1,37 @@
-//! The history of this producer's epochs, from which a subscriber learns how many cookies of earlier epochs it will
-//! never get.
+//! The history of this producer's epochs, from which subscribers learn how many cookies of earlier epochs they lost.
 //!
 //! # How it works
 //!
-//! An epoch is one run of the process. A small record in a file in memory (`/dev/shm`) keeps the last 16 epochs and
-//! where each ended: it survives the process, however that ends, but not the machine.
-//! The entry of the current epoch states that no sequence is *beyond* some bound:
+//! An epoch is one run of the process. A small record, a file in memory (`/dev/shm`), contains the last 16 epochs and the
+//! end of each. It survives a crash of the process, but not of the machine. The entry of the current epoch contains an upper
+//! bound of its sequences:
 //!
-//! - Before a cookie may get a sequence beyond the bound, the bound is raised, by `AHEAD_COOKIES` more than needed.
-//! - When the log has sealed everything because of its age, the bound becomes the last sequence: the bound of a
-//!   producer that is killed while it is idle is where it ended.
+//! - Before a cookie gets a sequence beyond the bound, the bound is raised, by `BOUND_STEP` more than needed.
+//! - When the log has sealed all cookies because of their age, the bound is lowered to the last sequence, so it is exact for
+//!   a producer that is killed while idle.
 //! - When the log is closed, the entry becomes exact.
 //!
-//! So the bound holds at every instant, whatever kills the process: a process that is killed while it raises the bound
-//! has not yet put the cookies into the log. The bound is too high by at most `AHEAD_COOKIES`. Raising it ahead,
-//! instead of once per chunk by what a chunk can hold, gives a tighter bound (the smallest cookies are a tenth of the
-//! usual size) and fewer writes while there are few cookies.
+//! The bound thus holds whenever the process is killed: cookies are appended only after it is raised. It is too high by at
+//! most `BOUND_STEP`. Raising it in steps, instead of by the capacity of each chunk, gives a tighter bound (the smallest
+//! cookies have a tenth of the usual size) and fewer writes at low rates.
 //!
-//! A subscriber will never get the rest of the epoch of its cursor, nor any of the epochs after it, which it has not
-//! seen. It is told their sum only if every one of those epochs is known.
+//! A subscriber has lost the rest of the epoch of its cursor, and all later epochs before the current one. Their sum is
+//! reported only if all these epochs are known.
 //!
 //! # Constraints
 //!
-//! - The record is in memory only, so nothing waits for a disk: each append beyond the bound would have to. In a directory
-//!   on a disk no record is kept.
-//! - No bound is better than a wrong one. A damaged record is discarded. A write that fails empties the record. An
-//!   epoch whose machine stopped before the entry was final counts as unknown. A process that cannot lock the record,
-//!   because another one of the same name runs, marks it: epochs up to now are not trusted.
-//! - A name is used on one machine, with one directory: the record knows nothing of a run elsewhere.
-//! - An epoch is larger than all recorded before it, even if the clock was set back.
-//! - Nothing here stops a producer: it runs without a record, and logs that it does.
+//! - The record must be in memory, because appends beyond the bound wait for its write. A directory on disk is rejected.
+//! - No bound is better than a wrong one. A corrupt record is discarded. A failed write empties the record. An epoch whose
+//!   machine stopped before its entry was exact becomes unknown. A process that cannot lock the record, because another
+//!   process with the same id runs, marks all epochs so far as untrusted.
+//! - All runs with one id must use the same machine and directory: the record does not cover runs elsewhere.
+//! - An epoch is larger than all recorded epochs, even if the clock was set back.
+//! - Without a usable record, the producer logs a warning and runs without one.
 //!
 //! # Cost
 //!
-//! One `pwrite` of 656 bytes to memory for every `AHEAD_COOKIES` cookies, and two for each chunk that is sealed by age,
-//! under the lock of the log.
+//! One `pwrite` of 656 bytes to memory per `BOUND_STEP` cookies, and two per chunk that is sealed by age, under the lock of
+//! the log.
 
 mod current;
 pub(crate) mod epoch;
@@ -54,53 +51,53 @@ use runtime::metrics::Registry;
 pub use self::current::CurrentEpoch;
 pub(crate) use self::record::{fnv, fnv_after};
 use self::{
-    current::Recording,
-    file::{RecordFile, Unusable},
-    record::{BootId, EPOCHS_MAX, End, Entry},
+    current::OpenRecord,
+    file::{RecordError, RecordFile},
+    record::{BootId, EPOCHS_MAX, EpochEnd, RecordEntry},
 };
 
-/// How many sequences are reserved at once.
-pub const AHEAD_COOKIES: u64 = 1024;
+/// Number of sequences that are reserved at once.
+pub const BOUND_STEP: u64 = 1024;
 
-/// Where the record is kept by default: an in-memory directory that every Linux has.
+/// Default directory of the record: the in-memory directory of Linux.
 const DEFAULT_DIR: &str = "/dev/shm";
 
-/// Most bytes of a producer's name in its file's name; a hash of the whole name follows.
-const SHOWN_BYTES_MAX: usize = 48;
+/// Maximum bytes of a producer's id in its file name, which also contains a hash of the full id.
+const NAME_BYTES_MAX: usize = 48;
 
-/// Where a producer keeps the record of its epochs.
+/// Directory of the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// In `/dev/shm`, if there is such a directory.
+pub enum StateDir {
+    /// `/dev/shm`, if it exists.
     Default,
-    /// In this directory.
+    /// This directory.
     Dir(PathBuf),
-    /// Nowhere.
+    /// No record.
     Off,
 }
 
-/// What is known of the epochs before this one; clones share it.
+/// The current epoch and the recorded ends of earlier epochs; clones share it.
 #[derive(Debug, Clone)]
 pub struct EpochHistory {
-    shared: Arc<Shared>,
+    shared: Arc<HistoryShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct HistoryShared {
     epoch: u64,
-    entries: Vec<Entry>,
-    /// Where a process that cannot lock the record marks it as not to be trusted.
+    entries: Vec<RecordEntry>,
+    /// Read before each use, because another process may mark the record as untrusted.
     record: Option<Arc<RecordFile>>,
 }
 
-/// Begins an epoch of the producer `id`: `candidate`, or a larger one if an epoch that large is on record.
+/// Begins an epoch of the producer `id`: `candidate`, or the next epoch after the recorded ones if that is larger.
 ///
 /// Reads and writes a small file once, and never waits for another process.
 ///
 /// # Errors
 /// When the metric is registered already.
 pub fn begin(
-    state: &State,
+    state: &StateDir,
     id: &str,
     candidate: u64,
     registry: &Registry,
@@ -108,20 +105,20 @@ pub fn begin(
     let recorded: IntGauge = registry.add(metric_defs::producer::EPOCH_HISTORY_RECORDED)?;
     let Some(dir) = dir(state) else {
         remove(&Path::new(DEFAULT_DIR).join(record_name(id)));
-        tracing::info!("no epoch history is kept");
+        tracing::info!("epoch history disabled");
         return Ok(unrecorded(candidate));
     };
     let path = dir.join(record_name(id));
     Ok(match open(&path, candidate, &recorded) {
         Ok(opened) => opened,
-        Err(why) => {
-            // A locked record was marked instead.
-            if !matches!(why, Unusable::Locked) {
+        Err(error) => {
+            // A locked record is in use; it was marked as untrusted instead.
+            if !matches!(error, RecordError::Locked) {
                 remove(&path);
             }
             tracing::warn!(
                 path = %path.display(),
-                %why,
+                %error,
                 "epoch history unavailable; losses from a crash cannot be bounded"
             );
             unrecorded(candidate)
@@ -136,7 +133,7 @@ fn unrecorded(epoch: u64) -> (EpochHistory, CurrentEpoch) {
     )
 }
 
-/// Removes a record that will not contain the current epoch: the next run would conclude that there was none.
+/// Removes a record that will not contain the current epoch. Otherwise the next run would compute losses without it.
 fn remove(path: &Path) {
     match std::fs::remove_file(path) {
         Ok(()) => {}
@@ -144,19 +141,19 @@ fn remove(path: &Path) {
         Err(error) => tracing::error!(
             path = %path.display(),
             %error,
-            "the epoch history cannot be removed: do so before it is used again, as this epoch is missing in it"
+            "failed to remove an epoch history that lacks the current epoch; remove it before the next start"
         ),
     }
 }
 
-fn dir(state: &State) -> Option<PathBuf> {
+fn dir(state: &StateDir) -> Option<PathBuf> {
     match state {
-        State::Default => {
+        StateDir::Default => {
             let dir = Path::new(DEFAULT_DIR);
             dir.is_dir().then(|| dir.to_owned())
         }
-        State::Dir(dir) => Some(dir.clone()),
-        State::Off => None,
+        StateDir::Dir(dir) => Some(dir.clone()),
+        StateDir::Off => None,
     }
 }
 
@@ -165,24 +162,24 @@ fn open(
     path: &Path,
     candidate: u64,
     recorded: &IntGauge,
-) -> Result<(EpochHistory, CurrentEpoch), Unusable> {
+) -> Result<(EpochHistory, CurrentEpoch), RecordError> {
     let record = RecordFile::open(path)?;
     if let Err(error) = record.lock() {
-        distrust(&record, candidate)?;
+        mark_untrusted(&record, candidate)?;
         return Err(error);
     }
     let boot = boot_id();
-    let mut former = read(&record)?;
-    drop_unproven(&mut former, boot);
-    let floor = record.distrusted().unwrap_or(0);
-    let newest = former.last().map_or(floor, |entry| entry.epoch.max(floor));
-    let entry = Entry {
+    let mut earlier = read(&record)?;
+    drop_unconfirmed_bounds(&mut earlier, boot);
+    let floor = record.untrusted_until().unwrap_or(0);
+    let newest = earlier.last().map_or(floor, |entry| entry.epoch.max(floor));
+    let entry = RecordEntry {
         epoch: candidate.max(newest.saturating_add(1)),
-        end: End::AtMost(0),
+        end: EpochEnd::AtMost(0),
         boot: boot.unwrap_or_default(),
     };
-    former.drain(..(former.len() + 1).saturating_sub(EPOCHS_MAX));
-    let all: Vec<_> = former.iter().copied().chain([entry]).collect();
+    earlier.drain(..(earlier.len() + 1).saturating_sub(EPOCHS_MAX));
+    let all: Vec<_> = earlier.iter().copied().chain([entry]).collect();
     if let Err(error) = record.write(&all) {
         invalidate(&record);
         return Err(error.into());
@@ -190,51 +187,51 @@ fn open(
     recorded.set(1);
     let record = Arc::new(record);
     let current = CurrentEpoch {
-        recording: Some(Recording {
+        record: Some(OpenRecord {
             entries: all,
             file: Arc::clone(&record),
             recorded: recorded.clone(),
         }),
     };
-    let history = EpochHistory::new(entry.epoch, former, Some(record));
+    let history = EpochHistory::new(entry.epoch, earlier, Some(record));
     Ok((history, current))
 }
 
-/// Marks the record as not to be trusted up to `candidate` or its newest epoch, whichever is larger.
-fn distrust(file: &RecordFile, candidate: u64) -> io::Result<()> {
+/// Marks the record as untrusted up to `candidate` or its newest epoch, whichever is larger.
+fn mark_untrusted(file: &RecordFile, candidate: u64) -> io::Result<()> {
     let newest = file
         .read()?
         .ok()
         .and_then(|entries| entries.last().copied());
     let epoch = newest.map_or(candidate, |entry| entry.epoch.max(candidate));
-    file.set_distrusted(epoch.max(file.distrusted().unwrap_or(0)))
+    file.set_untrusted_until(epoch.max(file.untrusted_until().unwrap_or(0)))
 }
 
-/// The epochs in a file; a damaged file is emptied.
-fn read(file: &RecordFile) -> io::Result<Vec<Entry>> {
+/// Reads the entries of a record; empties a corrupt one.
+fn read(file: &RecordFile) -> io::Result<Vec<RecordEntry>> {
     match file.read()? {
         Ok(entries) => Ok(entries),
-        Err(damaged) => {
-            tracing::warn!(path = %file.path().display(), %damaged, "nothing is known of this producer's former epochs");
+        Err(error) => {
+            tracing::warn!(path = %file.path().display(), %error, "corrupt epoch history discarded; earlier epochs are unknown");
             file.clear()?;
             Ok(Vec::new())
         }
     }
 }
 
-/// An epoch that had no exact end when the machine stopped counts as unknown; `boot` is the current boot.
-fn drop_unproven(former: &mut [Entry], boot: Option<BootId>) {
-    for entry in former {
+/// Makes epochs unknown that had no exact end when the machine stopped; `boot` is the current boot.
+fn drop_unconfirmed_bounds(earlier: &mut [RecordEntry], boot: Option<BootId>) {
+    for entry in earlier {
         let is_of_this_boot = boot == Some(entry.boot);
-        if matches!(entry.end, End::AtMost(_)) && !is_of_this_boot {
-            entry.end = End::Unknown;
+        if matches!(entry.end, EpochEnd::AtMost(_)) && !is_of_this_boot {
+            entry.end = EpochEnd::Unknown;
         }
     }
 }
 
 impl EpochHistory {
-    fn new(epoch: u64, entries: Vec<Entry>, record: Option<Arc<RecordFile>>) -> Self {
-        let shared = Shared {
+    fn new(epoch: u64, entries: Vec<RecordEntry>, record: Option<Arc<RecordFile>>) -> Self {
+        let shared = HistoryShared {
             epoch,
             entries,
             record,
@@ -250,34 +247,34 @@ impl EpochHistory {
         self.shared.epoch
     }
 
-    /// What the owner of `cursor` will never get of the epochs before this one; `None` when that is not known.
+    /// Number of cookies of earlier epochs that the owner of `cursor` lost; `None` if unknown.
     #[must_use]
     pub fn tail(&self, cursor: &Cursor) -> Option<Tail> {
         let shared = &*self.shared;
-        if shared.record.as_ref()?.distrusted().ok()? >= cursor.epoch {
+        if shared.record.as_ref()?.untrusted_until().ok()? >= cursor.epoch {
             return None;
         }
         tail_of(&shared.entries, cursor)
     }
 }
 
-fn tail_of(entries: &[Entry], cursor: &Cursor) -> Option<Tail> {
+fn tail_of(entries: &[RecordEntry], cursor: &Cursor) -> Option<Tail> {
     let at = entries
         .iter()
         .position(|entry| entry.epoch == cursor.epoch)?;
     let (mut cookies_max, mut exact) = (0_u64, true);
     for (index, entry) in entries.iter().enumerate().skip(at) {
-        let had = if index == at { cursor.sequence } else { 0 };
+        let received = if index == at { cursor.sequence } else { 0 };
         let end = match entry.end {
-            End::Exact(end) => end,
-            End::AtMost(end) => {
+            EpochEnd::Exact(end) => end,
+            EpochEnd::AtMost(end) => {
                 exact = false;
                 end
             }
-            End::Unknown => return None,
+            EpochEnd::Unknown => return None,
         };
-        // A cursor beyond the end contradicts the record.
-        cookies_max = cookies_max.checked_add(end.checked_sub(had)?)?;
+        // Unknown if the cursor is beyond the recorded end.
+        cookies_max = cookies_max.checked_add(end.checked_sub(received)?)?;
     }
     Some(Tail { cookies_max, exact })
 }
@@ -287,14 +284,14 @@ fn invalidate(file: &RecordFile) {
         tracing::error!(
             path = %file.path().display(),
             %error,
-            "a record that is wrong cannot be removed: remove it before this producer is started again"
+            "failed to remove an outdated epoch history; remove it before the next start"
         );
     }
 }
 
-/// The file name of the record of a producer: readable, and different for each name.
+/// File name of the record of a producer: readable, and unique per id.
 fn record_name(id: &str) -> String {
-    let shown: String = id
+    let readable: String = id
         .chars()
         .map(|c| {
             if c.is_ascii_alphanumeric() || c == '-' {
@@ -303,12 +300,12 @@ fn record_name(id: &str) -> String {
                 '_'
             }
         })
-        .take(SHOWN_BYTES_MAX)
+        .take(NAME_BYTES_MAX)
         .collect();
-    format!("cookiesync-producer-{shown}-{:016x}", fnv(id.as_bytes()))
+    format!("cookiesync-producer-{readable}-{:016x}", fnv(id.as_bytes()))
 }
 
-/// Identifies this boot of the machine; `None` when the system does not say.
+/// Id of this boot of the machine; `None` if the system does not provide it.
 fn boot_id() -> Option<BootId> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

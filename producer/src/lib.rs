@@ -1,11 +1,12 @@
-//! The producer: sync requests in, cookies out to every exchange node.
+//! The producer accepts sync requests and streams their cookies to every exchange node.
 //!
-//! The path of a cookie: [`edge`] reads a request and finds the cookie in it; [`log`] encodes it into the open chunk,
-//! and seals the chunk when it is full or a few milliseconds old; [`streams`] is woken and hands the chunk's bytes to
-//! each subscriber's HTTP/2 stream, which [`server`] writes to its connection. [`app`] wires these together;
-//! [`config`], [`security`] and [`metrics`] serve them; [`readiness`] reports on them. [`epoch_history`]
-//! records how far the log got, for subscribers that come back after this process has ended. [`memory`] adds up what
-//! all of them may hold.
+//! The path of a cookie: [`edge`] parses it from a request. With `--limits`, [`shaping`] may queue or drop it. [`log`]
+//! encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
+//! bytes of the chunk to each subscriber's HTTP/2 stream, which [`server`] writes to its connection.
+//!
+//! [`app`] wires these modules; [`config`], [`security`], [`metrics`] and [`readiness`] support them. [`epoch_history`]
+//! records the progress of the log, for subscribers that reconnect after a restart. [`memory`] computes the maximum
+//! memory.
 
 pub mod app;
 pub mod config;

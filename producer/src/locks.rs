@@ -1,4 +1,4 @@
-//! The locks of the log, in one place: the `interleavings` package compiles the log's sources a second time, with locks
-//! that it schedules itself.
+//! Lock types of the log. The `interleavings` package compiles the sources of the log with its own lock types, which it
+//! schedules.
 
 pub(crate) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};

@@ -1,4 +1,4 @@
-//! Keeps short what outsiders could fill the log with: in an interval only so many lines are written. The metrics count everything.
+//! Rate limit for log messages that clients can cause. Suppressed messages are counted.
 
 use std::{
     mem,
@@ -6,20 +6,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Admits so many lines in each interval.
+/// Admits up to `lines_max` messages per interval.
 #[derive(Debug)]
 pub(crate) struct LogGate {
     lines_max: u32,
     interval: Duration,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// When the current interval began.
+struct GateState {
+    /// Start of the current interval.
     began: Option<Instant>,
     lines: u32,
-    left_out: u64,
+    suppressed: u64,
 }
 
 impl LogGate {
@@ -31,24 +31,24 @@ impl LogGate {
         }
     }
 
-    /// Whether a line is written now; if so, returns how many were left out since the last one.
+    /// Returns `Some` if a message may be written now, with the number of messages suppressed since the previous one.
     pub(crate) fn admit(&self, now: Instant) -> Option<u64> {
         self.admit_if(now, || true)
     }
 
-    /// The same for a line that is written only if `others` admit it too; they are asked only if this gate admits it.
-    pub(crate) fn admit_if(&self, now: Instant, others: impl FnOnce() -> bool) -> Option<u64> {
+    /// Like [`admit`](Self::admit), but also requires `other`, which is called only if this gate admits the message.
+    pub(crate) fn admit_if(&self, now: Instant, other: impl FnOnce() -> bool) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.began.is_none_or(|began| now - began >= self.interval) {
             state.began = Some(now);
             state.lines = 0;
         }
-        if state.lines == self.lines_max || !others() {
-            state.left_out += 1;
+        if state.lines == self.lines_max || !other() {
+            state.suppressed += 1;
             return None;
         }
         state.lines += 1;
-        Some(mem::take(&mut state.left_out))
+        Some(mem::take(&mut state.suppressed))
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_an_interval_are_bounded_and_those_left_out_are_counted() {
+    fn lines_per_interval_are_bounded_and_suppressed_ones_are_counted() {
         const INTERVAL: Duration = Duration::from_secs(10);
         let gate = LogGate::new(3, INTERVAL);
         let start = Instant::now();
@@ -72,11 +72,14 @@ mod tests {
     }
 
     #[test]
-    fn line_that_another_gate_does_not_admit_uses_up_no_place_and_is_counted() {
+    fn line_rejected_by_the_other_gate_is_counted_as_suppressed_only() {
         let gate = LogGate::new(1, Duration::from_secs(10));
         let now = Instant::now();
         assert_eq!(gate.admit_if(now, || false), None);
         assert_eq!(gate.admit_if(now, || true), Some(1));
-        assert_eq!(gate.admit_if(now, || panic!("asked in vain")), None);
+        assert_eq!(
+            gate.admit_if(now, || panic!("called although this gate is closed")),
+            None
+        );
     }
 }

@@ -1,27 +1,25 @@
-//! The most memory that a producer takes: the bounds of its parts, each enforced by that part, and their sum.
+//! Maximum memory of a producer: the bound of each part, which the part enforces, and their sum.
 //!
-//! This is the worst case on all ports at once. It leaves out what only operators can cause, by profiles
-//! (`--debug-endpoints`) and at the admin port, and the kernel's memory for sockets, which is charged to a container
-//! too.
+//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the admin port, and kernel
+//! memory for sockets, which also counts against the limit of a container.
 
 use crate::{config::Config, edge, server, streams};
 
-/// What a producer takes without connections and cookies: the program, its threads, its metrics, and memory that the
-/// allocator keeps.
+/// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
 const PROCESS_BYTES: u64 = 64 << 20;
 
-/// One part and the most that it takes.
+/// Memory bound of one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What it is.
+    /// Name of the part.
     pub what: &'static str,
-    /// What bounds it.
+    /// The setting or constant that bounds it.
     pub bound: &'static str,
-    /// Most bytes.
+    /// Maximum bytes.
     pub bytes: u64,
 }
 
-/// All parts of a producer with these settings.
+/// Memory bounds of all parts under these settings.
 #[must_use]
 pub fn parts(config: &Config) -> [Part; 9] {
     let part = |what, bound, count: usize, each: usize| Part {
@@ -35,9 +33,9 @@ pub fn parts(config: &Config) -> [Part; 9] {
         server::CONNECTION_BYTES
     };
     [
-        part("cookies", "`--log-bytes`", 1, config.keeping.log_bytes),
+        part("cookies", "`--log-bytes`", 1, config.retention.log_bytes),
         part(
-            "in flight to slow readers, beside the log",
+            "bytes in flight to slow subscribers",
             "`--in-flight-bytes`",
             1,
             config.limits.in_flight_bytes,
@@ -55,13 +53,13 @@ pub fn parts(config: &Config) -> [Part; 9] {
             grpc_connection,
         ),
         part(
-            "calls that are not streams, unfinished requests among them",
-            "16 MiB, over all connections",
+            "calls that are not streams, including unfinished requests",
+            "16 MiB for all connections",
             1,
             server::CALLS_BYTES_MAX,
         ),
         part(
-            "subscribers, connected or remembered",
+            "subscribers, including disconnected ones",
             "`--subscribers`, 32 KiB each",
             config.limits.subscribers,
             streams::SUBSCRIBER_BYTES,
@@ -69,24 +67,24 @@ pub fn parts(config: &Config) -> [Part; 9] {
         part(
             "messages of `GetCookies`",
             "96 times `--chunk-bytes`",
-            // Short cookies take up to a third more by themselves than in a chunk.
+            // As separate messages, short cookies take up to a third more than in a chunk.
             streams::CHUNKS_KEPT * 3 / 2,
-            config.keeping.chunk_bytes,
+            config.retention.chunk_bytes,
         ),
         Part {
-            what: "cookies that wait for their limits",
-            bound: "`queue_bytes` in `--limits`, for each DSP that is shaped",
+            what: "cookies queued by DSP limits",
+            bound: "`queue_bytes` in `--limits`, per shaped DSP",
             bytes: config.shaping.queue_bytes_max(),
         },
         Part {
-            what: "the process itself",
+            what: "process",
             bound: "64 MiB",
             bytes: PROCESS_BYTES,
         },
     ]
 }
 
-/// Their sum.
+/// Maximum memory of the process, in bytes.
 #[must_use]
 pub fn bytes_max(config: &Config) -> u64 {
     let parts = parts(config).into_iter().map(|part| part.bytes);

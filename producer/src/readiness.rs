@@ -1,4 +1,4 @@
-//! Whether a producer is ready, part by part.
+//! Readiness of a producer, by component.
 
 use std::net::SocketAddr;
 
@@ -8,36 +8,36 @@ use tokio_util::sync::CancellationToken;
 
 use crate::shaping::Shaping;
 
-/// What readiness depends on.
+/// The components that readiness depends on.
 #[derive(Debug)]
 pub struct Readiness {
     /// Cancelled when the producer begins to drain.
     pub draining: CancellationToken,
     /// The port for sync requests.
-    pub http: Accepting,
+    pub http: AcceptTask,
     /// The port for subscribers.
-    pub grpc: Accepting,
-    /// The limits of DSPs, if there are any: whatever is wrong with them, requests are taken and streams are served.
+    pub grpc: AcceptTask,
+    /// The DSP rate limits, reported but always ready: an invalid limits file stops neither requests nor streams.
     pub shaping: Option<Shaping>,
 }
 
 /// A port and the task that accepts its connections.
 #[derive(Debug)]
-pub struct Accepting {
-    /// Where it listens.
+pub struct AcceptTask {
+    /// Bound address.
     pub address: SocketAddr,
-    /// The task.
+    /// Finished when the port is closed.
     pub task: AbortHandle,
 }
 
 impl Readiness {
-    /// Whether the producer drains.
+    /// Whether the producer is draining.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
-    /// The state of each part.
+    /// State of each component.
     #[must_use]
     pub fn components(&self) -> Vec<Component> {
         let limits = self.shaping.iter();
@@ -51,7 +51,7 @@ impl Readiness {
     }
 }
 
-impl Accepting {
+impl AcceptTask {
     fn component(&self, name: &'static str) -> Component {
         let state = if self.task.is_finished() {
             Err(format!("{} is closed", self.address))
@@ -71,14 +71,14 @@ mod tests {
     #[tokio::test]
     async fn draining_and_closed_ports_are_reported_separately() {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let accepting = |port| Accepting {
+        let accept_task = |port| AcceptTask {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
             task: tasks.spawn(stop.clone().cancelled_owned()).abort_handle(),
         };
         let readiness = Readiness {
             draining: CancellationToken::new(),
-            http: accepting(1),
-            grpc: accepting(2),
+            http: accept_task(1),
+            grpc: accept_task(2),
             shaping: None,
         };
         let failing = || {

@@ -1,4 +1,4 @@
-//! Who may read the streams: TLS and tokens of the gRPC port, from files that may be replaced at any time.
+//! TLS and token authentication of the gRPC port. The files are reloaded when they change.
 
 pub mod tokens;
 
@@ -18,7 +18,7 @@ use tokens::TokenCheck;
 
 /// The settings as written; an empty string means not set.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Who may read")]
+#[command(next_help_heading = "TLS and authentication")]
 pub struct SecurityArgs {
     /// PEM file with the gRPC server certificate, followed by its intermediate certificates. Enables TLS
     ///
@@ -41,19 +41,19 @@ pub struct SecurityArgs {
     token_file: String,
 }
 
-/// The checked settings and the content of their files, which is never printed.
+/// The validated settings and the content of their files, which `Debug` does not print.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
     tls: Option<Arc<Reloader<Files>>>,
-    /// Clients must have a certificate.
-    wants_certificates: bool,
+    /// Clients must present a certificate.
+    requires_certificates: bool,
     token: Option<Arc<Reloader<token::File>>>,
 }
 
-/// What every connection and every call must pass.
+/// Checks of every connection and call.
 #[derive(Debug, Clone, Default)]
 pub struct AccessControl {
-    /// `None`: connections are plain text.
+    /// `None`: connections are unencrypted.
     pub tls: Option<Arc<Handshakes>>,
     /// `None`: calls need no token.
     pub tokens: Option<Arc<TokenCheck>>,
@@ -67,7 +67,7 @@ impl SecurityArgs {
         let key = NamedFile::from_flag("--tls-key", &self.tls_key);
         let client_authorities = NamedFile::from_flag("--tls-client-ca", &self.tls_client_ca);
         if client_authorities.is_some() && certificate.is_none() {
-            errors.add("--tls-client-ca: needs --tls-cert and --tls-key too");
+            errors.add("--tls-client-ca: needs --tls-cert and --tls-key");
         }
         let files = pair(errors, certificate, key).map(|(certificate, key)| Files {
             certificate,
@@ -75,7 +75,7 @@ impl SecurityArgs {
             client_authorities,
         });
         Security {
-            wants_certificates: !self.tls_client_ca.is_empty(),
+            requires_certificates: !self.tls_client_ca.is_empty(),
             tls: files.and_then(|files| load_files(errors, files)),
             token: NamedFile::from_flag("--token-file", &self.token_file)
                 .and_then(|file| load_files(errors, token::File(file))),
@@ -84,10 +84,10 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Starts to watch the files, in tasks of `stage`; `metrics` counts what becomes of them.
+    /// Registers the metrics, and watches the files in tasks of `stage`; `metrics` counts reloads.
     ///
     /// # Errors
-    /// When a metric of these names is registered already.
+    /// When one of the metrics is registered already.
     pub fn open(
         &self,
         registry: &Registry,
@@ -114,7 +114,7 @@ impl Security {
         self.tls.is_some()
     }
 
-    /// Warns once if others than this machine can read the streams at `address`.
+    /// Logs a warning if other hosts can read the streams at `address`.
     pub fn warn_if_exposed(&self, address: SocketAddr) {
         if let Some(exposure) = self.exposure(address) {
             tracing::warn!(grpc = %address, "{exposure}");
@@ -125,13 +125,13 @@ impl Security {
         match (&self.tls, &self.token) {
             _ if address.ip().is_loopback() => None,
             (None, None) => Some(
-                "the streams are plain text and open to anyone who reaches this address (--tls-cert, --token-file)",
+                "streams are unencrypted and open to any client that reaches this address (--tls-cert, --token-file)",
             ),
-            (None, Some(_)) => Some(
-                "tokens are sent in plain text and can be read in transit and the streams (--tls-cert)",
-            ),
-            (Some(_), None) if !self.wants_certificates => Some(
-                "the streams are encrypted, and open to anyone who reaches this address (--tls-client-ca, --token-file)",
+            (None, Some(_)) => {
+                Some("tokens and streams are unencrypted and can be read in transit (--tls-cert)")
+            }
+            (Some(_), None) if !self.requires_certificates => Some(
+                "streams are encrypted, but open to any client that reaches this address (--tls-client-ca, --token-file)",
             ),
             (Some(_), _) => None,
         }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_port_is_warned_of_where_others_reach_it_and_tokens_on_it_too() {
+    fn exposed_port_without_tls_or_tokens_is_reported() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a-token-of-some-length").unwrap();
         let path = file.path().display().to_string();
@@ -159,12 +159,12 @@ mod tests {
         };
         let (plain, token) = (check(String::new()), check(path));
         assert!(errors.is_empty(), "{errors}");
-        let (here, everywhere) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
-        assert_eq!(plain.exposure(here), None);
+        let (loopback, any) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
+        assert_eq!(plain.exposure(loopback), None);
         assert_eq!(token.exposure("[::1]:1".parse().unwrap()), None);
-        let exposed = |security: &Security| security.exposure(everywhere).unwrap();
-        assert!(exposed(&plain).starts_with("the streams are plain text"));
-        assert!(exposed(&token).starts_with("tokens are sent in plain text"));
+        let exposed = |security: &Security| security.exposure(any).unwrap();
+        assert!(exposed(&plain).starts_with("streams are unencrypted"));
+        assert!(exposed(&token).starts_with("tokens and streams are unencrypted"));
         assert!(!format!("{token:?}").contains("a-token"));
     }
 }

@@ -1,64 +1,64 @@
-//! The runtime config: applies a reload. The one place where settings marked as reloaded take effect.
+//! Applies reloadable settings. The only place where they take effect.
 
 use runtime::listen::Limits;
 use tokio::sync::watch;
 
-use super::open_files::Affordable;
+use super::open_files::EffectiveConnections;
 use crate::{
-    config::{Config, Stopping},
+    config::{Config, Shutdown},
     edge::dsps::Dsps,
     server,
     streams::subscribers::Subscribers,
 };
 
-/// The settings in effect that a reload may change; clones share them.
+/// The active values of reloadable settings; clones share them.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
     pub(super) http: watch::Sender<Limits>,
     pub(super) grpc: watch::Sender<Limits>,
-    pub(super) stopping: watch::Sender<Stopping>,
+    pub(super) shutdown: watch::Sender<Shutdown>,
     subscribers: Subscribers,
     dsps: Dsps,
 }
 
 impl RuntimeConfig {
-    /// The settings of `config`.
+    /// Begins with the settings in `config`.
     pub(super) fn new(config: &Config, subscribers: Subscribers, dsps: Dsps) -> Self {
-        let affordable = Affordable::now(config);
+        let effective = EffectiveConnections::now(config);
         Self {
-            http: watch::Sender::new(http_limits(config, affordable)),
-            grpc: watch::Sender::new(grpc_limits(config, affordable)),
-            stopping: watch::Sender::new(config.stopping),
+            http: watch::Sender::new(http_limits(config, effective)),
+            grpc: watch::Sender::new(grpc_limits(config, effective)),
+            shutdown: watch::Sender::new(config.shutdown),
             subscribers,
             dsps,
         }
     }
 
-    /// Applies those settings of `config` that may change.
+    /// Applies the reloadable settings in `config`.
     pub fn apply(&self, config: &Config) {
-        let affordable = Affordable::now(config);
-        self.http.send_replace(http_limits(config, affordable));
-        self.grpc.send_replace(grpc_limits(config, affordable));
-        self.stopping.send_replace(config.stopping);
+        let effective = EffectiveConnections::now(config);
+        self.http.send_replace(http_limits(config, effective));
+        self.grpc.send_replace(grpc_limits(config, effective));
+        self.shutdown.send_replace(config.shutdown);
         self.subscribers.set_limits(
-            config.keeping.subscriber_retention,
+            config.retention.subscriber_retention,
             config.limits.subscribers,
         );
-        self.dsps.show(&config.dsps);
+        self.dsps.set_series(&config.dsps);
     }
 }
 
-/// The limits of the edge, as far as the system allows enough open files.
-fn http_limits(config: &Config, affordable: Affordable) -> Limits {
+/// Limits of the HTTP port, reduced if the open-file limit is too low.
+fn http_limits(config: &Config, effective: EffectiveConnections) -> Limits {
     Limits {
-        connections_max: affordable.http,
+        connections_max: effective.http,
         ..config.limits.http()
     }
 }
 
-/// The limits of the streams, likewise.
-fn grpc_limits(config: &Config, affordable: Affordable) -> Limits {
-    server::limits(affordable.grpc, config.limits.grpc_connections_per_address)
+/// Limits of the gRPC port, reduced in the same way.
+fn grpc_limits(config: &Config, effective: EffectiveConnections) -> Limits {
+    server::limits(effective.grpc, config.limits.grpc_connections_per_address)
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     use crate::config::Args;
 
     fn config(flag: Option<String>) -> Config {
-        // Refusing unknown DSPs needs a list.
+        // --unknown-dsps=refuse requires --dsps.
         let always = ["producer", "--dsps=5"].map(ToOwned::to_owned);
         let arguments = always.into_iter().chain(flag);
         Config::load(arguments.map(Into::into)).unwrap()
@@ -87,20 +87,20 @@ mod tests {
         RuntimeConfig::new(&config, subscribers, dsps)
     }
 
-    fn in_effect(runtime: &RuntimeConfig) -> String {
+    fn active(runtime: &RuntimeConfig) -> String {
         let limits = (*runtime.http.borrow(), *runtime.grpc.borrow());
-        let stopping = *runtime.stopping.borrow();
+        let shutdown = *runtime.shutdown.borrow();
         format!(
-            "{limits:?} {stopping:?} {:?} {:?}",
+            "{limits:?} {shutdown:?} {:?} {:?}",
             runtime.subscribers, runtime.dsps
         )
     }
 
     #[test]
-    fn each_setting_marked_as_reloaded_takes_effect() {
+    fn reloadable_settings_take_effect() {
         for id in settings_with::<Args>(ReloadMode::Live) {
             if id == "log_filter" {
-                // Applied by what reads the settings again.
+                // Applied by `runtime`.
                 continue;
             }
             let is_time = ["timeout", "delay", "retention"]
@@ -113,17 +113,17 @@ mod tests {
             };
             let flag = format!("--{}={value}", id.replace('_', "-"));
             let runtime = runtime_config();
-            let before = in_effect(&runtime);
+            let before = active(&runtime);
             runtime.apply(&config(Some(flag)));
-            assert_ne!(in_effect(&runtime), before, "{id} changes nothing");
+            assert_ne!(active(&runtime), before, "{id} has no effect");
         }
     }
 
     #[test]
-    fn same_settings_change_nothing() {
+    fn reload_without_changes_has_no_effect() {
         let runtime = runtime_config();
-        let before = in_effect(&runtime);
+        let before = active(&runtime);
         runtime.apply(&config(None));
-        assert_eq!(in_effect(&runtime), before);
+        assert_eq!(active(&runtime), before);
     }
 }

@@ -1,4 +1,4 @@
-//! The order in which a producer drains, and the time that each step may take.
+//! The steps of a drain in order, with their time limits.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use tokio::time::Instant;
 use tonic_health::ServingStatus;
 
 use super::App;
-use crate::{config::Stopping, streams::Streams};
+use crate::{config::Shutdown, streams::Streams};
 
-/// Most of the drain that waiting for HTTP clients may take: a client that has sent half a request, or does not read
-/// its responses, must not cost the subscribers their tail.
+/// Maximum time to wait for HTTP clients. A client that sends half a request or does not read its responses must not use
+/// up the time for the subscribers.
 const EDGE_GRACE: Duration = Duration::from_millis(2500);
 
-/// How long it waits for a turn of the waiting rooms to end, which takes no millisecond.
+/// Maximum time to wait for the release task, which needs less than a millisecond.
 const SHAPING_GRACE: Duration = Duration::from_millis(500);
 
-/// The last part of the drain, in which the admin port still answers.
+/// Time at the end of the drain during which only the admin port is open.
 const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
-/// Some subscribers were not sent everything in time.
+/// Some subscribers did not receive all cookies before the deadline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not everything was sent within {}; still behind: {}",
+    "drain timed out after {}; subscribers that did not receive all cookies: {}",
     humantime::format_duration(*.within),
     .behind.join(", ")
 )]
@@ -31,31 +31,33 @@ pub struct DrainTimeout {
 }
 
 impl App {
-    /// Stops in the order in which the data flows: load balancers get time to notice that it is not ready, requests are
-    /// finished, what waits for its limits is kept or released, the log is closed, and streams send the rest and a goodbye. Takes no longer than configured.
+    /// Stops in data-flow order: wait for `--drain-delay`, finish open requests, spool or release queued cookies, close the
+    /// log, and send its rest and a `Goodbye` on all streams. Takes no longer than configured.
     ///
     /// # Errors
-    /// When a connected subscriber was not sent everything in that time; it has lost the rest.
+    /// When a connected subscriber did not receive all cookies in time; it loses the rest.
     pub async fn drain(self) -> Result<(), DrainTimeout> {
         self.draining.cancel();
         self.health.set_not_serving::<Streams>().await;
-        // The status for probes that name no service.
+        // For probes that do not specify a service.
         let overall = self
             .health
             .set_service_status("", ServingStatus::NotServing);
         overall.await;
-        let Stopping {
+        let Shutdown {
             drain_delay: delay,
             drain_timeout: timeout,
-        } = *self.runtime_config.stopping.borrow();
+        } = *self.runtime_config.shutdown.borrow();
         tokio::time::sleep(delay).await;
         let end = Instant::now() + timeout;
         let edge_grace = EDGE_GRACE.min(timeout / 4);
         if !self.edge.drain(Instant::now() + edge_grace).await {
-            tracing::info!("cut off HTTP clients that did not finish");
+            tracing::info!("closed HTTP connections of clients that did not finish");
         }
         if let Some(shaping) = &self.shaping {
-            self.shapes.drain(Instant::now() + SHAPING_GRACE).await;
+            self.shaping_stage
+                .drain(Instant::now() + SHAPING_GRACE)
+                .await;
             shaping.drain(Instant::now() + timeout / 4).await;
         }
         self.log.close();
@@ -73,20 +75,20 @@ impl App {
         })
     }
 
-    /// Returns the names of the subscribers whose streams were still open at the deadline.
+    /// Returns the subscribers whose streams were still open at the deadline.
     async fn drain_streams(&self, deadline: Instant) -> Vec<String> {
-        // Read just before the connections are closed, which ends their streams.
-        let look = async {
+        // Read just before closing the connections ends the streams.
+        let open_streams = async {
             tokio::time::sleep_until(deadline).await;
-            let queues = self.subscribers.snapshot().into_iter();
-            queues
-                .filter(|queue| queue.connected)
-                .map(|queue| queue.name)
+            let subscribers = self.subscribers.snapshot().into_iter();
+            subscribers
+                .filter(|subscriber| subscriber.connected)
+                .map(|subscriber| subscriber.name)
                 .collect()
         };
         tokio::select! {
             biased;
-            behind = look => {
+            behind = open_streams => {
                 self.streams.drain(deadline).await;
                 behind
             }

@@ -1,31 +1,31 @@
-//! How many connections the limit of open files allows: each connection is an open file.
+//! Connection limits that fit the open-file limit: each connection is an open file.
 
 use super::Config;
 
-/// With fewer, a producer could accept requests but have no files left for the subscribers.
+/// Minimum open-file limit. With fewer files, requests could leave none for subscribers.
 pub(super) const FILES_MIN: u64 = 256;
 
-/// Files reserved for other purposes, unless a quarter of all files is less.
+/// Files reserved for other purposes, or a quarter of all files if that is less.
 const OTHER_FILES: u64 = 512;
 
-/// How many connections each port can have.
+/// Effective connection limit of each port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Affordable {
+pub(super) struct EffectiveConnections {
     pub(super) http: usize,
     pub(super) grpc: usize,
 }
 
-impl Affordable {
-    /// As many as configured, or, if the system allows this process too few files, a share of them.
+impl EffectiveConnections {
+    /// The configured limits, reduced if the open-file limit is too low.
     pub(super) fn now(config: &Config) -> Self {
         let files = runtime::raise_open_files();
         let (http, grpc) = (
             config.limits.http_connections,
             config.limits.grpc_connections,
         );
-        let affordable = Self::share(http, grpc, files);
-        if affordable != (Self { http, grpc }) {
-            let Self { http, grpc } = affordable;
+        let effective = Self::share(http, grpc, files);
+        if effective != (Self { http, grpc }) {
+            let Self { http, grpc } = effective;
             tracing::warn!(
                 files,
                 http_connections = http,
@@ -33,21 +33,21 @@ impl Affordable {
                 "open-file limit too low for the configured connections"
             );
         }
-        affordable
+        effective
     }
 
-    /// A share of too few files is in proportion to what is configured. A port gets at least a quarter of what can be
-    /// shared, if it wants as many.
+    /// Divides too few files in proportion to the configured limits. Each port gets at least a quarter, or its configured
+    /// limit if that is less.
     fn share(http: usize, grpc: usize, files: u64) -> Self {
         let spare = files.saturating_sub(OTHER_FILES.min(files / 4));
         let spare = usize::try_from(spare).unwrap_or(usize::MAX);
-        let wanted = http.saturating_add(grpc);
-        if wanted <= spare {
+        let configured = http.saturating_add(grpc);
+        if configured <= spare {
             return Self { http, grpc };
         }
-        let part = spare as u128 * grpc as u128 / wanted as u128;
-        let part = usize::try_from(part).unwrap_or(spare);
-        let grpc = grpc.min(part.clamp(spare / 4, spare - spare / 4));
+        let share = spare as u128 * grpc as u128 / configured as u128;
+        let share = usize::try_from(share).unwrap_or(spare);
+        let grpc = grpc.min(share.clamp(spare / 4, spare - spare / 4));
         Self {
             http: http.min(spare - grpc),
             grpc,
@@ -60,13 +60,14 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(wanted: (usize, usize), files: u64, expected: (usize, usize)) {
-        let Affordable { http, grpc } = Affordable::share(wanted.0, wanted.1, files);
+    fn check(configured: (usize, usize), files: u64, expected: (usize, usize)) {
+        let EffectiveConnections { http, grpc } =
+            EffectiveConnections::share(configured.0, configured.1, files);
         assert_eq!((http, grpc), expected);
     }
 
     #[test]
-    fn both_ports_have_their_share_of_the_files() {
+    fn connection_limits_fit_the_open_file_limit() {
         check((20_000, 2_048), 1 << 20, (20_000, 2_048));
         check((20_000, 2_048), u64::MAX, (20_000, 2_048));
         check((20_000, 2_048), 22_560, (20_000, 2_048));

@@ -1,7 +1,7 @@
-//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+//! The command-line settings: one field each, with name, type, default, help, and reload group.
 //!
-//! What is in no group needs a restart: consumers know a producer by its addresses and name, and what is kept, and how it is cut,
-//! is laid out at the start.
+//! Settings without a group need a restart: consumers identify a producer by its addresses and id, and the log is laid out
+//! at the start.
 
 use std::{convert::Infallible, net::SocketAddr, ops::RangeInclusive, time::Duration};
 
@@ -16,33 +16,33 @@ use runtime::{
 };
 
 use super::{dsps::DspsArgs, shaping::LimitsArgs};
-use crate::{epoch_history::State, security::SecurityArgs};
+use crate::{epoch_history::StateDir, security::SecurityArgs};
 
-/// Most connections that can be asked for: far beyond what one machine has.
+/// Range of connection limits; the maximum is far beyond the capacity of one machine.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
-  Keep four gigabytes for consumers that are away, and ask them for a token:
+  Retain 4 GiB for disconnected consumers, and require a token from them:
     producer --log-bytes 4GiB --token-file /etc/cookiesync/tokens
 
-  Write the settings of a file that can be used from now on, and check it after a change:
+  Write the settings to a file, and validate the file after a change:
     producer --log-bytes 4GiB --print-config > producer.toml
     producer --config producer.toml --check-config
 
-  Change what is logged while it runs (with --debug-endpoints):
+  Change the log filter of a running producer (requires --debug-endpoints):
     curl -X PUT -d info,producer=debug http://127.0.0.1:9090/log-filter";
 
-/// Takes sync requests over HTTP and streams their cookies to every exchange node.
+/// Accepts sync requests over HTTP and streams their cookies to every exchange node
 #[derive(Debug, Clone, Parser)]
 #[command(name = "producer", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
-    pub(super) listening: Listening,
+    pub(super) network: Network,
     #[command(flatten)]
-    pub(super) keeping: Keeping,
+    pub(super) retention: Retention,
     #[command(flatten)]
-    pub(super) limits: Granted,
+    pub(super) limits: ResourceLimits,
     #[command(flatten)]
     pub(super) dsps: DspsArgs,
     #[command(flatten)]
@@ -50,15 +50,15 @@ pub struct Args {
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]
-    pub(super) stopping: Stopping,
+    pub(super) shutdown: Shutdown,
     #[command(flatten)]
     pub(super) common: CommonArgs,
 }
 
-/// Where a producer listens, and who it is.
+/// Addresses and identity.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Where it listens, and who it is")]
-pub struct Listening {
+#[command(next_help_heading = "Network and identity")]
+pub struct Network {
     /// Address for sync requests (HTTP/1.1)
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub http: SocketAddr,
@@ -77,16 +77,16 @@ pub struct Listening {
 
     /// Directory for the epoch history, or `none` [default: /dev/shm]
     ///
-    /// From it, its consumers know after a crash or a restart how much they missed. It must be in memory (tmpfs), and always
-    /// the same for the same name; `none` keeps no record.
+    /// After a restart or crash, consumers learn from it how many cookies they missed. It must be in memory (tmpfs), and the same for
+    /// every run of a producer.
     #[arg(long, value_name = "DIR", default_value = "", value_parser = parse_state)]
-    pub state: State,
+    pub state: StateDir,
 }
 
-/// What it keeps.
+/// Size of the log, and how long subscribers are remembered.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "What it keeps")]
-pub struct Keeping {
+#[command(next_help_heading = "Log and retention")]
+pub struct Retention {
     /// Maximum size of the in-memory log
     #[arg(
         long,
@@ -96,7 +96,7 @@ pub struct Keeping {
     )]
     pub log_bytes: usize,
 
-    /// Size at which a chunk is sealed
+    /// Seal a chunk at this size
     #[arg(
         long,
         value_name = "BYTES",
@@ -143,7 +143,7 @@ pub struct Keeping {
     )]
     pub rewind_bytes: usize,
 
-    /// How long a stream may be silent before it sends a heartbeat
+    /// Send a heartbeat on a stream that was idle for this long
     #[arg(
         long,
         value_name = "TIME",
@@ -154,10 +154,10 @@ pub struct Keeping {
     pub heartbeat: Duration,
 }
 
-/// What it grants others at most.
+/// Limits of connections, memory and time for clients.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Limits")]
-pub struct Granted {
+#[command(next_help_heading = "Resource limits")]
+pub struct ResourceLimits {
     /// Maximum number of subscribers, including disconnected ones within --subscriber-retention
     #[arg(
         long,
@@ -171,7 +171,7 @@ pub struct Granted {
 
     /// Maximum bytes in flight to all subscribers, in addition to the log
     ///
-    /// Beyond it the slowest are cut off. At least 256 KiB and three chunks.
+    /// Above this, the slowest subscribers are disconnected. Must be at least 256 KiB plus three chunks.
     #[arg(
         long,
         value_name = "BYTES",
@@ -180,7 +180,7 @@ pub struct Granted {
     )]
     pub in_flight_bytes: usize,
 
-    /// Most HTTP connections at once
+    /// Maximum number of HTTP connections
     #[arg(
         long,
         group = RELOADED,
@@ -190,7 +190,7 @@ pub struct Granted {
     )]
     pub http_connections: usize,
 
-    /// Most gRPC connections at once
+    /// Maximum number of gRPC connections
     #[arg(
         long,
         group = RELOADED,
@@ -200,7 +200,7 @@ pub struct Granted {
     )]
     pub grpc_connections: usize,
 
-    /// Maximum concurrent HTTP connections per client address [default: --http-connections]
+    /// Maximum number of HTTP connections per client address [default: --http-connections]
     ///
     /// IPv6 clients are counted per /64. Behind a load balancer, all connections share one address.
     #[arg(
@@ -213,9 +213,9 @@ pub struct Granted {
     )]
     pub http_connections_per_address: std::option::Option<usize>,
 
-    /// Most gRPC connections at once from one address [default: half of --grpc-connections]
+    /// Maximum number of gRPC connections per client address [default: half of --grpc-connections]
     ///
-    /// Or from one IPv6 network of 64 bits.
+    /// IPv6 clients are counted per /64.
     #[arg(
         long,
         group = RELOADED,
@@ -226,7 +226,7 @@ pub struct Granted {
     )]
     pub grpc_connections_per_address: std::option::Option<usize>,
 
-    /// Longest time an HTTP client may take to send the head of a request
+    /// Time limit for an HTTP client to send the headers of a request
     #[arg(
         long,
         group = RELOADED,
@@ -247,7 +247,7 @@ pub struct Granted {
     )]
     pub idle_timeout: Duration,
 
-    /// Longest time an HTTP client may take to read its answers
+    /// Time limit for an HTTP client to read its responses
     #[arg(
         long,
         group = RELOADED,
@@ -259,13 +259,13 @@ pub struct Granted {
     pub write_timeout: Duration,
 }
 
-/// How long stopping takes.
+/// Time limits of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "How it stops")]
-pub struct Stopping {
+#[command(next_help_heading = "Shutdown")]
+pub struct Shutdown {
     /// How long to keep accepting requests after a shutdown signal. Set it longer than the load balancer takes to notice
     ///
-    /// Meanwhile `/readyz` returns 503 and every response closes its connection.
+    /// During this time, `/readyz` returns 503 and every response closes its connection.
     #[arg(
         long,
         group = RELOADED,
@@ -286,8 +286,8 @@ pub struct Stopping {
     pub drain_timeout: Duration,
 }
 
-impl Granted {
-    /// What the edge grants its clients.
+impl ResourceLimits {
+    /// Limits of the HTTP port.
     #[must_use]
     pub fn http(&self) -> listen::Limits {
         listen::Limits {
@@ -310,14 +310,14 @@ fn parse_id(text: &str) -> Result<Option<String>, &'static str> {
     }
     match ids::check_name(text) {
         Ok(()) => Ok(Some(text.to_owned())),
-        Err(_) => Err("longer than 256 bytes, or with control characters"),
+        Err(_) => Err("must have at most 256 bytes and no control characters"),
     }
 }
 
-fn parse_state(text: &str) -> Result<State, Infallible> {
+fn parse_state(text: &str) -> Result<StateDir, Infallible> {
     Ok(match text {
-        "" => State::Default,
-        "none" => State::Off,
-        dir => State::Dir(dir.into()),
+        "" => StateDir::Default,
+        "none" => StateDir::Off,
+        dir => StateDir::Dir(dir.into()),
     })
 }

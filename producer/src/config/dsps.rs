@@ -1,4 +1,4 @@
-//! The settings of which DSPs there are, which of them have metrics of their own, and what becomes of others.
+//! Settings of the known DSPs: their metric series, and the handling of unknown DSPs.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,9 @@ use clap::ArgAction;
 use proto::ids;
 use runtime::settings::{ConfigErrors, RELOADED, count};
 
-use crate::edge::dsps::{SHOWN_MAX, Shown};
+use crate::edge::dsps::{DspSeries, LISTED_MAX};
 
-/// The settings, a field for each.
+/// The settings as written.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
@@ -42,33 +42,33 @@ pub(super) struct DspsArgs {
         value_name = "COUNT",
         default_value = "64",
         hide_short_help = true,
-        value_parser = count(0..=SHOWN_MAX)
+        value_parser = count(0..=LISTED_MAX)
     )]
     dsp_series_max: usize,
 }
 
 impl DspsArgs {
-    /// What they mean; notes what is wrong between them.
-    pub(super) fn check(self, errors: &mut ConfigErrors) -> Shown {
-        let named: BTreeSet<_> = self.dsps.into_iter().flatten().collect();
-        if named.len() > SHOWN_MAX {
+    /// Validates the settings; adds all errors to `errors`.
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> DspSeries {
+        let listed: BTreeSet<_> = self.dsps.into_iter().flatten().collect();
+        if listed.len() > LISTED_MAX {
             errors.add(format!(
-                "--dsps: {} DSPs, but at most {SHOWN_MAX} may be named",
-                named.len()
+                "--dsps: lists {} DSPs; the maximum is {LISTED_MAX}",
+                listed.len()
             ));
         }
-        if self.unknown_dsps && named.is_empty() {
-            errors.add("--unknown-dsps: to refuse needs --dsps, or every request would be refused");
+        if self.unknown_dsps && listed.is_empty() {
+            errors.add("--unknown-dsps: refuse requires --dsps; every request would be rejected");
         }
-        Shown {
-            named,
+        DspSeries {
+            listed,
             max: self.dsp_series_max,
-            refuses_others: self.unknown_dsps,
+            rejects_unlisted: self.unknown_dsps,
         }
     }
 }
 
-/// Whether they are refused.
+/// Whether unknown DSPs are rejected.
 fn parse_unknown(text: &str) -> Result<bool, String> {
     match text {
         "accept" => Ok(false),
@@ -77,7 +77,7 @@ fn parse_unknown(text: &str) -> Result<bool, String> {
     }
 }
 
-/// None for an empty part of a list.
+/// `None` for an empty list item.
 fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
     let text = text.trim();
     if text.is_empty() {
@@ -86,7 +86,7 @@ fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
     match text.parse() {
         Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
         _ => Err(format!(
-            "`{text}` is not a DSP: a decimal from 1 to 4294967295"
+            "invalid DSP id {text:?}: must be a decimal number from 1 to 4294967295"
         )),
     }
 }

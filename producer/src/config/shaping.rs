@@ -1,4 +1,4 @@
-//! The settings of the limits that DSPs have agreed on.
+//! Settings of the DSP rate limits.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,14 @@ use runtime::{
 
 use crate::shaping::limits_file::{self, File, LimitsFile};
 
-/// The settings, a field for each; an empty string means not set.
+/// The settings as written; an empty string means not set.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "What DSPs have agreed on")]
+#[command(next_help_heading = "DSP rate limits")]
 pub(super) struct LimitsArgs {
     /// TOML file with DSP rate limits, and how to handle cookies over a limit: observe, police or shape
     ///
-    /// It is looked at again every second; an invalid version changes nothing. `limiter check --for producer` says what a file means.
+    /// Checked for changes every second. If a new version is invalid, the current one stays active. Validate a file with
+    /// `limiter check --for producer`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     limits: String,
 
@@ -27,29 +28,29 @@ pub(super) struct LimitsArgs {
     limits_spool: String,
 }
 
-/// The checked settings, and what the file says.
+/// The validated settings, and the content of the limits file.
 #[derive(Debug, Clone, Default)]
 pub struct LimitsConfig {
-    /// Which DSPs are under which limits.
+    /// The limits file.
     pub(crate) file: Option<LimitsFile>,
-    /// The file that keeps what waits while the producer is stopped.
+    /// The file that stores queued cookies while the producer is stopped.
     pub(crate) spool: Option<PathBuf>,
 }
 
 impl LimitsArgs {
-    /// Reads the file; notes what is wrong with it.
+    /// Reads the limits file; adds all errors to `errors`.
     pub(super) fn check(self, errors: &mut ConfigErrors) -> LimitsConfig {
         let spool = (!self.limits_spool.is_empty()).then(|| PathBuf::from(&self.limits_spool));
         if let Some(spool) = &spool {
             if self.limits.is_empty() {
-                errors.add("--limits-spool: needs --limits");
+                errors.add("--limits-spool: requires --limits");
             }
-            // What cannot be written at the end is said at the start.
+            // Report an unusable path at the start, not at shutdown.
             let dir = spool.parent().filter(|dir| !dir.as_os_str().is_empty());
             if spool.is_dir() || dir.is_some_and(|dir| !dir.is_dir()) {
                 let path = spool.display();
                 errors.add(format!(
-                    "--limits-spool: {path}: names a file in a directory that exists"
+                    "--limits-spool: {path}: must be a file in an existing directory"
                 ));
             }
         }
@@ -62,14 +63,14 @@ impl LimitsArgs {
 }
 
 impl LimitsConfig {
-    /// Looks at the file once, where nothing else does.
+    /// Reloads the limits file once, for callers that do not watch it.
     pub fn look(&self) {
         if let Some(file) = &self.file {
             file.reload_once();
         }
     }
 
-    /// Most bytes that what waits may take, by the file as it is now.
+    /// Maximum bytes of all DSP queues under the current limits file.
     pub(crate) fn queue_bytes_max(&self) -> u64 {
         let file = self.file.as_ref();
         file.map_or(0, |file| limits_file::queue_bytes_max(&file.current()))

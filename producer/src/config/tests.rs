@@ -1,11 +1,11 @@
-//! The settings as operators write them, right and wrong.
+//! Valid and invalid settings.
 
 use std::time::Duration;
 
 use proto::limits;
 
 use super::*;
-use crate::epoch_history::State;
+use crate::epoch_history::StateDir;
 
 fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
     let arguments = ["producer"].into_iter().chain(arguments.iter().copied());
@@ -15,33 +15,36 @@ fn load(arguments: &[&str]) -> Result<Config, clap::Error> {
 #[test]
 fn defaults_are_the_documented_ones() {
     let config = load(&[]).unwrap();
-    assert_eq!(config.listening.http, "0.0.0.0:8080".parse().unwrap());
-    assert_eq!(config.listening.grpc, "0.0.0.0:7676".parse().unwrap());
-    assert_eq!(config.listening.admin, "127.0.0.1:9090".parse().unwrap());
-    assert_eq!(config.keeping.log_bytes, 1 << 30);
-    assert_eq!(config.keeping.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
-    assert_eq!(config.keeping.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
+    assert_eq!(config.network.http, "0.0.0.0:8080".parse().unwrap());
+    assert_eq!(config.network.grpc, "0.0.0.0:7676".parse().unwrap());
+    assert_eq!(config.network.admin, "127.0.0.1:9090".parse().unwrap());
+    assert_eq!(config.retention.log_bytes, 1 << 30);
+    assert_eq!(config.retention.chunk_bytes, limits::CHUNK_BYTES_DEFAULT);
+    assert_eq!(config.retention.rewind_bytes, limits::REWIND_BYTES_DEFAULT);
     assert_eq!(config.limits.in_flight_bytes, 256 << 20);
-    assert_eq!(config.keeping.subscriber_retention, Duration::from_secs(60));
-    assert_eq!(config.stopping.drain_timeout, Duration::from_secs(10));
+    assert_eq!(
+        config.retention.subscriber_retention,
+        Duration::from_secs(60)
+    );
+    assert_eq!(config.shutdown.drain_timeout, Duration::from_secs(10));
     assert_eq!(config.limits.http_connections_per_address, None);
     assert_eq!(config.limits.grpc_connections_per_address, None);
-    assert_eq!(config.stopping.drain_delay, Duration::ZERO);
+    assert_eq!(config.shutdown.drain_delay, Duration::ZERO);
 }
 
 #[test]
-fn epoch_history_has_a_dir_or_none() {
+fn state_flag_selects_a_directory_or_none() {
     for (flag, state) in [
-        ("--state=", State::Default),
-        ("--state=none", State::Off),
-        ("--state=/run/p", State::Dir("/run/p".into())),
+        ("--state=", StateDir::Default),
+        ("--state=none", StateDir::Off),
+        ("--state=/run/p", StateDir::Dir("/run/p".into())),
     ] {
-        assert_eq!(load(&[flag]).unwrap().listening.state, state);
+        assert_eq!(load(&[flag]).unwrap().network.state, state);
     }
 }
 
 #[test]
-fn all_errors_are_reported_at_once() {
+fn all_errors_are_reported_together() {
     let arguments = [
         "--http=nowhere",
         "--log-bytes=12 parsecs",
@@ -69,8 +72,8 @@ fn all_errors_are_reported_at_once() {
 }
 
 #[test]
-fn unknown_dsps_are_refused_with_a_list_alone() {
-    for (flags, refuses) in [
+fn refusing_unknown_dsps_requires_a_list() {
+    for (flags, rejects) in [
         (&["--dsps=17"][..], Some(false)),
         (&["--dsps=17,18", "--unknown-dsps=refuse"], Some(true)),
         (&["--unknown-dsps=accept"], Some(false)),
@@ -78,8 +81,8 @@ fn unknown_dsps_are_refused_with_a_list_alone() {
         (&["--unknown-dsps=refuse", "--dsps="], None),
         (&["--unknown-dsps=Refuse", "--dsps=17"], None),
     ] {
-        match (load(flags), refuses) {
-            (Ok(config), Some(refuses)) => assert_eq!(config.dsps.refuses_others, refuses),
+        match (load(flags), rejects) {
+            (Ok(config), Some(rejects)) => assert_eq!(config.dsps.rejects_unlisted, rejects),
             (Err(error), None) => assert!(error.to_string().contains("--unknown-dsps: ")),
             (loaded, _) => panic!("{flags:?}: {loaded:?}"),
         }
@@ -87,7 +90,7 @@ fn unknown_dsps_are_refused_with_a_list_alone() {
 }
 
 #[test]
-fn in_flight_bytes_hold_at_least_what_one_stalled_stream_may() {
+fn in_flight_bytes_cover_at_least_one_stalled_stream() {
     for (in_flight, chunk, is_enough) in [
         ("447KiB", "64KiB", false),
         ("448KiB", "64KiB", true),
@@ -106,14 +109,14 @@ fn in_flight_bytes_hold_at_least_what_one_stalled_stream_may() {
 }
 
 #[test]
-fn certificate_without_key_is_a_error_and_so_is_the_reverse() {
+fn certificate_without_key_and_key_without_certificate_are_errors() {
     for (given, missing) in [
         ("--tls-cert", "--tls-key"),
         ("--tls-key", "--tls-cert"),
         ("--tls-client-ca", "--tls-cert"),
     ] {
         let error = load(&[given, "/some/file"]).unwrap_err().to_string();
-        let said = format!("{given}: needs {missing}");
-        assert!(error.contains(&said), "{said} is missing in: {error}");
+        let expected = format!("{given}: needs {missing}");
+        assert!(error.contains(&expected), "no {expected:?} in: {error}");
     }
 }

@@ -1,34 +1,34 @@
-//! One HTTP/1.1 connection: read what has arrived, answer all complete requests in it, write once, read again.
+//! One HTTP/1.1 connection. In a loop: read, handle all complete requests, write all responses.
 //!
 //! # Why not hyper
 //!
-//! This edge needs very little of HTTP: two methods, two paths, no request bodies. With hyper a pipelined request cost
-//! 1.0 µs of CPU in user space, whatever else was done; here it costs a third of that. `httparse`, the parser under
-//! hyper, still parses the syntax. The rest is done here:
+//! This edge needs little of HTTP: two methods, two paths, no request bodies. With hyper, a pipelined request cost 1.0 µs
+//! of CPU in user space; here it costs a third of that. `httparse`, the parser of hyper, still parses the syntax. This
+//! module adds:
 //!
 //! - The cookies of all requests of one read are appended under one lock, *before* their responses are written. A
-//!   finished response never waits for a request that has arrived only in part.
-//! - A request's body is skipped if it arrived with its head. Otherwise the response closes the connection: a load
-//!   balancer that does not know of the body would send another person's request in its place.
+//!   finished response never waits for a partly received request.
+//! - A request body is skipped if it arrived with its headers. Otherwise the response closes the connection, because a load
+//!   balancer that reuses the connection could have its next request parsed as part of the body.
 //! - While a client does not read its responses, no further requests are read from it.
-//! - After 64 requests the task yields, whatever this connection still holds. tokio would let a task whose reads and
-//!   writes are always ready continue for 128 of them, each of which may be hundreds of requests: sixteen clients that
-//!   sent without pause raised the latency of a well-behaved client beside them from 1.5 ms to 3 s.
-//! - Before the connection is closed, all requests that were sent together are answered; the last response announces
-//!   the close.
-//! - Before closing on a client that still sends, its bytes are read for a while: closing with unread bytes would
-//!   destroy the response on its way.
+//! - After 64 requests the task yields. tokio lets a task continue for 128 reads and writes that are ready, each of which
+//!   may be hundreds of requests: sixteen clients that sent continuously raised the latency of a well-behaved client from
+//!   1.5 ms to 3 s.
+//! - Before the connection is closed, all requests that were sent together are handled; the last response announces the
+//!   close.
+//! - After closing its side, the connection discards what the client still sends, for a while: closing with unread bytes
+//!   could destroy a response in transit.
 //!
-//! Timeouts come from the shared accept loop.
+//! The shared accept loop enforces timeouts.
 //!
 //! # The cost of measuring time
 //!
-//! Latency is measured once for all requests of one read, with two readings of the monotonic clock: after the read, and
-//! after the responses are made. The first also decides when to read the time of day for the date of the responses,
-//! which happens ten times a second. A batch thus costs one reading of a clock and two atomic additions more than
-//! without. Together with the counts of [`dsps`](super::dsps), a request of 16 in flight on each of 32 connections took
-//! 1.27 µs of CPU time instead of 1.26 in the best of five alternating runs, and 1.34 instead of 1.31 in the median
-//! (`bench load -c 32 -p 16 -d 4s`); for a single request the difference was below the noise.
+//! Latency is measured once for all requests of one read, by reading the monotonic clock after the read and after encoding
+//! the responses. The first reading also decides when to update the date header, ten times per second. Measuring thus
+//! costs one clock reading and two atomic additions per batch. Together with the counters of [`dsps`](super::dsps), CPU
+//! time per request rose from 1.26 to 1.27 µs in the best of five alternating runs, and from 1.31 to 1.34 µs in the median
+//! (`bench load -c 32 -p 16 -d 4s`: 32 connections with 16 requests in flight). For single requests the difference was
+//! below the noise.
 
 use std::{
     io,
@@ -45,47 +45,47 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Edge,
     dsps::{KnownDsps, Tally},
-    head::{self, HEAD_BYTES_MAX, Refusal},
+    head::{self, HEAD_BYTES_MAX, HeadError},
     response::{Outcome, ResponseOptions, Responses},
 };
 use crate::log::{AppendBatch, Closed};
 
-/// Buffer space an idle connection keeps.
-const RESTING_BYTES: usize = 4 * 1024;
+/// Buffer capacity of an idle connection.
+const IDLE_BUFFER_BYTES: usize = 4 * 1024;
 
-/// How much is read at once, at most; room for the longest head.
+/// Maximum size of a read; the longest request head fits.
 const READ_BYTES_MAX: usize = 2 * HEAD_BYTES_MAX;
 
-/// Responses of this size are written before further requests are handled.
+/// Responses are written when they reach this size, before further requests are handled.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
-/// The memory of a busy connection: it fills neither of these buffers while the other is full.
+/// Maximum memory of a connection. Neither buffer grows while the other is full.
 pub(crate) const CONNECTION_BYTES: usize = READ_BYTES_MAX + WRITE_BYTES_MAX;
 
-/// Requests after which the task yields to others.
-const TURN_REQUESTS_MAX: u64 = 64;
+/// Number of requests after which the task yields.
+const YIELD_REQUESTS_MAX: u64 = 64;
 
-/// How much and for how long a client may continue to send after its connection was shut down.
+/// How much a client may send after the connection was shut down, and for how long.
 const LINGER_BYTES_MAX: u64 = 4 << 20;
 const LINGER_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How old the time of day in a response may be, besides being truncated to seconds.
+/// Maximum age of the clock reading behind the date header, which is then truncated to seconds.
 const DATE_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// What follows the responses.
+/// What to do after the responses are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// There is no other complete request.
+    /// Read; there is no other complete request.
     Read,
-    /// There may be, but this turn is over.
+    /// Continue with the remaining input.
     Respond,
-    /// The connection is to be closed.
+    /// Close the connection.
     Close,
 }
 
-/// The state of one connection between its reads.
+/// The state of one connection between reads.
 #[derive(Default)]
-pub(super) struct Connection {
+pub(super) struct EdgeConnection {
     input: Vec<u8>,
     output: Vec<u8>,
     batch: AppendBatch,
@@ -95,34 +95,34 @@ pub(super) struct Connection {
     dated: Option<Instant>,
 }
 
-/// Why a connection ends before its client closes it.
+/// Why a connection ends before the client closes it.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectionError {
+pub(super) enum EdgeConnectionError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]
     Closed(#[from] Closed),
 }
 
-impl Connection {
-    /// Serves until the client leaves, `stopping` is cancelled, or an error occurs.
+impl EdgeConnection {
+    /// Serves until the client closes the connection, `stopping` is cancelled, or an error occurs.
     pub(super) async fn serve(
         mut self,
         edge: &Edge,
         mut stream: impl ByteStream,
         activity: &Activity,
         stopping: &CancellationToken,
-    ) -> Result<(), ConnectionError> {
+    ) -> Result<(), EdgeConnectionError> {
         let mut next = Next::Read;
         let mut read_at = Instant::now();
-        let mut turn = 0;
+        let mut since_yield = 0;
         while next != Next::Close {
             if next == Next::Read {
-                self.make_room();
+                self.resize_buffers();
                 let read = tokio::select! {
                     biased;
                     read = stream.read_buf(&mut self.input) => read?,
-                    // A client that has sent half a request has time until the port is closed.
+                    // A client that has sent part of a request may finish it.
                     () = stopping.cancelled(), if self.input.is_empty() => break,
                 };
                 if read == 0 {
@@ -130,19 +130,19 @@ impl Connection {
                 }
                 read_at = Instant::now();
             }
-            let is_leaving = edge.leaving.is_cancelled() || stopping.is_cancelled();
+            let is_draining = edge.draining.is_cancelled() || stopping.is_cancelled();
             self.set_date(read_at);
             let requests;
-            (next, requests) = self.answer(edge, activity, read_at, is_leaving)?;
-            // Before the write, so that a slow client does not distort the figure.
+            (next, requests) = self.handle(edge, activity, read_at, is_draining)?;
+            // Before the write, so that a slow client does not distort the latency.
             if requests > 0 {
                 edge.metrics.seconds.observe(read_at.elapsed(), requests);
             }
             stream.write_all(&self.output).await?;
             self.output.clear();
-            turn += requests;
-            if turn >= TURN_REQUESTS_MAX {
-                turn = 0;
+            since_yield += requests;
+            if since_yield >= YIELD_REQUESTS_MAX {
+                since_yield = 0;
                 yield_now().await;
             }
         }
@@ -150,22 +150,22 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes room to read into: little for an idle connection, much for a busy one.
-    fn make_room(&mut self) {
-        if self.input.is_empty() && self.input.capacity() > RESTING_BYTES {
+    /// Provides capacity for the next read: little if the connection is idle, more if it is busy.
+    fn resize_buffers(&mut self) {
+        if self.input.is_empty() && self.input.capacity() > IDLE_BUFFER_BYTES {
             self.input = Vec::new();
         }
-        if self.output.capacity() > RESTING_BYTES {
+        if self.output.capacity() > IDLE_BUFFER_BYTES {
             self.output = Vec::new();
         }
         if self.input.capacity() == 0 {
-            self.input.reserve_exact(RESTING_BYTES);
+            self.input.reserve_exact(IDLE_BUFFER_BYTES);
         } else if self.input.len() == self.input.capacity() {
             self.input.reserve_exact(READ_BYTES_MAX - self.input.len());
         }
     }
 
-    /// Sets the date of the responses if it was last set too long before `now`.
+    /// Updates the date header if it is older than [`DATE_AGE_MAX`].
     fn set_date(&mut self, now: Instant) {
         let is_old = |dated: Instant| now.saturating_duration_since(dated) >= DATE_AGE_MAX;
         if self.dated.is_none_or(is_old) {
@@ -174,38 +174,38 @@ impl Connection {
         }
     }
 
-    /// Answers the complete requests in the input, as many as fit one turn, and keeps the rest. Accepted cookies are
-    /// then in the log. Returns how many requests it answered.
-    fn answer(
+    /// Handles complete requests in the input, up to the size of a write, and appends their cookies to the log. Returns their
+    /// number.
+    fn handle(
         &mut self,
         edge: &Edge,
         activity: &Activity,
         read_at: Instant,
-        leaving: bool,
+        is_draining: bool,
     ) -> Result<(Next, u64), Closed> {
         edge.metrics.dsps.refresh(&mut self.known);
         let mut tally = Tally::default();
         let (mut consumed, mut requests) = (0, 0);
         let mut next = Next::Read;
         while next == Next::Read && consumed < self.input.len() {
-            let mut room = head::headers();
-            let (outcome, options) = match head::parse(&self.input[consumed..], &mut room) {
+            let mut headers = head::headers();
+            let (outcome, options) = match head::parse(&self.input[consumed..], &mut headers) {
                 Ok(None) => break,
-                Ok(Some((head, lines))) => {
+                Ok(Some((head, headers))) => {
                     activity.request();
                     consumed += head.length;
-                    let body_here = head.body.min(self.input.len() - consumed);
-                    consumed += body_here;
-                    let body_is_late = body_here < head.body;
+                    let body_received = head.body.min(self.input.len() - consumed);
+                    consumed += body_received;
+                    let body_is_incomplete = body_received < head.body;
                     let options = ResponseOptions {
                         head: head.method == "HEAD",
                         close: head.close
-                            || body_is_late
-                            || (leaving && consumed == self.input.len()),
+                            || body_is_incomplete
+                            || (is_draining && consumed == self.input.len()),
                     };
                     let outcome = edge.handle(
                         &head,
-                        lines,
+                        headers,
                         read_at,
                         &mut self.known,
                         &mut self.batch,
@@ -213,12 +213,12 @@ impl Connection {
                     )?;
                     (outcome, options)
                 }
-                Err(refusal) => {
+                Err(error) => {
                     let options = ResponseOptions {
                         head: false,
                         close: true,
                     };
-                    (refused(refusal), options)
+                    (outcome_of(error), options)
                 }
             };
             requests += 1;
@@ -226,25 +226,25 @@ impl Connection {
             self.responses.write(outcome, options, &mut self.output);
             if options.close {
                 next = Next::Close;
-            } else if self.output.len() >= WRITE_BYTES_MAX || requests >= TURN_REQUESTS_MAX {
+            } else if self.output.len() >= WRITE_BYTES_MAX || requests >= YIELD_REQUESTS_MAX {
                 next = Next::Respond;
             }
         }
         self.input.drain(..consumed);
-        // The cookies must be in the log before the responses promise it.
+        // The responses confirm that the cookies are in the log.
         edge.append(&mut self.batch, &mut tally, &mut self.known, read_at)?;
         Ok((next, requests))
     }
 }
 
-fn refused(refusal: Refusal) -> Outcome {
-    match refusal {
-        Refusal::Malformed => Outcome::Malformed,
-        Refusal::TooLarge => Outcome::HeadTooLarge,
+fn outcome_of(error: HeadError) -> Outcome {
+    match error {
+        HeadError::Malformed => Outcome::Malformed,
+        HeadError::TooLarge => Outcome::HeadTooLarge,
     }
 }
 
-/// Shuts down writing, and reads for a while what the client still sends.
+/// Shuts down writing, and discards for a while what the client still sends.
 async fn linger(mut stream: impl ByteStream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut rest = stream.take(LINGER_BYTES_MAX);

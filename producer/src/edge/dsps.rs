@@ -1,22 +1,20 @@
-//! Counts the cookies of each DSP: how many were accepted, and how many were rejected and why.
+//! Counts requests by DSP and outcome: accepted, or why they were rejected.
 //!
-//! # Which DSPs have a series
+//! # Metric series
 //!
-//! A request may name any of four billion DSPs, so the number of series is bounded. If the settings list DSPs, those
-//! have their own series. All others are unknown: they are counted as `other`, and refused if the settings say so.
-//! Without a list, DSPs get a series as they are first seen, up to [`Shown::max`]; the rest is `other`. A client can
-//! use up these places by making up DSPs. Requests with an unreadable DSP are counted as `none`.
+//! Requests may contain any of four billion DSP ids, so the number of series is bounded. With `--dsps`, each listed DSP has
+//! a series; all others are counted as `other`, and rejected with `--unknown-dsps=refuse`. Without a list, the first
+//! [`DspSeries::max`] DSPs get a series, and the rest is `other`. A client can exhaust these series with fake DSP ids.
+//! Requests with an invalid DSP id are counted as `none`.
 //!
-//! The list may change while the process runs. A DSP that leaves the list keeps its series, which stands still. When
-//! there would be more than `KEPT_MAX` series, those of DSPs that left the list before are removed and their counts added
-//! to `other`.
+//! The list can be reloaded. The series of a DSP that is removed from the list is kept, but no longer grows. If there would
+//! be more than `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
 //!
-//! # What it costs
+//! # Cost
 //!
-//! A batch clears a [`Tally`] of 320 bytes, and a request costs one write to it. When the batch is in the log, one lookup
-//! and one addition are made for each request, to a counter that apart from scrapes another thread rarely uses. Each
-//! connection has its own handle of the table of DSPs, which is replaced as a whole when it changes, so no lock is taken.
-//! `edge/connection.rs` has the measured times.
+//! Clearing a [`Tally`] of 320 bytes per batch, and one write to it per request. After the batch is in the log, one lookup
+//! and one addition per request, to a counter that other threads rarely write. No lock: each connection has a handle of an
+//! immutable table, which is replaced when it changes. `edge/connection.rs` has measurements.
 
 use std::{
     array,
@@ -37,68 +35,68 @@ use runtime::metrics::{Registry, family};
 use super::request::Rejection;
 use crate::metrics::as_f64;
 
-/// The most DSPs that can be listed.
-pub const SHOWN_MAX: usize = 1024;
+/// Maximum number of listed DSPs.
+pub const LISTED_MAX: usize = 1024;
 
-/// The most series that are kept when the list changes; each takes 128 bytes in each of at most 64 shards.
-const KEPT_MAX: usize = 3 * SHOWN_MAX;
+/// Maximum number of series after a reload of the list. Each takes 128 bytes per shard.
+const SERIES_MAX: usize = 3 * LISTED_MAX;
 
-/// The most sets of counts of a series: with more threads than these, some share one.
+/// Maximum number of shards of a series. With more threads, some threads share a shard.
 const SHARDS_MAX: usize = 64;
 
-/// The most requests that a tally holds; unless they are rejected, fewer fill a batch.
+/// Maximum number of requests in a tally; fewer accepted cookies fill a batch.
 const TALLY_MAX: usize = 64;
 
-/// The index of accepted cookies; that of a rejection is one more than its discriminant.
+/// Index of accepted requests; that of a rejection is its discriminant plus one.
 const ACCEPTED: usize = 0;
 const OUTCOMES: usize = 1 + Rejection::ALL.len();
 
-/// Stands for an unreadable DSP: no DSP has this id.
+/// Stands for an invalid DSP id; no DSP has this id.
 const NONE: u32 = 0;
 const NONE_LABEL: &str = "none";
 
-/// Which DSPs have a series of their own, and whether others are refused.
+/// Which DSPs have their own series, and whether unlisted DSPs are rejected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shown {
-    /// The list; if it is empty, the DSPs that are seen first.
-    pub named: BTreeSet<u32>,
-    /// The most DSPs that get a series without a list.
+pub struct DspSeries {
+    /// Listed DSPs; if empty, the first DSPs seen get a series.
+    pub listed: BTreeSet<u32>,
+    /// Maximum number of series without a list.
     pub max: usize,
-    /// Whether cookies of DSPs that are not on the list are refused.
-    pub refuses_others: bool,
+    /// Whether cookies of unlisted DSPs are rejected.
+    pub rejects_unlisted: bool,
 }
 
-/// The DSPs that have a series, as one connection knows them.
+/// A connection's handle of the table of DSPs.
 #[derive(Debug, Clone, Default)]
-pub struct KnownDsps(Arc<Table>);
+pub struct KnownDsps(Arc<DspTable>);
 
 impl KnownDsps {
-    /// Whether cookies of the DSP are refused.
+    /// Whether cookies of the DSP are rejected.
     #[must_use]
-    pub fn refuses(&self, dsp_id: u32) -> bool {
-        self.0.shown.refuses_others && !self.0.counting.contains_key(&dsp_id)
+    pub fn rejects(&self, dsp_id: u32) -> bool {
+        self.0.config.rejects_unlisted && !self.0.active.contains_key(&dsp_id)
     }
 }
 
-/// Which DSPs have a series.
+/// All series by DSP.
 #[derive(Debug, Clone, Default)]
-struct Table {
+struct DspTable {
     version: usize,
-    shown: Shown,
-    /// Those that are listed, or have a series without a list.
-    counting: HashMap<u32, Arc<Series>, RandomState>,
-    /// Those that have left the list: their series stand still.
-    left: HashMap<u32, Arc<Series>, RandomState>,
+    config: DspSeries,
+    /// Listed DSPs, or without a list the first DSPs seen.
+    active: HashMap<u32, Arc<Series>, RandomState>,
+    /// DSPs that were removed from the list; their series no longer grow.
+    retired: HashMap<u32, Arc<Series>, RandomState>,
 }
 
-impl Table {
-    /// Whether a DSP without a series gets one when it is seen: there is no list, and there is room.
+impl DspTable {
+    /// Whether a DSP without a series gets one when it is first seen.
     fn is_open(&self) -> bool {
-        self.shown.named.is_empty() && self.counting.len() < self.shown.max
+        self.config.listed.is_empty() && self.active.len() < self.config.max
     }
 }
 
-/// The requests of one batch.
+/// Requests of one batch that are not counted yet.
 #[derive(Debug)]
 pub struct Tally {
     dsps: [u32; TALLY_MAX],
@@ -117,69 +115,69 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Whether it must be [added](Dsps::add) before it takes another request.
+    /// Whether it must be [added](Dsps::add) before the next request.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.len == TALLY_MAX
     }
 
-    /// Notes an accepted cookie of a DSP, whose id is never 0.
+    /// Notes an accepted request.
     ///
     /// # Panics
-    /// When it is full.
+    /// When the tally is full.
     pub fn accepted(&mut self, dsp_id: u32) {
         self.push(dsp_id, ACCEPTED);
     }
 
-    /// Notes a rejected request, of no DSP if that was unreadable.
+    /// Notes a rejected request; `dsp_id` is `None` if it was invalid.
     ///
     /// # Panics
-    /// When it is full.
+    /// When the tally is full.
     pub fn rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
         self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
     }
 
     fn push(&mut self, dsp_id: u32, outcome: usize) {
-        let outcome = u8::try_from(outcome).expect("there are few outcomes");
+        let outcome = u8::try_from(outcome).expect("fewer than 256 outcomes");
         self.dsps[self.len] = dsp_id;
         self.outcomes[self.len] = outcome;
         self.len += 1;
     }
 }
 
-/// The counts of all DSPs of one producer; clones share them.
+/// Counters of all DSPs of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Dsps {
-    shared: Arc<Shared>,
+    shared: Arc<DspsShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    table: Mutex<Arc<Table>>,
-    /// That of the table, which can be read without the lock.
+struct DspsShared {
+    table: Mutex<Arc<DspTable>>,
+    /// Version of the table, readable without the lock.
     version: AtomicUsize,
     other: Series,
     none: Series,
 }
 
-/// How many requests had which outcome.
+/// Number of requests by outcome.
 type Outcomes = [u64; OUTCOMES];
 
-/// The counts of one series.
+/// Counters of one DSP.
 #[derive(Debug)]
 struct Series(Box<[Shard]>);
 
-/// The counts of some threads, on cache lines of its own.
+/// Counters of some threads, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard([AtomicU64; OUTCOMES]);
 
-// Two cache lines; one outcome more would take four of each series and thread.
+// Two cache lines. One more outcome would double the memory.
 const _: () = assert!(size_of::<Shard>() == 128);
 
 impl Default for Series {
     fn default() -> Self {
-        // Twice as many as run at once, so that two running threads rarely share one.
+        // Twice the number of concurrent threads, so that two of them rarely share a shard.
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let shards = (0..SHARDS_MAX.min(2 * threads)).map(|_| Shard::default());
         Self(shards.collect())
@@ -205,67 +203,69 @@ impl Dsps {
     /// Registers `producer_dsp_cookies_total{dsp,outcome}`.
     ///
     /// # Errors
-    /// When it is registered already.
-    pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
+    /// When the metric is registered already.
+    pub fn register(registry: &Registry, series: &DspSeries) -> prometheus::Result<Self> {
         let dsps = Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(DspsShared {
                 table: Mutex::default(),
                 version: AtomicUsize::new(0),
                 other: Series::default(),
                 none: Series::default(),
             }),
         };
-        dsps.show(shown);
+        dsps.set_series(series);
         let read = dsps.clone();
         registry.read([DSP_COOKIES], move || vec![read.family()])?;
         Ok(dsps)
     }
 
-    /// Updates the known DSPs of a connection, to be called before each batch.
+    /// Updates the handle of a connection; to be called before each batch.
     pub fn refresh(&self, known: &mut KnownDsps) {
         if known.0.version != self.shared.version.load(Ordering::Relaxed) {
             known.0 = Arc::clone(&self.shared.table());
         }
     }
 
-    /// Applies another list to the batches that begin after it.
-    pub fn show(&self, shown: &Shown) {
+    /// Applies another list, from the next batch of each connection on.
+    pub fn set_series(&self, series: &DspSeries) {
         let shared = &*self.shared;
-        if shared.table().shown == *shown {
+        if shared.table().config == *series {
             return;
         }
         shared.change(|table| {
-            let Table { counting, left, .. } = table;
-            if counting.len() + left.len() + shown.named.len() > KEPT_MAX {
-                // Not those that leave now: a batch may still count for them.
-                for (_, gone) in left.drain() {
-                    for (outcome, count) in gone.sums().into_iter().enumerate() {
+            let DspTable {
+                active, retired, ..
+            } = table;
+            if active.len() + retired.len() + series.listed.len() > SERIES_MAX {
+                // Not those that this reload removes: a batch in progress may still count for them.
+                for (_, removed) in retired.drain() {
+                    for (outcome, count) in removed.sums().into_iter().enumerate() {
                         shared.other.add(0, outcome, count);
                     }
                 }
             }
-            if !shown.named.is_empty() {
-                left.extend(counting.extract_if(|dsp_id, _| !shown.named.contains(dsp_id)));
+            if !series.listed.is_empty() {
+                retired.extend(active.extract_if(|dsp_id, _| !series.listed.contains(dsp_id)));
             }
-            for &dsp_id in &shown.named {
-                let known = || left.remove(&dsp_id).unwrap_or_default();
-                counting.entry(dsp_id).or_insert_with(known);
+            for &dsp_id in &series.listed {
+                let known = || retired.remove(&dsp_id).unwrap_or_default();
+                active.entry(dsp_id).or_insert_with(known);
             }
-            table.shown = shown.clone();
+            table.config = series.clone();
         });
     }
 
-    /// Counts the requests of a batch and empties the tally; to be called when the cookies are in the log.
+    /// Counts the requests of a batch and empties the tally; to be called after the cookies are in the log.
     pub fn add(&self, tally: &mut Tally, known: &mut KnownDsps) {
         let shared = &*self.shared;
         let thread = thread_number();
         let requests = tally.dsps.iter().zip(&tally.outcomes);
         for (&dsp_id, &outcome) in requests.take(tally.len) {
-            let mut series = known.0.counting.get(&dsp_id);
+            let mut series = known.0.active.get(&dsp_id);
             if series.is_none() && dsp_id != NONE && known.0.is_open() {
-                shared.enter(dsp_id);
+                shared.add_series(dsp_id);
                 self.refresh(known);
-                series = known.0.counting.get(&dsp_id);
+                series = known.0.active.get(&dsp_id);
             }
             let series = match series {
                 Some(series) => series,
@@ -277,25 +277,25 @@ impl Dsps {
         tally.len = 0;
     }
 
-    /// Accepted cookies of every DSP, and the rejections that occurred.
+    /// Samples for accepted requests of all DSPs, and for rejections that occurred.
     fn family(&self) -> MetricFamily {
         let sums = self.sums();
         let counts = sums.iter().flat_map(|(dsp, outcomes)| {
             let outcomes = outcomes.iter().enumerate();
-            let shown = outcomes.filter(move |&(outcome, &count)| {
+            let counted = outcomes.filter(move |&(outcome, &count)| {
                 count > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
             });
-            shown.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
+            counted.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
         });
         family(DSP_COOKIES, counts)
     }
 
-    /// The sums over all threads of every series that is shown, by its label.
+    /// Totals of all series, by label.
     fn sums(&self) -> Vec<(String, Outcomes)> {
         let shared = &*self.shared;
         let table = Arc::clone(&shared.table());
-        let named: BTreeMap<_, _> = table.counting.iter().chain(&table.left).collect();
-        let named = named
+        let by_dsp: BTreeMap<_, _> = table.active.iter().chain(&table.retired).collect();
+        let by_dsp = by_dsp
             .into_iter()
             .map(|(dsp_id, series)| (dsp_id.to_string(), series.sums()));
         let none = shared.none.sums();
@@ -303,34 +303,34 @@ impl Dsps {
         let none = has_none.then(|| (NONE_LABEL.to_owned(), none));
         none.into_iter()
             .chain([("other".to_owned(), shared.other.sums())])
-            .chain(named)
+            .chain(by_dsp)
             .collect()
     }
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Arc<Table>> {
+impl DspsShared {
+    fn table(&self) -> MutexGuard<'_, Arc<DspTable>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the table.
-    fn change(&self, change: impl FnOnce(&mut Table)) {
+    /// Replaces the table by a changed copy.
+    fn change(&self, change: impl FnOnce(&mut DspTable)) {
         let mut table = self.table();
-        let mut changed = Table::clone(&table);
+        let mut changed = DspTable::clone(&table);
         change(&mut changed);
         changed.version += 1;
         self.version.store(changed.version, Ordering::Relaxed);
         *table = Arc::new(changed);
     }
 
-    /// Gives a new DSP a series, unless there is a list or no room.
+    /// Adds a series for a new DSP, if the table is open.
     #[cold]
-    fn enter(&self, dsp_id: u32) {
+    fn add_series(&self, dsp_id: u32) {
         self.change(|table| {
-            // Another thread may have changed this meanwhile.
+            // Another thread may have changed the table.
             if table.is_open() {
-                let known = || table.left.remove(&dsp_id).unwrap_or_default();
-                table.counting.entry(dsp_id).or_insert_with(known);
+                let known = || table.retired.remove(&dsp_id).unwrap_or_default();
+                table.active.entry(dsp_id).or_insert_with(known);
             }
         });
     }
@@ -343,7 +343,7 @@ fn outcome_label(outcome: usize) -> &'static str {
     }
 }
 
-/// The number of this thread, in order of first use.
+/// Number of this thread, in order of first use.
 fn thread_number() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

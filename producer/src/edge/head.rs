@@ -1,76 +1,76 @@
-//! The head of an HTTP/1 request, as far as this edge needs it. Pure: bytes in, a borrowed head or a refusal out.
+//! Parses the head (request line and headers) of an HTTP/1 request, as far as the edge needs it. Pure.
 
 use std::mem::MaybeUninit;
 
 use httparse::{Error, Header, Request, Status};
 
-/// The longest head of a request; a longer one is answered with 431.
+/// Maximum size of a request head; larger ones get a 431.
 pub const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// The most header lines of a request; more are answered with 431.
+/// Maximum number of headers; more get a 431.
 const HEADERS_MAX: usize = 100;
 
-/// The longest body that is skipped: it arrives with its head, in one read.
+/// Maximum size of a body that is skipped: it arrives in one read with its head.
 const BODY_BYTES_MAX: usize = HEAD_BYTES_MAX;
 
-/// One complete head.
+/// A complete request head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head<'a> {
     /// The method, as sent.
     pub method: &'a str,
-    /// The path of the target, without its query.
+    /// The path without the query.
     pub path: &'a str,
-    /// The query, without its question mark; empty when there is none.
+    /// The query without the question mark; empty without a query.
     pub query: &'a str,
-    /// Bytes of the head.
+    /// Size of the head in bytes.
     pub length: usize,
-    /// Bytes of the body, which follow the head and are skipped.
+    /// Size of the body in bytes, which follows the head and is skipped.
     pub body: usize,
-    /// The connection must be closed after the response: the client asks for it, speaks HTTP/1.0, or sends a body that
-    /// is long or whose end is uncertain.
+    /// Whether the connection must be closed after the response: the client requests it, uses HTTP/1.0, or sends a body
+    /// that is too long or of unknown length.
     pub close: bool,
 }
 
-/// Why bytes are not a head.
+/// Why bytes cannot be parsed as a request head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// They are not HTTP/1.
+pub enum HeadError {
+    /// Not HTTP/1.
     Malformed,
-    /// There are too many of them.
+    /// Too many bytes or headers.
     TooLarge,
 }
 
-/// Room for the header lines of a head.
+/// Storage for parsed headers.
 pub type Headers<'a> = [MaybeUninit<Header<'a>>; HEADERS_MAX];
 
-/// Empty room for [`parse`].
+/// Empty storage for [`parse`].
 #[must_use]
 pub fn headers<'a>() -> Headers<'a> {
     [const { MaybeUninit::uninit() }; HEADERS_MAX]
 }
 
-/// Parses the first head in `bytes`, and its header lines into `room`; `None` when it is incomplete.
+/// Parses the first head in `bytes`, storing its headers in `storage`; `None` when it is incomplete.
 ///
 /// # Errors
-/// When no further bytes can make it a head.
+/// When more bytes cannot complete it to a valid head.
 pub fn parse<'a, 'r>(
     bytes: &'a [u8],
-    room: &'r mut Headers<'a>,
-) -> Result<Option<(Head<'a>, &'r [Header<'a>])>, Refusal> {
+    storage: &'r mut Headers<'a>,
+) -> Result<Option<(Head<'a>, &'r [Header<'a>])>, HeadError> {
     let mut request = Request::new(&mut []);
-    let length = match request.parse_with_uninit_headers(bytes, room) {
+    let length = match request.parse_with_uninit_headers(bytes, storage) {
         Ok(Status::Complete(length)) if length <= HEAD_BYTES_MAX => length,
         Ok(Status::Partial) if bytes.len() < HEAD_BYTES_MAX => return Ok(None),
-        Ok(_) | Err(Error::TooManyHeaders) => return Err(Refusal::TooLarge),
-        Err(_) => return Err(Refusal::Malformed),
+        Ok(_) | Err(Error::TooManyHeaders) => return Err(HeadError::TooLarge),
+        Err(_) => return Err(HeadError::Malformed),
     };
     let (Some(method), Some(target), Some(version)) =
         (request.method, request.path, request.version)
     else {
-        return Err(Refusal::Malformed);
+        return Err(HeadError::Malformed);
     };
     let (path, query) = split_target(target);
-    let After { body, close } = After::of(request.headers);
+    let Framing { body, close } = Framing::of(request.headers);
     let head = Head {
         method,
         path,
@@ -82,7 +82,7 @@ pub fn parse<'a, 'r>(
     Ok(Some((head, request.headers)))
 }
 
-/// The values of the Cookie header lines.
+/// The values of the Cookie headers.
 pub fn cookies<'a>(headers: &[Header<'a>]) -> impl Iterator<Item = &'a [u8]> {
     headers
         .iter()
@@ -90,7 +90,7 @@ pub fn cookies<'a>(headers: &[Header<'a>]) -> impl Iterator<Item = &'a [u8]> {
         .map(|header| header.value)
 }
 
-/// Splits a request target, in origin form or in absolute form, into path and query.
+/// Splits a request target in origin or absolute form into path and query.
 fn split_target(target: &str) -> (&str, &str) {
     let (target, _fragment) = split_at(target, b'#').unwrap_or((target, ""));
     let origin = if target.starts_with('/') {
@@ -105,46 +105,47 @@ fn split_target(target: &str) -> (&str, &str) {
     (if root { "/" } else { path }, query)
 }
 
-/// Splits at the first such ASCII character. The searcher behind `str::split_once` is not inlined here, and costs a call or more.
+/// Splits at the first occurrence of an ASCII character. Faster than `str::split_once`, whose searcher is not inlined.
 fn split_at(text: &str, character: u8) -> Option<(&str, &str)> {
     let at = memchr::memchr(character, text.as_bytes())?;
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// What the header lines say about the bytes after the head.
-struct After {
-    /// The length of the body; `None` when its end is uncertain, or it is sent late.
+/// What the headers state about the bytes after the head.
+struct Framing {
+    /// Length of the body; `None` if it is unknown, or if the client waits before sending the body.
     body: Option<usize>,
-    /// The client asks to close the connection after the response.
+    /// The client requests that the connection is closed after the response.
     close: bool,
 }
 
-impl After {
+impl Framing {
     fn of(headers: &[Header<'_>]) -> Self {
-        let mut after = Self {
+        let mut framing = Self {
             body: Some(0),
             close: false,
         };
         let mut has_length = false;
         for Header { name, value } in headers {
-            // The length of the name rules out most header lines.
+            // Comparing lengths first rules out most headers.
             match name.len() {
                 10 if name.eq_ignore_ascii_case("connection") => {
                     let mut options = value.split(|&byte| byte == b',');
-                    after.close |= options.any(|it| it.trim_ascii().eq_ignore_ascii_case(b"close"));
+                    framing.close |=
+                        options.any(|it| it.trim_ascii().eq_ignore_ascii_case(b"close"));
                 }
                 14 if name.eq_ignore_ascii_case("content-length") => {
                     let is_first = !std::mem::replace(&mut has_length, true);
                     let length = content_length(value).filter(|_| is_first);
-                    after.body = after.body.and(length);
+                    framing.body = framing.body.and(length);
                 }
-                17 if name.eq_ignore_ascii_case("transfer-encoding") => after.body = None,
+                17 if name.eq_ignore_ascii_case("transfer-encoding") => framing.body = None,
                 // The client waits for a `100 Continue` and may never send the body.
-                6 if name.eq_ignore_ascii_case("expect") => after.body = None,
+                6 if name.eq_ignore_ascii_case("expect") => framing.body = None,
                 _ => {}
             }
         }
-        after
+        framing
     }
 }
 
@@ -162,16 +163,16 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(bytes: &str, expected: Result<Option<(&str, &str, &str, bool)>, Refusal>) {
-        let mut room = headers();
-        let parsed = parse(bytes.as_bytes(), &mut room);
+    fn check(bytes: &str, expected: Result<Option<(&str, &str, &str, bool)>, HeadError>) {
+        let mut storage = headers();
+        let parsed = parse(bytes.as_bytes(), &mut storage);
         let parsed = parsed
             .map(|parsed| parsed.map(|(head, _)| (head.method, head.path, head.query, head.close)));
         assert_eq!(parsed, expected, "{bytes:?}");
     }
 
     #[test]
-    fn target_is_split_in_every_form() {
+    fn target_is_split_in_all_forms() {
         let get = |target: &str| format!("GET {target} HTTP/1.1\r\n\r\n");
         let split = |path, query| Ok(Some(("GET", path, query, false)));
         check(&get("/"), split("/", ""));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_is_kept_unless_client_or_body_say_otherwise() {
+    fn connection_stays_open_unless_client_or_body_requires_closing() {
         let with = |lines: &str| format!("GET / HTTP/1.1\r\n{lines}\r\n");
         let closes = |close| Ok(Some(("GET", "/", "", close)));
         check(&with("Host: x\r\n"), closes(false));
@@ -195,9 +196,9 @@ mod tests {
         check(&with("content-length: 1\r\n"), closes(false));
         check(&with("content-length: 16384\r\n"), closes(false));
         check(&with("content-length: 16385\r\n"), closes(true));
-        for unclear in ["", "00x", "+1", "1, 1", "18446744073709551616"] {
+        for invalid in ["", "00x", "+1", "1, 1", "18446744073709551616"] {
             check(
-                &with(&format!("content-length: {unclear}\r\n")),
+                &with(&format!("content-length: {invalid}\r\n")),
                 closes(true),
             );
         }
@@ -214,43 +215,43 @@ mod tests {
     }
 
     #[test]
-    fn head_comes_in_pieces() {
-        let whole = "GET /?d=1 HTTP/1.1\r\nCookie: uid=u\r\n\r\n";
-        for end in 0..whole.len() {
-            check(&whole[..end], Ok(None));
+    fn partial_head_is_incomplete() {
+        let complete = "GET /?d=1 HTTP/1.1\r\nCookie: uid=u\r\n\r\n";
+        for end in 0..complete.len() {
+            check(&complete[..end], Ok(None));
         }
-        check(whole, Ok(Some(("GET", "/", "d=1", false))));
+        check(complete, Ok(Some(("GET", "/", "d=1", false))));
     }
 
     #[test]
-    fn what_is_not_http_is_refused() {
-        check("garbage\r\n\r\n", Err(Refusal::Malformed));
-        check("GET / HTTP/2.0\r\n\r\n", Err(Refusal::Malformed));
+    fn invalid_http_is_rejected() {
+        check("garbage\r\n\r\n", Err(HeadError::Malformed));
+        check("GET / HTTP/2.0\r\n\r\n", Err(HeadError::Malformed));
         check(
             "GET / HTTP/1.1\r\nno colon\r\n\r\n",
-            Err(Refusal::Malformed),
+            Err(HeadError::Malformed),
         );
-        check("\0\u{1}\u{2}", Err(Refusal::Malformed));
+        check("\0\u{1}\u{2}", Err(HeadError::Malformed));
     }
 
     #[test]
-    fn too_many_bytes_or_lines_are_refused() {
+    fn too_many_bytes_or_headers_are_rejected() {
         let long = format!("GET / HTTP/1.1\r\nA: {}", "a".repeat(HEAD_BYTES_MAX));
-        check(&long, Err(Refusal::TooLarge));
+        check(&long, Err(HeadError::TooLarge));
         let long = format!("{long}\r\n\r\n");
-        check(&long, Err(Refusal::TooLarge));
+        check(&long, Err(HeadError::TooLarge));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(101));
-        check(&many, Err(Refusal::TooLarge));
+        check(&many, Err(HeadError::TooLarge));
         let enough = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
         check(&enough, Ok(Some(("GET", "/", "", false))));
     }
 
     #[test]
-    fn cookies_come_from_all_their_lines() {
+    fn all_cookie_headers_are_returned() {
         let bytes = b"GET / HTTP/1.1\r\nCookie: a=b\r\nX: y\r\ncOOKIE: \xff\r\n\r\n";
-        let mut room = headers();
-        let (_, lines) = parse(bytes, &mut room).unwrap().unwrap();
-        let cookies: Vec<_> = cookies(lines).collect();
+        let mut storage = headers();
+        let (_, headers) = parse(bytes, &mut storage).unwrap().unwrap();
+        let cookies: Vec<_> = cookies(headers).collect();
         assert_eq!(cookies, [&b"a=b"[..], b"\xff"]);
     }
 }

@@ -1,40 +1,40 @@
-//! What the edge counts, and how long it takes.
+//! Metrics of the edge: requests by outcome, and latency.
 
 use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
 use super::{
-    dsps::{Dsps, Shown},
+    dsps::{DspSeries, Dsps},
     request::Rejection,
     response::Outcome,
 };
 
-/// The outcome of a request whose cookie is in the log.
+/// Label of accepted requests.
 const ACCEPTED: &str = "accepted";
 
-/// The handles of all metrics of the edge, resolved once; clones share them.
+/// Handles of all edge metrics; clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Requests that were accepted; counted when their cookies are in the log.
+    /// Accepted requests, counted after their cookies are in the log.
     pub(super) accepted: IntCounter,
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
     method_not_allowed: IntCounter,
     head_too_large: IntCounter,
     malformed: IntCounter,
-    /// From read to answered.
+    /// Time from reading requests to encoding their responses.
     pub(super) seconds: Latency,
-    /// The same outcomes for each DSP.
+    /// Requests by DSP and outcome.
     pub(super) dsps: Dsps,
 }
 
 impl Metrics {
-    /// Registers them all, with a series for each of the DSPs `shown`.
+    /// Registers the metrics; `series` selects the DSPs with their own series.
     ///
     /// # Errors
-    /// When they are registered already.
-    pub fn register(registry: &Registry, shown: &Shown) -> prometheus::Result<Self> {
+    /// When one of the metrics is registered already.
+    pub fn register(registry: &Registry, series: &DspSeries) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);
         Ok(Self {
@@ -48,17 +48,17 @@ impl Metrics {
             head_too_large: outcome("head_too_large"),
             malformed: outcome("malformed"),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
-            dsps: Dsps::register(registry, shown)?,
+            dsps: Dsps::register(registry, series)?,
         })
     }
 
-    /// Which DSPs are known.
+    /// Counters by DSP.
     #[must_use]
     pub fn dsps(&self) -> Dsps {
         self.dsps.clone()
     }
 
-    /// Counts one outcome, but for what is counted when it is in the log.
+    /// Counts an outcome, except `Accepted`: see [`accepted`](Self::accepted).
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {
             Outcome::Accepted => {}

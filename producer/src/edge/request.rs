@@ -1,6 +1,6 @@
-//! One sync request: from the bytes of its query and Cookie headers to a cookie or a named rejection.
+//! Parses a sync request: from its query and Cookie headers to a cookie or a rejection with a reason.
 //!
-//! Pure and free of allocation: what needs decoding is decoded into a [`Scratch`] of the caller.
+//! Pure, without allocation: values are decoded into a [`Scratch`] of the caller.
 
 use proto::{
     ids::{self, InvalidId},
@@ -11,7 +11,7 @@ use proto::{
 /// The name of the HTTP cookie that holds the user id.
 const USER_COOKIE: &[u8] = b"uid";
 
-/// Room for percent-decoded values.
+/// Buffers for percent-decoded values.
 #[derive(Debug)]
 pub struct Scratch {
     buyer_uid: [u8; BUYER_UID_BYTES_MAX],
@@ -27,28 +27,28 @@ impl Default for Scratch {
     }
 }
 
-/// More digits than 4294967295 has, so that leading zeros and too large numbers still are told apart.
+/// More digits than 4294967295 has, which allows leading zeros.
 const DSP_ID_DIGITS_MAX: usize = 32;
 
 macro_rules! rejections {
     ($($(#[doc = $doc:literal])+ $name:ident, $label:literal, $reason:literal;)+) => {
-        /// Why a request is bad input.
+        /// Why a request is rejected.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Rejection {
             $($(#[doc = $doc])+ $name,)+
         }
 
         impl Rejection {
-            /// All of them, in the order of their discriminants.
+            /// All rejections, in the order of their discriminants.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
-            /// The value of the metric label.
+            /// Value of the metric label.
             #[must_use]
             pub fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
             }
 
-            /// The one-line reason the client gets, which names the parameter.
+            /// One-line reason for the client, which names the parameter.
             #[must_use]
             pub fn reason(self) -> &'static str {
                 match self { $(Self::$name => $reason,)+ }
@@ -58,15 +58,15 @@ macro_rules! rejections {
 }
 
 rejections! {
-    /// There is no parameter `d`.
+    /// `d` is missing.
     DspMissing, "d_missing", "parameter d (the DSP id) is missing\n";
     /// `d` occurs more than once.
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
     /// `d` is not a decimal from 1 to 4294967295.
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
-    /// The DSP is not on the list of the settings, which say that such are refused; found by the edge.
-    DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a DSP that is known here\n";
-    /// There is no parameter `b`.
+    /// The DSP is not listed, and `--unknown-dsps` is `refuse`. Checked by the edge.
+    DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a known DSP\n";
+    /// `b` is missing.
     BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
     /// `b` occurs more than once.
     BuyerRepeated, "b_repeated", "parameter b (the buyer uid) is given more than once\n";
@@ -78,19 +78,19 @@ rejections! {
     BuyerEncoding, "b_encoding", "parameter b (the buyer uid) has a % that is not followed by two hexadecimal digits\n";
     /// `b` is not UTF-8 after percent-decoding.
     BuyerNotUtf8, "b_not_utf8", "parameter b (the buyer uid) is not UTF-8\n";
-    /// `b` holds a control character.
-    BuyerControl, "b_control", "parameter b (the buyer uid) holds a control character\n";
-    /// There is no HTTP cookie `uid`.
+    /// `b` contains a control character.
+    BuyerControl, "b_control", "parameter b (the buyer uid) contains a control character\n";
+    /// The HTTP cookie `uid` is missing.
     UserMissing, "uid_missing", "cookie uid (the user id) is missing\n";
     /// The HTTP cookie `uid` is empty.
     UserEmpty, "uid_empty", "cookie uid (the user id) is empty\n";
     /// The HTTP cookie `uid` is too long.
     UserTooLong, "uid_too_long", "cookie uid (the user id) is too long\n";
-    /// The HTTP cookie `uid` holds something else than printable ASCII, or a comma or space.
-    UserInvalid, "uid_invalid", "cookie uid (the user id) holds something else than printable ASCII without comma, semicolon and space\n";
+    /// The HTTP cookie `uid` contains other characters than printable ASCII, or a comma or space.
+    UserInvalid, "uid_invalid", "cookie uid (the user id) contains characters other than printable ASCII without comma, semicolon and space\n";
 }
 
-/// Reads `d` and `b` from a query, in any order among other parameters, and `uid` from the Cookie headers.
+/// Parses `d` and `b` from the query, in any order among other parameters, and `uid` from the Cookie headers.
 ///
 /// # Errors
 /// The first [`Rejection`] found, the query's before the cookie's.
@@ -108,15 +108,15 @@ pub fn parse<'a>(
     })
 }
 
-/// The DSP of a query that was rejected for something else; `None` when it is not readable or not the only one.
+/// The DSP of a query that was rejected for another reason; `None` if it is invalid or repeated.
 #[must_use]
 pub fn dsp_id(query: &str) -> Option<u32> {
-    let mut given = query
+    let mut values = query
         .split('&')
         .filter_map(|parameter| parameter.strip_prefix("d="));
-    let encoded = given.next()?;
+    let encoded = values.next()?;
     let mut scratch = [0; DSP_ID_DIGITS_MAX];
-    match given.next() {
+    match values.next() {
         None => parse_dsp_id(encoded, &mut scratch).ok(),
         Some(_) => None,
     }
@@ -150,7 +150,7 @@ fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
 
 fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
     let digits = match percent_decode(encoded, scratch) {
-        Decoded::AsItIs => encoded.as_bytes(),
+        Decoded::Unchanged => encoded.as_bytes(),
         Decoded::Bytes(bytes) => bytes,
         Decoded::Malformed | Decoded::TooLong => return Err(Rejection::DspInvalid),
     };
@@ -164,7 +164,7 @@ fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
             .and_then(|tens| tens.checked_add(u32::from(digit - b'0')))
             .ok_or(Rejection::DspInvalid)?;
     }
-    // What is empty is 0.
+    // An empty value yields 0, which is invalid.
     if !ids::is_dsp_id(dsp_id) {
         return Err(Rejection::DspInvalid);
     }
@@ -173,7 +173,7 @@ fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
 
 fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a str, Rejection> {
     let buyer_uid = match percent_decode(encoded, scratch) {
-        Decoded::AsItIs => encoded,
+        Decoded::Unchanged => encoded,
         Decoded::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| Rejection::BuyerNotUtf8)?,
         Decoded::Malformed => return Err(Rejection::BuyerEncoding),
         Decoded::TooLong => return Err(Rejection::BuyerTooLong),
@@ -202,23 +202,23 @@ fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str,
 }
 
 enum Decoded<'a> {
-    /// There was nothing to decode.
-    AsItIs,
+    /// Contains no percent sign.
+    Unchanged,
     /// The decoded bytes.
     Bytes(&'a [u8]),
     /// A percent sign is not followed by two hexadecimal digits.
     Malformed,
-    /// The decoded value does not fit the scratch.
+    /// The decoded value does not fit the scratch buffer.
     TooLong,
 }
 
-/// Decodes into `scratch`. A plus stays a plus.
+/// Decodes into `scratch`. A plus sign is not decoded.
 ///
-/// Stricter than [the URL standard](https://url.spec.whatwg.org/#percent-decode), which keeps a malformed
-/// escape: here it would be an id that nobody has.
+/// Stricter than [the URL standard](https://url.spec.whatwg.org/#percent-decode), which keeps malformed escapes: an id with
+/// one would match no user.
 fn percent_decode<'a>(encoded: &str, scratch: &'a mut [u8]) -> Decoded<'a> {
     if memchr::memchr(b'%', encoded.as_bytes()).is_none() {
-        return Decoded::AsItIs;
+        return Decoded::Unchanged;
     }
     let mut length = 0;
     let mut bytes = encoded.bytes();
@@ -233,10 +233,10 @@ fn percent_decode<'a>(encoded: &str, scratch: &'a mut [u8]) -> Decoded<'a> {
         } else {
             byte
         };
-        let Some(place) = scratch.get_mut(length) else {
+        let Some(target) = scratch.get_mut(length) else {
             return Decoded::TooLong;
         };
-        *place = decoded;
+        *target = decoded;
         length += 1;
     }
     Decoded::Bytes(&scratch[..length])
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_come_in_any_order_among_others() {
+    fn parameters_are_found_in_any_order_among_others() {
         check("d=17&b=abc", &["uid=u1"], Ok(("u1", 17, "abc")));
         check("b=abc&d=17", &["uid=u1"], Ok(("u1", 17, "abc")));
         check(
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn buyer_uid_comes_out_byte_for_byte() {
+    fn buyer_uid_is_percent_decoded_exactly() {
         check_buyer("a%26b%3dc%2Fd%2be%25f", Ok("a&b=c/d+e%f"));
         check_buyer("a+b=c==/--.~!*", Ok("a+b=c==/--.~!*"));
         check_buyer("%C3%BC%E2%82%AC", Ok("ü€"));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_buyer_uid_is_named() {
+    fn invalid_buyer_uid_is_rejected_with_its_reason() {
         check_buyer("", Err(Rejection::BuyerEmpty));
         check_buyer(&"x".repeat(257), Err(Rejection::BuyerTooLong));
         check_buyer(&"%41".repeat(257), Err(Rejection::BuyerTooLong));
@@ -328,12 +328,12 @@ mod tests {
     }
 
     #[test]
-    fn dsp_id_is_a_decimal_in_range() {
+    fn dsp_id_must_be_a_decimal_in_range() {
         check_dsp("1", Some(1));
         check_dsp("4294967295", Some(u32::MAX));
         check_dsp("0017", Some(17));
         check_dsp("%31%37", Some(17));
-        for bad in [
+        for invalid in [
             "",
             "0",
             "4294967296",
@@ -347,7 +347,7 @@ mod tests {
             "1%20",
             "٣",
         ] {
-            check_dsp(bad, None);
+            check_dsp(invalid, None);
         }
         check_dsp(&"1".repeat(1000), None);
         check_dsp(&"%31".repeat(1000), None);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_user_id_is_named() {
+    fn invalid_user_id_is_rejected_with_its_reason() {
         check_user(&[], Err(Rejection::UserMissing));
         check_user(&["uid"], Err(Rejection::UserMissing));
         check_user(&["UID=u"], Err(Rejection::UserMissing));
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_reasons_are_one_line_and_distinct() {
+    fn labels_are_distinct_and_reasons_are_one_line() {
         let labels: std::collections::HashSet<_> = Rejection::ALL
             .iter()
             .map(|rejection| rejection.label())

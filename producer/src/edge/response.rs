@@ -1,35 +1,35 @@
-//! The responses of the edge: the one place that maps outcomes to HTTP.
+//! Responses of the edge. The only place that maps outcomes to HTTP.
 
 use std::time::{Duration, SystemTime};
 
 use super::request::Rejection;
 
-/// The last second that a `date` header can say, at the end of the year 9999.
+/// The last second that a `date` header can express, at the end of the year 9999.
 const DATES_END: Duration = Duration::from_secs(253_402_300_799);
 
-/// How one request ended.
+/// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cookie is in the log, or was handed to its limits, which may hold or drop it.
+    /// The cookie is in the log, or its limit decided to queue or drop it.
     Accepted,
-    /// Bad input.
+    /// Invalid input.
     Rejected(Rejection),
-    /// No such path.
+    /// Unknown path.
     NotFound,
     /// Neither GET nor HEAD.
     MethodNotAllowed,
-    /// The head is longer than this edge reads.
+    /// The request headers are too large.
     HeadTooLarge,
     /// Not HTTP/1.
     Malformed,
 }
 
-/// What else of the request determines its response.
+/// Properties of the request that affect its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponseOptions {
-    /// The response has no body, whatever its `content-length`.
+    /// HEAD request: the response has no body, regardless of its `content-length`.
     pub head: bool,
-    /// The connection is closed after it.
+    /// The connection is closed after the response.
     pub close: bool,
 }
 
@@ -48,29 +48,28 @@ impl Outcome {
         match self {
             Self::Accepted => "",
             Self::Rejected(rejection) => rejection.reason(),
-            Self::NotFound => "no such path; use / or /sync\n",
+            Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
-            Self::HeadTooLarge => "the head of the request is too large\n",
-            Self::Malformed => "this is not an HTTP/1 request\n",
+            Self::HeadTooLarge => "request headers too large\n",
+            Self::Malformed => "not an HTTP/1 request\n",
         }
     }
 }
 
-/// Writes responses, with a date header that is made once a second.
+/// Encodes responses, with a date header that is formatted once per second.
 ///
-/// No response may be cached: a browser or proxy that answered a repeated sync from its cache would keep it from the
-/// edge.
+/// Responses forbid caching, so that repeated syncs reach the edge.
 #[derive(Debug, Default)]
 pub struct Responses {
     second: Option<Duration>,
-    /// `date: …` with its line break.
+    /// `date: …` with line break.
     date: String,
-    /// The whole response to an accepted request on a connection that stays open.
+    /// Encoded response to an accepted request on a connection that stays open.
     accepted: Vec<u8>,
 }
 
 impl Responses {
-    /// Sets the date of the responses that follow; a clock beyond the year 9999 counts as its end.
+    /// Sets the date header of later responses, at most the end of the year 9999.
     pub fn set_time(&mut self, now: SystemTime) {
         let now = now.min(SystemTime::UNIX_EPOCH + DATES_END);
         let since_epoch = now
@@ -85,7 +84,7 @@ impl Responses {
                 close: false,
             };
             let mut accepted = Vec::new();
-            self.write_anew(Outcome::Accepted, options, &mut accepted);
+            self.encode(Outcome::Accepted, options, &mut accepted);
             self.accepted = accepted;
         }
     }
@@ -95,11 +94,11 @@ impl Responses {
         if outcome == Outcome::Accepted && !options.close {
             output.extend_from_slice(&self.accepted);
         } else {
-            self.write_anew(outcome, options, output);
+            self.encode(outcome, options, output);
         }
     }
 
-    fn write_anew(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
+    fn encode(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
         let body = outcome.body();
         let close = if options.close {
             "connection: close\r\n"
@@ -138,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_http_says() {
+    fn responses_are_valid_http() {
         let date = "date: Tue, 14 Nov 2023 22:13:20 GMT\r\n";
-        let none = "content-length: 0\r\ncache-control: no-store\r\n";
+        let no_body = "content-length: 0\r\ncache-control: no-store\r\n";
         check(
             Outcome::Accepted,
             false,
             false,
-            &format!("HTTP/1.1 200 OK\r\n{none}{date}\r\n"),
+            &format!("HTTP/1.1 200 OK\r\n{no_body}{date}\r\n"),
         );
         check(
             Outcome::Accepted,
             true,
             true,
-            &format!("HTTP/1.1 200 OK\r\n{none}connection: close\r\n{date}\r\n"),
+            &format!("HTTP/1.1 200 OK\r\n{no_body}connection: close\r\n{date}\r\n"),
         );
         let allow = format!(
             "HTTP/1.1 405 Method Not Allowed\r\nallow: GET, HEAD\r\n\
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_beyond_the_year_9999_is_answered() {
+    fn date_is_limited_to_the_year_9999() {
         let mut responses = Responses::default();
         responses.set_time(SystemTime::UNIX_EPOCH + DATES_END + Duration::from_secs(1));
         let end = "date: Fri, 31 Dec 9999 23:59:59 GMT\r\n";

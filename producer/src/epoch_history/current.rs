@@ -1,74 +1,74 @@
-//! The current epoch: keeps its entry in the record true with each reservation.
+//! Updates the entry of the current epoch in the record.
 
 use std::sync::Arc;
 
 use prometheus::IntGauge;
 
 use super::{
-    AHEAD_COOKIES,
+    BOUND_STEP,
     file::RecordFile,
-    record::{End, Entry},
+    record::{EpochEnd, RecordEntry},
 };
 use crate::log::{Progress, Sequence};
 
-/// The entry of the current epoch. Does nothing when there is no record.
+/// The current epoch. Does nothing without a record.
 #[derive(Debug, Default)]
 pub struct CurrentEpoch {
-    pub(super) recording: Option<Recording>,
+    pub(super) record: Option<OpenRecord>,
 }
 
-/// The entries, of which the last is the current epoch's, and their file, which is written under the lock of the log.
+/// A record that is written under the lock of the log; its last entry is the current epoch.
 #[derive(Debug)]
-pub(super) struct Recording {
-    pub(super) entries: Vec<Entry>,
+pub(super) struct OpenRecord {
+    pub(super) entries: Vec<RecordEntry>,
     pub(super) file: Arc<RecordFile>,
     pub(super) recorded: IntGauge,
 }
 
 impl Progress for CurrentEpoch {
     fn reserve(&mut self, last: Sequence) -> Sequence {
-        let end = last.saturating_add(AHEAD_COOKIES);
-        self.note(End::AtMost(end));
+        let end = last.saturating_add(BOUND_STEP);
+        self.update(EpochEnd::AtMost(end));
         self.or_max(end)
     }
 
     fn settle(&mut self, last: Sequence) -> Sequence {
-        self.note(End::AtMost(last));
+        self.update(EpochEnd::AtMost(last));
         self.or_max(last)
     }
 
     fn end(&mut self, last: Sequence) {
-        self.note(End::Exact(last));
+        self.update(EpochEnd::Exact(last));
     }
 }
 
 impl CurrentEpoch {
-    /// `end`, or with no record `Sequence::MAX`: then there is nothing to reserve any more.
+    /// `end`; without a record `Sequence::MAX`, so that the log reserves nothing more.
     fn or_max(&self, end: Sequence) -> Sequence {
-        if self.recording.is_some() {
+        if self.record.is_some() {
             end
         } else {
             Sequence::MAX
         }
     }
 
-    fn note(&mut self, end: End) {
-        let Some(recording) = &mut self.recording else {
+    fn update(&mut self, end: EpochEnd) {
+        let Some(record) = &mut self.record else {
             return;
         };
-        if let Some(current) = recording.entries.last_mut() {
+        if let Some(current) = record.entries.last_mut() {
             current.end = end;
         }
-        let file = &recording.file;
-        if let Err(error) = file.write(&recording.entries) {
-            recording.recorded.set(0);
+        let file = &record.file;
+        if let Err(error) = file.write(&record.entries) {
+            record.recorded.set(0);
             tracing::warn!(
                 path = %file.path().display(),
                 %error,
-                "the epoch history cannot be written: after a crash nobody can say how much was lost"
+                "failed to write the epoch history; losses from a crash cannot be bounded"
             );
             super::invalidate(file);
-            self.recording = None;
+            self.record = None;
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The epoch of a process: a number that no other run of this producer has, whatever the clock says.
+//! The epoch of a process: a number that is unique among the runs of a producer, even if the clock is set back.
 //!
-//! Consumers compare epochs only for equality. A repeated epoch would let a consumer resume in the middle of a run that
-//! it never read. A clock that was set back, or that starts at the same time with every boot, does not repeat one,
-//! because the lowest bits are random. The other bits are the start time, for people.
+//! Consumers compare epochs only for equality. With a repeated epoch, a consumer would resume in the middle of a run that
+//! it never read. The lowest bits are random, so a clock that is set back, or starts at the same time with every boot, does
+//! not repeat an epoch. The other bits are the start time, for operators.
 
 use std::hash::{BuildHasher as _, RandomState};
 
@@ -13,13 +13,13 @@ const RANDOM_BITS: u32 = 16;
 
 /// The epoch of a run that starts now.
 pub(crate) fn generate() -> u64 {
-    // The system seeds this anew for each process.
+    // Seeded by the system for each process.
     epoch(unix_micros(), RandomState::new().hash_one(0))
 }
 
 fn epoch(now: u64, random: u64) -> u64 {
     let mask = (1 << RANDOM_BITS) - 1;
-    // Never 0, which would read as no epoch.
+    // Never 0, which means no epoch.
     ((now & !mask) | (random & mask)).max(1)
 }
 

@@ -1,60 +1,58 @@
-//! The record of a producer's epochs as bytes. Pure.
+//! Binary format of the record. Pure.
 //!
-//! Up to which epoch it is not to be trusted, then the name of the format, an entry for each epoch, the oldest first, zeroes, and a
-//! checksum. A record that was torn, truncated or written by another program is [`Damaged`] as a whole, because an epoch that
-//! cannot be read may hide any number of cookies.
+//! It contains the epoch up to which it is untrusted, a magic number, one entry per epoch from the oldest to the newest, zeros, and
+//! a checksum. A partly invalid record is rejected entirely, because an unreadable epoch may have any number of cookies.
 
-/// How many epochs are kept, the current one included: a subscriber that missed more restarts is given no bound.
+/// Maximum number of epochs, including the current one. A subscriber that missed more restarts gets no bound.
 pub(super) const EPOCHS_MAX: usize = 16;
 
-/// Where a process that could not take the record writes up to which epoch the record is not to be trusted, because
-/// epochs that it does not know may lie between. The process that owns the record does not write here.
-pub(super) const DISTRUSTED_AT: u64 = 0;
+/// Offset of the epoch up to which the record is untrusted. Written by a process that cannot lock the record, and whose epoch is
+/// therefore not recorded; never by the owner of the record.
+pub(super) const UNTRUSTED_OFFSET: u64 = 0;
 
-/// Where the rest begins, which its owner writes as a whole. It fits a page, so a write is never torn when its process is killed.
-pub(super) const OWNED_AT: u64 = 8;
+/// Offset of the rest, which the owner writes at once. It fits a page, so killing the process does not tear a write.
+pub(super) const OWNED_OFFSET: u64 = 8;
 
-/// The size of a record in bytes.
+/// Size of a record in bytes.
 pub(super) const RECORD_BYTES: usize = 8 + MAGIC.len() + EPOCHS_MAX * ENTRY_BYTES + 8;
 
 const MAGIC: &[u8; 8] = b"cklives2";
 const ENTRY_BYTES: usize = 40;
 
-/// Identifies one boot of the machine; all zeroes when the system does not say.
+/// Id of one boot of the machine; all zeros if unknown.
 pub(super) type BootId = [u8; 16];
 
-/// What is known of the end of an epoch.
+/// The end of an epoch, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// It has no sequence above this one.
+pub(super) enum EpochEnd {
+    /// Upper bound of its sequences.
     AtMost(u64),
-    /// This was its last sequence.
+    /// Its last sequence.
     Exact(u64),
-    /// Nothing.
     Unknown,
 }
 
 /// One epoch of the producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct RecordEntry {
     pub(super) epoch: u64,
-    pub(super) end: End,
+    pub(super) end: EpochEnd,
     pub(super) boot: BootId,
 }
 
-/// The bytes are not a record.
+/// The bytes are not a valid record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the record is damaged")]
-pub(super) struct Damaged;
+#[error("corrupt record")]
+pub(super) struct CorruptRecord;
 
-/// What the owner of a record writes of these epochs, of which there are [`EPOCHS_MAX`] at most.
-pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
+/// Encodes up to [`EPOCHS_MAX`] entries, as written at [`OWNED_OFFSET`].
+pub(super) fn encode(entries: &[RecordEntry]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
-    for Entry { epoch, end, boot } in entries {
+    for RecordEntry { epoch, end, boot } in entries {
         let (kind, end) = match end {
-            End::AtMost(end) => (1_u64, *end),
-            End::Exact(end) => (2, *end),
-            End::Unknown => (3, 0),
+            EpochEnd::AtMost(end) => (1_u64, *end),
+            EpochEnd::Exact(end) => (2, *end),
+            EpochEnd::Unknown => (3, 0),
         };
         for number in [*epoch, end, kind] {
             bytes.extend(number.to_le_bytes());
@@ -66,41 +64,44 @@ pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a record: the epochs that can be trusted, the oldest first. An empty file is a record without epochs.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>, Damaged> {
+/// Decodes the trusted entries of a record, oldest first. An empty file has none.
+pub(super) fn decode(bytes: &[u8]) -> Result<Vec<RecordEntry>, CorruptRecord> {
     if bytes.is_empty() {
         return Ok(Vec::new());
     }
     if bytes.len() != RECORD_BYTES {
-        return Err(Damaged);
+        return Err(CorruptRecord);
     }
-    let (distrusted, owned) = bytes.split_at(8);
+    let (untrusted_until, owned) = bytes.split_at(8);
     let (written, sum) = owned.split_at(owned.len() - 8);
-    let entries = written.strip_prefix(MAGIC).ok_or(Damaged)?;
+    let entries = written.strip_prefix(MAGIC).ok_or(CorruptRecord)?;
     if number(sum, 0) != fnv(written) {
-        return Err(Damaged);
+        return Err(CorruptRecord);
     }
     let entries = entries.chunks_exact(ENTRY_BYTES);
     // No epoch is 0.
     let entries = entries.take_while(|entry| number(entry, 0) != 0);
     let mut entries: Vec<_> = entries.map(decode_entry).collect::<Result<_, _>>()?;
-    let distrusted = number(distrusted, 0);
-    if let Some(at) = entries.iter().rposition(|entry| entry.epoch <= distrusted) {
+    let untrusted_until = number(untrusted_until, 0);
+    if let Some(at) = entries
+        .iter()
+        .rposition(|entry| entry.epoch <= untrusted_until)
+    {
         entries.drain(..=at);
     }
     Ok(entries)
 }
 
-fn decode_entry(bytes: &[u8]) -> Result<Entry, Damaged> {
+fn decode_entry(bytes: &[u8]) -> Result<RecordEntry, CorruptRecord> {
     let end = match number(bytes, 16) {
-        1 => End::AtMost(number(bytes, 8)),
-        2 => End::Exact(number(bytes, 8)),
-        3 => End::Unknown,
-        _ => return Err(Damaged),
+        1 => EpochEnd::AtMost(number(bytes, 8)),
+        2 => EpochEnd::Exact(number(bytes, 8)),
+        3 => EpochEnd::Unknown,
+        _ => return Err(CorruptRecord),
     };
     let mut boot = BootId::default();
     boot.copy_from_slice(&bytes[24..]);
-    Ok(Entry {
+    Ok(RecordEntry {
         epoch: number(bytes, 0),
         end,
         boot,
@@ -113,12 +114,12 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// FNV-1a in 64 bits: detects what was torn or overwritten, not what was forged.
+/// 64-bit FNV-1a: detects torn or overwritten data, but not forgery.
 pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     fnv_after(0xcbf2_9ce4_8422_2325, bytes)
 }
 
-/// The same, of bytes that follow others with this sum.
+/// Continues a checksum over more bytes.
 pub(crate) fn fnv_after(sum: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(sum, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -129,54 +130,58 @@ pub(crate) fn fnv_after(sum: u64, bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    fn entries(count: u64) -> Vec<Entry> {
-        let entry = |n: u64| Entry {
+    fn entries(count: u64) -> Vec<RecordEntry> {
+        let entry = |n: u64| RecordEntry {
             epoch: 1_000 + n,
             end: match n % 3 {
-                0 => End::AtMost(n),
-                1 => End::Exact(n),
-                _ => End::Unknown,
+                0 => EpochEnd::AtMost(n),
+                1 => EpochEnd::Exact(n),
+                _ => EpochEnd::Unknown,
             },
             boot: [7; 16],
         };
         (0..count).map(entry).collect()
     }
 
-    fn whole(entries: &[Entry]) -> Vec<u8> {
+    fn record(entries: &[RecordEntry]) -> Vec<u8> {
         [&[0; 8], &*encode(entries)].concat()
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_entries_are_decoded() {
         for count in [0, 1, 3, 16] {
-            assert_eq!(decode(&whole(&entries(count))), Ok(entries(count)));
+            assert_eq!(decode(&record(&entries(count))), Ok(entries(count)));
         }
         assert_eq!(decode(&[]), Ok(Vec::new()));
     }
 
     #[test]
-    fn torn_or_foreign_record_is_damaged() {
-        let good = whole(&entries(5));
+    fn torn_or_foreign_record_is_corrupt() {
+        let valid = record(&entries(5));
         for length in 1..RECORD_BYTES {
-            assert_eq!(decode(&good[..length]), Err(Damaged), "{length} bytes");
+            assert_eq!(
+                decode(&valid[..length]),
+                Err(CorruptRecord),
+                "{length} bytes"
+            );
         }
-        for at in 8..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 0x10;
-            assert_eq!(decode(&bad), Err(Damaged), "byte {at}");
+        for at in 8..valid.len() {
+            let mut corrupt = valid.clone();
+            corrupt[at] ^= 0x10;
+            assert_eq!(decode(&corrupt), Err(CorruptRecord), "byte {at}");
         }
-        assert_eq!(decode(&[0; RECORD_BYTES]), Err(Damaged));
-        assert_eq!(decode(&[0xff; RECORD_BYTES]), Err(Damaged));
+        assert_eq!(decode(&[0; RECORD_BYTES]), Err(CorruptRecord));
+        assert_eq!(decode(&[0xff; RECORD_BYTES]), Err(CorruptRecord));
         // The first half is new, the second old.
-        let (half, mut torn) = (RECORD_BYTES / 2, whole(&entries(16)));
-        torn[half..].copy_from_slice(&good[half..]);
-        assert_eq!(decode(&torn), Err(Damaged));
+        let (half, mut torn) = (RECORD_BYTES / 2, record(&entries(16)));
+        torn[half..].copy_from_slice(&valid[half..]);
+        assert_eq!(decode(&torn), Err(CorruptRecord));
     }
 
     #[test]
-    fn epochs_up_to_the_distrusted_one_are_dropped() {
-        let trusted = |distrusted: u64| {
-            let record = [&distrusted.to_le_bytes(), &*encode(&entries(4))].concat();
+    fn untrusted_epochs_are_dropped() {
+        let trusted = |untrusted_until: u64| {
+            let record = [&untrusted_until.to_le_bytes(), &*encode(&entries(4))].concat();
             decode(&record).unwrap()
         };
         assert_eq!(trusted(999), entries(4));

@@ -1,4 +1,4 @@
-//! Epochs that begin and end in a directory of the test's own.
+//! Epochs recorded in a temporary directory, by examples and against a model.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -10,13 +10,13 @@ use crate::log::{Progress as _, Sequence};
 
 const NOW: u64 = 1_000_000;
 
-/// A directory in memory, as every record needs.
+/// A temporary directory in memory.
 fn memory() -> TempDir {
     TempDir::new_in(DEFAULT_DIR).unwrap()
 }
 
 fn start(dir: &TempDir, now: u64) -> (EpochHistory, CurrentEpoch) {
-    let state = State::Dir(dir.path().to_owned());
+    let state = StateDir::Dir(dir.path().to_owned());
     begin(&state, "p:7676", now, &Registry::new()).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn tail(cookies_max: u64, exact: bool) -> Option<Tail> {
 }
 
 #[test]
-fn orderly_end_is_exact_and_epochs_in_between_are_added() {
+fn clean_shutdown_is_exact_and_missed_epochs_are_added() {
     let dir = memory();
     for (now, end) in [(NOW, 500), (NOW + 1, 70)] {
         let (history, mut current) = start(&dir, now);
@@ -54,35 +54,32 @@ fn orderly_end_is_exact_and_epochs_in_between_are_added() {
 }
 
 #[test]
-fn killed_epoch_is_bounded_and_an_idle_one_tightly() {
+fn killed_epoch_is_bounded_exactly_if_it_was_idle() {
     let dir = memory();
     let (_, mut current) = start(&dir, NOW);
     current.reserve(10);
     drop(current);
     let (history, mut current) = start(&dir, NOW + 1);
-    assert_eq!(
-        history.tail(&cursor(NOW, 4)),
-        tail(6 + AHEAD_COOKIES, false)
-    );
+    assert_eq!(history.tail(&cursor(NOW, 4)), tail(6 + BOUND_STEP, false));
     drop(history);
     current.reserve(2_000);
     current.settle(2_000);
     drop(current);
     let (history, _current) = start(&dir, NOW + 2);
     assert_eq!(history.tail(&cursor(NOW + 1, 2_000)), tail(0, false));
-    let both = tail(6 + AHEAD_COOKIES + 2_000, false);
+    let both = tail(6 + BOUND_STEP + 2_000, false);
     assert_eq!(history.tail(&cursor(NOW, 4)), both);
 }
 
 #[test]
-fn epoch_grows_when_the_clock_does_not() {
+fn epoch_increases_if_the_clock_does_not() {
     let dir = memory();
     let epochs = [NOW, NOW, 5].map(|now| start(&dir, now).0.epoch());
     assert_eq!(epochs, [NOW, NOW + 1, NOW + 2]);
 }
 
 #[test]
-fn only_the_last_epochs_are_kept() {
+fn only_the_newest_epochs_are_kept() {
     let dir = memory();
     for now in 0..20 {
         start(&dir, NOW + now).1.end(1);
@@ -94,7 +91,7 @@ fn only_the_last_epochs_are_kept() {
 }
 
 #[test]
-fn second_process_of_a_name_has_no_record_and_neither_is_trusted() {
+fn second_process_with_the_same_id_invalidates_the_record() {
     let dir = memory();
     start(&dir, NOW).1.end(5);
     let (first, mut current) = start(&dir, NOW + 1);
@@ -109,7 +106,7 @@ fn second_process_of_a_name_has_no_record_and_neither_is_trusted() {
 }
 
 #[test]
-fn epoch_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
+fn bounds_are_unknown_after_a_reboot_and_exact_ends_are_kept() {
     let dir = memory();
     start(&dir, NOW).1.end(5);
     start(&dir, NOW + 1).1.settle(7);
@@ -132,7 +129,7 @@ fn epoch_that_ended_with_the_machine_is_unknown_unless_it_was_final() {
 }
 
 #[test]
-fn garbage_is_discarded_and_the_next_epoch_is_recorded() {
+fn corrupt_record_is_discarded_and_the_next_epoch_is_recorded() {
     let dir = memory();
     start(&dir, NOW).1.end(5);
     for garbage in [&b"nonsense"[..], &[0xff; 784], &[0xff; 5_000]] {
@@ -147,7 +144,7 @@ fn garbage_is_discarded_and_the_next_epoch_is_recorded() {
 }
 
 #[test]
-fn link_or_file_that_others_may_write_is_removed_and_its_target_untouched() {
+fn link_or_shared_file_is_removed_without_changing_its_target() {
     let dir = memory();
     let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -159,15 +156,15 @@ fn link_or_file_that_others_may_write_is_removed_and_its_target_untouched() {
     drop(start(&dir, NOW));
     assert!(!path(&dir).exists());
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
-    fs::write(path(&dir), "anybody's").unwrap();
+    fs::write(path(&dir), "writable by all").unwrap();
     fs::set_permissions(path(&dir), fs::Permissions::from_mode(0o622)).unwrap();
     drop(start(&dir, NOW));
     assert!(!path(&dir).exists());
 }
 
-/// After an epoch without a record, the next one must not conclude that there was none.
+/// The next run must not compute losses without the unrecorded epoch.
 #[test]
-fn epoch_that_cannot_be_recorded_is_unknown() {
+fn unrecorded_epoch_makes_the_history_unknown() {
     let dir = memory();
     let (_, mut current) = start(&dir, NOW);
     current.reserve(10);
@@ -180,14 +177,14 @@ fn epoch_that_cannot_be_recorded_is_unknown() {
 }
 
 #[test]
-fn missing_dir_costs_only_the_record() {
+fn missing_directory_disables_only_the_record() {
     let registry = Registry::new();
-    let state = State::Dir("/nonexistent/directory".into());
+    let state = StateDir::Dir("/nonexistent/directory".into());
     let (history, mut current) = begin(&state, "p", NOW, &registry).unwrap();
     current.reserve(10);
     current.end(10);
     assert_eq!((history.epoch(), history.tail(&cursor(1, 1))), (NOW, None));
-    let (history, _current) = begin(&State::Off, "p", NOW, &Registry::new()).unwrap();
+    let (history, _current) = begin(&StateDir::Off, "p", NOW, &Registry::new()).unwrap();
     assert_eq!(history.tail(&cursor(1, 1)), None);
 }
 
@@ -197,10 +194,10 @@ fn failed_write_empties_the_record() {
     let (history, mut current) = start(&dir, NOW);
     current.reserve(10);
     // The same file, but not open for writing.
-    let recording = current.recording.as_mut().unwrap();
-    recording.file = Arc::new(RecordFile::read_only(&path(&dir)).unwrap());
-    let recorded = recording.recorded.clone();
-    assert_eq!(current.reserve(20_000), u64::MAX, "not to be asked again");
+    let record = current.record.as_mut().unwrap();
+    record.file = Arc::new(RecordFile::read_only(&path(&dir)).unwrap());
+    let recorded = record.recorded.clone();
+    assert_eq!(current.reserve(20_000), u64::MAX, "reserves nothing more");
     assert_eq!(recorded.get(), 0);
     drop((history, current));
     let (history, _current) = start(&dir, NOW + 1);
@@ -208,7 +205,7 @@ fn failed_write_empties_the_record() {
 }
 
 #[test]
-fn names_become_file_names() {
+fn ids_are_encoded_as_file_names() {
     let long = "x".repeat(256);
     for id in ["p:7676", "../../etc/passwd", "ü\n", &long] {
         let name = record_name(id);
@@ -218,10 +215,10 @@ fn names_become_file_names() {
 }
 
 #[test]
-fn dir_on_a_disk_gets_no_record() {
+fn directory_on_a_disk_is_rejected() {
     let dir = TempDir::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let (history, mut current) = start(&dir, NOW);
-    assert_eq!(current.reserve(10), u64::MAX, "not to be asked again");
+    assert_eq!(current.reserve(10), u64::MAX, "reserves nothing more");
     current.end(10);
     drop((history, current));
     assert!(!path(&dir).exists());
@@ -230,26 +227,26 @@ fn dir_on_a_disk_gets_no_record() {
 }
 
 #[test]
-fn record_is_free_once_dropped_even_if_a_forked_child_has_it_open() {
+fn dropped_record_is_unlocked_even_if_a_forked_child_has_it_open() {
     let dir = memory();
     let file = RecordFile::open(&path(&dir)).unwrap();
     file.lock().unwrap();
-    // What a fork makes: a second descriptor of the same open file.
+    // Like a fork: a second descriptor of the same open file.
     let of_child = file.duplicate();
     drop(file);
     RecordFile::open(&path(&dir)).unwrap().lock().unwrap();
     drop(of_child);
 }
 
-/// What happens to a producer.
+/// An event in the life of a producer.
 #[derive(Debug, Clone)]
 enum Step {
     Append(u64),
     Idle,
     Kill,
-    /// An orderly end.
+    /// Clean shutdown.
     Stop,
-    /// Killed, and what was in memory is gone, as with a container.
+    /// Killed together with its memory file system, like a container.
     KillWithMemory,
 }
 
@@ -264,42 +261,42 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// An epoch of the model: what was appended, and what later ones may know of it.
+/// An ended epoch of the model.
 #[derive(Debug)]
-struct Ended {
+struct EndedEpoch {
     epoch: u64,
     last: Sequence,
     is_known: bool,
     is_exact: bool,
 }
 
-/// Asks what returning subscribers ask, for every epoch so far.
-fn check_tails(history: &EpochHistory, ended: &[Ended]) {
+/// Checks the tail of a subscriber from each epoch so far.
+fn check_tails(history: &EpochHistory, ended: &[EndedEpoch]) {
     for (at, first) in ended.iter().enumerate() {
         let rest = &ended[at..];
         let lost: u64 = rest.iter().map(|ended| ended.last).sum();
-        let is_kept = rest.len() < EPOCHS_MAX;
-        let is_known = is_kept && rest.iter().all(|ended| ended.is_known);
-        let told = history.tail(&cursor(first.epoch, 0));
-        assert_eq!(told.is_some(), is_known, "{rest:?}");
-        let Some(told) = told else { continue };
-        let most = lost + AHEAD_COOKIES * rest.len() as u64;
+        let is_recorded = rest.len() < EPOCHS_MAX;
+        let is_known = is_recorded && rest.iter().all(|ended| ended.is_known);
+        let tail = history.tail(&cursor(first.epoch, 0));
+        assert_eq!(tail.is_some(), is_known, "{rest:?}");
+        let Some(tail) = tail else { continue };
+        let max = lost + BOUND_STEP * rest.len() as u64;
         assert!(
-            (lost..=most).contains(&told.cookies_max),
-            "{told:?} {rest:?}"
+            (lost..=max).contains(&tail.cookies_max),
+            "{tail:?} {rest:?}"
         );
-        assert_eq!(told.exact, rest.iter().all(|ended| ended.is_exact));
+        assert_eq!(tail.exact, rest.iter().all(|ended| ended.is_exact));
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// What the record tells the next run is true.
+    /// Random runs against a model.
     #[test]
-    fn bound_is_never_below_what_was_appended(steps in steps()) {
+    fn bound_is_never_below_the_actual_loss(steps in steps()) {
         let dir = memory();
-        let mut ended: Vec<Ended> = Vec::new();
+        let mut ended: Vec<EndedEpoch> = Vec::new();
         let (mut history, mut current) = start(&dir, NOW);
         let (mut last, mut reserved) = (0, 0);
         for step in steps {
@@ -328,7 +325,7 @@ proptest! {
                     (true, true)
                 }
             };
-            ended.push(Ended { epoch: history.epoch(), last, is_known, is_exact });
+            ended.push(EndedEpoch { epoch: history.epoch(), last, is_known, is_exact });
             drop((history, current));
             (history, current) = start(&dir, NOW + 1_000 * ended.len() as u64);
             (last, reserved) = (0, 0);

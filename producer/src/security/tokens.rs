@@ -1,8 +1,7 @@
-//! Admits calls that carry a valid token: `authorization: Bearer …`.
+//! Admits calls with a valid token: `authorization: Bearer …`.
 //!
-//! Health checks need none: load balancers and orchestrators make them, they reveal nothing but whether this process
-//! serves, and a token would be one more thing that could make a healthy producer look dead. A stream that is open
-//! stays open when its token is withdrawn.
+//! Health checks need no token: they reveal only whether this process serves, and a wrong token would make a healthy
+//! producer look unhealthy to load balancers. An open stream stays open when its token is revoked.
 
 use std::{
     net::IpAddr,
@@ -19,9 +18,9 @@ use tonic::Status;
 use crate::log_gate::LogGate;
 
 /// The service that needs no token.
-const OPEN_TO_ALL: &str = "/grpc.health.v1.Health/";
+const HEALTH_SERVICE: &str = "/grpc.health.v1.Health/";
 
-/// Refusals are logged at most this often.
+/// Minimum time between log messages about rejected calls.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Checks the token of each call.
@@ -32,20 +31,20 @@ pub struct TokenCheck {
     log_gate: LogGate,
 }
 
-/// Why a call is refused.
+/// Why a call is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum Refusal {
-    #[error("a token is needed: authorization: Bearer …")]
+enum TokenError {
+    #[error("missing token; send the header authorization: Bearer TOKEN")]
     Missing,
     #[error("invalid token")]
-    Wrong,
+    Invalid,
 }
 
-impl Refusal {
+impl TokenError {
     fn label(self) -> &'static str {
         match self {
             Self::Missing => "missing",
-            Self::Wrong => "wrong",
+            Self::Invalid => "invalid",
         }
     }
 }
@@ -60,8 +59,8 @@ impl TokenCheck {
         registry: &Registry,
     ) -> prometheus::Result<Self> {
         let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
-        for refusal in [Refusal::Missing, Refusal::Wrong] {
-            refusals.with_label_values(&[refusal.label()]);
+        for error in [TokenError::Missing, TokenError::Invalid] {
+            refusals.with_label_values(&[error.label()]);
         }
         Ok(Self {
             tokens,
@@ -70,15 +69,15 @@ impl TokenCheck {
         })
     }
 
-    fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
-        if path.starts_with(OPEN_TO_ALL) {
+    fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), TokenError> {
+        if path.starts_with(HEALTH_SERVICE) {
             return Ok(());
         }
-        let token = token::bearer(headers).ok_or(Refusal::Missing)?;
+        let token = token::bearer(headers).ok_or(TokenError::Missing)?;
         if self.tokens.current().contains(token) {
             Ok(())
         } else {
-            Err(Refusal::Wrong)
+            Err(TokenError::Invalid)
         }
     }
 
@@ -88,17 +87,17 @@ impl TokenCheck {
     /// `UNAUTHENTICATED`, with the reason.
     pub fn admit<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Status> {
         self.check(request.uri().path(), request.headers())
-            .map_err(|refusal| {
-                self.note(refusal, peer);
-                Status::unauthenticated(refusal.to_string())
+            .map_err(|error| {
+                self.report(error, peer);
+                Status::unauthenticated(error.to_string())
             })
     }
 
-    fn note(&self, refusal: Refusal, peer: IpAddr) {
-        self.refusals.with_label_values(&[refusal.label()]).inc();
-        if let Some(left_out) = self.log_gate.admit(Instant::now()) {
-            let refused = left_out + 1;
-            tracing::warn!(%peer, why = %refusal, refused, "calls rejected");
+    fn report(&self, error: TokenError, peer: IpAddr) {
+        self.refusals.with_label_values(&[error.label()]).inc();
+        if let Some(suppressed) = self.log_gate.admit(Instant::now()) {
+            let rejected = suppressed + 1;
+            tracing::warn!(%peer, reason = %error, rejected, "calls rejected");
         }
     }
 }
@@ -125,7 +124,7 @@ pub(crate) mod tests {
     }
 
     #[track_caller]
-    fn check(path: &str, authorization: &[&str], expected: Result<(), Refusal>) {
+    fn check(path: &str, authorization: &[&str], expected: Result<(), TokenError>) {
         let token_check = token_check("the-first-of-both\nthe-other-of-both\n");
         let mut headers = HeaderMap::new();
         for value in authorization {
@@ -139,10 +138,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_token_opens_and_nothing_else_does() {
+    fn only_listed_tokens_grant_access() {
         check(STREAMS, &["Bearer the-first-of-both"], Ok(()));
         check(STREAMS, &["bearer  the-other-of-both"], Ok(()));
-        check(STREAMS, &[], Err(Refusal::Missing));
+        check(STREAMS, &[], Err(TokenError::Missing));
         for not_bearer in [
             "",
             "Bearer",
@@ -150,13 +149,13 @@ pub(crate) mod tests {
             "Basic the-first-of-both",
             "the-first-of-both",
         ] {
-            check(STREAMS, &[not_bearer], Err(Refusal::Missing));
+            check(STREAMS, &[not_bearer], Err(TokenError::Missing));
         }
-        for wrong in ["Bearer the-first-of-bot", "Bearer the-first-of-both,x"] {
-            check(STREAMS, &[wrong], Err(Refusal::Wrong));
+        for invalid in ["Bearer the-first-of-bot", "Bearer the-first-of-both,x"] {
+            check(STREAMS, &[invalid], Err(TokenError::Invalid));
         }
-        let second_is_right = ["Bearer guessed", "Bearer the-first-of-both"];
-        check(STREAMS, &second_is_right, Err(Refusal::Wrong));
+        let second_is_valid = ["Bearer guessed", "Bearer the-first-of-both"];
+        check(STREAMS, &second_is_valid, Err(TokenError::Invalid));
     }
 
     #[test]
@@ -168,7 +167,7 @@ pub(crate) mod tests {
             "/grpc.health.v1.HealthX/Check",
             "/",
         ] {
-            check(path, &[], Err(Refusal::Missing));
+            check(path, &[], Err(TokenError::Missing));
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
     Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
 };
 use crate::{
-    epoch_history::{self, State},
+    epoch_history::{self, StateDir},
     log::{
         self, AppendBatch, Log,
         tests::{now, seal},
@@ -60,7 +60,7 @@ impl Producer {
         let subscribers = Subscribers::new(Duration::from_secs(3600), 100);
         let registry = Registry::new();
         let (epoch_history, _) =
-            epoch_history::begin(&State::Off, "producer", epoch, &registry).unwrap();
+            epoch_history::begin(&StateDir::Off, "producer", epoch, &registry).unwrap();
         let config = Config {
             producer_id: "producer".to_owned(),
             queue_cookies_max: bounds.queue_cookies_max,

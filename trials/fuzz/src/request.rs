@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use producer::edge::{
-    head::{self, HEAD_BYTES_MAX, Head, Refusal},
+    head::{self, HEAD_BYTES_MAX, Head, HeadError},
     request::{self, Scratch},
 };
 use proto::{
@@ -35,7 +35,7 @@ pub fn request(bytes: &[u8]) {
 }
 
 /// What is read of the bytes so far, without what is borrowed from them.
-fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, Refusal> {
+fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, HeadError> {
     let mut room = head::headers();
     head::parse(bytes, &mut room).map(|parsed| parsed.map(|(head, _)| head))
 }

@@ -55,7 +55,7 @@ impl RequestMetrics {
         let requests: IntCounterVec = registry.add(defs::REQUESTS)?;
         let problems: IntCounterVec = registry.add(defs::PROBLEMS)?;
         let token_refusals: IntCounterVec = registry.add(defs::TOKEN_REFUSALS)?;
-        for reason in ["missing", "wrong", "limit"] {
+        for reason in ["missing", "invalid", "limit"] {
             token_refusals.with_label_values(&[reason]);
         }
         for call in CALLS {

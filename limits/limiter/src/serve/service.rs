@@ -89,7 +89,7 @@ impl Service {
         };
         let token = token::bearer(&head.headers).ok_or_else(|| reject("missing", ""))?;
         let identity = tokens.current().identity(token);
-        identity.ok_or_else(|| reject("wrong", "invalid token"))
+        identity.ok_or_else(|| reject("invalid", "invalid token"))
     }
 
     /// Processes a call received at `began`. A reservation that waits returns at its slot, or when `stop` is cancelled.

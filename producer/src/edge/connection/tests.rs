@@ -1,3 +1,5 @@
+//! Scheduling and closing of one connection.
+
 use std::{
     collections::BTreeSet,
     sync::{
@@ -15,12 +17,14 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, dsps::Shown},
+    edge::{Metrics, dsps::DspSeries},
     log::{self, Log},
 };
 
-/// A connection to an edge that closes once `leaving` is cancelled.
-fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), ConnectionError>>) {
+/// Connects to an edge that closes its connections when `draining` is cancelled.
+fn connect(
+    draining: CancellationToken,
+) -> (DuplexStream, JoinHandle<Result<(), EdgeConnectionError>>) {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -28,24 +32,24 @@ fn connect(leaving: CancellationToken) -> (DuplexStream, JoinHandle<Result<(), C
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_millis(30),
     });
-    let shown = Shown {
-        named: BTreeSet::new(),
+    let series = DspSeries {
+        listed: BTreeSet::new(),
         max: 2,
-        refuses_others: false,
+        rejects_unlisted: false,
     };
-    let metrics = Metrics::register(&Registry::new(), &shown).unwrap();
-    let edge = Edge::new(log, None, metrics, leaving);
-    let (near, far) = duplex(1 << 20);
+    let metrics = Metrics::register(&Registry::new(), &series).unwrap();
+    let edge = Edge::new(log, None, metrics, draining);
+    let (client, server) = duplex(1 << 20);
     let served = TaskTracker::new().spawn(async move {
         let stopping = CancellationToken::new();
-        Connection::default()
-            .serve(&edge, far, &Activity::default(), &stopping)
+        EdgeConnection::default()
+            .serve(&edge, server, &Activity::default(), &stopping)
             .await
     });
-    (near, served)
+    (client, served)
 }
 
-/// Reads until there are `count` responses.
+/// Reads `count` responses.
 async fn responses(stream: &mut DuplexStream, count: usize) -> String {
     let mut text = String::new();
     while text.matches("HTTP/1.1").count() < count || !text.ends_with("\r\n\r\n") {
@@ -58,11 +62,11 @@ async fn responses(stream: &mut DuplexStream, count: usize) -> String {
 }
 
 #[tokio::test]
-async fn other_tasks_run_between_the_requests_of_one_connection() {
+async fn busy_connection_yields_to_other_tasks() {
     const REQUESTS: usize = 6_400;
     let (mut stream, served) = connect(CancellationToken::new());
-    let turns = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&turns);
+    let polls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&polls);
     let other = TaskTracker::new().spawn(async move {
         loop {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -74,13 +78,13 @@ async fn other_tasks_run_between_the_requests_of_one_connection() {
         .write_all(request.repeat(REQUESTS).as_bytes())
         .await
         .unwrap();
-    let before = turns.load(Ordering::Relaxed);
+    let before = polls.load(Ordering::Relaxed);
     responses(&mut stream, REQUESTS).await;
-    let between = turns.load(Ordering::Relaxed) - before;
-    // Some may be answered while all are still being written.
+    let between = polls.load(Ordering::Relaxed) - before;
+    // Some may be handled while others are still being written.
     assert!(
-        between >= REQUESTS as u64 / TURN_REQUESTS_MAX / 2,
-        "{between} turns of another task beside {REQUESTS} requests"
+        between >= REQUESTS as u64 / YIELD_REQUESTS_MAX / 2,
+        "another task was polled {between} times during {REQUESTS} requests"
     );
     other.abort();
     drop(stream);
@@ -88,12 +92,12 @@ async fn other_tasks_run_between_the_requests_of_one_connection() {
 }
 
 #[tokio::test]
-async fn requests_that_were_sent_together_are_all_answered_before_closing() {
-    let leaving = CancellationToken::new();
-    let (mut stream, served) = connect(leaving.clone());
-    leaving.cancel();
+async fn pipelined_requests_are_all_handled_before_closing() {
+    let draining = CancellationToken::new();
+    let (mut stream, served) = connect(draining.clone());
+    draining.cancel();
     let request = "GET /?d=17&b=b HTTP/1.1\r\nCookie: uid=alice\r\n\r\n";
-    // More than fit one read, and one turn.
+    // More than one read, and more than one yield interval.
     let sent = request.repeat(100);
     stream.write_all(sent.as_bytes()).await.unwrap();
     let text = responses(&mut stream, 100).await;

@@ -1,17 +1,19 @@
+//! Series of DSPs through reloads of the list and concurrent counting.
+
 use std::collections::BTreeMap;
 
 use super::*;
 
-fn shown(named: &[u32], max: usize, refuses_others: bool) -> Shown {
-    Shown {
-        named: named.iter().copied().collect(),
+fn dsp_series(listed: &[u32], max: usize, rejects_unlisted: bool) -> DspSeries {
+    DspSeries {
+        listed: listed.iter().copied().collect(),
         max,
-        refuses_others,
+        rejects_unlisted,
     }
 }
 
-fn dsps(named: &[u32], max: usize) -> Dsps {
-    Dsps::register(&Registry::new(), &shown(named, max, false)).unwrap()
+fn dsps(listed: &[u32], max: usize) -> Dsps {
+    Dsps::register(&Registry::new(), &dsp_series(listed, max, false)).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
@@ -48,7 +50,7 @@ fn check(dsps: &Dsps, expected: &[(&str, u64)]) {
 }
 
 #[test]
-fn dsps_seen_first_have_a_series_and_the_rest_is_other() {
+fn first_dsps_get_a_series_and_the_rest_is_other() {
     let dsps = dsps(&[], 2);
     accept(&dsps, [17, 42, 17, 99, 1_000_000, 17, 42]);
     let expected = [
@@ -60,7 +62,7 @@ fn dsps_seen_first_have_a_series_and_the_rest_is_other() {
 }
 
 #[test]
-fn listed_dsps_have_a_series_from_the_start_and_others_have_none() {
+fn only_listed_dsps_have_a_series() {
     let dsps = dsps(&[5, 6], 64);
     accept(&dsps, 100..200);
     accept(&dsps, [6]);
@@ -81,7 +83,7 @@ fn listed_dsps_have_series_even_beyond_the_maximum() {
 }
 
 #[test]
-fn rejections_count_for_their_dsp_by_reason() {
+fn rejections_are_counted_by_dsp_and_reason() {
     let dsps = dsps(&[], 8);
     let (mut tally, mut known) = (Tally::default(), KnownDsps::default());
     dsps.refresh(&mut known);
@@ -102,7 +104,7 @@ fn rejections_count_for_their_dsp_by_reason() {
 }
 
 #[test]
-fn nothing_is_lost_when_threads_count_at_once_and_compete_for_slots() {
+fn concurrent_threads_lose_no_counts_while_series_are_added() {
     const THREADS: u32 = 8;
     let dsps = dsps(&[], 16);
     thread::scope(|scope| {
@@ -120,36 +122,36 @@ fn nothing_is_lost_when_threads_count_at_once_and_compete_for_slots() {
     assert_eq!(series.values().sum::<u64>(), u64::from(THREADS) * 200 * 50);
 }
 
-/// Of these DSPs those that are refused.
+/// Checks which of these DSPs are rejected.
 #[track_caller]
-fn check_refused(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
+fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
     let mut known = KnownDsps::default();
     dsps.refresh(&mut known);
-    let is_refused = |&dsp_id: &u32| known.refuses(dsp_id);
-    let refused: Vec<_> = dsp_ids.iter().copied().filter(is_refused).collect();
-    assert_eq!(refused, expected);
+    let is_rejected = |&dsp_id: &u32| known.rejects(dsp_id);
+    let rejected: Vec<_> = dsp_ids.iter().copied().filter(is_rejected).collect();
+    assert_eq!(rejected, expected);
 }
 
 #[test]
-fn others_are_refused_with_a_list_that_says_so_and_only_then() {
+fn unlisted_dsps_are_rejected_only_if_configured() {
     let all = [1, 2, 3, u32::MAX];
     let dsps = dsps(&[], 2);
-    check_refused(&dsps, &all, &[]);
-    dsps.show(&shown(&[1, 3], 2, false));
-    check_refused(&dsps, &all, &[]);
-    dsps.show(&shown(&[1, 3], 2, true));
-    check_refused(&dsps, &all, &[2, u32::MAX]);
-    dsps.show(&shown(&[2], 2, true));
-    check_refused(&dsps, &all, &[1, 3, u32::MAX]);
-    dsps.show(&shown(&[], 2, false));
-    check_refused(&dsps, &all, &[]);
+    check_rejected(&dsps, &all, &[]);
+    dsps.set_series(&dsp_series(&[1, 3], 2, false));
+    check_rejected(&dsps, &all, &[]);
+    dsps.set_series(&dsp_series(&[1, 3], 2, true));
+    check_rejected(&dsps, &all, &[2, u32::MAX]);
+    dsps.set_series(&dsp_series(&[2], 2, true));
+    check_rejected(&dsps, &all, &[1, 3, u32::MAX]);
+    dsps.set_series(&dsp_series(&[], 2, false));
+    check_rejected(&dsps, &all, &[]);
 }
 
 #[test]
-fn dsp_that_leaves_the_list_keeps_its_series_and_counts_as_other() {
+fn dsp_removed_from_the_list_keeps_its_series_and_counts_as_other() {
     let dsps = dsps(&[1, 2], 4);
     accept(&dsps, [1, 2, 3]);
-    dsps.show(&shown(&[2, 3], 4, false));
+    dsps.set_series(&dsp_series(&[2, 3], 4, false));
     accept(&dsps, [1, 2, 3]);
     let expected = [
         ("1 accepted", 1),
@@ -158,7 +160,7 @@ fn dsp_that_leaves_the_list_keeps_its_series_and_counts_as_other() {
         ("other accepted", 2),
     ];
     check(&dsps, &expected);
-    dsps.show(&shown(&[1], 4, false));
+    dsps.set_series(&dsp_series(&[1], 4, false));
     accept(&dsps, [1, 2, 3]);
     let expected = [
         ("1 accepted", 2),
@@ -170,30 +172,30 @@ fn dsp_that_leaves_the_list_keeps_its_series_and_counts_as_other() {
 }
 
 #[test]
-fn list_is_in_use_however_many_dsps_had_a_series_before() {
+fn list_applies_regardless_of_existing_series() {
     let dsps = dsps(&[], 64);
     accept(&dsps, 1..=64);
     for list in 0..10 {
         let first = 1_000 * (1 + list);
-        let listed: Vec<u32> = (first..).take(SHOWN_MAX).collect();
-        dsps.show(&shown(&listed, 64, true));
-        check_refused(&dsps, &[1, first - 1], &[1, first - 1]);
-        check_refused(&dsps, &listed, &[]);
+        let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
+        dsps.set_series(&dsp_series(&listed, 64, true));
+        check_rejected(&dsps, &[1, first - 1], &[1, first - 1]);
+        check_rejected(&dsps, &listed, &[]);
     }
 }
 
 #[test]
-fn series_are_bounded_and_add_up_however_often_the_list_changes() {
+fn series_stay_bounded_and_keep_their_total_through_list_changes() {
     let dsps = dsps(&[], 64);
     let mut accepted = 0;
     for list in 0..10 {
         let first = 1_000 * (1 + list);
-        let listed: Vec<u32> = (first..).take(SHOWN_MAX).collect();
-        dsps.show(&shown(&listed, 64, false));
+        let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
+        dsps.set_series(&dsp_series(&listed, 64, false));
         accept(&dsps, first - 1..first + 50);
         accepted += 51;
         let series = series(&dsps);
-        assert!(series.len() <= KEPT_MAX + 1, "{} series", series.len());
+        assert!(series.len() <= SERIES_MAX + 1, "{} series", series.len());
         assert_eq!(series.values().sum::<u64>(), accepted);
         assert_eq!(series[&format!("{first} accepted")], 1);
     }

@@ -203,7 +203,7 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
     let path = dir.path();
     let tokens = write(path, "tokens", TOKEN)?;
     let producer = Producer::start(&dir, &["--token-file", &tokens]).await?;
-    Stream::expect_rejected(&producer, false, Flags::default(), "a token is needed").await?;
+    Stream::expect_rejected(&producer, false, Flags::default(), "missing token").await?;
     let own = write(path, "own", TOKEN)?;
     let new = write(path, "new", NEW_TOKEN)?;
     let with = |file| Flags {
@@ -213,7 +213,7 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
     Stream::expect_rejected(&producer, false, with(&new), "invalid token").await?;
     let refusals = "producer_token_refusals_total";
     wait_counted(&producer, refusals, ("reason", "missing"), 1).await?;
-    wait_counted(&producer, refusals, ("reason", "wrong"), 1).await?;
+    wait_counted(&producer, refusals, ("reason", "invalid"), 1).await?;
     let mut stream = Stream::open(&producer, "early", false, with(&own)).await?;
     let flags = ["--token-file", &own];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;
@@ -361,7 +361,7 @@ async fn plain_text_loopback_ports_log_no_warning() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let log = producer.process.last_lines(usize::MAX);
-    for exposed in ["plain text", "open to anyone who"] {
+    for exposed in ["unencrypted", "open to any"] {
         ensure!(!log.contains(exposed), "{log}");
     }
     Ok(())

@@ -228,7 +228,7 @@ async fn reported_bound_covers_the_losses_of_a_killed_producer() -> Result<()> {
         outcome.summary()
     );
     ensure!(
-        (lost_min..=lost_max + producer::epoch_history::AHEAD_COOKIES).contains(&bound),
+        (lost_min..=lost_max + producer::epoch_history::BOUND_STEP).contains(&bound),
         "{lost_min} to {lost_max} cookies are lost, but the reported maximum is {bound}:\n{log}"
     );
     let message = "up to cookies_max cookies after this sequence are lost";
@@ -389,7 +389,11 @@ async fn second_producer_with_the_same_id_runs_without_an_epoch_history() -> Res
     let flags = ["--id", "p", "--state", &state];
     let first = Producer::start(&dir, &flags).await?;
     let second = Producer::start_at(&dir, &Addresses::free()?, &flags).await?;
-    wait_logged(&second.process, "another process of this name keeps it").await?;
+    wait_logged(
+        &second.process,
+        "another process with the same --id uses it",
+    )
+    .await?;
     let recorded = "producer_epoch_history_recorded";
     assert_eq!(first.metrics().await?.count(recorded, &[]), 1);
     assert_eq!(second.metrics().await?.count(recorded, &[]), 0);

@@ -76,7 +76,7 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     wait_reloads(&producer.admin, "producer", "done", 1).await?;
     producer.accept("alice", 17, "b").await?;
     let refused = admin::sync(&producer.http, "alice", 99, "b").await?;
-    let body = "parameter d (the DSP id) is not a DSP that is known here\n";
+    let body = "parameter d (the DSP id) is not a known DSP\n";
     assert_eq!((refused.status, &*refused.body), (400, body));
 
     let many: Vec<_> = (1_000..1_500).map(|dsp| dsp.to_string()).collect();

@@ -23,7 +23,7 @@ fn check(output: &ProgramOutput, code: i32, parts: &[&str]) -> Result<()> {
 async fn short_help_omits_expert_flags_and_long_help_has_groups_and_examples() -> Result<()> {
     let programs = programs().await?;
     for (program, heading, expert) in [
-        (&programs.producer, "What it keeps:", "--rewind-bytes"),
+        (&programs.producer, "Log and retention:", "--rewind-bytes"),
         (&programs.consumer, "Where cookies go:", "--batch-cookies"),
     ] {
         let short = run_to_end(program, &["-h"], &[]).await?;
