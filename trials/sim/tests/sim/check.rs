@@ -1,17 +1,17 @@
-//! What must hold in the end: what an edge acknowledged is in every store with its newest value, unless a counted
-//! loss covers it; nothing else is there; and the counts of both sides add up.
+//! Checks after a run: every store has the newest acknowledged value of each pair, unless a counted loss covers it, and nothing else; and
+//! the metrics of both programs balance.
 //!
-//! What may be missing, by the incarnation of the producer that acknowledged it:
+//! The cookies that a store may lack depend on the incarnation of the producer that acknowledged them:
 //!
-//! - an incarnation that goes on, or one whose goodbye a store has: only what that consumer counted as lost, and nothing where
-//!   queues are large enough;
-//! - an incarnation that ended otherwise: its tail alone, after everything that the consumer received of it, and no more than the
-//!   consumer said (see [`ends`]);
-//! - what waited for its limits when an incarnation of its producer ended without a word: no more pairs than waited, but for the tail.
+//! - The incarnation still runs, or the store has its goodbye: only cookies that the consumer counts as lost, and none if queues are large
+//!   enough.
+//! - The incarnation ended otherwise: only its tail, after everything that the consumer received, and no more than the consumer reported
+//!   (see [`ends`]).
+//! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
 //!
-//! "Newest" is checked where it is certain: on one connection by order, otherwise when the one was answered before
-//! the other was sent; one that came into the log late counts as sent and answered when it was accepted. A request without an answer may have been accepted at any time, so its value is right wherever
-//! it is found.
+//! Order is checked only if it is certain: by position on one connection, otherwise if one request was answered before the other was
+//! sent. A delayed cookie counts as sent and answered at its acceptance. A request without a response may have been accepted at any time,
+//! so a store may have its value.
 
 mod ends;
 
@@ -30,89 +30,94 @@ use prometheus::TextEncoder;
 
 use crate::{
     UNPOISONED,
-    hosts::{End, Seat},
+    hosts::{IncarnationState, Process},
     load::{History, Pair, SyncRequest},
     loss_reports,
-    plan::{Kind, Limits, millis},
+    plan::{FaultClass, Limits, millis},
     store::Disk,
     world::World,
 };
 
-/// What a run came to.
+/// Counts of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Figures {
+pub(crate) struct RunSummary {
     pub(crate) sent: usize,
     pub(crate) answered: usize,
-    /// Values that all stores lack, lost with an incarnation of a producer.
+    /// Values missing in stores, from the tails of ended incarnations.
     pub(crate) tails: usize,
-    /// Values that all stores lack, counted as lost.
-    pub(crate) holes: usize,
-    pub(crate) counted_lost: u64,
+    /// Values missing in stores, counted as lost in gaps.
+    pub(crate) gaps: usize,
+    pub(crate) counted_gap_losses: u64,
 }
 
-/// What one consumer lacks.
+/// Numbers of the syncs whose values a store lacks.
 #[derive(Debug, Default)]
-struct Missing {
-    /// Lost with an incarnation of a producer, by producer.
+struct MissingCookies {
+    /// Possibly in the tail of an ended incarnation.
     tails: Vec<usize>,
-    /// Lost in the midst of one.
-    holes: Vec<usize>,
-    /// Pairs whose last value may have waited when a producer crashed, by producer.
-    held: BTreeMap<usize, BTreeSet<Pair>>,
+    /// Certainly before the tail.
+    gaps: Vec<usize>,
+    /// Pairs whose last value may have been queued when a producer crashed, by producer.
+    queued: BTreeMap<usize, BTreeSet<Pair>>,
 }
 
-/// Judges all stores.
+/// Checks the contents of all stores.
 pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
     let history = world.history.lock().expect(UNPOISONED);
-    ensure!(history.refused.is_empty(), "{:?}", history.refused);
-    for (seat, disk) in world.consumers.iter().zip(&world.disks) {
+    ensure!(history.rejections.is_empty(), "{:?}", history.rejections);
+    for (process, disk) in world.consumers.iter().zip(&world.disks) {
         let disk = disk.lock().expect(UNPOISONED);
         let checked = Checker::new(world, &history, &disk).missing();
-        let missing = checked.with_context(|| seat.name.clone())?;
-        let lost = counted_lost(seat);
+        let missing = checked.with_context(|| process.name.clone())?;
+        let lost = counted_gap_losses(process);
         if world.plan.queue_cookies.is_none() {
-            ensure!(lost == 0, "{} counts {lost} lost", seat.name);
+            ensure!(lost == 0, "{} counts {lost} as lost", process.name);
         }
         ensure!(
-            missing.holes.len() as u64 <= lost,
-            "{} lacks {} and counts {lost} lost: {}",
-            seat.name,
-            missing.holes.len(),
-            describe(&history, &missing.holes)
+            missing.gaps.len() as u64 <= lost,
+            "{} lacks {} but counts {lost} as lost: {}",
+            process.name,
+            missing.gaps.len(),
+            describe(&history, &missing.gaps)
         );
-        held(world, seat, &disk, &missing)?;
-        ends::check(world, seat, &history, &disk, &missing)?;
+        check_queued(world, process, &disk, &missing)?;
+        ends::check(world, process, &history, &disk, &missing)?;
     }
     Ok(())
 }
 
-/// Judges what a store lacks that may have waited for its limits.
-fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyhow::Result<()> {
-    for (at, pairs) in &missing.held {
+/// Checks that a store lacks no more pairs than were queued or reported as lost.
+fn check_queued(
+    world: &World,
+    consumer: &Process,
+    disk: &Disk,
+    missing: &MissingCookies,
+) -> anyhow::Result<()> {
+    for (at, pairs) in &missing.queued {
         let producer = &world.producers[*at];
         let incarnations = producer.incarnations.lock().expect(UNPOISONED);
-        let waited: u64 = incarnations
+        let queued: u64 = incarnations
             .iter()
-            .map(|incarnation| incarnation.held)
+            .map(|incarnation| incarnation.queued)
             .sum();
-        // With the machine goes the record of how long the tail was.
-        let is_on_record = incarnations
+        // A power loss also loses the epoch history, so the length of the tail is unknown.
+        let has_history = incarnations
             .iter()
-            .all(|incarnation| incarnation.end != End::LostPower);
+            .all(|incarnation| incarnation.state != IncarnationState::PowerLost);
         drop(incarnations);
-        // Of an incarnation that it never knew of a consumer tells nothing.
+        // A consumer reports nothing about an incarnation that it did not know.
         let first = disk.first_epochs.get(producer.name.as_str());
         let is_known = first.is_some_and(|epoch| incarnation_of(producer, *epoch) == 0);
         let lacking = pairs.len() as u64;
-        // In gaps, and with the ends of incarnations: at most, or exactly, or nobody knows.
-        let said = loss_reports::losses(&consumer.name);
-        let of_it = said.iter().filter(|loss| loss.producer == producer.name);
-        let told = of_it.fold(0, |told: u64, loss| {
-            told.saturating_add(loss.cookies().unwrap_or(u64::MAX))
+        // Losses in gaps and at the ends of incarnations: exact, bounded or unknown.
+        let reports = loss_reports::losses(&consumer.name);
+        let of_producer = reports.iter().filter(|loss| loss.producer == producer.name);
+        let reported = of_producer.fold(0, |reported: u64, loss| {
+            reported.saturating_add(loss.cookies().unwrap_or(u64::MAX))
         });
         ensure!(
-            !is_on_record || !is_known || lacking <= told.saturating_add(waited),
-            "{} lacks {lacking} pairs of {}, where {waited} waited and it tells of {told} lost: {pairs:?}",
+            !has_history || !is_known || lacking <= reported.saturating_add(queued),
+            "{} lacks {lacking} pairs of {}, but {queued} were queued and {reported} reported as lost: {pairs:?}",
             consumer.name,
             producer.name
         );
@@ -120,11 +125,13 @@ fn held(world: &World, consumer: &Seat, disk: &Disk, missing: &Missing) -> anyho
     Ok(())
 }
 
-/// Judges what the processes say of themselves.
-pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
+/// Checks the metrics of all processes, and that every consumer has received everything.
+pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
     let pages = world.metrics.lock().expect(UNPOISONED);
-    let samples = |seat: &Seat| -> anyhow::Result<Samples> {
-        let page = pages.get(&seat.name).context("no metrics")?;
+    let samples = |process: &Process| -> anyhow::Result<Samples> {
+        let page = pages
+            .get(&process.name)
+            .context("no metrics were scraped")?;
         Ok(Samples::parse(page))
     };
     for producer in &world.producers {
@@ -136,48 +143,48 @@ pub(crate) fn figures(world: &World) -> anyhow::Result<Figures> {
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);
             let cursor = disk.cursors.get(producer.name.as_str());
-            let stands = cursor
+            let current = cursor
                 .filter(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation());
-            let stands = stands.map_or(0, |cursor| cursor.sequence);
+            let received = current.map_or(0, |cursor| cursor.sequence);
             let (from, to) = (&producer.name, &consumer.name);
             ensure!(
-                stands == appended,
-                "{to} stands at {stands} of {appended} from {from}"
+                received == appended,
+                "{to} has received {received} of {appended} cookies of {from}"
             );
         }
     }
-    for seat in world.producers.iter().chain(&world.consumers) {
-        ledger::check(&samples(seat)?).with_context(|| seat.name.clone())?;
+    for process in world.producers.iter().chain(&world.consumers) {
+        ledger::check(&samples(process)?).with_context(|| process.name.clone())?;
     }
     for consumer in &world.consumers {
         let up = samples(consumer)?.count(names::STORE_UP, &[]);
-        ensure!(up == 1, "{} says that its store is down", consumer.name);
+        ensure!(up == 1, "{} reports its store as down", consumer.name);
     }
-    sums(world)
+    summarize(world)
 }
 
-fn sums(world: &World) -> anyhow::Result<Figures> {
+fn summarize(world: &World) -> anyhow::Result<RunSummary> {
     let history = world.history.lock().expect(UNPOISONED);
     let answered = history.syncs.iter().filter(|s| s.answered_at.is_some());
-    let mut figures = Figures {
+    let mut summary = RunSummary {
         sent: history.syncs.len(),
         answered: answered.count(),
-        ..Figures::default()
+        ..RunSummary::default()
     };
-    for (seat, disk) in world.consumers.iter().zip(&world.disks) {
+    for (process, disk) in world.consumers.iter().zip(&world.disks) {
         let missing = Checker::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
-        figures.tails += missing.tails.len();
-        figures.holes += missing.holes.len();
-        figures.counted_lost += counted_lost(seat);
+        summary.tails += missing.tails.len();
+        summary.gaps += missing.gaps.len();
+        summary.counted_gap_losses += counted_gap_losses(process);
     }
-    Ok(figures)
+    Ok(summary)
 }
 
 struct Checker<'a> {
     world: &'a World,
     history: &'a History,
     disk: &'a Disk,
-    /// How far apart two clocks may be when a time is compared with a chunk's.
+    /// Tolerance in comparisons of times.
     margin: Duration,
 }
 
@@ -192,15 +199,22 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn missing(&self) -> anyhow::Result<Missing> {
+    fn missing(&self) -> anyhow::Result<MissingCookies> {
         let (disk, syncs) = (self.disk, &self.history.syncs);
-        ensure!(disk.foreign.is_empty(), "nobody sent {:?}", disk.foreign);
+        ensure!(
+            disk.foreign.is_empty(),
+            "no browser sent {:?}",
+            disk.foreign
+        );
         for (pair, value) in &disk.durable {
             let sync = usize::try_from(value.number)
                 .ok()
                 .and_then(|at| syncs.get(at));
-            let is_right = sync.is_some_and(|sync| sync.pair == *pair);
-            ensure!(is_right, "{pair:?} has {value:?}, which is {sync:?}");
+            let is_valid = sync.is_some_and(|sync| sync.pair == *pair);
+            ensure!(
+                is_valid,
+                "{pair:?} has {value:?}, which belongs to {sync:?}"
+            );
         }
         let mut pairs: BTreeMap<Pair, Vec<usize>> = BTreeMap::new();
         for (at, sync) in syncs.iter().enumerate() {
@@ -208,51 +222,51 @@ impl<'a> Checker<'a> {
                 pairs.entry(sync.pair).or_default().push(at);
             }
         }
-        let last_seen = self.last_seen();
-        let mut missing = Missing::default();
+        let last_received = self.last_received();
+        let mut missing = MissingCookies::default();
         for (pair, numbers) in pairs {
             let stored = disk.durable.get(&pair);
             let stored = stored.and_then(|value| usize::try_from(value.number).ok());
             for &at in &numbers {
-                if stored.is_some_and(|stored| !self.is_surely_after(at, stored)) {
+                if stored.is_some_and(|stored| !self.is_certainly_later(at, stored)) {
                     continue;
                 }
-                if self.may_have_waited(&syncs[at]) {
-                    let held = missing.held.entry(syncs[at].producer);
-                    held.or_default().insert(pair);
+                if self.may_have_been_queued(&syncs[at]) {
+                    let queued = missing.queued.entry(syncs[at].producer);
+                    queued.or_default().insert(pair);
                     continue;
                 }
-                // What was received once lost against a newer one in its batch, or with the store's memory.
+                // A received value was superseded in its batch, or lost with uncommitted writes.
                 let was_received = numbers
                     .iter()
-                    .any(|other| *other >= at && disk.seen.contains(&(*other as u64)));
-                // What waited may have come into the log behind anything, or have given its place to a later one.
-                let is_late = self.is_under_limits(&syncs[at]);
+                    .any(|other| *other >= at && disk.received.contains(&(*other as u64)));
+                // A queued cookie may have been appended at any later time, or superseded in the queue.
+                let is_limited = self.is_under_limits(&syncs[at]);
                 let log = |sync: &SyncRequest| (sync.producer, sync.incarnation);
-                let gave_place = |other: &usize| {
+                let supersedes = |other: &usize| {
                     let later = &syncs[*other];
                     *other > at && log(later) == log(&syncs[at]) && self.is_under_limits(later)
                 };
-                if is_late && numbers.iter().any(gave_place) {
+                if is_limited && numbers.iter().any(supersedes) {
                     continue;
                 }
                 let is_tail = was_received
-                    || is_late
-                    || !last_seen.iter().any(|&seen| self.follows(seen, at));
+                    || is_limited
+                    || !last_received.iter().any(|&last| self.follows(last, at));
                 if is_tail && self.may_lack_tail(&syncs[at])? {
                     missing.tails.push(at);
                 } else {
-                    missing.holes.push(at);
+                    missing.gaps.push(at);
                 }
             }
         }
         Ok(missing)
     }
 
-    /// Of every connection, the last that the store ever got.
-    fn last_seen(&self) -> BTreeSet<usize> {
+    /// The last sync of each connection that the store received.
+    fn last_received(&self) -> BTreeSet<usize> {
         let mut last = BTreeMap::new();
-        for &number in &self.disk.seen {
+        for &number in &self.disk.received {
             let at = usize::try_from(number).unwrap_or(usize::MAX);
             if let Some(sync) = self.history.syncs.get(at) {
                 last.insert(sync.connection, at);
@@ -261,30 +275,30 @@ impl<'a> Checker<'a> {
         last.into_values().collect()
     }
 
-    /// Whether an incarnation ended such that its last cookies may be missing.
+    /// Whether the incarnation ended in a way that its last cookies may be missing.
     fn may_lack_tail(&self, sync: &SyncRequest) -> anyhow::Result<bool> {
         let producer = &self.world.producers[sync.producer];
         let incarnations = producer.incarnations.lock().expect(UNPOISONED);
         let Some(incarnation) = incarnations.get(sync.incarnation) else {
-            bail!("answered by an incarnation that never was: {sync:?}");
+            bail!("unknown incarnation: {sync:?}");
         };
-        let ended = incarnation.end != End::NotYet;
+        let ended = incarnation.state != IncarnationState::Running;
         drop(incarnations);
         let mut completed = self.disk.completed.iter();
         let is_complete = completed.any(|(id, epoch)| {
             **id == producer.name && incarnation_of(producer, *epoch) == sync.incarnation
         });
-        Ok(ended && !is_complete && self.world.plan.kind == Kind::Everything)
+        Ok(ended && !is_complete && self.world.plan.fault_class == FaultClass::All)
     }
 
-    /// Whether it may have come into the log later than it was accepted.
+    /// Whether it may have been appended later than it was accepted.
     fn is_under_limits(&self, sync: &SyncRequest) -> bool {
         let has_limits = self.world.plan.limits.is_some();
-        has_limits && Limits::may_hold(sync.pair.dsp) && sync.released_at.is_none()
+        has_limits && Limits::may_delay(sync.pair.dsp) && sync.released_at.is_none()
     }
 
-    /// Whether an incarnation ended, after this was accepted, such that what waited for its limits is missing.
-    fn may_have_waited(&self, sync: &SyncRequest) -> bool {
+    /// Whether it may have been in a queue that was lost in a crash.
+    fn may_have_been_queued(&self, sync: &SyncRequest) -> bool {
         if !self.is_under_limits(sync) {
             return false;
         }
@@ -294,10 +308,15 @@ impl<'a> Checker<'a> {
             .clone()
             .into_iter()
             .skip(sync.incarnation);
-        since.any(|incarnation| matches!(incarnation.end, End::Crashed | End::LostPower))
+        since.any(|incarnation| {
+            matches!(
+                incarnation.state,
+                IncarnationState::Crashed | IncarnationState::PowerLost
+            )
+        })
     }
 
-    fn is_surely_after(&self, at: usize, before: usize) -> bool {
+    fn is_certainly_later(&self, at: usize, before: usize) -> bool {
         let (after, earlier) = (&self.history.syncs[at], &self.history.syncs[before]);
         let Some(answered_at) = earlier.answered_at else {
             return false;
@@ -309,47 +328,48 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Whether `seen` came into the same log after `at`.
-    fn follows(&self, seen: usize, at: usize) -> bool {
-        let (later, earlier) = (&self.history.syncs[seen], &self.history.syncs[at]);
+    /// Whether `later` was certainly appended to the same log after `at`.
+    fn follows(&self, later: usize, at: usize) -> bool {
+        let (index, later) = (later, &self.history.syncs[later]);
+        let earlier = &self.history.syncs[at];
         let log = |sync: &SyncRequest| (sync.producer, sync.incarnation);
         if log(later) != log(earlier) {
             return false;
         }
         if later.connection == earlier.connection {
-            return seen > at;
+            return index > at;
         }
-        let ((from, _), (_, until)) = (later.logged(), earlier.logged());
+        let ((from, _), (_, until)) = (later.append_time(), earlier.append_time());
         until.is_some_and(|until| from > until + self.margin)
     }
 }
 
-/// How far an epoch may be from the time at which its incarnation began, in microseconds.
-const EPOCH_ABOUT: u64 = 1 << 16;
+/// Maximum difference between an epoch and the start of its incarnation, in microseconds.
+const EPOCH_TOLERANCE: u64 = 1 << 16;
 
-/// Which incarnation of a producer has this epoch.
-fn incarnation_of(producer: &Seat, epoch: u64) -> usize {
+/// The incarnation of a producer with this epoch.
+fn incarnation_of(producer: &Process, epoch: u64) -> usize {
     let incarnations = producer.incarnations.lock().expect(UNPOISONED);
-    // An epoch is the time of its beginning but for the lowest bits.
-    let begun = incarnations
+    // An epoch is its start time, except for the lowest bits.
+    let index = incarnations
         .iter()
-        .rposition(|incarnation| incarnation.began <= epoch + EPOCH_ABOUT);
-    begun.unwrap_or_default()
+        .rposition(|incarnation| incarnation.began <= epoch + EPOCH_TOLERANCE);
+    index.unwrap_or_default()
 }
 
-/// Cookies of incarnations that went on.
-fn counted_lost(consumer: &Seat) -> u64 {
-    of_all_incarnations(consumer, names::LOST, &[]) - counted_ends(consumer)
+/// Cookies that a consumer counts as lost in gaps.
+fn counted_gap_losses(consumer: &Process) -> u64 {
+    sum_over_incarnations(consumer, names::LOST, &[]) - counted_end_losses(consumer)
 }
 
-/// Cookies known to have been lost with the ends of incarnations.
-fn counted_ends(consumer: &Seat) -> u64 {
-    of_all_incarnations(consumer, names::LOST, &[("reason", "producer_ended")])
+/// Cookies that a consumer counts as lost at the ends of incarnations, if exactly known.
+fn counted_end_losses(consumer: &Process) -> u64 {
+    sum_over_incarnations(consumer, names::LOST, &[("reason", "producer_ended")])
 }
 
 /// The sum of a consumer's counter over all its incarnations.
-fn of_all_incarnations(
-    consumer: &Seat,
+fn sum_over_incarnations(
+    consumer: &Process,
     name: impl AsRef<str> + Copy,
     labels: &[(&str, &str)],
 ) -> u64 {

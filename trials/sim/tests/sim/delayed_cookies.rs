@@ -1,5 +1,4 @@
-//! Cookies that a producer accepts at one time and appends at another, with their ages and in any order: what whatever holds
-//! cookies back does to its log.
+//! Cookies that a producer accepts at one time and appends later, with their ages and in random order, as any delaying stage may do.
 
 use std::{
     future::poll_fn,
@@ -18,44 +17,44 @@ use crate::{
     stall::Stall,
 };
 
-/// How many wait at most.
-const WAITING_MAX: usize = 40;
+/// Maximum number of delayed cookies.
+const DELAYED_MAX: usize = 40;
 
-/// An incarnation of a producer, and what browsers send it.
+/// A source of delayed cookies for one producer.
 #[derive(Debug, Clone)]
-pub(crate) struct Source {
+pub(crate) struct DelayedSource {
     pub(crate) producer: usize,
     pub(crate) load: Load,
     pub(crate) history: Arc<Mutex<History>>,
     pub(crate) seed: u64,
 }
 
-impl Source {
-    /// Accepts cookies and appends them late, until the load's time is over or the log is closed.
+impl DelayedSource {
+    /// Accepts cookies and appends them later, until the load ends or the log is closed.
     pub(crate) async fn run(self, incarnation: usize, log: Log, stall: &Stall) {
         let mut random = fastrand::Rng::with_seed(self.seed ^ incarnation as u64);
-        let mut waiting: Vec<(usize, u64)> = Vec::new();
+        let mut delayed: Vec<(usize, u64)> = Vec::new();
         while now() < self.load.until {
             let pause = random.u64(0..=4 * self.load.pause_millis);
             sleep(Duration::from_millis(pause)).await;
             poll_fn(|context| stall.poll(context)).await;
-            for _ in 0..random.usize(0..=self.load.burst.min(WAITING_MAX - waiting.len())) {
+            for _ in 0..random.usize(0..=self.load.burst.min(DELAYED_MAX - delayed.len())) {
                 let pair = self.load.pair(&mut random);
                 let mut history = self.history.lock().expect(UNPOISONED);
                 let connection = history.connect();
                 let number = history.send(pair, self.producer, incarnation, connection);
-                waiting.push((number, log.unix_micros()));
+                delayed.push((number, log.unix_micros()));
             }
-            random.shuffle(&mut waiting);
-            let kept = random.usize(0..=waiting.len());
-            if !self.append(&log, &waiting.split_off(kept)) {
+            random.shuffle(&mut delayed);
+            let remaining = random.usize(0..=delayed.len());
+            if !self.append(&log, &delayed.split_off(remaining)) {
                 return;
             }
         }
-        self.append(&log, &waiting);
+        self.append(&log, &delayed);
     }
 
-    /// Whether the log was open.
+    /// Appends cookies; returns false if the log is closed.
     fn append(&self, log: &Log, cookies: &[(usize, u64)]) -> bool {
         let mut history = self.history.lock().expect(UNPOISONED);
         let texts: Vec<_> = cookies
@@ -82,7 +81,7 @@ impl Source {
             }));
         if appended.is_ok() {
             for &(number, _) in cookies {
-                history.syncs[number].released(now());
+                history.syncs[number].set_released(now());
             }
         }
         appended.is_ok()

@@ -1,4 +1,4 @@
-//! What runs on the hosts: the real programs, started and stopped as their `main` would, and their epoch histories.
+//! The real programs on the simulated hosts, started and stopped as their `main` does, and a record of their incarnations.
 
 use std::{
     ffi::OsString,
@@ -16,51 +16,51 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     UNPOISONED,
-    delayed_cookies::Source,
+    delayed_cookies::DelayedSource,
     network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
     stall::Stall,
     store::SimStore,
 };
 
-/// A process' place: what outlives its incarnations.
+/// A process of the run, with all its incarnations.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Process {
     pub(crate) name: String,
     pub(crate) incarnations: Mutex<Vec<Incarnation>>,
     pub(crate) stall: Arc<Stall>,
 }
 
-/// One incarnation of a process.
+/// One incarnation of a process: from its start to its end.
 #[derive(Debug, Clone)]
 pub(crate) struct Incarnation {
-    /// When it began, in microseconds since the Unix epoch.
+    /// Start time, in microseconds since the Unix epoch.
     pub(crate) began: u64,
-    pub(crate) end: End,
-    /// Tells it to end in an orderly way.
+    pub(crate) state: IncarnationState,
+    /// Starts its drain.
     pub(crate) stop: CancellationToken,
-    /// Of consumers.
+    /// Metrics of a consumer.
     pub(crate) registry: Registry,
-    /// Of producers, while they run.
+    /// The log of a running producer.
     pub(crate) log: Option<Log>,
-    /// Of producers that have limits, while they run.
+    /// Limits of a running producer.
     pub(crate) limits: Option<(LimitsConfig, Shaping)>,
-    /// How many cookies waited when it crashed.
-    pub(crate) held: u64,
+    /// Number of queued cookies at its crash.
+    pub(crate) queued: u64,
 }
 
-/// How an incarnation ended.
+/// State of an incarnation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum End {
-    NotYet,
-    /// Its process did, without a word.
+pub(crate) enum IncarnationState {
+    Running,
+    /// The process crashed.
     Crashed,
-    /// Its machine did, and with it its epoch history.
-    LostPower,
+    /// The machine lost power, and a producer its epoch history.
+    PowerLost,
     Drained,
 }
 
-impl Seat {
+impl Process {
     pub(crate) fn new(host: Host) -> Arc<Self> {
         Arc::new(Self {
             name: host.name(),
@@ -69,7 +69,7 @@ impl Seat {
         })
     }
 
-    /// Whether this producer has cookies in its log that are not sealed yet.
+    /// Whether the log of this producer has an open chunk.
     pub(crate) fn has_open_chunk(&self) -> bool {
         let incarnations = self.incarnations.lock().expect(UNPOISONED);
         let log = incarnations.last().and_then(|last| last.log.as_ref());
@@ -77,7 +77,7 @@ impl Seat {
             .is_some_and(|stats| stats.appended >= stats.span.next)
     }
 
-    /// The number of the incarnation that there is now.
+    /// The index of the current incarnation.
     pub(crate) fn incarnation(&self) -> usize {
         self.incarnations
             .lock()
@@ -89,12 +89,12 @@ impl Seat {
     fn begin(&self) -> (CancellationToken, Registry) {
         let incarnation = Incarnation {
             began: unix_micros(),
-            end: End::NotYet,
+            state: IncarnationState::Running,
             stop: CancellationToken::new(),
             registry: Registry::new(),
             log: None,
             limits: None,
-            held: 0,
+            queued: 0,
         };
         let begun = (incarnation.stop.clone(), incarnation.registry.clone());
         self.incarnations
@@ -104,21 +104,21 @@ impl Seat {
         begun
     }
 
-    pub(crate) fn with_last(&self, change: impl FnOnce(&mut Incarnation)) {
+    pub(crate) fn with_current(&self, change: impl FnOnce(&mut Incarnation)) {
         if let Some(incarnation) = self.incarnations.lock().expect(UNPOISONED).last_mut() {
             change(incarnation);
         }
     }
 }
 
-/// A producer's incarnation.
-pub(crate) async fn produce(
-    seat: Arc<Seat>,
+/// Runs one incarnation of a producer.
+pub(crate) async fn run_producer(
+    process: Arc<Process>,
     arguments: Vec<OsString>,
-    late: Source,
+    delayed: DelayedSource,
 ) -> anyhow::Result<()> {
-    let (stop, _) = seat.begin();
-    let stall = Arc::clone(&seat.stall);
+    let (stop, _) = process.begin();
+    let stall = Arc::clone(&process.stall);
     let ports = producer::app::Ports {
         http: SimListener::bind(HTTP, &stall).await?,
         grpc: SimListener::bind(GRPC, &stall).await?,
@@ -126,59 +126,59 @@ pub(crate) async fn produce(
     };
     let config = producer::config::Config::load(arguments)?;
     let limits = config.shaping.clone();
-    let timers = |log| async move { stall.hold(run_timers(log)).await };
+    let timers = |log| async move { stall.gate(run_timers(log)).await };
     let app = producer::app::App::start_on(ports, config, timers).await?;
     let shaping = app.shaping().cloned();
-    seat.with_last(|incarnation| {
+    process.with_current(|incarnation| {
         incarnation.log = Some(app.log().clone());
         incarnation.limits = shaping.map(|shaping| (limits, shaping));
     });
-    let releasing = late.run(seat.incarnation(), app.log().clone(), &seat.stall);
-    if stop.run_until_cancelled(releasing).await.is_some() {
+    let appending = delayed.run(process.incarnation(), app.log().clone(), &process.stall);
+    if stop.run_until_cancelled(appending).await.is_some() {
         stop.cancelled().await;
     }
     let drained = app.drain().await;
     tracing::info!(?drained, "producer ended");
-    seat.with_last(|incarnation| {
-        incarnation.end = End::Drained;
+    process.with_current(|incarnation| {
+        incarnation.state = IncarnationState::Drained;
         incarnation.log = None;
         incarnation.limits = None;
     });
     Ok(())
 }
 
-/// A consumer's incarnation.
-pub(crate) async fn consume(
-    seat: Arc<Seat>,
+/// Runs one incarnation of a consumer.
+pub(crate) async fn run_consumer(
+    process: Arc<Process>,
     arguments: Vec<OsString>,
     store: SimStore,
 ) -> anyhow::Result<()> {
-    let (stop, registry) = seat.begin();
-    store.forget_unsure(&seat.name);
+    let (stop, registry) = process.begin();
+    store.discard_uncommitted_reports(&process.name);
     let dependencies = consumer::app::Dependencies {
         store: Arc::new(store),
-        admin: SimListener::bind(ADMIN, &seat.stall).await?,
+        admin: SimListener::bind(ADMIN, &process.stall).await?,
         network: Arc::new(SimNetwork),
     };
     let config = consumer::config::Config::load(arguments)?;
     let app = consumer::app::App::start_in(dependencies, config, registry)?;
     tokio::select! {
-        why = app.failed() => return Err(why.context(format!("{} failed", seat.name))),
+        error = app.failed() => return Err(error.context(format!("{} failed", process.name))),
         () = stop.cancelled() => {}
     }
     let drained = app.drain().await;
     tracing::info!(?drained, "consumer ended");
-    seat.with_last(|incarnation| incarnation.end = End::Drained);
+    process.with_current(|incarnation| incarnation.state = IncarnationState::Drained);
     Ok(())
 }
 
-/// What an admin port says.
-pub(crate) async fn metrics(host: &str) -> anyhow::Result<String> {
+/// Scrapes the admin port of a host.
+pub(crate) async fn scrape(host: &str) -> anyhow::Result<String> {
     let mut stream = SimStream::connect((turmoil::lookup(host), ADMIN).into()).await?;
     let request = "GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).await?;
     let mut page = String::new();
     stream.read_to_string(&mut page).await?;
-    anyhow::ensure!(page.starts_with("HTTP/1.1 200 "), "{host} says {page}");
+    anyhow::ensure!(page.starts_with("HTTP/1.1 200 "), "{host} returned {page}");
     Ok(page)
 }

@@ -1,7 +1,6 @@
-//! Browsers: real HTTP to the edges, and what each was told.
+//! Simulated browsers: HTTP requests to the edges, and a history of all requests and responses.
 //!
-//! Every sync has a number of its own, rising in the order of sending, as its buyer uid: so a stored value says
-//! which request it came from, and which is the newest is known wherever it is certain.
+//! Each sync has a unique number as its buyer uid, increasing in the order of sending. So a stored value identifies its request.
 
 use std::{
     io,
@@ -17,47 +16,47 @@ use tokio::{
 
 use crate::{
     UNPOISONED,
-    hosts::Seat,
+    hosts::Process,
     network::{HTTP, SimStream},
     plan::Load,
     trace,
 };
 
-/// How long a browser waits for a connection or an answer.
+/// Timeout of a browser for connections and responses.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// User and buyer.
+/// User and DSP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) user: u64,
     pub(crate) dsp: u32,
 }
 
-/// One sync; its number is its place in the history.
+/// One sync. Its number is its index in the history.
 #[derive(Debug, Clone)]
 pub(crate) struct SyncRequest {
     pub(crate) pair: Pair,
     pub(crate) producer: usize,
-    /// Which incarnation of the producer the connection was made to.
+    /// Incarnation of the producer at the time of the connection.
     pub(crate) incarnation: usize,
-    /// Requests of one connection are accepted in order.
+    /// Number of the connection, whose requests are accepted in order.
     pub(crate) connection: u64,
     pub(crate) sent_at: Duration,
-    /// When its 200 came; it may have been accepted without.
+    /// Time of its 200 response. It may have been accepted without one.
     pub(crate) answered_at: Option<Duration>,
-    /// When it came into the log, if that was later than it was accepted.
+    /// Time of its append, if that was later than its acceptance.
     pub(crate) released_at: Option<Duration>,
 }
 
 impl SyncRequest {
-    /// Came into the log now, as accepted when it was sent.
-    pub(crate) fn released(&mut self, now: Duration) {
+    /// Marks it as appended now and accepted when it was sent.
+    pub(crate) fn set_released(&mut self, now: Duration) {
         self.answered_at = Some(self.sent_at);
         self.released_at = Some(now);
     }
 
-    /// When it came into the log: not before the first, nor after the second, if that is known.
-    pub(crate) fn logged(&self) -> (Duration, Option<Duration>) {
+    /// Earliest and, if known, latest time of its append.
+    pub(crate) fn append_time(&self) -> (Duration, Option<Duration>) {
         match self.released_at {
             Some(at) => (at, Some(at)),
             None => (self.sent_at, self.answered_at),
@@ -70,18 +69,18 @@ impl SyncRequest {
 pub(crate) struct History {
     pub(crate) syncs: Vec<SyncRequest>,
     connections: u64,
-    /// Answers that are no 200.
-    pub(crate) refused: Vec<String>,
+    /// Responses other than 200.
+    pub(crate) rejections: Vec<String>,
 }
 
 impl History {
-    /// The number of a new connection.
+    /// Returns the number of a new connection.
     pub(crate) fn connect(&mut self) -> u64 {
         self.connections += 1;
         self.connections
     }
 
-    /// Notes a sync as sent now; returns its number.
+    /// Records a sync as sent now and returns its number.
     pub(crate) fn send(
         &mut self,
         pair: Pair,
@@ -103,7 +102,7 @@ impl History {
 }
 
 impl Load {
-    /// Of whom a sync is.
+    /// Draws user and DSP of a sync.
     pub(crate) fn pair(&self, random: &mut fastrand::Rng) -> Pair {
         Pair {
             user: random.u64(0..self.users),
@@ -112,10 +111,10 @@ impl Load {
     }
 }
 
-/// Sends syncs to one producer until the load's time is over.
+/// Sends syncs to one producer until the end of the load.
 pub(crate) async fn browse(
     producer: usize,
-    seat: Arc<Seat>,
+    process: Arc<Process>,
     load: Load,
     history: Arc<Mutex<History>>,
     seed: u64,
@@ -127,11 +126,11 @@ pub(crate) async fn browse(
         random: fastrand::Rng::with_seed(seed),
     };
     while now() < browser.load.until {
-        let address = SocketAddr::new(turmoil::lookup(seat.name.as_str()), HTTP);
+        let address = SocketAddr::new(turmoil::lookup(process.name.as_str()), HTTP);
         if let Ok(Ok(stream)) = timeout(TIMEOUT, SimStream::connect(address)).await {
-            let incarnation = seat.incarnation();
+            let incarnation = process.incarnation();
             if let Err(error) = browser.connection(stream, incarnation).await {
-                trace::note("browser", error.to_string());
+                trace::record("browser", error.to_string());
             }
         }
         sleep(Duration::from_millis(browser.random.u64(20..400))).await;
@@ -165,7 +164,7 @@ impl Browser {
         Ok(())
     }
 
-    /// The next requests, noted as sent.
+    /// The next requests, recorded as sent.
     fn requests(
         &mut self,
         incarnation: usize,
@@ -205,7 +204,7 @@ impl Browser {
             if answer.starts_with("HTTP/1.1 200 ") {
                 history.syncs[number].answered_at = Some(now());
             } else {
-                history.refused.push(answer);
+                history.rejections.push(answer);
             }
             received.drain(..end);
         }

@@ -1,4 +1,4 @@
-//! What consumers say of cookies that they will not get: their log lines, read as they are written.
+//! Loss reports of consumers, captured from their log messages about gaps and restarts of producers.
 
 use std::{cell::RefCell, collections::BTreeMap, fmt};
 
@@ -11,36 +11,36 @@ use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::Loo
 
 thread_local! {
     // All hosts of a run share its one thread.
-    static SAID: RefCell<BTreeMap<String, Vec<Loss>>> = const { RefCell::new(BTreeMap::new()) };
+    static REPORTS: RefCell<BTreeMap<String, Vec<LossReport>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A log line about a gap, or about the end of an epoch.
+/// A log message about a gap or the end of an epoch.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Loss {
+pub(crate) struct LossReport {
     pub(crate) message: String,
     pub(crate) producer: String,
     numbers: BTreeMap<&'static str, u64>,
-    /// Whether the new epoch told of all before it.
+    /// Whether the new epoch reported the end of all earlier ones.
     pub(crate) is_tail_known: bool,
 }
 
-impl Loss {
-    /// The number in this field.
+impl LossReport {
+    /// The value of a numeric field.
     pub(crate) fn number(&self, field: &str) -> Option<u64> {
         self.numbers.get(field).copied()
     }
 
-    /// How many cookies are lost, or at most, if that is known.
+    /// Exact or maximum number of lost cookies, if known.
     pub(crate) fn cookies(&self) -> Option<u64> {
         self.number("lost").or(self.number("cookies_max"))
     }
 
     pub(crate) fn epoch(&self) -> u64 {
-        self.number("epoch").expect("each line has it")
+        self.number("epoch").expect("each message has the epoch")
     }
 
-    /// Epoch and sequence of the cursor with which nobody says it again.
-    pub(crate) fn is_passed_at(&self) -> (u64, u64) {
+    /// Epoch and sequence of the cursor from which on the loss is not reported again.
+    pub(crate) fn durable_position(&self) -> (u64, u64) {
         match self.number("new_epoch") {
             Some(epoch) => (epoch, 0),
             None => (self.epoch(), self.number("last").unwrap_or_default()),
@@ -48,23 +48,24 @@ impl Loss {
     }
 }
 
-/// What a consumer said that no later process says again.
-pub(crate) fn losses(consumer: &str) -> Vec<Loss> {
-    SAID.with_borrow(|said| said.get(consumer).cloned().unwrap_or_default())
+/// Loss reports of a consumer, without repetitions by later processes.
+pub(crate) fn losses(consumer: &str) -> Vec<LossReport> {
+    REPORTS.with_borrow(|reports| reports.get(consumer).cloned().unwrap_or_default())
 }
 
-/// Forgets what a consumer said that its next process says again.
-pub(crate) fn retain(consumer: &str, is_durable: impl FnMut(&Loss) -> bool) {
-    SAID.with_borrow_mut(|said| {
-        said.entry(consumer.to_owned())
+/// Keeps only durable loss reports of a consumer; its next process repeats the others.
+pub(crate) fn retain(consumer: &str, is_durable: impl FnMut(&LossReport) -> bool) {
+    REPORTS.with_borrow_mut(|reports| {
+        reports
+            .entry(consumer.to_owned())
             .or_default()
             .retain(is_durable)
     });
 }
 
-/// Notes what consumers say.
+/// A layer that captures loss reports.
 pub(crate) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
-    Listener.with_filter(filter_fn(|metadata| {
+    LogListener.with_filter(filter_fn(|metadata| {
         metadata.target().starts_with("consumer::subscription") || metadata.name() == NODE
     }))
 }
@@ -72,11 +73,11 @@ pub(crate) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
 /// turmoil's span of a host.
 const NODE: &str = "node";
 
-struct Listener;
+struct LogListener;
 
 struct Name(String);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Listener {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogListener {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
@@ -95,14 +96,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Listener {
         let mut spans = context.event_scope(event).into_iter().flatten();
         let name = spans.find_map(|span| Some(span.extensions().get::<Name>()?.0.clone()));
         let name = name.expect("each host has a span");
-        SAID.with_borrow_mut(|said| said.entry(name).or_default().push(fields.loss));
+        REPORTS.with_borrow_mut(|reports| reports.entry(name).or_default().push(fields.loss));
     }
 }
 
 #[derive(Default)]
 struct Fields {
     name: String,
-    loss: Loss,
+    loss: LossReport,
 }
 
 impl Visit for Fields {

@@ -1,30 +1,29 @@
-//! Deterministic simulation of the whole: the real producer and consumer programs in one thread, on a simulated
-//! network and a simulated clock, under faults drawn from a seed. A seed that fails fails again, step by step.
+//! Deterministic simulation: the real producer and consumer programs in one thread, on a simulated network and clock, under faults
+//! drawn from a seed. A run depends on its seed only, so a failed seed can be replayed.
 //!
-//! Plain `cargo test` runs the first hundred seeds, and `.ci/run` a thousand more. Each takes 0.6 s of CPU time in a debug build. For
-//! others, or for one of them again with all it logs:
+//! `cargo test` runs the first 100 seeds, `.ci/run` 1,000 more. Each takes 0.6 s of CPU time in a debug build. To run other seeds, or to
+//! replay one with its log:
 //!
 //! ```sh
 //! SIM_SEEDS=1100..9999 cargo test --test sim seeds -- --test-threads=1
 //! SIM_SEED=17 RUST_LOG=debug cargo test --test sim seeds -- --nocapture
 //! ```
 //!
-//! **Why this way.** The programs run on tokio, hyper, h2 and tonic, whose behaviour under faults is half of what is to
-//! be tested, so they must be the real ones. turmoil gives each host a paused tokio runtime of its own and a network
-//! in between, and needs no more of the programs than their ports and connections as arguments. madsim would replace
-//! tokio itself by a build flag: all dependencies would be built anew, with its own versions of tonic and others in
-//! place of those that ship. An executor of our own would test our executor. What turmoil leaves to chance is the
-//! process: time and random bytes from the system, which decide epochs, hash orders and the order in which `select!`
-//! looks at its arms. mad-turmoil defines the two C functions behind them in this binary, so nothing has to be passed
-//! through the programs. Counters of a whole process, as in tokio's own seeds, remain: so every seed has a process of
-//! its own, and there is nothing left that could differ; `same_seed_produces_the_same_trace` proves it.
+//! **Structure.** [`plan`] draws a run from its seed, [`scenarios`] has hand-written plans. [`world`] starts the hosts, injects the faults
+//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies, [`store`] simulates the consumers' stores,
+//! [`loss_reports`] captures what consumers report as lost, and [`check`] compares stores, reports and metrics with the requests.
 //!
-//! Beside what browsers send, each producer appends cookies late, with their ages (`delayed_cookies.rs`).
+//! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,
+//! browsers, and the stores of consumers.
 //!
-//! A producer may stand still while the others go on (`stall.rs`).
+//! **Not covered:** clocks that differ between hosts, suppression of duplicates (each cookie is sent once), and stores that reject single
+//! cookies permanently.
 //!
-//! A run's clocks agree: no host's is set, none is fast or slow. The same cookie is never sent twice, so repeats that
-//! are left out are not part of it; nor are stores that refuse single cookies forever.
+//! **Tools.** turmoil gives each host a paused tokio runtime and connects them by a simulated network; the programs only take ports and
+//! connections as arguments. madsim would replace tokio and tonic by its own versions, which do not ship. turmoil does not control the
+//! system's time and random bytes, which decide epochs, hash orders and the order of `select!` branches. mad-turmoil overrides the two C
+//! functions behind them in this binary. Process-wide counters, such as tokio's seeds, cannot be reset, so every seed runs in its own
+//! process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
 
 mod check;
 mod delayed_cookies;
@@ -65,16 +64,16 @@ use tracing_subscriber::{
 use plan::Plan;
 use world::World;
 
-/// Why a lock is never poisoned.
+/// Reason why locks are never poisoned.
 const UNPOISONED: &str = "a panic ends the process";
 
-/// How long a run may take by the clock on the wall; most take seconds.
-const RUN_MAX: Duration = Duration::from_secs(120);
+/// Real time after which a run is killed. Most take seconds.
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What plain `cargo test` runs.
+/// Seeds that `cargo test` runs by default.
 const SEEDS: std::ops::Range<u64> = 0..100;
 
-/// The test that runs one seed when it is told so by its environment.
+/// The test that runs a single seed if `SIM_SEED` is set.
 const ENTRY: &str = "seeds_lose_only_counted_cookies";
 
 #[test]
@@ -86,7 +85,7 @@ fn seeds_lose_only_counted_cookies() {
             || Plan::draw(seed),
             |name| scenarios::plan(&name).expect("SIM_SCENARIO is one of scenarios.rs"),
         );
-        run_here(plan);
+        run_in_this_process(plan);
         return;
     }
     let seeds = env::var("SIM_SEEDS").map_or(SEEDS, |range| {
@@ -105,7 +104,7 @@ fn seeds_lose_only_counted_cookies() {
                     if seed >= seeds.end {
                         return;
                     }
-                    let output = run_apart(seed, None);
+                    let output = run_in_child(seed, None);
                     if !output.status.success() {
                         report(&format!("SIM_SEED={seed}"), &output);
                         failed.lock().expect(UNPOISONED).push(seed);
@@ -125,22 +124,23 @@ fn same_seed_produces_the_same_trace() {
         return;
     }
     for seed in [3, 5, 8, 13] {
-        let ways = [0, 1].map(|_| way(&run_apart(seed, None)));
-        assert_eq!(ways[0], ways[1], "seed {seed}");
+        let traces = [0, 1].map(|_| trace_line(&run_in_child(seed, None)));
+        assert_eq!(traces[0], traces[1], "seed {seed}");
     }
-    let other = way(&run_apart(14, None));
+    let other = trace_line(&run_in_child(14, None));
     assert_ne!(
         other,
-        way(&run_apart(13, None)),
-        "the trace sees no difference"
+        trace_line(&run_in_child(13, None)),
+        "the traces of different seeds are equal"
     );
 }
 
-/// The trace that a run printed.
-fn way(output: &Output) -> String {
+/// The line with the trace hash in the output of a run.
+fn trace_line(output: &Output) -> String {
     let printed = String::from_utf8_lossy(&output.stdout);
-    let way = printed.lines().find(|line| line.starts_with("trace "));
-    way.unwrap_or_else(|| panic!("no trace in {printed}"))
+    let trace = printed.lines().find(|line| line.starts_with("trace "));
+    trace
+        .unwrap_or_else(|| panic!("no trace in {printed}"))
         .to_owned()
 }
 
@@ -149,21 +149,21 @@ fn run_beyond_its_time_limit_is_killed_and_reported() {
     if env::var_os("SIM_SEED").is_some() {
         return;
     }
-    // Longer than it takes to see that this time passes, and shorter than any run.
+    // Shorter than any run.
     let output = run_within(Duration::from_millis(10), 7, None);
     assert!(!output.status.success());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("seed 7 was killed"), "{errors}");
 }
 
-/// Runs a seed, or a scenario, in a process of its own.
-fn run_apart(seed: u64, scenario: Option<&str>) -> Output {
-    run_within(RUN_MAX, seed, scenario)
+/// Runs a seed or a scenario in a child process.
+fn run_in_child(seed: u64, scenario: Option<&str>) -> Output {
+    run_within(RUN_TIMEOUT, seed, scenario)
 }
 
-/// Like [`run_apart`]; what takes longer than this is killed, and that is the last line of its errors.
+/// Like [`run_in_child`], with a time limit. A run that exceeds it is killed, and the last line of its stderr says so.
 fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
-    let program = env::current_exe().expect("this program has a path");
+    let program = env::current_exe().expect("the test binary has a path");
     let mut command = Command::new(program);
     command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]);
     command
@@ -175,19 +175,19 @@ fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
     if let Some(scenario) = scenario {
         command.env("SIM_SCENARIO", scenario);
     }
-    let mut child = command.spawn().expect("this program can be run");
+    let mut child = command.spawn().expect("the test binary can be run");
     let (mut out, mut err) = child.stdout.take().zip(child.stderr.take()).expect("pipes");
     let printed = thread::spawn(move || read(&mut out));
     let errors = thread::spawn(move || read(&mut err));
-    let is_late = !ends_within(time, &child);
-    if is_late {
-        child.kill().expect("it was not waited for yet");
+    let is_timeout = !exits_within(time, &child);
+    if is_timeout {
+        child.kill().expect("the child was not reaped yet");
     }
-    let status = child.wait().expect("it is a child");
+    let status = child.wait().expect("the child can be reaped");
     let stdout = printed.join().expect("no panic");
     let mut stderr = errors.join().expect("no panic");
-    if is_late {
-        let line = format!("seed {seed} was killed: it had not ended after {time:?}\n");
+    if is_timeout {
+        let line = format!("seed {seed} was killed after {time:?}\n");
         stderr.extend_from_slice(line.as_bytes());
     }
     Output {
@@ -197,38 +197,36 @@ fn run_within(time: Duration, seed: u64, scenario: Option<&str>) -> Output {
     }
 }
 
-/// Waits until a process has ended, but no longer than this. The system measures the time: for this program, whose clock is
-/// mad-turmoil's, it stands still.
-fn ends_within(time: Duration, child: &Child) -> bool {
+/// Waits until a process has exited, up to `time`. The kernel measures the time, because mad-turmoil controls the clock of this process.
+fn exits_within(time: Duration, child: &Child) -> bool {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
-    let process = process.expect("it was not waited for yet");
-    let time = Timespec::try_from(time).expect("a few minutes");
-    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&time));
-    ended.expect("no handler of signals interrupts it") > 0
+    let process = process.expect("the child was not reaped yet");
+    let time = Timespec::try_from(time).expect("the time limit fits");
+    let exited = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&time));
+    exited.expect("no signal handler interrupts the call") > 0
 }
 
 fn read(pipe: &mut impl Read) -> Vec<u8> {
     let mut all = Vec::new();
-    pipe.read_to_end(&mut all).expect("a pipe can be read");
+    pipe.read_to_end(&mut all).expect("the pipe can be read");
     all
 }
 
-fn report(what: &str, output: &Output) {
+fn report(variables: &str, output: &Output) {
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    println!("failed; again: {what} cargo test --test sim seeds -- --nocapture");
+    println!("failed; replay with: {variables} cargo test --test sim seeds -- --nocapture");
     println!("{printed}{errors}");
 }
 
-/// Runs a plan in this process, which must not have run another.
-fn run_here(plan: Plan) {
+/// Runs a plan in this process, which must not have run another one.
+fn run_in_this_process(plan: Plan) {
     println!("\n{plan}");
     let seed = plan.seed;
-    // What producers record outlives them, but not the run; a run knows no path, which would differ each time.
-    // Epoch histories belong in memory.
-    let records = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
-    let records = records.expect("there is a directory for temporary files");
-    env::set_current_dir(&records).expect("it was just made");
+    // Epoch histories outlive producers but not the run. They are in the working directory, because a path would differ in each run.
+    let directory = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
+    let directory = directory.expect("a temporary directory can be created");
+    env::set_current_dir(&directory).expect("the directory exists");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
     let printed = env::var_os("RUST_LOG").map(|_| {
         let printed = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -238,23 +236,23 @@ fn run_here(plan: Plan) {
         .with(loss_reports::layer())
         .with(printed)
         .init();
-    // A panic in a task would end that task alone.
+    // A panic in a task would only end that task.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
         std::process::exit(101);
     }));
-    // The keys of a thread's hash maps are drawn when it first needs them.
+    // A new thread, because hash map keys are drawn at their first use in a thread.
     let run = thread::spawn(move || {
         fastrand::seed(seed);
         let _clocks = SimClocksGuard::init();
-        let figures = World::new(plan).run();
-        (figures, trace::hash())
+        let summary = World::new(plan).run();
+        (summary, trace::hash())
     });
-    let (figures, trace) = run.join().expect("a panic ends the process");
+    let (summary, trace) = run.join().expect("a panic ends the process");
     println!("trace {trace:016x}");
-    match figures {
-        Ok(figures) => println!("{figures:?}"),
-        Err(why) => panic!("seed {seed}: {why:#}"),
+    match summary {
+        Ok(summary) => println!("{summary:?}"),
+        Err(error) => panic!("seed {seed}: {error:#}"),
     }
 }

@@ -1,5 +1,5 @@
-//! The simulated network as the programs see it: ports, connections, name service. What goes through cookie and
-//! sync connections is part of the [`trace`](crate::trace).
+//! The simulated network for the programs: listeners, connections and name lookup. Bytes of gRPC and HTTP connections are part of the
+//! [`trace`](crate::trace).
 
 use std::{
     io,
@@ -18,12 +18,12 @@ use turmoil::net::{TcpListener, TcpStream};
 
 use crate::{stall::Stall, trace};
 
-/// Ports are the same on every host.
+/// Ports, the same on every host.
 pub(crate) const HTTP: u16 = 8080;
 pub(crate) const GRPC: u16 = 7676;
 pub(crate) const ADMIN: u16 = 9090;
 
-/// A port of the host that runs now.
+/// A listening port of the current host.
 pub(crate) struct SimListener {
     listener: TcpListener,
     port: u16,
@@ -56,10 +56,10 @@ impl Listener for SimListener {
     }
 }
 
-/// A connection.
+/// A simulated connection.
 pub(crate) struct SimStream {
     stream: TcpStream,
-    /// Metrics tell of the machine that simulates, so what the admin port says is left out.
+    /// False for the admin port, whose metrics depend on the real machine.
     is_traced: bool,
     stall: Arc<Stall>,
 }
@@ -89,7 +89,7 @@ impl AsyncRead for SimStream {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         if self.is_traced {
-            trace::note("read", &buffer.filled()[before..]);
+            trace::record("read", &buffer.filled()[before..]);
         }
         Poll::Ready(Ok(()))
     }
@@ -114,7 +114,7 @@ impl AsyncWrite for SimStream {
     }
 }
 
-/// The way from a simulated host to the others.
+/// Outgoing connections of simulated hosts.
 #[derive(Debug)]
 pub(crate) struct SimNetwork;
 

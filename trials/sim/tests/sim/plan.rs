@@ -1,71 +1,71 @@
-//! What happens in a run, drawn from its seed alone: who is there, how they are set, and which faults come when.
+//! The plan of a run, drawn from its seed only: processes, settings, load, and the time and kind of each fault.
 
 use std::{fmt, time::Duration};
 
 use fastrand::Rng;
 
-use crate::store::Mood;
+use crate::store::StoreBehavior;
 
-/// The simulated time before the first host starts: an epoch is a time, and 0 is none.
+/// Simulated time before the first host starts. An epoch is a time, and 0 is not a valid one.
 pub(crate) const START: Duration = Duration::from_secs(1);
 
-/// One run.
+/// The plan of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
-    pub(crate) kind: Kind,
+    pub(crate) fault_class: FaultClass,
     pub(crate) producers: usize,
     pub(crate) consumers: usize,
     pub(crate) tick: Duration,
     pub(crate) latency_max: Duration,
     pub(crate) load: Load,
-    /// A bound of the queues that may be too small.
+    /// `--queue-cookies`, if it may be too small.
     pub(crate) queue_cookies: Option<u64>,
     pub(crate) chunk_age: Duration,
     pub(crate) retention: Duration,
     pub(crate) flush: Duration,
     pub(crate) batch_cookies: u64,
     pub(crate) buffer_bytes: u64,
-    /// Limits of the DSPs at each producer, if there are any.
+    /// DSP limits of each producer.
     pub(crate) limits: Option<Limits>,
-    /// In the order of time.
+    /// Sorted by time.
     pub(crate) faults: Vec<Fault>,
 }
 
-/// What sort of faults there are.
+/// Which kinds of faults a run may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// None.
-    Calm,
-    /// One orderly restart after the other: nothing may be lost.
-    Orderly,
-    /// Of the network: nothing may be lost.
+pub(crate) enum FaultClass {
+    /// No faults.
+    None,
+    /// Clean restarts, one at a time: nothing may be lost.
+    CleanRestarts,
+    /// Network faults: nothing may be lost.
     Network,
-    /// Of consumers and their stores: nothing may be lost.
-    Nodes,
-    /// All, crashes of producers included.
-    Everything,
+    /// Faults of consumers and their stores: nothing may be lost.
+    Consumers,
+    /// All kinds, including crashes of producers.
+    All,
 }
 
-/// What browsers send, to each producer.
+/// The load of browsers on each producer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) until: Duration,
     pub(crate) users: u64,
-    /// Most requests sent at once.
+    /// Maximum number of requests in one write.
     pub(crate) burst: usize,
-    /// Between two bursts, on average.
+    /// Mean pause between two bursts.
     pub(crate) pause_millis: u64,
 }
 
-/// What DSPs may send each producer: the first is shaped, the second observed, the third has no limit.
+/// DSP limits of a producer: DSP 1 is shaped, DSP 2 is observed or shaped, DSP 3 has no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Of the first two, each: cookies a second.
+    /// Rate of DSP 1 and of DSP 2, in cookies per second.
     pub(crate) rate: u64,
-    /// What is done with the second.
-    pub(crate) second: &'static str,
-    /// Whether what waits is kept when a producer stops.
+    /// Mode of the limit of DSP 2.
+    pub(crate) second_mode: &'static str,
+    /// Whether queued cookies are spooled at shutdown.
     pub(crate) is_spooled: bool,
 }
 
@@ -73,23 +73,25 @@ impl Limits {
     fn draw(r: &mut Rng) -> Self {
         Self {
             rate: r.u64(3..60),
-            second: r.choice(["observe", "shape"]).unwrap_or("observe"),
+            second_mode: r.choice(["observe", "shape"]).unwrap_or("observe"),
             is_spooled: r.bool(),
         }
     }
 
-    /// Whether cookies of this DSP may come into the log later than they were accepted.
-    pub(crate) fn may_hold(dsp: u32) -> bool {
+    /// Whether cookies of this DSP may be appended later than they were accepted.
+    pub(crate) fn may_delay(dsp: u32) -> bool {
         dsp != 3
     }
 
-    /// As a file: what waits for too long comes back soon, and again and again.
+    /// The limits file. Cookies that exceed `max_wait` are requeued soon and often.
     pub(crate) fn text(self) -> String {
-        let Self { rate, second, .. } = self;
+        let Self {
+            rate, second_mode, ..
+        } = self;
         let shape = r#"
             shape = { max_wait = "3s", max_age = "5s" }
             dead_letter = { base = "1s", cap = "3s", max_requeues = 64, share = 0.5 }"#;
-        let of_second = if second == "shape" { shape } else { "" };
+        let second_shape = if second_mode == "shape" { shape } else { "" };
         format!(
             r#"
             unknown = "unlimited"
@@ -100,15 +102,15 @@ impl Limits {
             rules = [ {{ id = "rate", rate = "{rate}/s", burst = 2 }} ]
             [limits.second]
             keys = [2]
-            mode = "{second}"
-            {of_second}
+            mode = "{second_mode}"
+            {second_shape}
             rules = [ {{ id = "rate", rate = "{rate}/s" }} ]
             "#
         )
     }
 }
 
-/// A host.
+/// A simulated host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Host {
     Producer(usize),
@@ -116,59 +118,59 @@ pub(crate) enum Host {
     Browsers,
 }
 
-/// Something that goes wrong at `at`, and for how long.
+/// A fault that begins at `at`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) at: Duration,
-    pub(crate) lasts: Duration,
-    pub(crate) what: What,
+    pub(crate) duration: Duration,
+    pub(crate) kind: FaultKind,
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum What {
-    /// What the two send each other is dropped.
-    Cut(Host, Host),
-    /// What the first sends to the second is dropped: the connection is half open.
-    CutOneWay(Host, Host),
-    /// What the two send each other comes late, after the fault.
-    Hold(Host, Host),
-    /// A host is cut off from all others.
+pub(crate) enum FaultKind {
+    /// Messages between the two hosts are dropped.
+    Partition(Host, Host),
+    /// Messages from the first host to the second are dropped: the connection is half open.
+    PartitionOneWay(Host, Host),
+    /// Messages between the two hosts are delivered after the fault.
+    Delay(Host, Host),
+    /// A host is partitioned from all others.
     Isolate(Host),
-    /// A process ends without a word, and is started again.
+    /// A process crashes and is restarted.
     Crash(Host),
-    /// A machine goes down without a word, and what its disk had not got is lost; of a producer's, its epoch history.
-    LosePower(Host),
-    /// A process is told to end, and started again this long after it has.
+    /// A machine loses power, and with it all uncommitted writes of a store, or the epoch history of a producer.
+    PowerLoss(Host),
+    /// A process drains, and is restarted after the duration of the fault.
     Restart(Host),
-    /// A consumer's store changes its mood.
-    Store(usize, Mood),
-    /// A producer stands still, from the next moment on at which a chunk is open in its log.
+    /// A consumer's store behaves differently.
+    Store(usize, StoreBehavior),
+    /// A producer stalls, from the next moment at which its log has an open chunk.
     Stall(usize),
-    /// A producer's limits are others from now on.
+    /// A producer's limits change permanently.
     Limits(usize, Limits),
-    /// A consumer's store loses what was not committed, and is away.
+    /// A consumer's store loses uncommitted writes and is unavailable.
     StoreCrash(usize),
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Draws the plan of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let r = &mut random;
-        let kind = match r.u32(0..100) {
-            0..4 => Kind::Calm,
-            4..14 => Kind::Orderly,
-            14..40 => Kind::Network,
-            40..60 => Kind::Nodes,
-            _ => Kind::Everything,
+        let fault_class = match r.u32(0..100) {
+            0..4 => FaultClass::None,
+            4..14 => FaultClass::CleanRestarts,
+            14..40 => FaultClass::Network,
+            40..60 => FaultClass::Consumers,
+            _ => FaultClass::All,
         };
         let (producers, consumers) = (r.usize(2..=3), r.usize(2..=4));
         let load_for = r.u64(5_000..30_000);
         let pause_millis = r.u64(40..=300);
         let mut plan = Self {
             seed,
-            kind,
+            fault_class,
             producers,
             consumers,
             tick: millis(r.choice([10, 20, 50]).unwrap_or(20)),
@@ -188,20 +190,20 @@ impl Plan {
             limits: r.bool().then(|| Limits::draw(r)),
             faults: Vec::new(),
         };
-        plan.faults = match kind {
-            Kind::Calm => Vec::new(),
-            Kind::Orderly => plan.restarts(r),
+        plan.faults = match fault_class {
+            FaultClass::None => Vec::new(),
+            FaultClass::CleanRestarts => plan.restarts(r),
             _ => (0..r.u32(1..=7)).map(|_| plan.fault(r)).collect(),
         };
         plan.change_limits(r);
-        if kind != Kind::Calm && r.bool() {
+        if fault_class != FaultClass::None && r.bool() {
             plan.stall(r);
         }
         plan.faults.sort_by_key(|fault| fault.at);
         plan
     }
 
-    /// While it runs, and again for all at the end: what waits must come to its end.
+    /// Changes limits during the load. At its end, all producers get a high rate so that their queues drain.
     fn change_limits(&mut self, r: &mut Rng) {
         let Some(limits) = self.limits else {
             return;
@@ -210,8 +212,8 @@ impl Plan {
         let mut change = |at, producer, limits| {
             self.faults.push(Fault {
                 at: millis(at),
-                lasts: Duration::ZERO,
-                what: What::Limits(producer, limits),
+                duration: Duration::ZERO,
+                kind: FaultKind::Limits(producer, limits),
             });
         };
         for _ in 0..r.u32(0..4) {
@@ -227,27 +229,27 @@ impl Plan {
         }
     }
 
-    /// Near the end, so that what is accepted then is not replaced by what comes later.
+    /// Stalls a producer near the end of the load, so that later cookies do not replace those accepted then.
     fn stall(&mut self, r: &mut Rng) {
         self.faults.push(Fault {
             at: self.load.until - millis(r.u64(500..2_500)),
-            lasts: millis(r.u64(300..2_500)),
-            what: What::Stall(r.usize(0..self.producers)),
+            duration: millis(r.u64(300..2_500)),
+            kind: FaultKind::Stall(r.usize(0..self.producers)),
         });
     }
 
     fn restarts(&mut self, r: &mut Rng) -> Vec<Fault> {
-        // A subscriber that another restart keeps away is not told goodbye, so they keep clear of each other.
+        // Restarts do not overlap, because a subscriber that is down misses the goodbye.
         let mut at = START + millis(r.u64(4_000..8_000));
         let mut faults = Vec::new();
         for _ in 0..r.u32(1..=3) {
-            let lasts = millis(r.u64(100..5_000));
+            let duration = millis(r.u64(100..5_000));
             faults.push(Fault {
                 at,
-                lasts,
-                what: What::Restart(self.process(r)),
+                duration,
+                kind: FaultKind::Restart(self.process(r)),
             });
-            at += lasts + millis(20_000);
+            at += duration + millis(20_000);
         }
         self.load.until = at;
         self.load.pause_millis *= 2;
@@ -265,36 +267,38 @@ impl Plan {
         } else {
             consumer
         };
-        let what = match (self.kind, r.u32(0..100)) {
-            (Kind::Nodes, 0..35) => What::Crash(consumer),
-            (Kind::Nodes, 35..55) => What::LosePower(consumer),
-            (Kind::Nodes, 55..60) => What::Restart(consumer),
-            (Kind::Nodes, _) => store_fault(r, c),
-            (Kind::Everything, 0..15) => What::Crash(p),
-            (Kind::Everything, 15..25) => What::LosePower(p),
-            (Kind::Everything, 25..35) => What::Restart(self.process(r)),
-            (Kind::Everything, 35..45) => What::Crash(consumer),
-            (Kind::Everything, 45..55) => What::LosePower(consumer),
-            (Kind::Everything, 55..70) => store_fault(r, c),
+        let kind = match (self.fault_class, r.u32(0..100)) {
+            (FaultClass::Consumers, 0..35) => FaultKind::Crash(consumer),
+            (FaultClass::Consumers, 35..55) => FaultKind::PowerLoss(consumer),
+            (FaultClass::Consumers, 55..60) => FaultKind::Restart(consumer),
+            (FaultClass::Consumers, _) => store_fault(r, c),
+            (FaultClass::All, 0..15) => FaultKind::Crash(p),
+            (FaultClass::All, 15..25) => FaultKind::PowerLoss(p),
+            (FaultClass::All, 25..35) => FaultKind::Restart(self.process(r)),
+            (FaultClass::All, 35..45) => FaultKind::Crash(consumer),
+            (FaultClass::All, 45..55) => FaultKind::PowerLoss(consumer),
+            (FaultClass::All, 55..70) => store_fault(r, c),
             _ => match r.u32(0..6) {
-                0 => What::Cut(p, peer),
-                1 => What::CutOneWay(p, peer),
-                2 => What::CutOneWay(peer, p),
-                3 => What::Hold(p, peer),
-                4 => What::Isolate(consumer),
-                _ => What::Isolate(p),
+                0 => FaultKind::Partition(p, peer),
+                1 => FaultKind::PartitionOneWay(p, peer),
+                2 => FaultKind::PartitionOneWay(peer, p),
+                3 => FaultKind::Delay(p, peer),
+                4 => FaultKind::Isolate(consumer),
+                _ => FaultKind::Isolate(p),
             },
         };
-        let lasts = match what {
-            What::Crash(_) | What::LosePower(_) | What::Restart(_) => r.u64(50..15_000),
+        let duration = match kind {
+            FaultKind::Crash(_) | FaultKind::PowerLoss(_) | FaultKind::Restart(_) => {
+                r.u64(50..15_000)
+            }
             _ if r.bool() => r.u64(100..3_000),
             _ => r.u64(1_000..=60_000),
         };
         let until = u64::try_from(self.load.until.as_millis()).expect("a minute");
         Fault {
             at: millis(r.u64(1_200..until + 2_000)),
-            lasts: millis(lasts),
-            what,
+            duration: millis(duration),
+            kind,
         }
     }
 
@@ -307,13 +311,13 @@ impl Plan {
     }
 }
 
-fn store_fault(r: &mut Rng, consumer: usize) -> What {
+fn store_fault(r: &mut Rng, consumer: usize) -> FaultKind {
     match r.u32(0..5) {
-        0 => What::Store(consumer, Mood::Slow),
-        1 => What::Store(consumer, Mood::Refusing),
-        2 => What::Store(consumer, Mood::Hanging),
-        3 => What::Store(consumer, Mood::Lying),
-        _ => What::StoreCrash(consumer),
+        0 => FaultKind::Store(consumer, StoreBehavior::Slow),
+        1 => FaultKind::Store(consumer, StoreBehavior::Failing),
+        2 => FaultKind::Store(consumer, StoreBehavior::Hanging),
+        3 => FaultKind::Store(consumer, StoreBehavior::FalseErrors),
+        _ => FaultKind::StoreCrash(consumer),
     }
 }
 
@@ -336,7 +340,12 @@ impl fmt::Display for Plan {
         writeln!(
             f,
             "seed {}: {:?}, {} producers, {} consumers, tick {:?}, latency up to {:?}",
-            self.seed, self.kind, self.producers, self.consumers, self.tick, self.latency_max
+            self.seed,
+            self.fault_class,
+            self.producers,
+            self.consumers,
+            self.tick,
+            self.latency_max
         )?;
         writeln!(f, "  {:?}", self.load)?;
         writeln!(
@@ -350,8 +359,8 @@ impl fmt::Display for Plan {
             self.buffer_bytes
         )?;
         writeln!(f, "  {:?}", self.limits)?;
-        for Fault { at, lasts, what } in &self.faults {
-            writeln!(f, "  at {at:?} for {lasts:?}: {what:?}")?;
+        for Fault { at, duration, kind } in &self.faults {
+            writeln!(f, "  at {at:?} for {duration:?}: {kind:?}")?;
         }
         Ok(())
     }

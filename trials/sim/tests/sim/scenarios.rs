@@ -1,12 +1,13 @@
-//! Plans written by hand: the faults that the promises name, each where it hurts most. What the seeds find and is
-//! fixed gets one here as well, because a seed draws another plan as soon as the drawing changes.
+//! Hand-written plans: one per guarantee, with its faults at critical moments.
+//!
+//! A bug that a seed found gets a scenario as well, because the plan of a seed changes with every change of the drawing code.
 
 use std::time::Duration;
 
 use crate::{
-    plan::{Fault, Host, Kind, Limits, Load, Plan, What, millis},
-    report, run_apart,
-    store::Mood,
+    plan::{Fault, FaultClass, FaultKind, Host, Limits, Load, Plan, millis},
+    report, run_in_child,
+    store::StoreBehavior,
 };
 
 const PRODUCER: Host = Host::Producer(0);
@@ -14,68 +15,84 @@ const CONSUMER: Host = Host::Consumer(0);
 
 /// The plan of a scenario.
 pub(crate) fn plan(name: &str) -> Option<Plan> {
-    let (kind, faults) = match name {
+    let (fault_class, faults) = match name {
         "half open" => (
-            Kind::Network,
+            FaultClass::Network,
             vec![
-                fault(3_000, 40_000, What::CutOneWay(PRODUCER, CONSUMER)),
-                fault(5_000, 60_000, What::CutOneWay(Host::Consumer(1), PRODUCER)),
+                fault(
+                    3_000,
+                    40_000,
+                    FaultKind::PartitionOneWay(PRODUCER, CONSUMER),
+                ),
+                fault(
+                    5_000,
+                    60_000,
+                    FaultKind::PartitionOneWay(Host::Consumer(1), PRODUCER),
+                ),
             ],
         ),
-        "power" => (
-            Kind::Nodes,
+        "power loss" => (
+            FaultClass::Consumers,
             vec![
-                fault(4_000, 1_000, What::LosePower(CONSUMER)),
-                fault(7_510, 100, What::StoreCrash(CONSUMER_AT)),
-                fault(9_000, 6_000, What::Store(CONSUMER_AT, Mood::Slow)),
-                fault(11_230, 200, What::LosePower(CONSUMER)),
+                fault(4_000, 1_000, FaultKind::PowerLoss(CONSUMER)),
+                fault(7_510, 100, FaultKind::StoreCrash(CONSUMER_AT)),
+                fault(
+                    9_000,
+                    6_000,
+                    FaultKind::Store(CONSUMER_AT, StoreBehavior::Slow),
+                ),
+                fault(11_230, 200, FaultKind::PowerLoss(CONSUMER)),
             ],
         ),
-        "nothing stored" => (
-            Kind::Nodes,
+        "nothing durable" => (
+            FaultClass::Consumers,
             vec![
-                fault(500, 9_000, What::Store(CONSUMER_AT, Mood::Hanging)),
-                fault(8_000, 500, What::Crash(CONSUMER)),
+                fault(
+                    500,
+                    9_000,
+                    FaultKind::Store(CONSUMER_AT, StoreBehavior::Hanging),
+                ),
+                fault(8_000, 500, FaultKind::Crash(CONSUMER)),
             ],
         ),
-        "late" => (
-            Kind::Network,
+        "delayed messages" => (
+            FaultClass::Network,
             vec![
-                fault(3_000, 9_000, What::Hold(PRODUCER, CONSUMER)),
-                fault(6_000, 20_000, What::Hold(PRODUCER, Host::Browsers)),
+                fault(3_000, 9_000, FaultKind::Delay(PRODUCER, CONSUMER)),
+                fault(6_000, 20_000, FaultKind::Delay(PRODUCER, Host::Browsers)),
             ],
         ),
         "killed producer" => (
-            Kind::Everything,
+            FaultClass::All,
             vec![
-                fault(6_000, 2_000, What::LosePower(PRODUCER)),
-                fault(11_000, 2_000, What::Crash(PRODUCER)),
+                fault(6_000, 2_000, FaultKind::PowerLoss(PRODUCER)),
+                fault(11_000, 2_000, FaultKind::Crash(PRODUCER)),
             ],
         ),
-        "restarts" => (
-            Kind::Orderly,
+        "clean restarts" => (
+            FaultClass::CleanRestarts,
             vec![
-                fault(5_000, 1_000, What::Restart(PRODUCER)),
-                fault(9_000, 1_000, What::Restart(CONSUMER)),
+                fault(5_000, 1_000, FaultKind::Restart(PRODUCER)),
+                fault(9_000, 1_000, FaultKind::Restart(CONSUMER)),
             ],
         ),
-        "waiting" => (
-            Kind::Everything,
+        "queued cookies" => (
+            FaultClass::All,
             vec![
-                fault(3_000, 0, What::Limits(PRODUCER_AT, limits(3))),
-                fault(5_000, 1_000, What::Restart(PRODUCER)),
-                fault(9_000, 500, What::Crash(PRODUCER)),
-                fault(12_000, 0, What::Limits(1, limits(20))),
-                fault(14_000, 2_000, What::Restart(Host::Producer(1))),
-                fault(17_000, 0, What::Limits(PRODUCER_AT, limits(60))),
+                fault(3_000, 0, FaultKind::Limits(PRODUCER_AT, limits(3))),
+                fault(5_000, 1_000, FaultKind::Restart(PRODUCER)),
+                fault(9_000, 500, FaultKind::Crash(PRODUCER)),
+                fault(12_000, 0, FaultKind::Limits(1, limits(20))),
+                fault(14_000, 2_000, FaultKind::Restart(Host::Producer(1))),
+                fault(17_000, 0, FaultKind::Limits(PRODUCER_AT, limits(60))),
             ],
         ),
         _ => return None,
     };
     Some(Plan {
-        limits: (name == "waiting").then(|| limits(5)),
+        limits: (name == "queued cookies").then(|| limits(5)),
         seed: 1,
-        kind,
+        fault_class,
         producers: 2,
         consumers: 2,
         tick: millis(20),
@@ -102,16 +119,16 @@ const PRODUCER_AT: usize = 0;
 fn limits(rate: u64) -> Limits {
     Limits {
         rate,
-        second: "shape",
+        second_mode: "shape",
         is_spooled: true,
     }
 }
 
-fn fault(at_millis: u64, lasts_millis: u64, what: What) -> Fault {
+fn fault(at_millis: u64, duration_millis: u64, kind: FaultKind) -> Fault {
     Fault {
         at: millis(at_millis),
-        lasts: millis(lasts_millis),
-        what,
+        duration: millis(duration_millis),
+        kind,
     }
 }
 
@@ -120,10 +137,10 @@ fn check(name: &str) {
     if std::env::var_os("SIM_SEED").is_some() {
         return;
     }
-    let output = run_apart(1, Some(name));
+    let output = run_in_child(1, Some(name));
     if !output.status.success() {
         report(&format!("SIM_SEED=1 SIM_SCENARIO='{name}'"), &output);
-        panic!("{name} went wrong");
+        panic!("scenario {name} failed");
     }
 }
 
@@ -134,17 +151,17 @@ fn half_open_connections_of_a_minute_lose_nothing() {
 
 #[test]
 fn written_but_uncommitted_cookies_are_redelivered() {
-    check("power");
+    check("power loss");
 }
 
 #[test]
 fn consumer_without_durable_cookies_receives_everything_again() {
-    check("nothing stored");
+    check("nothing durable");
 }
 
 #[test]
 fn delayed_messages_lose_nothing() {
-    check("late");
+    check("delayed messages");
 }
 
 #[test]
@@ -154,10 +171,10 @@ fn killed_producer_loses_only_its_tail_and_consumers_report_it() {
 
 #[test]
 fn clean_restarts_lose_nothing() {
-    check("restarts");
+    check("clean restarts");
 }
 
 #[test]
 fn queued_cookies_survive_a_restart_and_are_lost_only_in_a_crash() {
-    check("waiting");
+    check("queued cookies");
 }

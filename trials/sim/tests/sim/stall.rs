@@ -1,8 +1,7 @@
-//! A producer that stands still, like a process that was stopped by a signal: it reads and writes nothing, and the timers
-//! of its log do not fire. When it continues, everything that waited for its sockets runs before these timers, which is
-//! one of the orders in which a runtime may wake its tasks, and the one in which most is accepted before a timer.
+//! A stalled producer, like a process paused by a signal: its sockets neither read nor write, and the timers of its log do not fire.
 //!
-//! Its other timers, such as those of its limits, run meanwhile.
+//! When it continues, tasks that wait for sockets run before the timers. This is one possible order of the runtime, and the one that
+//! accepts most before a timer fires. Other timers, such as those of limits, are not stalled.
 
 use std::{
     future::poll_fn,
@@ -13,21 +12,21 @@ use std::{
 
 use crate::UNPOISONED;
 
-/// Whether one producer stands still; shared by all its connections.
+/// The stall of one producer, shared by all its connections.
 #[derive(Debug, Default)]
-pub(crate) struct Stall(Mutex<State>);
+pub(crate) struct Stall(Mutex<StallState>);
 
 #[derive(Debug, Default)]
-struct State {
-    stands_still: bool,
-    /// What waits for sockets, in the order of arrival.
+struct StallState {
+    is_stalled: bool,
+    /// Tasks that wait for sockets, in order of arrival.
     sockets: Vec<Waker>,
     timers: Vec<Waker>,
 }
 
 impl Stall {
     pub(crate) fn begin(&self) {
-        self.0.lock().expect(UNPOISONED).stands_still = true;
+        self.0.lock().expect(UNPOISONED).is_stalled = true;
     }
 
     pub(crate) fn end(&self) {
@@ -37,13 +36,13 @@ impl Stall {
         }
     }
 
-    /// Ready unless the producer stands still.
+    /// Ready unless the producer is stalled.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
         self.poll_as(context, |state| &mut state.sockets)
     }
 
-    /// Runs the timers of a log, but not while the producer stands still.
-    pub(crate) async fn hold(&self, timers: impl Future<Output = ()>) {
+    /// Runs the timers of a log, except while the producer is stalled.
+    pub(crate) async fn gate(&self, timers: impl Future<Output = ()>) {
         let mut timers = pin!(timers);
         poll_fn(|context| {
             std::task::ready!(self.poll_as(context, |state| &mut state.timers));
@@ -55,10 +54,10 @@ impl Stall {
     fn poll_as(
         &self,
         context: &Context<'_>,
-        waiting: impl Fn(&mut State) -> &mut Vec<Waker>,
+        waiting: impl Fn(&mut StallState) -> &mut Vec<Waker>,
     ) -> Poll<()> {
         let mut state = self.0.lock().expect(UNPOISONED);
-        if !state.stands_still {
+        if !state.is_stalled {
             return Poll::Ready(());
         }
         waiting(&mut state).push(context.waker().clone());

@@ -1,7 +1,7 @@
-//! A store in memory that behaves as badly as a real one may: slow, away for a while, failing after it has
-//! written; and what was written but not committed is lost in any part when its machine loses power.
+//! A store in memory with the faults of a real one: slow, unavailable, or reporting failures of writes that succeeded. A power loss
+//! loses a random part of the uncommitted writes.
 //!
-//! The [`Disk`] belongs to the world and outlives the consumer that opened it as [`SimStore`].
+//! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,49 +21,49 @@ use tokio::time::sleep;
 
 use crate::{load::Pair, loss_reports, trace};
 
-/// How the store is doing.
+/// How the store responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Mood {
-    /// A few milliseconds for everything.
+pub(crate) enum StoreBehavior {
+    /// Takes a few milliseconds.
     #[default]
-    Well,
-    /// Seconds for every batch.
+    Healthy,
+    /// Takes up to seconds.
     Slow,
-    /// Refuses everything.
-    Refusing,
-    /// Answers nothing.
+    /// Fails every operation.
+    Failing,
+    /// Does not respond.
     Hanging,
-    /// Writes and commits, and reports half of both as failed.
-    Lying,
+    /// Executes writes and commits, but reports half of them as failed.
+    FalseErrors,
 }
 
-/// What a store has of a pair.
+/// The stored value of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Value {
+pub(crate) struct StoredValue {
     pub(crate) accepted_unix_micros: u64,
-    /// The number in the buyer uid.
+    /// Number of the sync, from the buyer uid.
     pub(crate) number: u64,
 }
 
-/// The disk of one consumer's store, and the memory of the process that serves it.
+/// The disk and the volatile state of one consumer's store.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    /// What no failure takes away.
-    pub(crate) durable: BTreeMap<Pair, Value>,
-    /// What was written and not committed.
-    volatile: BTreeMap<Pair, Value>,
-    /// Durable as well.
+    /// Committed values.
+    pub(crate) durable: BTreeMap<Pair, StoredValue>,
+    /// Uncommitted values.
+    volatile: BTreeMap<Pair, StoredValue>,
+    /// Committed cursors.
     pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
-    /// Of each producer, the incarnation that a cursor was of first.
+    /// Epoch of the first committed cursor of each producer.
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
-    /// Epochs of producers whose goodbye was ever durable: producer and epoch.
+    /// Producers and epochs with a committed goodbye.
     pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
-    /// Every number that was ever written.
-    pub(crate) seen: BTreeSet<u64>,
-    /// Cookies nobody can have sent.
+    /// Numbers of all syncs that were ever written.
+    pub(crate) received: BTreeSet<u64>,
+    /// Cookies that no browser sent.
     pub(crate) foreign: Vec<String>,
-    pub(crate) mood: Mood,
-    /// How often it lost what was volatile.
+    pub(crate) behavior: StoreBehavior,
+    /// Number of power losses.
     generation: u64,
     random: fastrand::Rng,
 }
@@ -76,15 +76,15 @@ impl Disk {
             cursors: BTreeMap::new(),
             first_epochs: BTreeMap::new(),
             completed: BTreeSet::new(),
-            seen: BTreeSet::new(),
+            received: BTreeSet::new(),
             foreign: Vec::new(),
-            mood: Mood::Well,
+            behavior: StoreBehavior::Healthy,
             generation: 0,
             random: fastrand::Rng::with_seed(seed),
         }
     }
 
-    /// Loses any part of what was not committed.
+    /// Loses a random part of the uncommitted values.
     pub(crate) fn lose_power(&mut self) {
         self.generation += 1;
         for (pair, value) in std::mem::take(&mut self.volatile) {
@@ -94,17 +94,18 @@ impl Disk {
         }
     }
 
-    fn take(&mut self, cookie: &BatchCookie<'_>) -> bool {
-        let Some((pair, number)) = read(cookie) else {
+    /// Writes a cookie; returns false if it is stale.
+    fn write(&mut self, cookie: &BatchCookie<'_>) -> bool {
+        let Some((pair, number)) = parse(cookie) else {
             self.foreign.push(format!("{cookie:?}"));
             return true;
         };
-        self.seen.insert(number);
+        self.received.insert(number);
         let known = self.volatile.get(&pair).or_else(|| self.durable.get(&pair));
         if known.is_some_and(|known| cookie.accepted_unix_micros < known.accepted_unix_micros) {
             return false;
         }
-        let value = Value {
+        let value = StoredValue {
             accepted_unix_micros: cookie.accepted_unix_micros,
             number,
         };
@@ -112,8 +113,8 @@ impl Disk {
         true
     }
 
-    fn harden(&mut self, batch: &Batch) {
-        for (pair, _) in batch.cookies().filter_map(|cookie| read(&cookie)) {
+    fn commit(&mut self, batch: &Batch) {
+        for (pair, _) in batch.cookies().filter_map(|cookie| parse(&cookie)) {
             if let Some(value) = self.volatile.remove(&pair) {
                 self.durable.insert(pair, value);
             }
@@ -121,7 +122,8 @@ impl Disk {
     }
 }
 
-fn read(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
+/// Parses a cookie into its pair and the number of its sync.
+fn parse(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
     let number = |bytes: &[u8], prefix: &str| {
         let text = std::str::from_utf8(bytes).ok()?;
         text.strip_prefix(prefix)?.parse::<u64>().ok()
@@ -133,7 +135,7 @@ fn read(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
     Some((pair, number(cookie.buyer_uid, "b")?))
 }
 
-/// The store of one incarnation of a consumer.
+/// The store as one incarnation of a consumer uses it.
 #[derive(Clone)]
 pub(crate) struct SimStore(pub(crate) Arc<Mutex<Disk>>);
 
@@ -144,12 +146,12 @@ impl fmt::Debug for SimStore {
 }
 
 impl SimStore {
-    /// Forgets what a process that is gone said and had not made durable: the next one says it again.
-    pub(crate) fn forget_unsure(&self, consumer: &str) {
+    /// Discards loss reports of the previous process that were not committed: the next process reports them again.
+    pub(crate) fn discard_uncommitted_reports(&self, consumer: &str) {
         let disk = self.disk();
         loss_reports::retain(consumer, |loss| {
             let cursor = disk.cursors.get(loss.producer.as_str());
-            cursor.is_some_and(|cursor| (cursor.epoch, cursor.sequence) >= loss.is_passed_at())
+            cursor.is_some_and(|cursor| (cursor.epoch, cursor.sequence) >= loss.durable_position())
         });
     }
 
@@ -157,57 +159,61 @@ impl SimStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes its time, and says which generation answers.
-    async fn work(&self) -> Result<u64, StoreError> {
+    /// Delays or fails as the behavior requires; returns the current generation.
+    async fn respond(&self) -> Result<u64, StoreError> {
         loop {
-            let (mood, millis) = {
+            let (behavior, millis) = {
                 let mut disk = self.disk();
-                let millis = match disk.mood {
-                    Mood::Slow => disk.random.u64(200..2_000),
-                    Mood::Hanging => 100,
+                let millis = match disk.behavior {
+                    StoreBehavior::Slow => disk.random.u64(200..2_000),
+                    StoreBehavior::Hanging => 100,
                     _ => disk.random.u64(0..8),
                 };
-                (disk.mood, millis)
+                (disk.behavior, millis)
             };
             sleep(Duration::from_millis(millis)).await;
-            match mood {
-                Mood::Hanging => {}
-                Mood::Refusing => return Err(StoreError::Unavailable("refused".to_owned())),
+            match behavior {
+                StoreBehavior::Hanging => {}
+                StoreBehavior::Failing => {
+                    return Err(StoreError::Unavailable("failing".to_owned()));
+                }
                 _ => return Ok(self.disk().generation),
             }
         }
     }
 
-    fn lies(&self) -> bool {
+    fn reports_false_error(&self) -> bool {
         let mut disk = self.disk();
-        disk.mood == Mood::Lying && disk.random.bool()
+        disk.behavior == StoreBehavior::FalseErrors && disk.random.bool()
     }
 
     fn check(&self, generation: u64) -> Result<(), StoreError> {
         if self.disk().generation == generation {
             Ok(())
         } else {
-            Err(StoreError::Unavailable("started anew".to_owned()))
+            Err(StoreError::Unavailable("restarted".to_owned()))
         }
     }
 
     async fn write_parts(&self, batch: &Batch) -> Result<WriteOutcome, StoreError> {
-        let generation = self.work().await?;
+        let generation = self.respond().await?;
         let middle = self.disk().random.usize(0..=batch.len());
         let mut stale = Vec::new();
-        for part in [0..middle, middle..batch.len()] {
-            self.work().await?;
+        for range in [0..middle, middle..batch.len()] {
+            self.respond().await?;
             self.check(generation)?;
             let mut disk = self.disk();
-            for at in part {
-                if !disk.take(&batch.cookie(at)) {
+            for at in range {
+                if !disk.write(&batch.cookie(at)) {
                     stale.push(u32::try_from(at).expect("batches are small"));
                 }
             }
         }
-        trace::note("written", (batch.len(), stale.len()));
-        if self.lies() {
-            return Err(StoreError::Unavailable("written, but not sure".to_owned()));
+        trace::record("written", (batch.len(), stale.len()));
+        if self.reports_false_error() {
+            return Err(StoreError::Unavailable(
+                "write reported as failed".to_owned(),
+            ));
         }
         let mut receipt = Receipt::default();
         receipt.0[..8].copy_from_slice(&generation.to_be_bytes());
@@ -220,18 +226,18 @@ impl SimStore {
 
     async fn commit_parts(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError> {
         let written = receipt.0.first_chunk().copied().map(u64::from_be_bytes);
-        let written = written.expect("a receipt is longer");
-        self.work().await?;
+        let written = written.expect("a receipt has at least 8 bytes");
+        self.respond().await?;
         self.check(written)?;
-        if self.lies() {
-            return Err(StoreError::Unavailable("not committed".to_owned()));
+        if self.reports_false_error() {
+            return Err(StoreError::Unavailable("commit failed".to_owned()));
         }
-        self.disk().harden(batch);
-        self.work().await?;
+        self.disk().commit(batch);
+        self.respond().await?;
         self.check(written)?;
         let mut disk = self.disk();
         for cursor in batch.cursors() {
-            trace::note("committed", (&*cursor.producer, cursor.sequence));
+            trace::record("committed", (&*cursor.producer, cursor.sequence));
             let first = disk.first_epochs.entry(Arc::clone(&cursor.producer));
             first.or_insert(cursor.epoch);
             disk.cursors
@@ -242,8 +248,10 @@ impl SimStore {
             disk.completed.insert(incarnation);
         }
         drop(disk);
-        if self.lies() {
-            return Err(StoreError::Unavailable("committed, not sure".to_owned()));
+        if self.reports_false_error() {
+            return Err(StoreError::Unavailable(
+                "commit reported as failed".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -252,7 +260,7 @@ impl SimStore {
 impl Store for SimStore {
     fn load(&self) -> Answer<'_, StoredState> {
         Box::pin(async {
-            self.work().await?;
+            self.respond().await?;
             let disk = self.disk();
             Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
@@ -270,13 +278,13 @@ impl Store for SimStore {
     }
 
     fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, LookupResult> {
-        // Nobody asks here: what is stored is read from the disk.
-        let why = "this store is not for reading".to_owned();
-        Box::pin(std::future::ready(Err(StoreError::Unavailable(why))))
+        // Checks read the disk directly.
+        let reason = "lookups are not simulated".to_owned();
+        Box::pin(std::future::ready(Err(StoreError::Unavailable(reason))))
     }
 
     fn ping(&self) -> Answer<'_, ()> {
-        Box::pin(async { self.work().await.map(|_| ()) })
+        Box::pin(async { self.respond().await.map(|_| ()) })
     }
 
     fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {

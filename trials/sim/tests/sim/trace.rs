@@ -1,5 +1,4 @@
-//! A hash over everything that happened, in order and with its simulated time: two runs that agree in it took the
-//! same way.
+//! A hash of all events of a run with their simulated times. Runs with equal hashes were identical.
 
 use std::{
     cell::RefCell,
@@ -12,8 +11,8 @@ thread_local! {
 }
 
 /// Adds an event.
-pub(crate) fn note(what: &str, of: impl Hash) {
-    TRACE.with_borrow_mut(|trace| (turmoil::sim_elapsed(), what, of).hash(trace));
+pub(crate) fn record(event: &str, details: impl Hash) {
+    TRACE.with_borrow_mut(|trace| (turmoil::sim_elapsed(), event, details).hash(trace));
 }
 
 /// The hash so far.

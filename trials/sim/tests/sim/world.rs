@@ -1,4 +1,4 @@
-//! The hosts of a run, with the real programs on them, and the hand that lets the faults happen.
+//! The simulated hosts of a run, and the loop that injects faults and waits until the system has settled.
 
 use std::{
     collections::BTreeMap,
@@ -14,53 +14,54 @@ use turmoil::Sim;
 
 use crate::{
     UNPOISONED, check,
-    delayed_cookies::Source,
-    hosts::{End, Seat, consume, metrics, produce},
+    delayed_cookies::DelayedSource,
+    hosts::{IncarnationState, Process, run_consumer, run_producer, scrape},
     load::{self, History},
     network::GRPC,
-    plan::{Host, Limits, Plan, START, What, millis},
-    store::{Disk, Mood, SimStore},
+    plan::{FaultKind, Host, Limits, Plan, START, millis},
+    store::{Disk, SimStore, StoreBehavior},
     trace,
 };
 
-/// How long after the last fault and the last request everything must have come where it belongs.
-const SETTLE: Duration = Duration::from_secs(150);
+/// Deadline for the system to settle after the last fault and the last request.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long it must then stay so.
-const STAY: Duration = Duration::from_secs(2);
+/// Time for which it must then stay settled.
+const STABLE_TIME: Duration = Duration::from_secs(2);
 
-/// How long an orderly end may take.
-const DRAIN: Duration = Duration::from_secs(20);
+/// Deadline of a drain.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Everything that the hosts share with the one who watches.
+/// The state that the hosts share with the driver of the run.
 pub(crate) struct World {
     pub(crate) plan: Plan,
-    pub(crate) producers: Vec<Arc<Seat>>,
-    pub(crate) consumers: Vec<Arc<Seat>>,
+    pub(crate) producers: Vec<Arc<Process>>,
+    pub(crate) consumers: Vec<Arc<Process>>,
     pub(crate) disks: Vec<Arc<Mutex<Disk>>>,
     pub(crate) history: Arc<Mutex<History>>,
-    /// What the admin ports said at the end, by host.
+    /// Metrics of the last scrape, by host.
     pub(crate) metrics: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
-/// What is to be done, and when.
+/// A scheduled action.
 #[derive(Debug, Clone, Copy)]
-enum Step {
-    Begin(What),
-    End(What),
-    /// Ends what did not end in an orderly way in time.
+enum Action {
+    Begin(FaultKind),
+    End(FaultKind),
+    /// Kills a process that has not drained in time.
     Kill(Host),
 }
 
 impl World {
     pub(crate) fn new(plan: Plan) -> Self {
-        let seats = |count, host: fn(usize) -> Host| (0..count).map(host).map(Seat::new).collect();
+        let processes =
+            |count, host: fn(usize) -> Host| (0..count).map(host).map(Process::new).collect();
         let disks = (0..plan.consumers as u64)
             .map(|at| Arc::new(Mutex::new(Disk::new(plan.seed ^ ((at + 1) << 32)))))
             .collect();
         Self {
-            producers: seats(plan.producers, Host::Producer),
-            consumers: seats(plan.consumers, Host::Consumer),
+            producers: processes(plan.producers, Host::Producer),
+            consumers: processes(plan.consumers, Host::Consumer),
             disks,
             history: Arc::default(),
             metrics: Arc::default(),
@@ -68,8 +69,8 @@ impl World {
         }
     }
 
-    /// Runs the plan; afterwards everything is to be checked.
-    pub(crate) fn run(&self) -> anyhow::Result<check::Figures> {
+    /// Runs the plan and checks the result.
+    pub(crate) fn run(&self) -> anyhow::Result<check::RunSummary> {
         let mut sim = turmoil::Builder::new()
             .rng_seed(self.plan.seed)
             .tick_duration(self.plan.tick)
@@ -86,38 +87,39 @@ impl World {
                 write_limits(at, limits);
             }
         }
-        self.people(&mut sim);
-        self.carry_out(&mut sim)?;
+        self.add_hosts(&mut sim);
+        self.inject_faults(&mut sim)?;
         self.settle(&mut sim)
     }
 
-    fn people(&self, sim: &mut Sim<'_>) {
+    fn add_hosts(&self, sim: &mut Sim<'_>) {
         for at in 0..self.producers.len() {
-            let (seat, arguments) = (Arc::clone(&self.producers[at]), self.producer(at));
-            let late = Source {
+            let (process, arguments) = (Arc::clone(&self.producers[at]), self.producer(at));
+            let delayed = DelayedSource {
                 producer: at,
                 load: self.plan.load,
                 history: Arc::clone(&self.history),
                 seed: self.plan.seed ^ ((at as u64 + 1) << 40),
             };
-            sim.host(seat.name.clone(), move || {
-                let (seat, arguments, late) = (Arc::clone(&seat), arguments.clone(), late.clone());
-                async move { Ok(produce(seat, arguments, late).await?) }
+            sim.host(process.name.clone(), move || {
+                let (process, arguments, delayed) =
+                    (Arc::clone(&process), arguments.clone(), delayed.clone());
+                async move { Ok(run_producer(process, arguments, delayed).await?) }
             });
         }
         for at in 0..self.consumers.len() {
-            let (seat, arguments) = (Arc::clone(&self.consumers[at]), self.consumer(at));
+            let (process, arguments) = (Arc::clone(&self.consumers[at]), self.consumer(at));
             let disk = Arc::clone(&self.disks[at]);
-            sim.host(seat.name.clone(), move || {
+            sim.host(process.name.clone(), move || {
                 let store = SimStore(Arc::clone(&disk));
-                let (seat, arguments) = (Arc::clone(&seat), arguments.clone());
-                async move { Ok(consume(seat, arguments, store).await?) }
+                let (process, arguments) = (Arc::clone(&process), arguments.clone());
+                async move { Ok(run_consumer(process, arguments, store).await?) }
             });
         }
-        let browsers = (self.producers.iter().enumerate()).map(|(at, seat)| {
+        let browsers = (self.producers.iter().enumerate()).map(|(at, process)| {
             let seed = self.plan.seed ^ ((at as u64 + 1) << 48);
             let history = Arc::clone(&self.history);
-            load::browse(at, Arc::clone(seat), self.plan.load, history, seed)
+            load::browse(at, Arc::clone(process), self.plan.load, history, seed)
         });
         let browsers = join_all(browsers);
         sim.client(Host::Browsers.name(), async {
@@ -132,7 +134,7 @@ impl World {
         let arguments = [
             "producer".to_owned(),
             format!("--id={}", Host::Producer(at).name()),
-            // The directory in which the run is; see main.rs.
+            // The working directory of the run, see main.rs.
             "--state=.".to_owned(),
             "--log-bytes=16MiB".to_owned(),
             format!("--queue-cookies={queue}"),
@@ -143,7 +145,7 @@ impl World {
             let spool = limits
                 .is_spooled
                 .then(|| format!("--limits-spool=spool-{at}"));
-            [format!("--limits={}", limits_of(at))]
+            [format!("--limits={}", limits_file(at))]
                 .into_iter()
                 .chain(spool)
         });
@@ -158,7 +160,7 @@ impl World {
         let plan = &self.plan;
         let producers = self.producers.iter();
         let producers: Vec<_> = producers
-            .map(|seat| format!("http://{}:{GRPC}", seat.name))
+            .map(|process| format!("http://{}:{GRPC}", process.name))
             .collect();
         let arguments = [
             "consumer".to_owned(),
@@ -175,153 +177,161 @@ impl World {
         arguments.into_iter().map(Into::into).collect()
     }
 
-    /// Lets all faults happen, and heals everything.
-    fn carry_out(&self, sim: &mut Sim<'_>) -> anyhow::Result<()> {
+    /// Injects all faults, then repairs everything.
+    fn inject_faults(&self, sim: &mut Sim<'_>) -> anyhow::Result<()> {
         let faults = self.plan.faults.iter();
-        let mut steps: Vec<_> = faults
-            .map(|f| (f.at, f.lasts, Step::Begin(f.what)))
+        let mut actions: Vec<_> = faults
+            .map(|f| (f.at, f.duration, Action::Begin(f.kind)))
             .collect();
-        let mut restarting = Vec::new();
+        let mut draining = Vec::new();
         loop {
             let now = sim.elapsed();
-            steps.sort_by_key(|(at, ..)| *at);
-            while steps.first().is_some_and(|(at, ..)| *at <= now) {
-                let (_, lasts, due) = steps.remove(0);
-                trace::note("fault", format!("{due:?}"));
+            actions.sort_by_key(|(at, ..)| *at);
+            while actions.first().is_some_and(|(at, ..)| *at <= now) {
+                let (_, duration, due) = actions.remove(0);
+                trace::record("fault", format!("{due:?}"));
                 tracing::info!(?due, "fault");
                 match due {
-                    Step::Begin(What::Stall(at)) if self.must_wait(at, now) => {
-                        steps.push((now + self.plan.tick, lasts, due));
+                    Action::Begin(FaultKind::Stall(at)) if self.stall_must_wait(at, now) => {
+                        actions.push((now + self.plan.tick, duration, due));
                     }
-                    Step::Begin(what) => {
-                        if !self.begin(sim, what) {
+                    Action::Begin(fault) => {
+                        if !self.begin(sim, fault) {
                             continue;
                         }
-                        if let What::Restart(host) = what {
-                            restarting.push((host, lasts));
-                            steps.push((now + DRAIN, lasts, Step::Kill(host)));
+                        if let FaultKind::Restart(host) = fault {
+                            draining.push((host, duration));
+                            actions.push((now + DRAIN_TIMEOUT, duration, Action::Kill(host)));
                         } else {
-                            steps.push((now + lasts, Duration::ZERO, Step::End(what)));
+                            actions.push((now + duration, Duration::ZERO, Action::End(fault)));
                         }
                     }
-                    Step::End(what) => self.end(sim, what),
-                    Step::Kill(host) => {
-                        if restarting.iter().any(|(restarting, _)| *restarting == host) {
-                            self.crash(sim, host, End::Crashed);
+                    Action::End(fault) => self.end(sim, fault),
+                    Action::Kill(host) => {
+                        if draining.iter().any(|(draining, _)| *draining == host) {
+                            self.crash(sim, host, IncarnationState::Crashed);
                         }
                     }
                 }
             }
-            restarting.retain(|&(host, lasts)| {
+            draining.retain(|&(host, duration)| {
                 let is_running = sim.is_host_running(host.name());
                 if !is_running {
-                    steps.push((now + lasts, Duration::ZERO, Step::End(What::Restart(host))));
+                    actions.push((
+                        now + duration,
+                        Duration::ZERO,
+                        Action::End(FaultKind::Restart(host)),
+                    ));
                 }
                 is_running
             });
-            if steps.is_empty() && restarting.is_empty() && now >= self.plan.load.until {
+            if actions.is_empty() && draining.is_empty() && now >= self.plan.load.until {
                 break;
             }
             step(sim)?;
         }
-        self.heal(sim);
+        self.repair(sim);
         Ok(())
     }
 
-    /// Whether a producer has no open chunk to stand still with, and may yet have one.
-    fn must_wait(&self, producer: usize, now: Duration) -> bool {
+    /// Whether a stall must wait for an open chunk.
+    fn stall_must_wait(&self, producer: usize, now: Duration) -> bool {
         !self.producers[producer].has_open_chunk() && now < self.plan.load.until
     }
 
-    /// Returns whether there was anything to go wrong.
-    fn begin(&self, sim: &mut Sim<'_>, what: What) -> bool {
-        match what {
-            What::Cut(a, b) => sim.partition(a.name(), b.name()),
-            What::CutOneWay(from, to) => sim.partition_oneway(from.name(), to.name()),
-            What::Hold(a, b) => sim.hold(a.name(), b.name()),
-            What::Isolate(host) => {
+    /// Begins a fault. Returns false if it does not apply, because the process is not running.
+    fn begin(&self, sim: &mut Sim<'_>, fault: FaultKind) -> bool {
+        match fault {
+            FaultKind::Partition(a, b) => sim.partition(a.name(), b.name()),
+            FaultKind::PartitionOneWay(from, to) => sim.partition_oneway(from.name(), to.name()),
+            FaultKind::Delay(a, b) => sim.hold(a.name(), b.name()),
+            FaultKind::Isolate(host) => {
                 for other in self.others(host) {
                     sim.partition(host.name(), other.name());
                 }
             }
-            What::Crash(host) | What::LosePower(host) | What::Restart(host)
+            FaultKind::Crash(host) | FaultKind::PowerLoss(host) | FaultKind::Restart(host)
                 if !sim.is_host_running(host.name()) =>
             {
                 return false;
             }
-            What::Stall(at) if !sim.is_host_running(Host::Producer(at).name()) => return false,
-            What::Stall(at) => self.producers[at].stall.begin(),
-            What::Crash(host) => self.crash(sim, host, End::Crashed),
-            What::LosePower(host) => {
-                // Nothing that a dying process would still send gets out.
+            FaultKind::Stall(at) if !sim.is_host_running(Host::Producer(at).name()) => {
+                return false;
+            }
+            FaultKind::Stall(at) => self.producers[at].stall.begin(),
+            FaultKind::Crash(host) => self.crash(sim, host, IncarnationState::Crashed),
+            FaultKind::PowerLoss(host) => {
+                // A crashed process must not send its pending bytes.
                 for other in self.others(host) {
                     sim.partition(host.name(), other.name());
                 }
-                self.crash(sim, host, End::LostPower);
+                self.crash(sim, host, IncarnationState::PowerLost);
                 match host {
                     Host::Consumer(at) => self.disks[at].lock().expect(UNPOISONED).lose_power(),
-                    Host::Producer(_) => lose_record(&host.name()),
+                    Host::Producer(_) => delete_epoch_history(&host.name()),
                     Host::Browsers => {}
                 }
             }
-            What::Restart(host) => self
-                .seat(host)
-                .with_last(|incarnation| incarnation.stop.cancel()),
-            What::Limits(at, limits) => {
+            FaultKind::Restart(host) => self
+                .process(host)
+                .with_current(|incarnation| incarnation.stop.cancel()),
+            FaultKind::Limits(at, limits) => {
                 write_limits(at, limits);
-                self.producers[at].with_last(|incarnation| {
+                self.producers[at].with_current(|incarnation| {
                     if let Some((file, _)) = &incarnation.limits {
                         file.look();
                     }
                 });
             }
-            What::Store(at, mood) => self.disks[at].lock().expect(UNPOISONED).mood = mood,
-            What::StoreCrash(at) => {
+            FaultKind::Store(at, behavior) => {
+                self.disks[at].lock().expect(UNPOISONED).behavior = behavior
+            }
+            FaultKind::StoreCrash(at) => {
                 let mut disk = self.disks[at].lock().expect(UNPOISONED);
-                disk.mood = Mood::Refusing;
+                disk.behavior = StoreBehavior::Failing;
                 disk.lose_power();
             }
         }
         true
     }
 
-    fn end(&self, sim: &mut Sim<'_>, what: What) {
-        match what {
-            What::Cut(a, b) => sim.repair(a.name(), b.name()),
-            What::CutOneWay(from, to) => sim.repair_oneway(from.name(), to.name()),
-            What::Hold(a, b) => sim.release(a.name(), b.name()),
-            What::Isolate(host) | What::LosePower(host) => {
+    fn end(&self, sim: &mut Sim<'_>, fault: FaultKind) {
+        match fault {
+            FaultKind::Partition(a, b) => sim.repair(a.name(), b.name()),
+            FaultKind::PartitionOneWay(from, to) => sim.repair_oneway(from.name(), to.name()),
+            FaultKind::Delay(a, b) => sim.release(a.name(), b.name()),
+            FaultKind::Isolate(host) | FaultKind::PowerLoss(host) => {
                 for other in self.others(host) {
                     sim.repair(host.name(), other.name());
                 }
-                if matches!(what, What::LosePower(_)) {
+                if matches!(fault, FaultKind::PowerLoss(_)) {
                     start(sim, host);
                 }
             }
-            What::Crash(host) | What::Restart(host) => start(sim, host),
-            What::Stall(at) => self.producers[at].stall.end(),
-            What::Limits(..) => {}
-            What::Store(at, _) | What::StoreCrash(at) => {
-                self.disks[at].lock().expect(UNPOISONED).mood = Mood::Well;
+            FaultKind::Crash(host) | FaultKind::Restart(host) => start(sim, host),
+            FaultKind::Stall(at) => self.producers[at].stall.end(),
+            FaultKind::Limits(..) => {}
+            FaultKind::Store(at, _) | FaultKind::StoreCrash(at) => {
+                self.disks[at].lock().expect(UNPOISONED).behavior = StoreBehavior::Healthy;
             }
         }
     }
 
-    fn crash(&self, sim: &mut Sim<'_>, host: Host, end: End) {
+    fn crash(&self, sim: &mut Sim<'_>, host: Host, state: IncarnationState) {
         sim.crash(host.name());
-        self.seat(host).stall.end();
-        self.seat(host).with_last(|incarnation| {
-            if incarnation.end == End::NotYet {
-                incarnation.end = end;
+        self.process(host).stall.end();
+        self.process(host).with_current(|incarnation| {
+            if incarnation.state == IncarnationState::Running {
+                incarnation.state = state;
                 incarnation.log = None;
                 let limits = incarnation.limits.take();
-                incarnation.held = limits.map_or(0, |(_, shaping)| shaping.held());
+                incarnation.queued = limits.map_or(0, |(_, shaping)| shaping.held());
             }
         });
     }
 
-    /// All links and stores work, all programs run.
-    fn heal(&self, sim: &mut Sim<'_>) {
+    /// Repairs all links and stores and starts all processes.
+    fn repair(&self, sim: &mut Sim<'_>) {
         let hosts = self.hosts();
         for (at, a) in hosts.iter().enumerate() {
             for b in &hosts[at + 1..] {
@@ -329,16 +339,16 @@ impl World {
             }
         }
         for disk in &self.disks {
-            disk.lock().expect(UNPOISONED).mood = Mood::Well;
+            disk.lock().expect(UNPOISONED).behavior = StoreBehavior::Healthy;
         }
         for host in hosts.into_iter().filter(|host| *host != Host::Browsers) {
             start(sim, host);
         }
     }
 
-    /// Waits until everything is where it belongs, and stays there.
-    fn settle(&self, sim: &mut Sim<'_>) -> anyhow::Result<check::Figures> {
-        let healed = sim.elapsed();
+    /// Waits until all checks pass and keep passing.
+    fn settle(&self, sim: &mut Sim<'_>) -> anyhow::Result<check::RunSummary> {
+        let repaired = sim.elapsed();
         let mut round = 0;
         loop {
             let until = sim.elapsed() + millis(1_000);
@@ -346,58 +356,58 @@ impl World {
                 step(sim)?;
             }
             round += 1;
-            let checked = self.look(sim, round);
-            let is_late = sim.elapsed() > healed + SETTLE;
+            let checked = self.check(sim, round);
+            let is_late = sim.elapsed() > repaired + SETTLE_TIMEOUT;
             match checked {
                 Ok(_) => break,
-                Err(why) if is_late => {
-                    return Err(why.context(format!("{SETTLE:?} after the last fault")));
+                Err(error) if is_late => {
+                    return Err(error.context(format!("{SETTLE_TIMEOUT:?} after the last fault")));
                 }
-                Err(why) => tracing::debug!(%why, "not settled"),
+                Err(error) => tracing::debug!(%error, "not settled"),
             }
         }
-        let until = sim.elapsed() + STAY;
+        let until = sim.elapsed() + STABLE_TIME;
         while sim.elapsed() < until {
             step(sim)?;
         }
-        trace::note("settled", sim.elapsed());
-        self.look(sim, round + 1)
-            .context("all was well, and then it was not")
+        trace::record("settled", sim.elapsed());
+        self.check(sim, round + 1)
+            .context("the checks passed and then failed")
     }
 
-    fn look(&self, sim: &mut Sim<'_>, round: u32) -> anyhow::Result<check::Figures> {
+    fn check(&self, sim: &mut Sim<'_>, round: u32) -> anyhow::Result<check::RunSummary> {
         check::stores(self)?;
         self.scrape(sim, round)?;
-        check::figures(self)
+        check::metrics(self)
     }
 
-    /// Reads all admin ports.
+    /// Scrapes all admin ports.
     fn scrape(&self, sim: &mut Sim<'_>, round: u32) -> anyhow::Result<()> {
         let pages = Arc::clone(&self.metrics);
         pages.lock().expect(UNPOISONED).clear();
         let hosts: Vec<_> = self.producers.iter().chain(&self.consumers).collect();
-        let names: Vec<_> = hosts.iter().map(|seat| seat.name.clone()).collect();
-        let asked = names.len();
+        let names: Vec<_> = hosts.iter().map(|process| process.name.clone()).collect();
+        let expected = names.len();
         sim.client(format!("operator-{round}"), async move {
             for name in names {
-                let page = metrics(&name).await?;
+                let page = scrape(&name).await?;
                 pages.lock().expect(UNPOISONED).insert(name, page);
             }
             Ok(())
         });
         let until = sim.elapsed() + millis(10_000);
-        while sim.elapsed() < until && self.metrics.lock().expect(UNPOISONED).len() < asked {
+        while sim.elapsed() < until && self.metrics.lock().expect(UNPOISONED).len() < expected {
             step(sim)?;
         }
-        let answered = self.metrics.lock().expect(UNPOISONED).len();
+        let scraped = self.metrics.lock().expect(UNPOISONED).len();
         anyhow::ensure!(
-            answered == asked,
-            "{answered} admin ports of {asked} answer"
+            scraped == expected,
+            "{scraped} of {expected} admin ports respond"
         );
         Ok(())
     }
 
-    fn seat(&self, host: Host) -> &Seat {
+    fn process(&self, host: Host) -> &Process {
         match host {
             Host::Producer(at) => &self.producers[at],
             Host::Consumer(at) => &self.consumers[at],
@@ -418,24 +428,24 @@ impl World {
     }
 }
 
-/// The file with a producer's limits.
-fn limits_of(producer: usize) -> String {
+/// The limits file of a producer.
+fn limits_file(producer: usize) -> String {
     format!("limits-{producer}.toml")
 }
 
 fn write_limits(producer: usize, limits: Limits) {
-    fs::write(limits_of(producer), limits.text()).expect("there is room for a file");
+    fs::write(limits_file(producer), limits.text()).expect("the directory is writable");
 }
 
-/// Removes a producer's epoch history, which lies in its machine's memory.
-fn lose_record(producer: &str) {
+/// Deletes a producer's epoch history, which is in the memory of its machine.
+fn delete_epoch_history(producer: &str) {
     let prefix = format!("cookiesync-producer-{producer}-");
-    let files = fs::read_dir(".").expect("a run is in its directory");
-    let mut files = files.map(|file| file.expect("it can be read"));
+    let files = fs::read_dir(".").expect("the working directory is readable");
+    let mut files = files.map(|file| file.expect("the entry is readable"));
     let record = files.find(|file| file.file_name().to_string_lossy().starts_with(&prefix));
-    // Where power is lost before it has begun, there is none.
+    // There is none if power is lost before the producer has started.
     if let Some(record) = record {
-        fs::remove_file(record.path()).expect("it can be removed");
+        fs::remove_file(record.path()).expect("the file can be removed");
     }
 }
 

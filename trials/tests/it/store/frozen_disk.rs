@@ -149,7 +149,7 @@ async fn limiter_rejects_calls_while_a_write_hangs_and_exceeds_no_quota() -> Res
     );
     let ready = admin::get(&limiter.admin, "/readyz").await?;
     assert_eq!(ready.status, 503);
-    ensure!(ready.body.contains("not synced to the disk"), "{ready:?}");
+    ensure!(ready.body.contains("not synced to disk"), "{ready:?}");
     let samples = admin::metrics(&limiter.admin).await?;
     let problem = [("problem", "not-saved")];
     ensure!(samples.count("limiter_problems_total", &problem) > QUOTA);

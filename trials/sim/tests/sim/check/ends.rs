@@ -1,39 +1,41 @@
-//! What a consumer says of the ends of incarnations, held against what its store lacks of them.
+//! Compares a consumer's reports about the ends of incarnations with the cookies that its store lacks.
 //!
-//! - At most so many are lost, or exactly: the store lacks no more of that incarnation, and of incarnations since then that the consumer
-//!   did not see, but for what was lost in gaps before. None are: it lacks nothing of them.
-//! - Nothing is on record that nobody can know: when a producer's machine lost power, its record is gone and there is no
-//!   bound. When only its process ended, there is one.
-//! - Where something is lacking, something is on record, of a consumer that can have known of the incarnation.
-//! - What is on record was counted; by a consumer that was never killed and is at rest, nothing else was.
+//! - A report of an exact number, a maximum or no loss is true: the store lacks no more cookies of that incarnation and of later ones
+//!   that the consumer missed, except for cookies lost in earlier gaps.
+//! - A report has a number unless the producer's machine lost power, and with it the epoch history.
+//! - If a store lacks cookies of an ended incarnation that its consumer knew, there is a report.
+//! - All reports are counted in the metrics. If the consumer was never killed and is settled, the metrics count nothing else.
 
 use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
 use launcher::scrape::names;
 
-use super::{Missing, counted_ends, counted_lost, describe, incarnation_of, of_all_incarnations};
+use super::{
+    MissingCookies, counted_end_losses, counted_gap_losses, describe, incarnation_of,
+    sum_over_incarnations,
+};
 use crate::{
     UNPOISONED,
-    hosts::{End, Seat},
+    hosts::{IncarnationState, Process},
     load::{History, SyncRequest},
-    loss_reports::{self, Loss},
+    loss_reports::{self, LossReport},
     store::Disk,
     world::World,
 };
 
-/// Judges a consumer.
+/// Checks the reports of one consumer.
 pub(super) fn check(
     world: &World,
-    consumer: &Seat,
+    consumer: &Process,
     history: &History,
     disk: &Disk,
-    missing: &Missing,
+    missing: &MissingCookies,
 ) -> anyhow::Result<()> {
-    let said = loss_reports::losses(&consumer.name);
-    let ends: Vec<_> = said.iter().filter_map(Ending::of).collect();
+    let reports = loss_reports::losses(&consumer.name);
+    let ends: Vec<_> = reports.iter().filter_map(EndReport::of).collect();
     for (at, producer) in world.producers.iter().enumerate() {
-        let lacking = missing.tails.iter().chain(&missing.holes).copied();
+        let lacking = missing.tails.iter().chain(&missing.gaps).copied();
         let lacking = lacking.filter(|sync| history.syncs[*sync].producer == at);
         let checker = Checker {
             consumer,
@@ -41,32 +43,33 @@ pub(super) fn check(
             history,
             disk,
             lacking: lacking.collect(),
-            gaps: counted_lost(consumer),
+            gaps: counted_gap_losses(consumer),
         };
-        let of_it = ends.iter().filter(|end| end.producer == producer.name);
-        let checked = checker.check(&of_it.collect::<Vec<_>>());
+        let of_producer = ends.iter().filter(|end| end.producer == producer.name);
+        let checked = checker.check(&of_producer.collect::<Vec<_>>());
         checked.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
     }
-    counts(world, consumer, disk, &ends)
+    check_counts(world, consumer, disk, &ends)
 }
 
-/// A record of the end of an incarnation.
+/// A report about the end of an incarnation.
 #[derive(Debug)]
-struct Ending<'a> {
+struct EndReport<'a> {
     producer: &'a str,
     epoch: u64,
-    /// The incarnation that told of it.
+    /// The epoch that the consumer received next.
     next: u64,
-    /// How many are lost, of that incarnation and of those in between if it is the whole.
+    /// Exact or maximum number of lost cookies, if known.
     lost: Option<u64>,
     exact: bool,
-    whole: bool,
+    /// Whether it also covers the incarnations up to `next`.
+    covers_missed: bool,
     observed_from: u64,
     lost_in_gaps: u64,
 }
 
-impl<'a> Ending<'a> {
-    fn of(loss: &'a Loss) -> Option<Self> {
+impl<'a> EndReport<'a> {
+    fn of(loss: &'a LossReport) -> Option<Self> {
         let is_of_one = loss.message.contains("nothing of that epoch lost")
             || loss.message.contains("nothing lost at its end") && !loss.is_tail_known;
         Some(Self {
@@ -75,7 +78,7 @@ impl<'a> Ending<'a> {
             next: loss.number("new_epoch")?,
             lost: loss.cookies(),
             exact: loss.number("lost").is_some(),
-            whole: !is_of_one,
+            covers_missed: !is_of_one,
             observed_from: loss.number("observed_from")?,
             lost_in_gaps: loss.number("lost_in_gaps")?,
         })
@@ -83,51 +86,51 @@ impl<'a> Ending<'a> {
 }
 
 struct Checker<'a> {
-    consumer: &'a Seat,
-    producer: &'a Seat,
+    consumer: &'a Process,
+    producer: &'a Process,
     history: &'a History,
     disk: &'a Disk,
-    /// What the consumer's store lacks of the producer's cookies, by number.
+    /// Numbers of the producer's syncs that the consumer's store lacks.
     lacking: Vec<usize>,
-    /// How many the consumer counts as lost in gaps.
+    /// Number of cookies that the consumer counts as lost in gaps.
     gaps: u64,
 }
 
 impl Checker<'_> {
-    fn check(&self, ends: &[&Ending<'_>]) -> anyhow::Result<()> {
+    fn check(&self, ends: &[&EndReport<'_>]) -> anyhow::Result<()> {
         let mut covered = Vec::new();
         for end in ends {
             covered.push(self.incarnations(end));
-            let checked = self.is_knowable(end).and_then(|()| self.is_true(end));
+            let checked = self.check_knowable(end).and_then(|()| self.check_true(end));
             checked.with_context(|| format!("{end:?}"))?;
         }
-        let unsaid = self.lacking.iter().copied().filter(|at| {
+        let unreported = self.lacking.iter().copied().filter(|at| {
             let sync = &self.history.syncs[*at];
-            let is_said = covered
+            let is_reported = covered
                 .iter()
                 .any(|incarnations| incarnations.contains(&sync.incarnation));
-            !is_said && self.is_over(sync.incarnation) && self.is_known(sync)
+            !is_reported && self.is_over(sync.incarnation) && self.is_known(sync)
         });
-        let unsaid: Vec<_> = unsaid.collect();
+        let unreported: Vec<_> = unreported.collect();
         ensure!(
-            unsaid.is_empty(),
-            "nothing is on record of a lost tail: {}",
-            describe(self.history, &unsaid)
+            unreported.is_empty(),
+            "a lost tail was not reported: {}",
+            describe(self.history, &unreported)
         );
         Ok(())
     }
 
-    /// The incarnation that a record is of, and those after it of which the consumer saw nothing.
-    fn incarnations(&self, end: &Ending<'_>) -> Range<usize> {
+    /// The incarnation of a report, and later ones that the consumer missed.
+    fn incarnations(&self, end: &EndReport<'_>) -> Range<usize> {
         incarnation_of(self.producer, end.epoch)..incarnation_of(self.producer, end.next)
     }
 
-    fn is_true(&self, end: &Ending<'_>) -> anyhow::Result<()> {
-        let Some(most) = end.lost else {
+    fn check_true(&self, end: &EndReport<'_>) -> anyhow::Result<()> {
+        let Some(lost_max) = end.lost else {
             return Ok(());
         };
         let all = self.incarnations(end);
-        let incarnations = if end.whole {
+        let incarnations = if end.covers_missed {
             all
         } else {
             all.start..all.start + 1
@@ -137,16 +140,16 @@ impl Checker<'_> {
             lacking.filter(|at| incarnations.contains(&self.history.syncs[*at].incarnation));
         let lacking: Vec<_> = lacking.collect();
         ensure!(
-            lacking.len() as u64 <= most + self.in_gaps(end),
-            "{} are lacking of incarnations {incarnations:?}: {}",
+            lacking.len() as u64 <= lost_max + self.in_gaps(end),
+            "{} cookies of incarnations {incarnations:?} are missing: {}",
             lacking.len(),
             describe(self.history, &lacking)
         );
         Ok(())
     }
 
-    /// What may be lacking by gaps: a process that saw all of the incarnation knows how much.
-    fn in_gaps(&self, end: &Ending<'_>) -> u64 {
+    /// Cookies that may be missing because of gaps. A process that observed the whole incarnation knows the number.
+    fn in_gaps(&self, end: &EndReport<'_>) -> u64 {
         if end.observed_from <= 1 {
             end.lost_in_gaps
         } else {
@@ -154,19 +157,19 @@ impl Checker<'_> {
         }
     }
 
-    fn is_knowable(&self, end: &Ending<'_>) -> anyhow::Result<()> {
-        // A goodbye tells it, whatever came then.
-        if !end.whole {
+    fn check_knowable(&self, end: &EndReport<'_>) -> anyhow::Result<()> {
+        // The goodbye confirms it, whatever happened later.
+        if !end.covers_missed {
             return Ok(());
         }
         let incarnations = self.incarnations(end);
         let all = self.producer.incarnations.lock().expect(UNPOISONED);
         let lost_power = all[incarnations]
             .iter()
-            .any(|incarnation| incarnation.end == End::LostPower);
+            .any(|incarnation| incarnation.state == IncarnationState::PowerLost);
         ensure!(
             end.lost.is_some() != lost_power,
-            "a machine lost power meanwhile: {lost_power}"
+            "the number must be unknown exactly after a power loss, which was {lost_power}"
         );
         Ok(())
     }
@@ -175,62 +178,68 @@ impl Checker<'_> {
         incarnation < self.producer.incarnation()
     }
 
-    /// Whether the consumer must have known that there was this incarnation: its store stood there or before, or it has never been restarted
-    /// and got something of it.
+    /// Whether the consumer must have known the incarnation: its store had a cursor of it or of an earlier one, or the consumer was never
+    /// restarted and received a cookie of it.
     fn is_known(&self, sync: &SyncRequest) -> bool {
         let first = self.disk.first_epochs.get(self.producer.name.as_str());
-        let stood =
+        let had_cursor =
             first.is_some_and(|epoch| incarnation_of(self.producer, *epoch) <= sync.incarnation);
-        stood || self.consumer.incarnation() == 0 && self.received(sync)
+        had_cursor || self.consumer.incarnation() == 0 && self.received(sync)
     }
 
-    /// Whether the consumer received anything of the incarnation that a sync went to.
+    /// Whether the consumer received a cookie of the incarnation of a sync.
     fn received(&self, sync: &SyncRequest) -> bool {
-        self.disk.seen.iter().any(|&number| {
+        self.disk.received.iter().any(|&number| {
             let at = usize::try_from(number).unwrap_or(usize::MAX);
-            let seen = self.history.syncs.get(at);
-            seen.is_some_and(|seen| {
-                seen.answered_at.is_some()
-                    && (seen.producer, seen.incarnation) == (sync.producer, sync.incarnation)
+            let received = self.history.syncs.get(at);
+            received.is_some_and(|received| {
+                received.answered_at.is_some()
+                    && (received.producer, received.incarnation)
+                        == (sync.producer, sync.incarnation)
             })
         })
     }
 }
 
-fn counts(world: &World, consumer: &Seat, disk: &Disk, ends: &[Ending<'_>]) -> anyhow::Result<()> {
-    let (mut tails, mut at_most, mut exactly) = (0, 0, 0);
+/// Checks that reports and metrics agree.
+fn check_counts(
+    world: &World,
+    consumer: &Process,
+    disk: &Disk,
+    ends: &[EndReport<'_>],
+) -> anyhow::Result<()> {
+    let (mut uncertain, mut bounded, mut exact) = (0, 0, 0);
     for end in ends {
         match end.lost {
-            Some(cookies) if end.exact => exactly += cookies,
+            Some(cookies) if end.exact => exact += cookies,
             Some(cookies) => {
-                tails += 1;
-                at_most += cookies;
+                uncertain += 1;
+                bounded += cookies;
             }
-            None => tails += 1,
+            None => uncertain += 1,
         }
     }
-    let count = |name| of_all_incarnations(consumer, name, &[]);
+    let count = |name| sum_over_incarnations(consumer, name, &[]);
     let counted = [
         count(names::UNCERTAIN_RESTARTS),
         count(names::UNCERTAIN_LOSS_COOKIES),
-        counted_ends(consumer),
+        counted_end_losses(consumer),
     ];
-    let recorded = [tails, at_most, exactly];
-    // What a process had counted and not committed, the next one counts again; and what was counted a moment ago is not yet
-    // durable, nor is then the cursor that follows it.
-    let mut both = counted.iter().zip(&recorded);
-    let is_at_rest = world.producers.iter().all(|producer| {
+    let reported = [uncertain, bounded, exact];
+    // Uncommitted counts of a killed process are counted again by the next one. Recent counts and their cursors may not be durable yet.
+    let mut both = counted.iter().zip(&reported);
+    let is_settled = world.producers.iter().all(|producer| {
         let cursor = disk.cursors.get(producer.name.as_str());
         cursor.is_none_or(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation())
     });
-    let is_right = if consumer.incarnation() == 0 && is_at_rest {
-        counted == recorded
+    let is_consistent = if consumer.incarnation() == 0 && is_settled {
+        counted == reported
     } else {
-        both.all(|(counted, recorded)| counted >= recorded)
+        both.all(|(counted, reported)| counted >= reported)
     };
     ensure!(
-        is_right,
-        "{} counts {counted:?} and has {ends:?} on record",
+        is_consistent,
+        "{} counts {counted:?} but reported {ends:?}",
         consumer.name
     );
     Ok(())
