@@ -106,6 +106,16 @@ async fn wait_queue_empty(producer: &Producer) -> Result<()> {
     .await
 }
 
+/// Waits until each of these subscribers has opened a stream. A drain does not wait for subscribers that are not connected.
+async fn wait_subscribers(producer: &Producer, subscribers: [&str; 2]) -> Result<()> {
+    wait_until(TIMEOUT, "all consumers are connected", async || {
+        let metrics = producer.metrics().await?;
+        let is_connected = |name: &&str| metrics.count(names::STREAMS, &[("subscriber", name)]) > 0;
+        Ok(subscribers.iter().all(is_connected))
+    })
+    .await
+}
+
 async fn stop(producer: &mut Producer) -> Result<()> {
     let status = producer.process.stop(DRAIN_TIMEOUT).await?;
     expect_exit(&producer.process, status, 0)
@@ -144,6 +154,7 @@ async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_release
     write(&dir, &limits(100_000))?;
     producer.process.restart()?;
     producer.wait_ready().await?;
+    wait_subscribers(&producer, nodes.map(|(name, _)| name)).await?;
     let reader = BackgroundReader::start(&producer).await?;
     wait_queue_empty(&producer).await?;
     let second = producer.metrics().await?;
