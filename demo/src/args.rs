@@ -1,4 +1,4 @@
-//! The command line, and whether its ports are free.
+//! The command line, and a check that its ports are free.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand, value_parser};
 
-/// Builds and starts a producer and a consumer, and shows a sync on its way through them, until Ctrl-C.
+/// Build and start a producer and a consumer, send one sync request, show its lookup, and run until Ctrl-C
 #[derive(Debug, Parser)]
 #[command(
     name = "demo",
@@ -20,55 +20,55 @@ use clap::{Parser, Subcommand, value_parser};
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
-    pub(crate) other: Option<Other>,
-    /// Add a load of this many sync requests a second, and show a line about it each second.
+    pub(crate) command: Option<Command>,
+    /// Send this many sync requests per second.
     #[arg(long, value_name = "RATE")]
     pub(crate) load: Option<NonZeroU64>,
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) setup: SetupArgs,
 }
 
-/// Another demonstration.
+/// Further demos.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Other {
-    /// Shows what a limit does: one DSP sends 600 sync requests a second and may send 300.
+pub(crate) enum Command {
+    /// Show a DSP limit: one DSP sends 600 sync requests per second, its limit is 300
     ///
-    /// What is over the limit waits, and is released at the limit's rate. At half time the limit becomes 450 a second, while the
-    /// producer runs. A line each second says what comes, goes and waits; at the end, or after Ctrl-C, the ledger of
-    /// the limit says what became of every cookie.
+    /// Cookies over the limit are queued and released at the limit's rate. After half of the time the limit is raised to 450 per
+    /// second while the producer runs. Prints one status line per second, and at the end or after Ctrl-C the ledger of
+    /// the limit with the outcome of every cookie.
     Limits(LimitsArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitsArgs {
-    /// How long to send. A cookie waits for at most a sixth of this, and is a dead letter after a third of it.
+    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it; after a third it becomes a dead letter.
     #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
     pub(crate) seconds: u64,
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) setup: SetupArgs,
 }
 
-/// Where the processes listen and write.
+/// Addresses and directory of the processes.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Places {
-    /// Where the producer takes sync requests.
+pub(crate) struct SetupArgs {
+    /// Address of the producer for sync requests.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub(crate) http: SocketAddr,
-    /// Where the producer serves gRPC streams.
+    /// Address of the producer for gRPC streams.
     #[arg(long, default_value = "127.0.0.1:7676")]
     pub(crate) grpc: SocketAddr,
-    /// The producer's admin port: metrics, health.
+    /// Admin port of the producer: metrics, health.
     #[arg(long, default_value = "127.0.0.1:9090")]
     pub(crate) producer_admin: SocketAddr,
-    /// The consumer's admin port: lookup, metrics, health.
+    /// Admin port of the consumer: lookup, metrics, health.
     #[arg(long, default_value = "127.0.0.1:9091")]
     pub(crate) consumer_admin: SocketAddr,
-    /// Directory for the store and the logs; the previous demonstration's are removed [default: target/demo].
+    /// Directory for the store and logs; those of the previous demo are removed [default: target/demo].
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }
 
-impl Places {
+impl SetupArgs {
     fn addresses(&self) -> [(SocketAddr, &'static str, &'static str); 4] {
         [
             (self.http, "--http", "sync requests"),
@@ -86,39 +86,39 @@ impl Places {
         ]
     }
 
-    /// Whether every port can be had.
+    /// Checks that all ports are free.
     ///
     /// # Errors
-    /// With every one that is taken in one message, each with the flag that moves it.
+    /// Lists all ports in use, each with the flag to change it.
     pub(crate) fn check_ports(&self) -> Result<()> {
         let addresses = self.addresses();
         let mut problems = Vec::new();
         for (index, (address, flag, what)) in addresses.iter().enumerate() {
-            let twice = addresses[..index].iter().find(|other| other.0 == *address);
-            if let Some((_, other, _)) = twice {
-                problems.push(format!("{address} is given to both {other} and {flag}"));
+            let duplicate = addresses[..index].iter().find(|other| other.0 == *address);
+            if let Some((_, other, _)) = duplicate {
+                problems.push(format!("{address} is set by both {other} and {flag}"));
                 continue;
             }
             match TcpListener::bind(address) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => problems.push(format!(
-                    "{address}, for {what}, is taken by another process: move it with {flag} {}",
+                    "{address}, for {what}, is in use by another process; use for example {flag} {}",
                     SocketAddr::new(address.ip(), address.port().wrapping_add(10_000))
                 )),
                 Err(error) => problems.push(format!(
-                    "{address}, for {what}, cannot be used ({error}): choose another with {flag}"
+                    "{address}, for {what}, is not usable ({error}); choose another address with {flag}"
                 )),
             }
         }
         if problems.is_empty() {
             Ok(())
         } else {
-            bail!("nothing was started\n  {}", problems.join("\n  "))
+            bail!("no process was started:\n  {}", problems.join("\n  "))
         }
     }
 }
 
-/// Where to reach what listens on `address`: the loopback address when that is all of them.
+/// The address to connect to for a listening `address`: loopback if it listens on all interfaces.
 pub(crate) fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {

@@ -1,8 +1,7 @@
-//! `cargo demo`: the real programs together on one machine, one sync on its way through them; and
-//! `cargo demo limits`: what a limit does with more than it lets through.
+//! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP limit under
+//! excess load.
 //!
-//! It is what a newcomer builds first, so it links little: producer and consumer are processes, built beside it, and so is
-//! what sends a load.
+//! It has few dependencies, because newcomers build it first. Producer, consumer and load generator are separate processes.
 
 mod args;
 mod limits;
@@ -19,19 +18,21 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::args::{Args, Other};
+use crate::args::{Args, Command};
 
 const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let ended = Runtime::new().context("cannot start").and_then(|runtime| {
-        let ended = runtime.block_on(until_told(&args));
-        // A build that goes on must not hold up the end.
-        runtime.shutdown_background();
-        ended
-    });
-    match ended {
+    let result = Runtime::new()
+        .context("failed to start the runtime")
+        .and_then(|runtime| {
+            let result = runtime.block_on(run_until_signal(&args));
+            // A running build must not delay the exit.
+            runtime.shutdown_background();
+            result
+        });
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -40,12 +41,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the demonstration until a signal tells it to end; a second one ends it at once.
-async fn until_told(args: &Args) -> Result<ExitCode> {
+/// Runs the demo until a shutdown signal; a second one exits immediately.
+async fn run_until_signal(args: &Args) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let mut told = async || {
+    let mut shutdown_signal = async || {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
@@ -54,18 +55,18 @@ async fn until_told(args: &Args) -> Result<ExitCode> {
     };
     let stop = CancellationToken::new();
     let demo = async {
-        match &args.other {
+        match &args.command {
             None => show::run(args, &stop).await,
-            Some(Other::Limits(args)) => limits::run(args, &stop).await,
+            Some(Command::Limits(args)) => limits::run(args, &stop).await,
         }
     };
     let mut demo = std::pin::pin!(demo);
     tokio::select! {
-        ended = demo.as_mut() => return ended.map(|()| ExitCode::SUCCESS),
-        () = told() => stop.cancel(),
+        result = demo.as_mut() => return result.map(|()| ExitCode::SUCCESS),
+        () = shutdown_signal() => stop.cancel(),
     }
     tokio::select! {
-        ended = demo => ended.map(|()| ExitCode::SUCCESS),
-        () = told() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+        result = demo => result.map(|()| ExitCode::SUCCESS),
+        () = shutdown_signal() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
     }
 }

@@ -1,7 +1,7 @@
-//! The processes of a demonstration, and the directory with their store and logs.
+//! The processes of a demo, and the directory with their store and logs.
 //!
-//! Every port is checked before anything is built or started. The processes are stopped in the direction of the data,
-//! the load first and then the producer, so what was accepted is stored when the demonstration ends.
+//! All ports are checked before anything is built or started. The processes are stopped in data-flow order (load, producer,
+//! consumer), so that every accepted cookie is stored.
 
 use std::{
     fs,
@@ -17,34 +17,33 @@ use launcher::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::args::{Places, reachable};
+use crate::args::{SetupArgs, reachable};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longer than a process may take to drain.
+/// More than the drain timeout of a process.
 const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Says that a directory is the demonstration's, whose data may be removed.
+/// Marks the directory of a demo, whose contents may be removed.
 const MARKER: &str = ".cookiesync-demo";
 
-/// What a demonstration is started with.
-pub(crate) struct Prepared {
+/// Programs and directory of a demo.
+pub(crate) struct Setup {
     pub(crate) programs: Programs,
-    /// Empty but for a marker.
+    /// Empty except for the marker.
     pub(crate) dir: PathBuf,
 }
 
-impl Prepared {
-    /// Builds the programs, with what sends a load if that is needed, and empties the directory; `None` when it is told to stop
-    /// meanwhile.
+impl Setup {
+    /// Builds the programs, with the load generator if `with_load`, and empties the directory; `None` if `stop` is cancelled.
     ///
     /// # Errors
-    /// When a port is taken, the programs cannot be built, or the directory holds something else.
+    /// If a port is in use, the build fails, or the directory has other contents.
     pub(crate) async fn prepare(
-        places: &Places,
+        args: &SetupArgs,
         with_load: bool,
         stop: &CancellationToken,
     ) -> Result<Option<Self>> {
-        places.check_ports()?;
+        args.check_ports()?;
         let programs = tokio::task::spawn_blocking(move || {
             if with_load {
                 Programs::find_with_bench()
@@ -54,22 +53,22 @@ impl Prepared {
         })
         .await?;
         if stop.is_cancelled() {
-            // The same Ctrl-C has ended cargo.
+            // The same Ctrl-C has stopped cargo.
             return Ok(None);
         }
         let programs = programs?;
-        let dir = places
+        let dir = args
             .dir
             .clone()
             .unwrap_or_else(|| target_dir().join("demo"));
         empty(&dir)?;
-        // Again, since a build can take minutes.
-        places.check_ports()?;
+        // Again, because the build can take minutes.
+        args.check_ports()?;
         Ok(Some(Self { programs, dir }))
     }
 }
 
-/// Empties the directory of what an earlier demonstration left, and of nothing else.
+/// Removes the contents left by a previous demo. Rejects other contents.
 fn empty(dir: &Path) -> Result<()> {
     let named = || format!("{}", dir.display());
     let marker = dir.join(MARKER);
@@ -77,7 +76,7 @@ fn empty(dir: &Path) -> Result<()> {
     let is_empty = fs::read_dir(dir).with_context(named)?.next().is_none();
     if !is_empty && !marker.exists() {
         bail!(
-            "{} holds something else: name another directory with --dir",
+            "{} is not the directory of a demo; choose another with --dir",
             dir.display()
         );
     }
@@ -86,42 +85,42 @@ fn empty(dir: &Path) -> Result<()> {
     fs::write(&marker, "").with_context(named)
 }
 
-/// The processes; they are killed when this is dropped.
+/// The running processes; killed on drop.
 pub(crate) struct Running {
     producer: Process,
     consumer: Process,
     load: Option<Process>,
-    /// Where to ask the producer.
+    /// Admin address of the producer.
     pub(crate) producer_admin: String,
-    /// Where to ask the consumer.
+    /// Admin address of the consumer.
     pub(crate) consumer_admin: String,
 }
 
 impl Running {
-    /// Starts a producer with these flags beside its addresses, and a consumer.
+    /// Starts a producer with these additional flags, and a consumer.
     pub(crate) fn start(
-        places: &Places,
-        prepared: &Prepared,
+        args: &SetupArgs,
+        setup: &Setup,
         producer_flags: Vec<String>,
     ) -> Result<Self> {
-        let Prepared { programs, dir } = prepared;
+        let Setup { programs, dir } = setup;
         let producer = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
             addresses: Addresses {
-                http: places.http.to_string(),
-                grpc: places.grpc.to_string(),
-                admin: places.producer_admin.to_string(),
+                http: args.http.to_string(),
+                grpc: args.grpc.to_string(),
+                admin: args.producer_admin.to_string(),
             },
             dir,
             flags: producer_flags,
         };
         let store = dir.join("store");
         let consumer = flags([
-            ("--producer", format!("http://{}", reachable(places.grpc))),
+            ("--producer", format!("http://{}", reachable(args.grpc))),
             ("--name", "demo".to_owned()),
             ("--store", format!("embedded:{}", store.display())),
-            ("--admin", places.consumer_admin.to_string()),
+            ("--admin", args.consumer_admin.to_string()),
             (
                 "--dead-letters",
                 dir.join("dead-letters.jsonl").display().to_string(),
@@ -131,13 +130,13 @@ impl Running {
             producer: producer.start()?.process,
             consumer: start("consumer", &programs.consumer, &consumer, dir)?,
             load: None,
-            producer_admin: reachable(places.producer_admin).to_string(),
-            consumer_admin: reachable(places.consumer_admin).to_string(),
+            producer_admin: reachable(args.producer_admin).to_string(),
+            consumer_admin: reachable(args.consumer_admin).to_string(),
         })
     }
 
-    /// Waits until both are ready, and says where they are.
-    pub(crate) async fn wait_ready(&mut self, places: &Places, prepared: &Prepared) -> Result<()> {
+    /// Waits until both processes are ready, and prints their addresses.
+    pub(crate) async fn wait_ready(&mut self, args: &SetupArgs, setup: &Setup) -> Result<()> {
         let (producer, consumer) = (&mut self.producer, &mut self.consumer);
         producer
             .wait_ready(&self.producer_admin, READY_TIMEOUT)
@@ -146,71 +145,75 @@ impl Running {
             .wait_ready(&self.consumer_admin, READY_TIMEOUT)
             .await?;
         println!(
-            "producer  {} (sync), {} (gRPC), {} (admin)\nconsumer  {} (lookup, admin), store and logs in {}\n",
-            places.http,
-            places.grpc,
-            places.producer_admin,
-            places.consumer_admin,
-            prepared.dir.display()
+            "producer  {} (sync), {} (gRPC), {} (admin)\nconsumer  {} (lookup, admin)\nstore and logs in {}\n",
+            args.http,
+            args.grpc,
+            args.producer_admin,
+            args.consumer_admin,
+            setup.dir.display()
         );
         Ok(())
     }
 
-    /// Starts what sends requests, with these flags beside the address.
+    /// Starts the load generator with these additional flags.
     pub(crate) fn start_load<const N: usize>(
         &mut self,
-        places: &Places,
-        prepared: &Prepared,
+        args: &SetupArgs,
+        setup: &Setup,
         more: [(&str, String); N],
     ) -> Result<()> {
-        let program = prepared.programs.bench.as_ref();
-        let program = program.context("it was built with the others")?;
+        let program = setup.programs.bench.as_ref();
+        let program = program.context("the load generator was not built")?;
         let mut load = vec!["load".to_owned(), "--no-report".to_owned()];
         load.extend(flags([
-            ("--url", format!("http://{}/", reachable(places.http))),
+            ("--url", format!("http://{}/", reachable(args.http))),
             ("--connections", "8".to_owned()),
             ("--threads", "1".to_owned()),
         ]));
         load.extend(flags(more));
-        self.load = Some(start("load", program, &load, &prepared.dir)?);
+        self.load = Some(start("load", program, &load, &setup.dir)?);
         Ok(())
     }
 
-    /// How the load ended; `None` while it goes on, or when there was none.
-    pub(crate) fn load_ended(&mut self) -> Result<Option<ExitStatus>> {
+    /// Exit status of the load; `None` while it runs, or if none was started.
+    pub(crate) fn load_status(&mut self) -> Result<Option<ExitStatus>> {
         self.load.as_mut().map_or(Ok(None), Process::exit_status)
     }
 
+    /// Checks that all processes run.
+    ///
     /// # Errors
-    /// When one of them has ended, the load included.
+    /// If one of them, including the load, has exited.
     pub(crate) fn check(&mut self) -> Result<()> {
-        self.check_both()?;
+        self.check_servers()?;
         self.load.as_mut().map_or(Ok(()), Process::check)
     }
 
+    /// Checks that producer and consumer run.
+    ///
     /// # Errors
-    /// When producer or consumer has ended.
-    pub(crate) fn check_both(&mut self) -> Result<()> {
+    /// If one of them has exited.
+    pub(crate) fn check_servers(&mut self) -> Result<()> {
         self.producer.check()?;
         self.consumer.check()
     }
 
-    /// Stops the load; `false` if none was started.
+    /// Stops the load. Returns whether there was one.
     pub(crate) async fn stop_load(&mut self) -> bool {
         let Some(mut load) = self.load.take() else {
             return false;
         };
-        // The others drain however it ends.
+        // An error must not prevent the drain of the other processes.
         if let Err(error) = load.stop(STOP_TIMEOUT).await {
-            eprintln!("the load: {error:#}");
+            eprintln!("failed to stop the load: {error:#}");
         }
         true
     }
 
-    /// Stops everything.
+    /// Stops all processes.
     ///
     /// # Errors
-    /// When the producer or the consumer does not drain.
+    /// If the drain of producer or consumer fails.
     pub(crate) async fn stop(mut self) -> Result<()> {
         println!("\nstopping");
         self.stop_load().await;
@@ -218,7 +221,7 @@ impl Running {
             let status = process.stop(STOP_TIMEOUT).await?;
             if !status.success() {
                 bail!(
-                    "{} ended with {status}; its last lines:\n{}",
+                    "{} exited with {status}; last log lines:\n{}",
                     process.name(),
                     process.last_lines(20)
                 );
@@ -228,13 +231,13 @@ impl Running {
     }
 }
 
-/// Starts a program with its output in a file of its name.
+/// Starts a program whose log file has its name.
 fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
     let log = dir.join(format!("{name}.log"));
     Process::start(&format!("the {name}"), program, flags, &log)
 }
 
-/// Flags with their values, as arguments.
+/// Converts flags and values to arguments.
 pub(crate) fn flags<const N: usize>(flags: [(&str, String); N]) -> Vec<String> {
     flags
         .into_iter()

@@ -1,4 +1,4 @@
-//! One sync on its way through the programs, and then what there is to see.
+//! Sends one sync request through the programs, then prints what to try.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    args::{Args, Places, reachable},
-    running::{Prepared, Running},
+    args::{Args, SetupArgs, reachable},
+    running::{Running, Setup},
 };
 
 const USER_ID: &str = "alice";
@@ -19,43 +19,42 @@ const BUYER_UID: &str = "buyer-17-knows-alice";
 const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How often it looks whether all processes still run.
+/// Interval of checks that all processes run.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs the demonstration until `stop`.
+/// Runs the demo until `stop`.
 ///
 /// # Errors
-/// When a port is taken, the programs cannot be built, or one of them does not do its work.
+/// If a port is in use, the build fails, or a process fails.
 pub(crate) async fn run(args: &Args, stop: &CancellationToken) -> Result<()> {
     let with_load = args.load.is_some();
-    let Some(prepared) = Prepared::prepare(&args.places, with_load, stop).await? else {
+    let Some(setup) = Setup::prepare(&args.setup, with_load, stop).await? else {
         return Ok(());
     };
-    let mut running = Running::start(&args.places, &prepared, Vec::new())?;
-    let shown = tokio::select! {
-        shown = show(&mut running, args, &prepared) => shown,
+    let mut running = Running::start(&args.setup, &setup, Vec::new())?;
+    let result = tokio::select! {
+        result = show(&mut running, args, &setup) => result,
         () = stop.cancelled() => Ok(()),
     };
-    shown?;
+    result?;
     running.stop().await
 }
 
-/// Waits for both, sends one sync, shows its lookup, and then what there is to see for as long as nothing fails.
-async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result<()> {
-    let places = &args.places;
-    running.wait_ready(places, prepared).await?;
-    send_one(places, &running.consumer_admin).await?;
-    print_what_to_try(places);
+/// Waits until both processes are ready, sends one sync request and looks it up, then runs until a process fails.
+async fn show(running: &mut Running, args: &Args, setup: &Setup) -> Result<()> {
+    running.wait_ready(&args.setup, setup).await?;
+    send_one(&args.setup, &running.consumer_admin).await?;
+    print_suggestions(&args.setup);
     if let Some(rate) = args.load {
-        println!("sending {rate} requests a second: see both pages; Ctrl-C stops everything");
+        println!("sending {rate} requests per second until Ctrl-C; see both status pages");
         let flags = [
             ("--rate", rate.to_string()),
-            // As long as a load can be.
+            // The maximum of the load generator.
             ("--duration", "30d".to_owned()),
         ];
-        running.start_load(places, prepared, flags)?;
+        running.start_load(&args.setup, setup, flags)?;
     } else {
-        println!("running until Ctrl-C; `--load 20000` adds load");
+        println!("running until Ctrl-C; `--load 20000` adds a load");
     }
     loop {
         sleep(CHECK_INTERVAL).await;
@@ -63,43 +62,47 @@ async fn show(running: &mut Running, args: &Args, prepared: &Prepared) -> Result
     }
 }
 
-async fn send_one(places: &Places, consumer_admin: &str) -> Result<()> {
-    let edge = reachable(places.http).to_string();
+async fn send_one(args: &SetupArgs, consumer_admin: &str) -> Result<()> {
+    let edge = reachable(args.http).to_string();
     println!("GET http://{edge}/?d={DSP_ID}&b={BUYER_UID}   Cookie: uid={USER_ID}");
-    let answer = admin::sync(&edge, USER_ID, DSP_ID, BUYER_UID).await?;
-    if answer.status != 200 {
-        bail!("the edge answers {}: {}", answer.status, answer.body.trim());
+    let response = admin::sync(&edge, USER_ID, DSP_ID, BUYER_UID).await?;
+    if response.status != 200 {
+        bail!(
+            "the edge returned {}: {}",
+            response.status,
+            response.body.trim()
+        );
     }
     let accepted_at = Instant::now();
     println!("  200");
     let path = format!("/v1/users/{USER_ID}");
     println!("GET http://{consumer_admin}{path}");
     loop {
-        let answer = admin::get(consumer_admin, &path).await?;
-        if answer.status == 200 && answer.body.contains(BUYER_UID) {
+        let response = admin::get(consumer_admin, &path).await?;
+        if response.status == 200 && response.body.contains(BUYER_UID) {
             println!(
-                "  200, {} ms after the edge: {}\n",
+                "  200, {} ms later: {}\n",
                 accepted_at.elapsed().as_millis(),
-                answer.body.trim()
+                response.body.trim()
             );
             return Ok(());
         }
         if accepted_at.elapsed() > STORED_TIMEOUT {
             bail!(
-                "the consumer does not know the cookie after {STORED_TIMEOUT:?}: it answers {} {}",
-                answer.status,
-                answer.body.trim()
+                "the cookie is not stored after {STORED_TIMEOUT:?}; the lookup returned {} {}",
+                response.status,
+                response.body.trim()
             );
         }
         sleep(LOOKUP_INTERVAL).await;
     }
 }
 
-fn print_what_to_try(places: &Places) {
+fn print_suggestions(args: &SetupArgs) {
     let (edge, producer, consumer) = (
-        reachable(places.http),
-        reachable(places.producer_admin),
-        reachable(places.consumer_admin),
+        reachable(args.http),
+        reachable(args.producer_admin),
+        reachable(args.consumer_admin),
     );
     println!(
         "try\n  \
@@ -107,6 +110,6 @@ fn print_what_to_try(places: &Places) {
          curl 'http://{consumer}/v1/users/bob'\n  \
          curl 'http://{producer}/metrics'\n  \
          curl 'http://{consumer}/metrics'\n\
-         and look at the producer at http://{producer}/ and the consumer at http://{consumer}/\n"
+         status pages: http://{producer}/ (producer), http://{consumer}/ (consumer)\n"
     );
 }

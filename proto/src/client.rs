@@ -1,5 +1,4 @@
-//! How our own readers open a stream: one connection each, fixed windows, large frames, messages kept as
-//! bytes.
+//! Opens streams: one connection per stream, fixed windows, large frames, undecoded messages.
 
 use std::time::Duration;
 
@@ -17,19 +16,19 @@ use crate::{limits, v1};
 const SUBSCRIBE: &str = "/cookiesync.v1.CookieStreamer/Subscribe";
 const GET_COOKIES: &str = "/cookiesync.v1.CookieStreamer/GetCookies";
 
-/// Time allowed for a TCP connection to be established.
+/// Timeout for establishing a TCP connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long nothing may arrive before the connection is asked for a sign of life, and how long that may take.
+/// Idle time before an HTTP/2 ping, and the timeout for its acknowledgement.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An endpoint with the windows, frame size and keep-alive that a reader of this contract needs.
+/// An endpoint with the windows, frame size and keep-alive that a client needs.
 ///
-/// Connect it once for each stream: stalled HTTP/2 streams on one connection starve the others.
+/// Connect once per stream: a stalled HTTP/2 stream starves the others on its connection.
 ///
 /// # Errors
-/// When `uri` is not a URI with scheme and host.
+/// If `uri` is not a URI with scheme and host.
 pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Error> {
     Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -42,10 +41,10 @@ pub fn endpoint(uri: impl Into<Bytes>) -> Result<Endpoint, tonic::transport::Err
         .keep_alive_while_idle(true))
 }
 
-/// Opens a `Subscribe` stream whose messages stay bytes, for [`StreamMessage::decode`](crate::wire::StreamMessage::decode).
+/// Opens a `Subscribe` stream of undecoded messages, for [`StreamMessage::decode`](crate::wire::StreamMessage::decode).
 ///
 /// # Errors
-/// What the producer, or the way to it, answers.
+/// The status of the producer, or of the failed connection.
 pub async fn subscribe(
     channel: Channel,
     request: impl IntoRequest<v1::SubscribeRequest>,
@@ -53,10 +52,10 @@ pub async fn subscribe(
     open(channel, request.into_request(), SUBSCRIBE).await
 }
 
-/// Opens a `GetCookies` stream whose messages stay bytes, for [`decode_cookie`](crate::wire::decode_cookie).
+/// Opens a `GetCookies` stream of undecoded messages, for [`decode_cookie`](crate::wire::decode_cookie).
 ///
 /// # Errors
-/// What the producer, or the way to it, answers.
+/// The status of the producer, or of the failed connection.
 pub async fn get_cookies(
     channel: Channel,
     request: impl IntoRequest<v1::GetCookiesRequest>,
@@ -78,7 +77,7 @@ async fn open(
     grpc.server_streaming(request, path, BytesCodec).await
 }
 
-/// Passes messages through as bytes, in both directions.
+/// A codec that leaves messages as bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct BytesCodec;
 
@@ -111,7 +110,7 @@ impl Decoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
-    /// Splits the message off the receive buffer; the bytes are not copied.
+    /// Splits the message off the receive buffer without copying.
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }

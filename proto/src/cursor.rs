@@ -1,15 +1,25 @@
-//! How cursors of one producer compare.
+//! Order of cursors of one producer.
 
 use std::cmp::Ordering;
 
-/// Where a reader stands on a producer: the newest sequence that it has of an epoch, 0 when it has none.
+/// Position of a client on a producer: the newest sequence it has of an epoch, or 0.
 ///
-/// Ordered within an epoch, by sequence. Epochs have no order, so positions of two epochs do not compare.
+/// Positions of one epoch are ordered by sequence. Epochs have no order, so positions of different epochs do not compare.
+///
+/// ```
+/// use cookiesync_proto::cursor::Position;
+///
+/// let old = Position { epoch: 7, sequence: 100 };
+/// let new = Position { epoch: 7, sequence: 101 };
+/// let other_epoch = Position { epoch: 8, sequence: 1 };
+/// assert!(new > old);
+/// assert_eq!(new.partial_cmp(&other_epoch), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Position {
     /// The epoch.
     pub epoch: u64,
-    /// The newest sequence that need not come again.
+    /// The newest sequence that need not be redelivered.
     pub sequence: u64,
 }
 
@@ -24,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_compare_within_an_epoch_and_not_beyond() {
+    fn positions_compare_only_within_an_epoch() {
         let at = |epoch, sequence| Position { epoch, sequence };
         for (one, other, expected) in [
             (at(1, 5), at(1, 4), Some(Ordering::Greater)),

@@ -1,41 +1,49 @@
-//! Which ids are legal: one rule for each kind.
+//! Validation of ids.
 //!
-//! | id | bytes | which |
+//! | id | bytes | characters |
 //! |---|---|---|
 //! | user id | 1 to [`USER_ID_BYTES_MAX`] | printable ASCII without space |
-//! | DSP id | | 1 to 4294967295 |
+//! | DSP id | | a number from 1 to 4294967295 |
 //! | buyer uid | 1 to [`BUYER_UID_BYTES_MAX`] | UTF-8 without control characters |
-//! | name of a subscriber or a producer | 1 to [`SUBSCRIBER_NAME_BYTES_MAX`] | UTF-8 without control characters |
+//! | subscriber name, producer id | 1 to [`SUBSCRIBER_NAME_BYTES_MAX`] | UTF-8 without control characters |
 //!
-//! Two places differ from the table, and both rules are here. The edge accepts fewer user ids, because in an HTTP cookie
-//! a comma or semicolon can end them ([`check_user_cookie`]). A node accepts more buyer uids, because it does not look
-//! for control characters in what a producer has checked ([`is_buyer_uid_of_stream`]).
+//! Two checks differ from the table. The edge rejects user ids with a comma, because a comma or semicolon can end an HTTP cookie
+//! ([`check_user_cookie`]). A node accepts control characters in buyer uids, because the producer has checked them
+//! ([`is_buyer_uid_of_stream`]).
+//!
+//! ```
+//! use cookiesync_proto::ids::{self, InvalidId};
+//!
+//! assert!(ids::is_user_id(b"alice"));
+//! assert!(!ids::is_dsp_id(0));
+//! assert_eq!(ids::check_buyer_uid("two\nlines", 256), Err(InvalidId::Character));
+//! ```
 
 use crate::limits::{BUYER_UID_BYTES_MAX, SUBSCRIBER_NAME_BYTES_MAX, USER_ID_BYTES_MAX};
 
-/// Why something is not an id.
+/// Why an id is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidId {
-    /// It has no bytes.
+    /// It is empty.
     Empty,
-    /// It has more bytes than its kind may have.
+    /// It has too many bytes.
     TooLong,
-    /// It holds a character that its kind may not hold.
+    /// It contains a forbidden character.
     Character,
 }
 
-/// Whether these bytes are a user id.
+/// Whether these bytes are a valid user id.
 #[inline]
 #[must_use]
 pub fn is_user_id(id: &[u8]) -> bool {
     (1..=USER_ID_BYTES_MAX).contains(&id.len()) && all(id, is_of_user_id)
 }
 
-/// The user id that the value of an HTTP cookie is: one of at most `bytes_max` bytes, which must be no more than
-/// [`USER_ID_BYTES_MAX`], without commas. A semicolon ends the cookie, so its value holds none.
+/// Validates the value of an HTTP cookie as a user id of at most `bytes_max` bytes without commas. `bytes_max` must not exceed
+/// [`USER_ID_BYTES_MAX`]. Semicolons cannot occur, because they end the cookie.
 ///
 /// # Errors
-/// What is wrong first: its length, then its bytes.
+/// The first violation: length, then characters.
 #[inline]
 pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, InvalidId> {
     check_length(value, bytes_max)?;
@@ -45,34 +53,34 @@ pub fn check_user_cookie(value: &[u8], bytes_max: usize) -> Result<&str, Invalid
     std::str::from_utf8(value).map_err(|_| InvalidId::Character)
 }
 
-/// Whether this number is a DSP id.
+/// Whether this number is a valid DSP id.
 #[inline]
 #[must_use]
 pub const fn is_dsp_id(id: u32) -> bool {
     id > 0
 }
 
-/// Checks a buyer uid of at most `bytes_max` bytes, which must be no more than [`BUYER_UID_BYTES_MAX`].
+/// Validates a buyer uid of at most `bytes_max` bytes, which must not exceed [`BUYER_UID_BYTES_MAX`].
 ///
 /// # Errors
-/// What is wrong first: its length, then its characters.
+/// The first violation: length, then characters.
 #[inline]
 pub fn check_buyer_uid(uid: &str, bytes_max: usize) -> Result<(), InvalidId> {
     check_text(uid, bytes_max)
 }
 
-/// Whether a node accepts this buyer uid from a producer's stream. Control characters are not looked for: the edge has
-/// done so, and here they do no harm.
+/// Whether a node accepts this buyer uid from a stream. Does not check for control characters: the edge has done so, and they are
+/// harmless here.
 #[inline]
 #[must_use]
 pub fn is_buyer_uid_of_stream(uid: &str) -> bool {
     (1..=BUYER_UID_BYTES_MAX).contains(&uid.len())
 }
 
-/// Checks the name of a subscriber, or the id of a producer.
+/// Validates the name of a subscriber, or the id of a producer.
 ///
 /// # Errors
-/// What is wrong first: its length, then its characters.
+/// The first violation: length, then characters.
 pub fn check_name(name: &str) -> Result<(), InvalidId> {
     check_text(name, SUBSCRIBER_NAME_BYTES_MAX)
 }
@@ -80,7 +88,7 @@ pub fn check_name(name: &str) -> Result<(), InvalidId> {
 #[inline]
 fn check_text(text: &str, bytes_max: usize) -> Result<(), InvalidId> {
     check_length(text.as_bytes(), bytes_max)?;
-    // Every control character has a byte that no other ASCII character has, or begins with 0xC2.
+    // ASCII control characters are below space or 0x7F; the others begin with 0xC2.
     let is_harmless = |byte: u8| byte >= b' ' && byte != 0x7f && byte != 0xc2;
     if !all(text.as_bytes(), is_harmless) && text.chars().any(char::is_control) {
         return Err(InvalidId::Character);
@@ -102,11 +110,10 @@ fn is_of_user_id(byte: u8) -> bool {
     byte.is_ascii_graphic()
 }
 
-/// Whether all bytes are good. All are looked at, without leaving early: that is what makes it a few vector
-/// instructions.
+/// Whether all bytes are valid. No early exit, so that it compiles to a few vector instructions.
 #[inline]
-fn all(bytes: &[u8], is_good: impl Fn(u8) -> bool) -> bool {
-    bytes.iter().fold(true, |all, &byte| all & is_good(byte))
+fn all(bytes: &[u8], is_valid: impl Fn(u8) -> bool) -> bool {
+    bytes.iter().fold(true, |all, &byte| all & is_valid(byte))
 }
 
 #[cfg(test)]
@@ -123,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn user_id_is_printable_ascii_and_one_of_a_cookie_has_no_comma() {
-        // As in a stream, and as in an HTTP cookie.
+    fn user_id_is_printable_ascii_without_comma_in_a_cookie() {
+        // Validity in a stream, and in an HTTP cookie.
         for (id, in_stream, in_cookie) in [
             ("", false, EMPTY),
             ("u", true, OK),
@@ -152,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn dsp_id_is_every_number_but_zero() {
+    fn dsp_id_is_not_zero() {
         assert!(!is_dsp_id(0));
         assert!(is_dsp_id(1) && is_dsp_id(u32::MAX));
     }
@@ -181,12 +188,12 @@ mod tests {
         assert_eq!(check_buyer_uid("bbb", 2), TOO_LONG);
     }
 
-    /// The fast look for control characters finds each of them and nothing else.
+    /// The fast check agrees with `char::is_control`.
     #[test]
-    fn control_characters_are_those_of_unicode() {
+    fn control_characters_match_unicode() {
         for char in '\0'..='\u{3000}' {
-            let is_good = check_name(&format!("a{char}b")).is_ok();
-            assert_eq!(is_good, !char.is_control(), "{char:?}");
+            let is_valid = check_name(&format!("a{char}b")).is_ok();
+            assert_eq!(is_valid, !char.is_control(), "{char:?}");
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Which of two cookies of one (user, DSP) pair is newer.
+//! Newest wins: which of two cookies of one (user, DSP) pair replaces the other.
 //!
-//! The one that was accepted later, as the time of the chunk that it came in and its own age say
-//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)); of two accepted at the same time the one that came later, which
-//! from one producer is the one with the later sequence.
+//! The cookie accepted later wins: chunk time minus cookie age
+//! ([`CookieRef::accepted_unix_micros`](crate::wire::CookieRef::accepted_unix_micros)). For equal times the later arrival wins; from one producer, that is
+//! the cookie with the higher sequence.
 //!
-//! A time counts as finely as the one that compares keeps it, so both must be of one unit: a consumer's batch and its embedded
-//! store keep microseconds; MongoDB, and the table of what need not be written again, milliseconds.
+//! Both times must have the same unit. A consumer's batch and its embedded store use microseconds; MongoDB and the suppression
+//! table use milliseconds.
 
-/// Whether a cookie that comes now takes the place of one that came before, by when each was accepted.
+/// Whether an arriving cookie replaces a known one, by their acceptance times.
 #[inline]
 #[must_use]
-pub fn replaces<T: Ord>(coming: T, known: T) -> bool {
-    coming >= known
+pub fn replaces<T: Ord>(arriving: T, known: T) -> bool {
+    arriving >= known
 }
 
 #[cfg(test)]
@@ -19,9 +19,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_time_wins_and_of_equal_times_the_later_arrival() {
-        for (coming, known, expected) in [(2, 1, true), (1, 1, true), (1, 2, false)] {
-            assert_eq!(replaces(coming, known), expected, "{coming} over {known}");
+    fn later_time_wins_and_later_arrival_breaks_ties() {
+        for (arriving, known, expected) in [(2, 1, true), (1, 1, true), (1, 2, false)] {
+            assert_eq!(
+                replaces(arriving, known),
+                expected,
+                "{arriving} over {known}"
+            );
         }
     }
 }

@@ -1,12 +1,31 @@
-//! The bytes of cookies and chunks, written and read without building a message object per cookie.
+//! Encoding and decoding of cookies and chunks without a message object per cookie.
 //!
-//! A repeated protobuf field is concatenative, so encoded cookies that lie one after the other already are
-//! the body of the [`v1::Chunk`] that carries them. [`put_cookie`] writes a cookie in that
-//! form; [`seal`] writes the headers into the space left free before the first cookie; and the result is a
-//! whole gRPC message, length prefix included, that any number of streams send as it is. [`ChunkRef`] walks
-//! the same bytes on the receiving side and lends out the strings in place.
+//! Repeated protobuf fields can be concatenated, so consecutive encoded cookies are the body of a [`v1::Chunk`]. [`put_cookie`]
+//! appends a cookie in this form. [`seal`] writes the headers into the space reserved before the first cookie. The result is a
+//! complete gRPC message with length prefix, which any number of streams can send unchanged. [`ChunkRef`] iterates over the same
+//! bytes on the receiving side and borrows the strings.
 //!
-//! Everything read here comes from a network: lengths are checked, nothing panics, nothing recurses.
+//! All input is untrusted: lengths are checked, and decoding neither panics nor recurses.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use cookiesync_proto::wire::{
+//!     self, ChunkHeader, CookieRef, FRAME_PREFIX_BYTES, HEADROOM_BYTES, StreamMessage,
+//! };
+//!
+//! let cookie = CookieRef { user_id: "alice", dsp_id: 17, buyer_uid: "b-1", age_micros: 0 };
+//! let mut buffer = vec![0; HEADROOM_BYTES];
+//! wire::put_cookie(&mut buffer, &cookie);
+//! let header = ChunkHeader { epoch: 1, first_sequence: 1, count: 1, accepted_unix_micros: 0 };
+//! let start = wire::seal(&mut buffer, &header);
+//!
+//! let message = Bytes::from(buffer).slice(start + FRAME_PREFIX_BYTES..);
+//! let StreamMessage::Chunk(chunk) = StreamMessage::decode(message)? else {
+//!     panic!("not a chunk");
+//! };
+//! assert_eq!(chunk.cookies().next(), Some(Ok(cookie)));
+//! # Ok::<(), wire::WireError>(())
+//! ```
 
 mod cookie;
 mod fields;
@@ -18,13 +37,13 @@ pub use self::cookie::{cookie_dsp, decode_cookie, first_cookie};
 use self::fields::{FIXED32, FIXED64, Fields, LEN, VARINT, Value};
 use crate::{limits::SMALL_FRAME_BYTES, v1};
 
-/// Bytes of the prefix of each gRPC message: a compression flag and a big-endian length.
+/// Bytes of the prefix of a gRPC message: a compression flag and a big-endian length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
 
-/// Space that [`seal`] needs before the first cookie: prefix, `Event` tag and length, `Chunk` header.
+/// Bytes to reserve for [`seal`] before the first cookie: prefix, `Event` tag and length, `Chunk` header.
 pub const HEADROOM_BYTES: usize = FRAME_PREFIX_BYTES + 1 + 5 + CHUNK_HEADER_BYTES;
 
-/// Most bytes that [`seal`] appends after the last cookie.
+/// Maximum bytes that [`seal`] appends after the last cookie.
 pub const TAILROOM_BYTES: usize = SMALL_FRAME_BYTES;
 
 const CHUNK_HEADER_BYTES: usize = 9 + 9 + 5 + 9;
@@ -47,16 +66,16 @@ const CHUNK_COOKIES: u8 = tag(5, LEN);
 const EVENT_CHUNK: u8 = tag(2, LEN);
 const PADDING: u8 = tag(15, LEN);
 
-/// Why bytes are not what the contract says.
+/// Why bytes violate the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// The message ends in the middle of a field.
-    #[error("message is cut off")]
+    #[error("message is truncated")]
     Truncated,
     /// A variable-length integer is longer than 64 bits.
     #[error("integer is too long")]
     Varint,
-    /// A field has a wire type that protobuf no longer has, or not the one its schema gives it.
+    /// A field has an unknown wire type, or not the one of its schema.
     #[error("field has the wrong wire type")]
     WireType,
     /// A string is not UTF-8.
@@ -65,34 +84,34 @@ pub enum WireError {
     /// A number does not fit its field.
     #[error("number is out of range")]
     Range,
-    /// A chunk holds another number of cookies than it says, or none.
-    #[error("chunk does not hold the cookies it says")]
+    /// The number of cookies in a chunk is zero, or differs from its header.
+    #[error("cookie count of the chunk is wrong")]
     Count,
 }
 
-/// A cookie whose strings lie in a received or an encoded chunk.
+/// A cookie that borrows its strings from an encoded chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CookieRef<'a> {
     /// The exchange's id of the user.
     pub user_id: &'a str,
-    /// The buyer.
+    /// The DSP.
     pub dsp_id: u32,
-    /// The buyer's id of the user.
+    /// The DSP's id of the user.
     pub buyer_uid: &'a str,
-    /// How long before the time of its chunk it was accepted, in microseconds.
+    /// Time from its acceptance to the time of its chunk, in microseconds.
     pub age_micros: u64,
 }
 
 impl CookieRef<'_> {
-    /// When it was accepted, in microseconds since the Unix epoch, if its chunk was at `chunk_unix_micros`; 0 when that is
-    /// less than its age.
+    /// Time of acceptance in microseconds since the Unix epoch, for a chunk of `chunk_unix_micros`; 0 if that is less than the
+    /// age.
     #[must_use]
     pub fn accepted_unix_micros(&self, chunk_unix_micros: u64) -> u64 {
         chunk_unix_micros.saturating_sub(self.age_micros)
     }
 }
 
-/// What a chunk says of its cookies.
+/// Header of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkHeader {
     /// The epoch of the sequences.
@@ -101,8 +120,8 @@ pub struct ChunkHeader {
     pub first_sequence: u64,
     /// The number of cookies.
     pub count: u32,
-    /// When the first was accepted, in microseconds since the Unix epoch; each cookie may be
-    /// [older](CookieRef::age_micros).
+    /// Time when the first cookie was accepted, in microseconds since the Unix epoch; cookies may have an
+    /// [age](CookieRef::age_micros).
     pub accepted_unix_micros: u64,
 }
 
@@ -110,22 +129,22 @@ impl ChunkHeader {
     /// The sequence of the last cookie.
     ///
     /// # Panics
-    /// When the chunk is empty; [`ChunkRef::decode`] returns no such chunk.
+    /// If the chunk is empty; [`ChunkRef::decode`] never returns an empty chunk.
     #[must_use]
     pub fn last_sequence(&self) -> u64 {
-        assert!(self.count > 0, "a chunk holds at least one cookie");
+        assert!(self.count > 0, "a chunk has at least one cookie");
         self.first_sequence + u64::from(self.count) - 1
     }
 }
 
-/// Bytes of a cookie in the form a chunk holds it: what [`put_cookie`] appends.
+/// Number of bytes that [`put_cookie`] appends for this cookie.
 #[must_use]
 pub fn cookie_bytes(cookie: &CookieRef<'_>) -> usize {
     let length = encoded_bytes(cookie);
     1 + varint_bytes(length as u64) + length
 }
 
-/// Bytes of an encoded `Cookie`.
+/// Number of bytes of the encoded `Cookie`.
 #[inline]
 fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
     let age = match cookie.age_micros {
@@ -142,9 +161,9 @@ fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
         + age
 }
 
-/// Appends one cookie in the form a chunk holds it: field tag, length, `Cookie`.
+/// Appends a cookie as a field of a chunk: tag, length, `Cookie`.
 ///
-/// No allocation beyond the growth of `buffer`.
+/// Allocates only to grow `buffer`.
 pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
     let user_id = cookie.user_id.as_bytes();
     let buyer_uid = cookie.buyer_uid.as_bytes();
@@ -165,13 +184,16 @@ pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
     }
 }
 
-/// Turns `HEADROOM_BYTES` of free space and the cookies after it into one whole gRPC message with an
-/// [`Event`](v1::Event), in place; returns the offset at which the message begins.
+/// Converts `HEADROOM_BYTES` of reserved space and the cookies after it into a complete gRPC message with an
+/// [`Event`](v1::Event), in place. Returns the offset of the message.
 ///
 /// # Panics
-/// When `buffer` is shorter than the head room, or the message is longer than 4 GiB.
+/// If `buffer` is shorter than the reserved space, or the message exceeds 4 GiB.
 pub fn seal(buffer: &mut Vec<u8>, header: &ChunkHeader) -> usize {
-    assert!(buffer.len() >= HEADROOM_BYTES, "head room was left");
+    assert!(
+        buffer.len() >= HEADROOM_BYTES,
+        "space is reserved for the headers"
+    );
     let cookies_at = HEADROOM_BYTES;
     let chunk_at = cookies_at - CHUNK_HEADER_BYTES;
     let chunk_bytes = buffer.len() - chunk_at;
@@ -198,7 +220,7 @@ pub fn seal(buffer: &mut Vec<u8>, header: &ChunkHeader) -> usize {
     message_at
 }
 
-/// Encodes a rare event as a whole gRPC message, length prefix and padding included.
+/// Encodes an event other than a chunk as a complete gRPC message with length prefix and padding.
 #[must_use]
 pub fn encode_event(event: v1::event::Event) -> Bytes {
     let event = v1::Event {
@@ -214,12 +236,12 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
     Bytes::from(buffer)
 }
 
-/// Rewrites a chunk's cookies as `GetCookies` messages, one after the other, each with its length prefix.
+/// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix.
 ///
 /// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`].
 ///
 /// # Errors
-/// When the chunk's bytes are not whole.
+/// If the chunk is malformed.
 pub fn cookie_messages(chunk: &ChunkRef) -> Result<Bytes, WireError> {
     let spare = chunk.header.count as usize * (FRAME_PREFIX_BYTES - 2) + SMALL_FRAME_BYTES;
     let mut buffer = Vec::with_capacity(chunk.body.len() + spare);
@@ -235,29 +257,29 @@ pub fn cookie_messages(chunk: &ChunkRef) -> Result<Bytes, WireError> {
     Ok(Bytes::from(buffer))
 }
 
-/// A received chunk: its header, and its cookies still as bytes.
+/// A received chunk: its header, and its encoded cookies.
 #[derive(Debug, Clone)]
 pub struct ChunkRef {
     header: ChunkHeader,
     body: Bytes,
 }
 
-/// One message of a `Subscribe` stream, chunks kept as bytes.
+/// A message of a `Subscribe` stream; chunks stay encoded.
 #[derive(Debug, Clone)]
 pub enum StreamMessage {
-    /// A chunk, not yet walked.
+    /// A chunk; its cookies are not validated yet.
     Chunk(ChunkRef),
     /// Any other event.
     Event(v1::event::Event),
-    /// An event of a later version of this contract; to be skipped.
+    /// An event of a later protocol version; skip it.
     Unknown,
 }
 
 impl StreamMessage {
-    /// Reads one `Event` message, without its length prefix.
+    /// Decodes an `Event` message without its length prefix.
     ///
     /// # Errors
-    /// When it is not an `Event`. The cookies of a chunk are not looked at: [`ChunkRef::cookies`] does that.
+    /// If it is not an `Event`. The cookies of a chunk are validated only by [`ChunkRef::cookies`].
     pub fn decode(message: Bytes) -> Result<Self, WireError> {
         let mut fields = Fields::new(&message);
         while let Some((field, value)) = fields.next()? {
@@ -271,14 +293,14 @@ impl StreamMessage {
 }
 
 impl ChunkRef {
-    /// Reads the header of an encoded `Chunk`.
+    /// Decodes the header of an encoded `Chunk`.
     ///
     /// # Errors
-    /// When the bytes are not a `Chunk`, or it says that it is empty or that its sequences pass 2^64.
+    /// If the bytes are not a `Chunk`, its count is 0, or its sequences exceed 2^64.
     pub fn decode(body: Bytes) -> Result<Self, WireError> {
         let mut header = ChunkHeader::default();
         let mut fields = Fields::new(&body);
-        // The scalar fields come first from every known writer, which makes this a constant amount of work.
+        // Constant time, because all known writers put the scalar fields first.
         while let Some((field, value)) = fields.next()? {
             match (field, value) {
                 (1, Value::Fixed64(epoch)) => header.epoch = epoch,
@@ -301,27 +323,27 @@ impl ChunkRef {
         Ok(Self { header, body })
     }
 
-    /// What the chunk says of its cookies.
+    /// The header.
     #[must_use]
     pub fn header(&self) -> &ChunkHeader {
         &self.header
     }
 
-    /// The encoded `Chunk` message: what the strings of [`CookieRef`] point into.
+    /// The encoded `Chunk` message, from which [`CookieRef`] borrows.
     #[must_use]
     pub fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// Walks the cookies in sequence order. After an error the walk ends.
+    /// Iterates over the cookies in sequence order; stops after an error.
     ///
-    /// The number of cookies may differ from the header's count in a malformed chunk: compare.
+    /// In a malformed chunk the number of cookies may differ from the header's count; callers must compare them.
     pub fn cookies(&self) -> impl Iterator<Item = Result<CookieRef<'_>, WireError>> {
         self.encoded_cookies()
             .map(|encoded| encoded.and_then(decode_cookie))
     }
 
-    /// Walks the cookies as encoded `Cookie` messages.
+    /// Iterates over the encoded `Cookie` messages.
     pub fn encoded_cookies(&self) -> impl Iterator<Item = Result<&[u8], WireError>> {
         let mut fields = Fields::new(&self.body);
         std::iter::from_fn(move || {
@@ -355,13 +377,13 @@ fn put_varint(buffer: &mut Vec<u8>, mut value: u64) {
     buffer.push(low_byte(value));
 }
 
-/// Brings what lies from `message_at` on to at least `SMALL_FRAME_BYTES` by a field 15 of zeros.
+/// Pads the message at `message_at` to at least `SMALL_FRAME_BYTES` with a field 15 of zeros.
 fn put_padding(buffer: &mut Vec<u8>, message_at: usize) {
     let missing = SMALL_FRAME_BYTES.saturating_sub(buffer.len() - message_at);
     if missing == 0 {
         return;
     }
-    // Tag and length take two bytes, three when the length itself needs two: 130 bytes come out as 131.
+    // Tag and length take two bytes, or three if the length needs two; 130 missing bytes become 131.
     let zeros = match missing {
         0..=2 => 0,
         3..=129 => missing - 2,
@@ -372,7 +394,7 @@ fn put_padding(buffer: &mut Vec<u8>, message_at: usize) {
     buffer.resize(buffer.len() + zeros, 0);
 }
 
-/// Writes the length prefix of the message that lies from `at` to the end.
+/// Writes the length prefix of the message from `at` to the end.
 fn set_prefix(buffer: &mut [u8], at: usize) {
     let length = buffer.len() - at - FRAME_PREFIX_BYTES;
     let length = u32::try_from(length).expect("a message is far below 4 GiB");

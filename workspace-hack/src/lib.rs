@@ -1,1 +1,1 @@
-//! Nothing but its `Cargo.toml`, which says what it is for.
+//! Empty; the package only lists dependencies in its `Cargo.toml`.

@@ -1,4 +1,4 @@
-//! Reading single cookies: one of those that lie one after the other, its DSP alone, or all of it.
+//! Decoding of single cookies.
 
 use super::{
     CookieRef, WireError,
@@ -6,24 +6,24 @@ use super::{
 };
 use crate::limits::AGE_MICROS_MAX;
 
-/// Splits the first cookie off what [`put_cookie`](super::put_cookie) has put: it, encoded, and how many bytes it takes there.
+/// The first encoded cookie in the output of [`put_cookie`](super::put_cookie), and the number of bytes of its field.
 ///
 /// # Errors
-/// When that is not a cookie.
+/// If the bytes do not begin with a cookie.
 #[inline]
-pub fn first_cookie(put: &[u8]) -> Result<(&[u8], usize), WireError> {
-    let mut fields = Fields::new(put);
+pub fn first_cookie(cookies: &[u8]) -> Result<(&[u8], usize), WireError> {
+    let mut fields = Fields::new(cookies);
     match fields.next()? {
-        Some((5, Value::Bytes(cookie))) => Ok((cookie, put.len() - fields.rest().len())),
+        Some((5, Value::Bytes(cookie))) => Ok((cookie, cookies.len() - fields.rest().len())),
         Some(_) => Err(WireError::WireType),
         None => Err(WireError::Truncated),
     }
 }
 
-/// The DSP of one encoded `Cookie`, without reading the rest; 0 when it has none.
+/// The DSP of an encoded `Cookie`, without decoding further fields; 0 if it has none.
 ///
 /// # Errors
-/// When the bytes before it are not a `Cookie`.
+/// If the bytes up to it are not a `Cookie`.
 #[inline]
 pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
     let mut fields = Fields::new(encoded);
@@ -35,10 +35,10 @@ pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
     Ok(0)
 }
 
-/// Reads one encoded `Cookie`, lending out its strings. An age beyond [`AGE_MICROS_MAX`] is read as that.
+/// Decodes a `Cookie`, borrowing its strings. Clamps its age to [`AGE_MICROS_MAX`].
 ///
 /// # Errors
-/// When the bytes are not a `Cookie`.
+/// If the bytes are not a `Cookie`.
 pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
     let mut cookie = CookieRef {
         user_id: "",

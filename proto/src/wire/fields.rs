@@ -1,14 +1,14 @@
-//! The fields of a protobuf message, one after the other.
+//! Iterates over the fields of a protobuf message.
 
 use super::WireError;
 
-/// Wire types: how long a field's value is.
+/// Protobuf wire types.
 pub(super) const VARINT: u64 = 0;
 pub(super) const FIXED64: u64 = 1;
 pub(super) const LEN: u64 = 2;
 pub(super) const FIXED32: u64 = 5;
 
-/// What a field holds.
+/// Value of a field.
 pub(super) enum Value<'a> {
     Varint(u64),
     Fixed64(u64),
@@ -16,7 +16,7 @@ pub(super) enum Value<'a> {
     Fixed32(u32),
 }
 
-/// A cursor over the fields of one message. After an error it is at its end.
+/// A cursor over the fields of a message. An error moves it to the end.
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
 }
@@ -27,19 +27,19 @@ impl<'a> Fields<'a> {
         Self { rest: message }
     }
 
-    /// Ends here, with this error.
+    /// Moves to the end and returns the error.
     pub(super) fn fail<T>(&mut self, error: WireError) -> Result<T, WireError> {
         self.rest = &[];
         Err(error)
     }
 
-    /// What is not read yet.
+    /// The remaining bytes.
     #[inline]
     pub(super) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The number and the value of the next field; `None` at the end.
+    /// Number and value of the next field; `None` at the end.
     #[inline]
     pub(super) fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
         if self.rest.is_empty() {
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
 
     #[inline]
     fn read_varint(&mut self) -> Result<u64, WireError> {
-        // As nearly all are.
+        // Fast path for nearly all integers.
         if let [byte @ ..0x80, rest @ ..] = self.rest {
             self.rest = rest;
             return Ok(u64::from(*byte));

@@ -1,4 +1,4 @@
-//! The hand-written form against prost, and against damaged bytes.
+//! Tests of the codec against prost and against malformed bytes.
 
 use super::*;
 use crate::limits::AGE_MICROS_MAX;
@@ -49,7 +49,7 @@ fn strip_prefix(message: &Bytes) -> Bytes {
 }
 
 #[test]
-fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
+fn sealed_chunk_is_decoded_equally_by_prost_and_chunk_ref() {
     for count in [1, 2, 3, 4, 5, 6, 100, 1000] {
         let cookies = cookies(count);
         let (header, wire) = sealed(&cookies);
@@ -70,20 +70,20 @@ fn sealed_chunk_is_what_prost_reads_and_what_we_read() {
             panic!("not a chunk");
         };
         assert_eq!(*chunk.header(), header);
-        let walked: Vec<_> = chunk.cookies().map(Result::unwrap).collect();
-        assert_eq!(walked.len(), cookies.len());
-        for (walked, cookie) in walked.iter().zip(&cookies) {
+        let decoded: Vec<_> = chunk.cookies().map(Result::unwrap).collect();
+        assert_eq!(decoded.len(), cookies.len());
+        for (decoded, cookie) in decoded.iter().zip(&cookies) {
             assert_eq!(
-                (walked.user_id, walked.dsp_id, walked.buyer_uid),
+                (decoded.user_id, decoded.dsp_id, decoded.buyer_uid),
                 (&*cookie.user_id, cookie.dsp_id, &*cookie.buyer_uid)
             );
-            assert_eq!(walked.age_micros, cookie.age_micros);
+            assert_eq!(decoded.age_micros, cookie.age_micros);
         }
     }
 }
 
 #[test]
-fn cookie_without_an_age_has_the_bytes_it_always_had() {
+fn cookie_encoding_is_stable() {
     #[track_caller]
     fn check(age_micros: u64, expected: &[u8]) {
         let cookie = CookieRef {
@@ -115,7 +115,7 @@ fn cookie_without_an_age_has_the_bytes_it_always_had() {
 }
 
 #[test]
-fn no_age_makes_a_cookie_older_than_a_week_or_a_time_less_than_nothing() {
+fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     let aged = |age_micros| {
         let cookie = v1::Cookie {
             age_micros,
@@ -141,7 +141,7 @@ fn no_age_makes_a_cookie_older_than_a_week_or_a_time_less_than_nothing() {
 }
 
 #[test]
-fn cookie_messages_are_what_prost_reads_and_never_a_small_frame() {
+fn cookie_messages_are_decoded_by_prost_and_never_a_small_frame() {
     for count in [1, 2, 50] {
         let cookies = cookies(count);
         let (_, wire) = sealed(&cookies);
@@ -163,7 +163,7 @@ fn cookie_messages_are_what_prost_reads_and_never_a_small_frame() {
 }
 
 #[test]
-fn every_padding_length_makes_a_readable_message_of_the_small_frame_size() {
+fn message_is_padded_to_the_small_frame_size_for_every_length() {
     for name_bytes in 0..300 {
         let hello = v1::Hello {
             producer_id: "p".repeat(name_bytes),
@@ -180,7 +180,7 @@ fn every_padding_length_makes_a_readable_message_of_the_small_frame_size() {
 }
 
 #[test]
-fn cut_or_damaged_bytes_are_errors_and_never_panics() {
+fn truncated_or_corrupt_bytes_never_panic() {
     let (_, wire) = sealed(&cookies(3));
     let message = strip_prefix(&wire);
     let read = |bytes: Bytes| {
@@ -204,7 +204,7 @@ fn cut_or_damaged_bytes_are_errors_and_never_panics() {
 }
 
 #[test]
-fn empty_and_overflowing_chunks_are_refused() {
+fn empty_and_overflowing_chunks_are_rejected() {
     let chunk = |count, first_sequence| {
         let chunk = v1::Chunk {
             count,
