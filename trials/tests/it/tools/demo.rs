@@ -147,7 +147,9 @@ async fn limits_demo_ends_with_a_balanced_ledger() -> Result<()> {
     let sent = 600 * SECONDS.parse::<u64>()?;
     // A busy machine may not send everything in time.
     ensure!(accepted <= sent && released < accepted, "{printed:#?}");
-    let changed = printed.iter().position(|line| line.as_str() == "changed the limit to 450 per second");
+    let changed = printed
+        .iter()
+        .position(|line| line.as_str() == "changed the limit to 450 per second");
     let active = printed
         .iter()
         .position(|line| line == "version 2 of the limits is active");
