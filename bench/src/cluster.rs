@@ -203,19 +203,19 @@ impl Cluster {
     /// Stops producers and then consumers in order, so that these store all that those had; the stores stay up, to be
     /// read. Returns what went wrong, first of all which processes had ended before.
     pub async fn stop(&mut self) -> Vec<String> {
-        let mut faults = Vec::new();
+        let mut failures = Vec::new();
         for process in self.processes() {
             match process.check() {
                 // One that is stopped would hear nothing.
                 Ok(()) => drop(process.signal(Signal::CONT)),
-                Err(error) => faults.push(format!("{error:#}")),
+                Err(error) => failures.push(format!("{error:#}")),
             }
         }
         let producers = self.producers.iter_mut().map(|it| stop(&mut it.process));
-        faults.extend(join_all(producers).await.into_iter().flatten());
+        failures.extend(join_all(producers).await.into_iter().flatten());
         let consumers = self.nodes.iter_mut().map(|node| stop(&mut node.process));
-        faults.extend(join_all(consumers).await.into_iter().flatten());
-        faults
+        failures.extend(join_all(consumers).await.into_iter().flatten());
+        failures
     }
 
     /// Ends everything, and removes the directory and the databases unless they are to be kept. Says what is kept; returns what

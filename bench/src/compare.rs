@@ -76,11 +76,11 @@ fn compare(a: &Report, b: &Report, noise_percent: f64) -> Report {
     let warnings = warnings::of(&a.environment, &b.environment);
     let warnings = warnings.iter().map(|it| format!("Compare with care: {it}"));
     report.findings.extend(warnings);
-    let known: HashSet<String> = a.faults.iter().map(|fault| kind(fault)).collect();
-    let new = b.faults.iter().filter(|it| !known.contains(&kind(it)));
-    report.faults = new.map(|fault| format!("In B: {fault}")).collect();
+    let known: HashSet<String> = a.failures.iter().map(|failure| kind(failure)).collect();
+    let new = b.failures.iter().filter(|it| !known.contains(&kind(it)));
+    report.failures = new.map(|failure| format!("In B: {failure}")).collect();
     let worse = changes.iter().filter(|it| it.verdict == Verdict::Worse);
-    report.faults.extend(worse.map(Change::sentence));
+    report.failures.extend(worse.map(Change::sentence));
     let note = format!(
         "A change counts when it exceeds {noise_percent} % ({} % for CPU time) and the samples of both runs lie apart.",
         noise_percent / 2.0
@@ -100,8 +100,8 @@ fn tally(changes: &[Change]) -> String {
 }
 
 /// What a fault says without its numbers: by how much it was wrong, on which port and when differ from run to run.
-fn kind(fault: &str) -> String {
-    fault
+fn kind(failure: &str) -> String {
+    failure
         .chars()
         .filter(|letter| letter.is_alphabetic())
         .collect()
@@ -113,14 +113,17 @@ mod tests {
 
     #[test]
     fn faults_are_the_same_whatever_their_numbers() {
-        let report = |faults: &[&str]| {
+        let report = |failures: &[&str]| {
             let mut report = Report::new("load", "made up");
-            report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
+            report.failures = failures
+                .iter()
+                .map(|failure| (*failure).to_owned())
+                .collect();
             report
         };
         let a = report(&["Errors: 1 234, 0.5 %; first: no answer."]);
         let b = report(&["Errors: 3, 12 %; first: no answer.", "12 were not sent."]);
-        assert_eq!(compare(&a, &b, 20.0).faults, ["In B: 12 were not sent."]);
-        assert_eq!(compare(&b, &a, 20.0).faults, Vec::<String>::new());
+        assert_eq!(compare(&a, &b, 20.0).failures, ["In B: 12 were not sent."]);
+        assert_eq!(compare(&b, &a, 20.0).failures, Vec::<String>::new());
     }
 }

@@ -23,17 +23,20 @@ use clap::Args;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::measure::Measured;
+use self::measure::StepObservations;
 pub use self::{
-    drive::{DriveArgs, Driven},
-    outcome::Outcome,
-    running::{Cut, Drove, Explain, Meanwhile, Running, Settled, TurnEvent, Verification},
+    drive::{DriveArgs, LoadResult},
+    outcome::E2eOutcome,
+    running::{
+        ClusterRun, EarlyEnd, Injector, InjectorAction, LoadRun, NodeLossPredicate, Settlement,
+        Verification,
+    },
     step::{NodeCounts, ProcessUse, Quantiles, Step},
 };
 use crate::{
     cluster::{ClusterArgs, StoreChoice},
     load::Plan,
-    report::{ReportArgs, grouped, leave},
+    report::{ReportArgs, grouped, write_report},
     values::{parse_rate, parse_time},
     verify::Source,
 };
@@ -78,10 +81,10 @@ pub struct E2eArgs {
 ///
 /// # Errors
 /// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
-pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
+pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<E2eOutcome> {
     args.cluster.check()?;
     let dir = args.report.prepare("e2e")?;
-    let mut running = Running::start(&args.cluster, stop).await?;
+    let mut running = ClusterRun::start(&args.cluster, stop).await?;
     let seed = args
         .drive
         .seed
@@ -94,13 +97,13 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<Outcome> {
         steps: Vec::new(),
         sources: Vec::new(),
         findings: Vec::new(),
-        left: 0,
+        remaining: 0,
     };
     ladder.climb(&mut running, stop).await;
     let mut outcome = ladder.finish(&mut running, stop).await;
     let (problems, observer) = running.remove().await;
-    outcome.faults.extend(problems);
-    leave(dir, || report::report(&outcome, observer.observations()))?;
+    outcome.failures.extend(problems);
+    write_report(dir, || report::report(&outcome, observer.observations()))?;
     Ok(outcome)
 }
 
@@ -115,38 +118,38 @@ struct Ladder<'a> {
     sources: Vec<Source>,
     findings: Vec<String>,
     /// What is left of the last backlog, when it was waited for no longer.
-    left: u64,
+    remaining: u64,
 }
 
 impl Ladder<'_> {
-    async fn climb(&mut self, running: &mut Running, stop: &CancellationToken) {
+    async fn climb(&mut self, running: &mut ClusterRun, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
         eprintln!("warming up");
         self.drive(running, rate, WARM_UP, stop).await;
         for (index, rate) in self.args.rates.iter().enumerate() {
-            if stop.is_cancelled() || running.ended.is_some() || self.left > 0 {
+            if stop.is_cancelled() || running.ended.is_some() || self.remaining > 0 {
                 break;
             }
             let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
             eprintln!("{what}");
             self.step(running, *rate, stop).await;
         }
-        if self.left > 0 && !stop.is_cancelled() {
+        if self.remaining > 0 && !stop.is_cancelled() {
             self.findings.push(format!(
                 "nothing more was sent: {} cookies were still waiting, and would have counted for the next rate",
-                grouped(self.left)
+                grouped(self.remaining)
             ));
         }
     }
 
-    async fn step(&mut self, running: &mut Running, rate: NonZeroU64, stop: &CancellationToken) {
+    async fn step(&mut self, running: &mut ClusterRun, rate: NonZeroU64, stop: &CancellationToken) {
         let first = running.observer.observations().len();
         let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await;
         if running.ended.is_some() {
-            drove.cut = Some(Cut::Ended);
+            drove.ended_early = Some(EarlyEnd::ProcessExited);
         }
         let seen = &running.observer.observations()[first..];
-        let measured = Measured {
+        let measured = StepObservations {
             rate: rate.get(),
             lasts: self.args.step,
             drove: &drove,
@@ -157,7 +160,7 @@ impl Ladder<'_> {
             cores: self.cores,
         };
         let mut step = measured.step();
-        if let (Some(Cut::Ended), Some(ended)) = (step.cut, &running.ended) {
+        if let (Some(EarlyEnd::ProcessExited), Some(ended)) = (step.ended_early, &running.ended) {
             let first = ended.split([';', '\n']).next().unwrap_or_default();
             step.why = Some(format!("a process ended: {first}"));
         }
@@ -168,11 +171,11 @@ impl Ladder<'_> {
     /// Drives one rate and waits for its backlog.
     async fn drive(
         &mut self,
-        running: &mut Running,
+        running: &mut ClusterRun,
         rate: NonZeroU64,
         lasts: Duration,
         stop: &CancellationToken,
-    ) -> (Drove, Settled) {
+    ) -> (LoadRun, Settlement) {
         let plan = Plan {
             rate: Some(rate),
             duration: Some(lasts),
@@ -182,27 +185,30 @@ impl Ladder<'_> {
         let mut drove = running.drive(plan, stop, None).await;
         self.sources.append(&mut drove.driven.sources);
         let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
-        self.left = settled.left;
+        self.remaining = settled.remaining;
         (drove, settled)
     }
 
-    async fn finish(mut self, running: &mut Running, stop: &CancellationToken) -> Outcome {
+    async fn finish(mut self, running: &mut ClusterRun, stop: &CancellationToken) -> E2eOutcome {
         let interrupted = stop.is_cancelled();
         eprintln!("stopping");
-        let mut faults = running.stop().await;
+        let mut failures = running.stop().await;
         let has_store = self.args.cluster.store != StoreChoice::Nothing;
-        let verification = if self.left > 0 && !(faults.is_empty() && has_store) {
+        let verification = if self.remaining > 0 && !(failures.is_empty() && has_store) {
             // What is not stored yet is not wrong.
-            Verification::failed(format!("{} cookies were never stored", grouped(self.left)))
+            Verification::failed(format!(
+                "{} cookies were never stored",
+                grouped(self.remaining)
+            ))
         } else {
             let sources = std::mem::take(&mut self.sources);
             running
                 .verify(sources, &|_, _, _| false, &|_| false, stop)
                 .await
         };
-        faults.extend(verification.faults());
-        faults.extend(self.steps.iter().flat_map(faults_of));
-        let mut outcome = Outcome {
+        failures.extend(verification.failures());
+        failures.extend(self.steps.iter().flat_map(failures_of));
+        let mut outcome = E2eOutcome {
             consumers: self.args.cluster.consumers.get(),
             producers: self.args.cluster.producers.get(),
             store: self.args.cluster.store.name(),
@@ -214,7 +220,7 @@ impl Ladder<'_> {
             steps: self.steps,
             verification,
             findings: Vec::new(),
-            faults,
+            failures,
         };
         outcome.findings = verdict::findings(&outcome);
         outcome.findings.append(&mut self.findings);
@@ -224,31 +230,31 @@ impl Ladder<'_> {
 }
 
 /// What must not happen at any rate.
-fn faults_of(step: &Step) -> Vec<String> {
-    let mut faults = Vec::new();
+fn failures_of(step: &Step) -> Vec<String> {
+    let mut failures = Vec::new();
     let (lost, failed) = step.lost_and_failed();
     for (count, what) in [
         (lost, "were lost"),
         (failed, "could not be stored"),
-        (step.refused, "were refused by the edge"),
+        (step.rejected, "were refused by the edge"),
         (step.unanswered, "got no answer"),
     ] {
         if count > 0 {
-            faults.push(format!("{}/s: {count} cookies {what}", step.rate));
+            failures.push(format!("{}/s: {count} cookies {what}", step.rate));
         }
     }
-    if step.settled.left == 0 {
+    if step.settled.remaining == 0 {
         for node in step
             .nodes
             .iter()
-            .filter(|node| node.fates.received != step.accepted)
+            .filter(|node| node.outcomes.received != step.accepted)
         {
-            let (name, received) = (&node.name, node.fates.received);
-            faults.push(format!(
+            let (name, received) = (&node.name, node.outcomes.received);
+            failures.push(format!(
                 "{}/s: {name} received {received} of {} accepted cookies",
                 step.rate, step.accepted
             ));
         }
     }
-    faults
+    failures
 }

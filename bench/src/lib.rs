@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     program::{print, warn_of_profile},
-    report::{Report, ReportDir, leave},
+    report::{Report, ReportDir, write_report},
 };
 
 /// Measures cookiesync.
@@ -91,8 +91,8 @@ enum Command {
 /// Prints a report and leaves it in its directory. True when nothing was wrong.
 fn finish(json: bool, report: &Report, dir: Option<ReportDir>) -> Result<bool> {
     print(json, report, Report::summary)?;
-    leave(dir, || report.clone())?;
-    Ok(report.faults.is_empty())
+    write_report(dir, || report.clone())?;
+    Ok(report.failures.is_empty())
 }
 
 /// Runs what the command line asks for, until it ends or `stop`, and prints its report.
@@ -127,8 +127,8 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
         }
         Command::E2e(args) => {
             let outcome = e2e::run(&args, &stop).await?;
-            print(args.report.json, &outcome, e2e::Outcome::summary)?;
-            Ok(outcome.faults.is_empty())
+            print(args.report.json, &outcome, e2e::E2eOutcome::summary)?;
+            Ok(outcome.failures.is_empty())
         }
         Command::Compare(args) => {
             let report = compare::run(&args)?;

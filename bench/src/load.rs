@@ -32,14 +32,14 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::{
     args::{LoadArgs, TrafficArgs},
-    generator::{Generator, Limit},
+    generator::{Bottleneck, GeneratorVerdict},
     history::History,
-    outcome::Outcome,
+    outcome::LoadOutcome,
     plan::Plan,
-    recorder::Counts,
+    recorder::RequestCounts,
     second::Second,
 };
-use self::{recorder::Part, second::Collector, threads::Threads};
+use self::{recorder::Interval, second::Collector, threads::Threads};
 use crate::cpu;
 
 /// How long a load with a rate may take beyond its end to send what is late.
@@ -53,7 +53,7 @@ const SILENT_SECONDS_MAX: u64 = 30;
 /// # Errors
 /// When the address cannot be resolved or the connections cannot be opened at the start. Anything later is
 /// counted in the outcome.
-pub async fn run(plan: &Plan, stop: &CancellationToken) -> Result<Outcome> {
+pub async fn run(plan: &Plan, stop: &CancellationToken) -> Result<LoadOutcome> {
     run_observed(plan, stop, |_| {}).await
 }
 
@@ -65,7 +65,7 @@ pub async fn run_observed(
     plan: &Plan,
     stop: &CancellationToken,
     mut observe: impl FnMut(&Second),
-) -> Result<Outcome> {
+) -> Result<LoadOutcome> {
     let ending = stop.child_token();
     let streams = tokio::select! {
         streams = threads::open(plan) => streams?,
@@ -92,7 +92,7 @@ pub async fn run_observed(
     };
     loop {
         tokio::select! {
-            part = running.parts.recv() => match part {
+            part = running.intervals.recv() => match part {
                 Some((thread, part)) => collector.take(thread, &part, &mut observe),
                 None => break,
             },
@@ -108,7 +108,7 @@ pub async fn run_observed(
     }
     histories.sort_by_key(History::connection);
     let cpu = cpu::of_this_process().saturating_sub(cpu_before);
-    let Part {
+    let Interval {
         counts,
         times,
         last_answer_nanos,
@@ -120,16 +120,16 @@ pub async fn run_observed(
         lasted = lasted.max(plan.last_due().map_or(elapsed, |due| due.min(elapsed)));
     }
     let send_delay = times.send_delay.percentiles();
-    let is_behind = counts.unsent > 0 || send_delay.as_ref().is_some_and(Generator::is_late);
+    let is_behind = counts.unsent > 0 || send_delay.as_ref().is_some_and(GeneratorVerdict::is_late);
     let delay = times.generator_delay.percentiles();
-    Ok(Outcome {
+    Ok(LoadOutcome {
         plan: plan.clone(),
         seconds: lasted.as_secs_f64(),
         interrupted,
         counts,
         latency_micros: times.latency.percentiles(),
         send_delay_micros: send_delay,
-        generator: Generator::assess(delay, is_behind, &threads),
+        generator: GeneratorVerdict::assess(delay, is_behind, &threads),
         cpu,
         by_second: collector.seconds,
         histories,

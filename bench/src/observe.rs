@@ -6,7 +6,7 @@
 //! it was seen last.
 
 mod counts;
-mod fates;
+mod outcomes;
 mod plots;
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
-pub use self::{counts::Counts, fates::Fates, plots::plots};
+pub use self::{counts::ProcessCounts, outcomes::CookieOutcomes, plots::plots};
 use crate::{
     cpu,
     http::HttpClient,
@@ -61,12 +61,12 @@ pub struct Observation {
     /// When the first was looked at.
     pub at: Instant,
     /// In the order of the targets.
-    pub processes: Vec<Seen>,
+    pub processes: Vec<ProcessSample>,
 }
 
 /// What was seen of one process.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct ProcessSample {
     /// What it is.
     pub role: Role,
     /// What it is called in reports.
@@ -78,27 +78,27 @@ pub struct Seen {
     /// Its memory.
     pub memory: Memory,
     /// What all its runs counted.
-    pub counts: Counts,
+    pub counts: ProcessCounts,
     /// What its present run counted.
-    pub run: Counts,
+    pub run: ProcessCounts,
 }
 
 /// Keeps what was seen.
 #[derive(Debug, Default)]
 pub struct Observer {
-    watched: Vec<Watched>,
+    processes: Vec<MonitoredProcess>,
     observations: Vec<Observation>,
 }
 
 /// A process over its runs.
 #[derive(Debug)]
-struct Watched {
+struct MonitoredProcess {
     process_id: u32,
     client: Option<HttpClient>,
     /// The sums of the runs before this one.
     cpu_before: Duration,
-    counts_before: Counts,
-    seen: Seen,
+    counts_before: ProcessCounts,
+    seen: ProcessSample,
     /// How many scrapes had a ledger that balances, and the first that had not.
     balanced: u64,
     unbalanced: Option<String>,
@@ -106,19 +106,19 @@ struct Watched {
 
 impl Observer {
     /// Looks at all processes now. The targets are the same each time, but for their process ids.
-    pub async fn look(&mut self, targets: &[Target]) -> &Observation {
-        if self.watched.is_empty() {
-            self.watched = targets.iter().map(Watched::new).collect();
+    pub async fn observe(&mut self, targets: &[Target]) -> &Observation {
+        if self.processes.is_empty() {
+            self.processes = targets.iter().map(MonitoredProcess::new).collect();
         }
         let at = Instant::now();
-        let looks = self.watched.iter_mut().zip(targets);
-        join_all(looks.map(|(watched, target)| watched.look(target))).await;
+        let samples = self.processes.iter_mut().zip(targets);
+        join_all(samples.map(|(processes, target)| processes.observe(target))).await;
         self.observations.push(Observation {
             at,
             processes: self
-                .watched
+                .processes
                 .iter()
-                .map(|watched| watched.seen.clone())
+                .map(|processes| processes.seen.clone())
                 .collect(),
         });
         self.observations.last().expect("one was just pushed")
@@ -126,16 +126,19 @@ impl Observer {
 
     /// Of each process whose ledger did not balance: its name and what was wrong the first time.
     pub fn unbalanced(&self) -> impl Iterator<Item = String> {
-        self.watched.iter().filter_map(|watched| {
-            let why = watched.unbalanced.as_ref()?;
-            Some(format!("{}: {why}", watched.seen.name))
+        self.processes.iter().filter_map(|processes| {
+            let why = processes.unbalanced.as_ref()?;
+            Some(format!("{}: {why}", processes.seen.name))
         })
     }
 
     /// How many scrapes had a ledger that balances.
     #[must_use]
     pub fn balanced(&self) -> u64 {
-        self.watched.iter().map(|watched| watched.balanced).sum()
+        self.processes
+            .iter()
+            .map(|processes| processes.balanced)
+            .sum()
     }
 
     /// All that was seen, in the order of time.
@@ -145,34 +148,34 @@ impl Observer {
     }
 }
 
-impl Watched {
+impl MonitoredProcess {
     fn new(target: &Target) -> Self {
         Self {
             process_id: target.process_id,
             client: None,
             cpu_before: Duration::ZERO,
-            counts_before: Counts::default(),
-            seen: Seen {
+            counts_before: ProcessCounts::default(),
+            seen: ProcessSample {
                 role: target.role,
                 name: target.name.clone(),
                 at: Instant::now(),
                 cpu: Duration::ZERO,
                 memory: Memory::default(),
-                counts: Counts::default(),
-                run: Counts::default(),
+                counts: ProcessCounts::default(),
+                run: ProcessCounts::default(),
             },
             balanced: 0,
             unbalanced: None,
         }
     }
 
-    async fn look(&mut self, target: &Target) {
+    async fn observe(&mut self, target: &Target) {
         if self.process_id != target.process_id {
             self.process_id = target.process_id;
             self.client = None;
             self.cpu_before = self.seen.cpu;
             self.counts_before = self.seen.counts.clone();
-            self.seen.run = Counts::default();
+            self.seen.run = ProcessCounts::default();
         }
         if let Some(admin) = &target.admin {
             let answer = timeout(ANSWER_TIMEOUT, scrape(&mut self.client, admin));
@@ -187,7 +190,7 @@ impl Watched {
                     self.unbalanced.get_or_insert_with(|| format!("{error:#}"));
                 }
             }
-            self.seen.run = Counts::read(&samples);
+            self.seen.run = ProcessCounts::read(&samples);
             self.seen.counts = self.counts_before.plus(&self.seen.run);
         }
         self.seen.at = Instant::now();
@@ -210,7 +213,7 @@ async fn scrape(client: &mut Option<HttpClient>, admin: &str) -> Option<Samples>
 
 impl Observation {
     /// Those with this role, in order.
-    pub fn of(&self, role: Role) -> impl Iterator<Item = &Seen> {
+    pub fn of(&self, role: Role) -> impl Iterator<Item = &ProcessSample> {
         self.processes.iter().filter(move |seen| seen.role == role)
     }
 
@@ -229,7 +232,7 @@ impl Observation {
         self.of(Role::Consumer)
             .map(|seen| {
                 let counts = &seen.counts;
-                accepted.saturating_sub(counts.fates.settled() + counts.lost)
+                accepted.saturating_sub(counts.outcomes.settled() + counts.lost)
             })
             .collect()
     }
@@ -249,24 +252,26 @@ impl Observation {
 
     /// Of each node: cookies whose fate became known, a second since `earlier`.
     pub fn settled_per_second(&self, earlier: &Self) -> impl Iterator<Item = f64> {
-        self.per_second(earlier, Role::Consumer, |seen| seen.counts.fates.settled())
+        self.per_second(earlier, Role::Consumer, |seen| {
+            seen.counts.outcomes.settled()
+        })
     }
 
     fn per_second(
         &self,
         earlier: &Self,
         role: Role,
-        count: impl Fn(&Seen) -> u64,
+        count: impl Fn(&ProcessSample) -> u64,
     ) -> impl Iterator<Item = f64> {
         let pairs = self.of(role).zip(earlier.of(role));
         pairs.map(move |(now, before)| {
-            let counted = count(now).saturating_sub(count(before));
-            per_second(counted, (now.at - before.at).as_secs_f64())
+            let plural = count(now).saturating_sub(count(before));
+            per_second(plural, (now.at - before.at).as_secs_f64())
         })
     }
 
     /// What all nodes have in this histogram.
-    pub(crate) fn histogram(&self, of: fn(&Counts) -> &Buckets) -> Buckets {
+    pub(crate) fn histogram(&self, of: fn(&ProcessCounts) -> &Buckets) -> Buckets {
         let nodes = self.of(Role::Consumer);
         nodes.fold(Buckets::default(), |sum, seen| sum.plus(of(&seen.counts)))
     }
@@ -315,7 +320,7 @@ mod tests {
         };
         let mut observer = Observer::default();
         let targets = [target];
-        let (seen, answered) = tokio::join!(observer.look(&targets), answers);
+        let (seen, answered) = tokio::join!(observer.observe(&targets), answers);
         assert!(seen.at <= answered);
         assert!(seen.processes[0].at >= answered, "{seen:?}");
     }

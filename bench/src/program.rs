@@ -51,8 +51,8 @@ where
     finished
 }
 
-fn exit_code(faultless: bool) -> ExitCode {
-    ExitCode::from(u8::from(!faultless))
+fn exit_code(has_passed: bool) -> ExitCode {
+    ExitCode::from(u8::from(!has_passed))
 }
 
 /// Warns on standard error when this program is not built as those that ship.

@@ -5,7 +5,7 @@
 
 mod dir;
 mod environment;
-mod figure;
+mod measurement;
 mod numbers;
 mod page;
 mod plot;
@@ -18,10 +18,10 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    dir::{ReportDir, leave},
+    dir::{ReportDir, write_report},
     environment::Environment,
-    figure::{Better, Figure, Number, Row, Table, lines, samples},
-    numbers::{Micros, Percentiles, counted, micros_each},
+    measurement::{Better, Measurement, Number, Row, Table, lines, samples},
+    numbers::{Micros, Percentiles, micros_per, plural},
 };
 pub use launcher::numbers::{duration, grouped, per_second, rate};
 
@@ -50,7 +50,7 @@ pub struct Report {
     /// What follows from it, in sentences, most important first.
     pub findings: Vec<String>,
     /// What is wrong; empty when all is well.
-    pub faults: Vec<String>,
+    pub failures: Vec<String>,
     /// Where, when and with what it was measured.
     pub environment: Environment,
     /// How long it took.
@@ -73,7 +73,7 @@ impl Report {
             scenario: scenario.to_owned(),
             title: title.to_owned(),
             findings: Vec::new(),
-            faults: Vec::new(),
+            failures: Vec::new(),
             environment: Environment::of_this_run(),
             seconds: 0.0,
             tables: Vec::new(),

@@ -27,7 +27,7 @@ use self::stream::Stream;
 pub use self::{
     fan_out::{FanOutArgs, run as run_fan_out},
     security::SecurityArgs,
-    stream::Tally,
+    stream::StreamCounts,
 };
 use crate::{cpu, report::ReportArgs};
 
@@ -85,11 +85,11 @@ pub enum Call {
 
 /// What all streams saw.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct SubscribeOutcome {
     /// What was asked for.
     pub args: SubscribeArgs,
     /// The sum of all streams.
-    pub total: Tally,
+    pub total: StreamCounts,
     /// Cookies received by the stream that got least and the one that got most.
     pub received_per_stream: [u64; 2],
     /// CPU time of this process.
@@ -104,7 +104,7 @@ pub async fn run(
     args: &SubscribeArgs,
     stop: &CancellationToken,
     opened: impl FnOnce(),
-) -> Result<Outcome> {
+) -> Result<SubscribeOutcome> {
     let stop = stop.child_token();
     let prefix = args
         .name
@@ -144,9 +144,9 @@ pub async fn run(
     let cpu = cpu::of_this_process().saturating_sub(cpu_before);
     let received = || tallies.iter().map(|tally| tally.received);
     let extremes = [received().min(), received().max()];
-    let mut outcome = Outcome {
+    let mut outcome = SubscribeOutcome {
         args: args.clone(),
-        total: Tally::default(),
+        total: StreamCounts::default(),
         received_per_stream: extremes.map(Option::unwrap_or_default),
         cpu,
     };
@@ -154,10 +154,10 @@ pub async fn run(
     Ok(outcome)
 }
 
-impl Outcome {
+impl SubscribeOutcome {
     /// True when no stream broke the producer's promise, and each got what was asked for.
     #[must_use]
-    pub fn is_faultless(&self) -> bool {
+    pub fn has_passed(&self) -> bool {
         self.total.violations == 0 && !self.has_too_few()
     }
 

@@ -1,6 +1,6 @@
 //! Checks stores against everything that was sent: all pairs of user and DSP, each with its newest value, and nothing else.
 //!
-//! What was sent is made again from its traffic; kept are 16 bytes for each request ([`Sent`]), sorted by a hash of the pair.
+//! What was sent is made again from its traffic; kept are 16 bytes for each request ([`SentRequests`]), sorted by a hash of the pair.
 //! Each stored cookie is then looked up by its pair, whose requests are made again and compared.
 //!
 //! A stored value is right when a request with it may be the newest of its pair: none that was accepted is *certainly*
@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use tokio::time::Instant;
 
 pub use self::{
-    check::{Check, MayBeLost, Verdict},
+    check::{LossPredicate, StoreCheck, StoreVerdict},
     scan::{embedded, mongodb},
 };
 use crate::traffic::{SyntheticCookie, Traffic};
@@ -32,27 +32,27 @@ pub const PRODUCERS_APART: std::time::Duration = std::time::Duration::from_milli
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum RequestOutcome {
     /// Answered with 200.
     Accepted,
     /// Answered otherwise.
-    Refused,
+    Rejected,
     /// Sent, and no answer came, or none that can be read.
     Unknown,
     /// Never sent.
-    NotSent,
+    Unsent,
 }
 
 /// The requests of one connection, by number.
-pub trait Requests: Send + Sync {
+pub trait RequestHistory: Send + Sync {
     /// How many were sent.
     fn sent(&self) -> u64;
     /// What became of one.
-    fn fate(&self, number: u64) -> Fate;
+    fn outcome(&self, number: u64) -> RequestOutcome;
     /// A time before which it did not leave, not long before; the end of the load when it never did.
     fn sent_after(&self, number: u64) -> Instant;
     /// A time by which its answer was here, not long after; the end of the load when none came.
-    fn answered_before(&self, number: u64) -> Instant;
+    fn responded_by(&self, number: u64) -> Instant;
 }
 
 /// One connection of a load.
@@ -64,49 +64,49 @@ pub struct Source {
     /// Which producer it went to.
     pub producer: usize,
     /// What became of its requests.
-    pub requests: Box<dyn Requests>,
+    pub requests: Box<dyn RequestHistory>,
 }
 
 /// A request that was accepted, and of which nothing came into a store.
 #[derive(Debug, Clone, Copy)]
-pub struct Lost {
+pub struct LostRequest {
     /// Which producer it went to.
     pub producer: usize,
     /// A time before which it did not leave.
     pub sent_after: Instant,
     /// A time by which its answer was here.
-    pub answered_before: Instant,
+    pub responded_by: Instant,
 }
 
-impl Lost {
+impl LostRequest {
     /// The request with this number on this connection.
     #[must_use]
     pub fn of(source: &Source, number: u64) -> Self {
         Self {
             producer: source.producer,
             sent_after: source.requests.sent_after(number),
-            answered_before: source.requests.answered_before(number),
+            responded_by: source.requests.responded_by(number),
         }
     }
 }
 
 /// Everything that was sent and may be stored.
-pub struct Sent {
+pub struct SentRequests {
     sources: Vec<Source>,
     /// By hash, then by source and number.
-    requests: Vec<Request>,
+    requests: Vec<RequestRef>,
     hasher: RandomState,
 }
 
 /// A request: which one, and the hash of its pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Request {
+struct RequestRef {
     hash: u64,
     source: u32,
     number: u32,
 }
 
-impl Sent {
+impl SentRequests {
     /// Takes all requests of these connections. Blocks for about a second for each five million.
     ///
     /// # Errors
@@ -119,11 +119,13 @@ impl Sent {
             let sent = u32::try_from(source.requests.sent())
                 .context("too many requests on a connection to verify")?;
             for number in 0..sent {
-                if let Fate::Refused | Fate::NotSent = source.requests.fate(number.into()) {
+                if let RequestOutcome::Rejected | RequestOutcome::Unsent =
+                    source.requests.outcome(number.into())
+                {
                     continue;
                 }
                 let cookie = source.traffic.cookie(source.connection, number.into());
-                requests.push(Request {
+                requests.push(RequestRef {
                     hash: hash(&hasher, cookie.user_id_bytes(), cookie.dsp_id()),
                     source: index,
                     number,
@@ -151,23 +153,23 @@ impl Sent {
         start..start + same.take_while(|request| request.hash == hash).count()
     }
 
-    fn source(&self, request: &Request) -> &Source {
+    fn source(&self, request: &RequestRef) -> &Source {
         &self.sources[request.source as usize]
     }
 
-    fn cookie(&self, request: &Request) -> SyntheticCookie {
+    fn cookie(&self, request: &RequestRef) -> SyntheticCookie {
         let source = self.source(request);
         source
             .traffic
             .cookie(source.connection, request.number.into())
     }
 
-    fn lost(&self, request: &Request) -> Lost {
-        Lost::of(self.source(request), request.number.into())
+    fn lost(&self, request: &RequestRef) -> LostRequest {
+        LostRequest::of(self.source(request), request.number.into())
     }
 
-    fn fate(&self, request: &Request) -> Fate {
-        self.source(request).requests.fate(request.number.into())
+    fn outcome(&self, request: &RequestRef) -> RequestOutcome {
+        self.source(request).requests.outcome(request.number.into())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What only developers run: long runs under faults, and a store by itself.
 //!
-//! [`soak`] drives the whole system at one rate for long, with faults, and verifies every store. [`store`] writes cookies into a store as
+//! [`soak`] drives the whole system at one rate for long, with failures, and verifies every store. [`store`] writes cookies into a store as
 //! the consumer does, beside what the store can do at best. Both are scenarios as those of [`bench`](mod@bench), and made of its parts.
 //! Beside them lie the trials that are tests: `tests/it` runs everything for real, `sim`
 //! on a simulated network and clock, `interleavings` the log's own source under many thread schedules, and `fuzz` what reads
@@ -44,13 +44,13 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     match cli.command {
         Command::Soak(args) => {
             let outcome = soak::run(&args, &stop).await?;
-            print(args.report.json, &outcome, soak::Outcome::summary)?;
-            Ok(outcome.is_faultless())
+            print(args.report.json, &outcome, soak::SoakOutcome::summary)?;
+            Ok(outcome.has_passed())
         }
         Command::Store(args) => {
             let outcome = store::run(&args, &stop, |line| eprintln!("{line}")).await?;
-            print(args.json, &outcome, store::Outcome::summary)?;
-            Ok(outcome.faults.is_empty())
+            print(args.json, &outcome, store::StoreOutcome::summary)?;
+            Ok(outcome.failures.is_empty())
         }
     }
 }

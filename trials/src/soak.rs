@@ -1,13 +1,13 @@
 //! `trials soak`: the same cluster as `bench e2e` under constant load, while processes are killed, stopped and restarted;
 //! then the proof that every accepted cookie is in every store, but for what a killed producer may have taken with it.
 
-mod allowed;
+mod allowed_losses;
 mod args;
 mod inject;
 mod outcome;
 mod plan;
 mod report;
-mod reported;
+mod reported_losses;
 #[cfg(test)]
 mod samples;
 
@@ -16,22 +16,25 @@ use std::{fs, num::NonZeroU64, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use bench::{
     cluster::{ClusterArgs, StoreChoice, netns},
-    e2e::{DriveArgs, Driven, Running, Settled, Verification},
+    e2e::{ClusterRun, DriveArgs, LoadResult, Settlement, Verification},
     load::Plan,
     memory,
     observe::{Observation, Role},
-    report::{ReportArgs, grouped, leave},
+    report::{ReportArgs, grouped, write_report},
     tools::skip,
     values::{parse_rate, parse_time},
-    verify::Lost,
+    verify::LostRequest,
 };
 use clap::Args;
 use runtime::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use self::{allowed::AllowedLosses, inject::Injector, plan::Scene, reported::Moment};
-pub use self::{args::FaultArgs, inject::Event, outcome::Outcome, plan::Kind};
+use self::{
+    allowed_losses::AllowedLosses, inject::FaultInjector, plan::Topology,
+    reported_losses::ClockPair,
+};
+pub use self::{args::FaultArgs, inject::FaultEvent, outcome::SoakOutcome, plan::FaultKind};
 
 /// Shorter loads measure nothing, and faults closer together would all be left out.
 const TIME_MIN: Duration = Duration::from_secs(1);
@@ -40,7 +43,7 @@ const TIME_MIN: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_secs(1);
 
 /// How often the last faults are looked after when the load has ended.
-const TURN_INTERVAL: Duration = Duration::from_millis(50);
+const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is kept of each request for the verification.
 const REQUEST_BYTES: u128 = 16;
@@ -77,15 +80,17 @@ pub struct SoakArgs {
 ///
 /// # Errors
 /// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
-pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
+pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcome> {
     let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
     let mongods: Vec<_> = (0..nodes)
         .filter(|node| args.cluster.store.of_node(node + 1) == StoreChoice::Mongodb)
         .collect();
-    let no_cuts = args.faults.may_cut().then(netns::missing).flatten();
-    let kinds = args.faults.kinds(!mongods.is_empty(), no_cuts.as_deref())?;
+    let no_partitions = args.faults.may_partition().then(netns::missing).flatten();
+    let kinds = args
+        .faults
+        .kinds(!mongods.is_empty(), no_partitions.as_deref())?;
     let mut cluster = args.cluster.clone();
-    cluster.own_network |= kinds.iter().any(|(kind, _)| kind.cuts().is_some());
+    cluster.own_network |= kinds.iter().any(|(kind, _)| kind.partition().is_some());
     // What a consumer lost, exactly, is read from its log.
     let log = [
         "--log-format=json",
@@ -99,16 +104,16 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         .drive
         .seed
         .unwrap_or_else(|| u64::from(fastrand::u32(..)));
-    let scene = Scene {
+    let topology = Topology {
         producers,
         nodes,
         mongods,
-        cut_max: args.faults.partition_max,
+        partition_max: args.faults.partition_max,
     };
-    let plan = plan::plan(&kinds, &scene, args.lasts, seed);
-    let mut running = Running::start(&cluster, stop).await?;
+    let plan = plan::plan(&kinds, &topology, args.lasts, seed);
+    let mut running = ClusterRun::start(&cluster, stop).await?;
     if args.faults.all_faults
-        && let Some(why) = &no_cuts
+        && let Some(why) = &no_partitions
     {
         skip(format_args!("no network is cut: {why}"));
     }
@@ -120,7 +125,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     );
     eprintln!("{what}");
 
-    let mut injector = Injector::new(plan);
+    let mut injector = FaultInjector::new(plan);
     let plan = Plan {
         rate: Some(args.rate),
         duration: Some(args.lasts),
@@ -129,47 +134,47 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
     let mut drove = running.drive(plan, stop, Some(&mut injector)).await;
     let interrupted = stop.is_cancelled();
     let began = drove.before.at;
-    if let Err(error) = make_whole(&mut running, &mut injector, began).await {
+    if let Err(error) = finish_faults(&mut running, &mut injector, began).await {
         running.end(&error);
     }
     let settled = settle(&mut running, stop).await;
 
     let logs = logs(&running);
     eprintln!("stopping");
-    let mut faults = std::mem::take(&mut injector.faults);
+    let mut failures = std::mem::take(&mut injector.failures);
     let stopped = running.stop().await;
     let is_orderly = stopped.is_empty();
-    faults.extend(stopped);
+    failures.extend(stopped);
     let observations = running.observer.observations();
-    let now = Moment {
+    let now = ClockPair {
         at: Instant::now(),
         unix_micros: unix_micros(),
     };
     let allowed = logs.into_iter().map(|(name, log)| {
         let log = log.unwrap_or_else(|error| {
-            faults.push(format!("{name} does not say what it lost: {error:#}"));
+            failures.push(format!("{name} does not say what it lost: {error:#}"));
             String::new()
         });
         (name, AllowedLosses::new(&log, observations, now))
     });
     let allowed: Vec<_> = allowed.collect();
     let sources = std::mem::take(&mut drove.driven.sources);
-    let verification = if settled.left > 0 && !is_orderly {
+    let verification = if settled.remaining > 0 && !is_orderly {
         Verification::failed(format!(
             "{} cookies were never stored",
-            grouped(settled.left)
+            grouped(settled.remaining)
         ))
     } else {
         let explain = |node: usize, source: &_, number| {
             let (_, allowed) = &allowed[node];
-            allowed.cover(&Lost::of(source, number))
+            allowed.cover(&LostRequest::of(source, number))
         };
-        let forgets_repeats = |node: usize| injector.restarted.contains(&node);
+        let forgets_duplicates = |node: usize| injector.restarted.contains(&node);
         running
-            .verify(sources, &explain, &forgets_repeats, stop)
+            .verify(sources, &explain, &forgets_duplicates, stop)
             .await
     };
-    let mut outcome = Outcome::new(outcome::Run {
+    let mut outcome = SoakOutcome::new(outcome::Run {
         args,
         seed,
         interrupted,
@@ -182,19 +187,19 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<Outcome> {
         began,
         allowed,
         verification,
-        faults,
+        failures,
         observations: running.observer.observations(),
     });
     let (problems, observer) = running.remove().await;
-    outcome.faults.extend(problems);
-    leave(dir, || {
+    outcome.failures.extend(problems);
+    write_report(dir, || {
         report::report(&outcome, observer.observations(), began)
     })?;
     Ok(outcome)
 }
 
 /// The log of each node's consumer.
-fn logs(running: &Running) -> Vec<(String, Result<String>)> {
+fn logs(running: &ClusterRun) -> Vec<(String, Result<String>)> {
     let nodes = running.cluster.nodes.iter();
     let read = nodes.map(|node| {
         let log = fs::read_to_string(node.process.log()).context("its log");
@@ -221,11 +226,15 @@ impl SoakArgs {
 }
 
 /// Ends the faults that have begun.
-async fn make_whole(running: &mut Running, injector: &mut Injector, began: Instant) -> Result<()> {
-    injector.begin_no_more();
+async fn finish_faults(
+    running: &mut ClusterRun,
+    injector: &mut FaultInjector,
+    began: Instant,
+) -> Result<()> {
+    injector.stop_injecting();
     while injector.is_active() && running.ended.is_none() {
-        running.turn(injector, began.elapsed()).await?;
-        sleep(TURN_INTERVAL).await;
+        running.tick(injector, began.elapsed()).await?;
+        sleep(TICK_INTERVAL).await;
     }
     match running.ended {
         None => running.cluster.wait_connected().await,
@@ -234,28 +243,31 @@ async fn make_whole(running: &mut Running, injector: &mut Injector, began: Insta
 }
 
 /// Waits until nothing moves any more. Counts do not tell, since those of killed processes are lost.
-async fn settle(running: &mut Running, stop: &CancellationToken) -> Settled {
+async fn settle(running: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
     eprintln!("waiting for the stores");
     let mut settled = running.settle(stop, is_quiet).await;
-    if settled.left == 0 {
+    if settled.remaining == 0 {
         sleep(QUIET).await;
         let again = running.settle(stop, is_quiet).await;
         settled.seconds += again.seconds;
-        settled.left = again.left;
+        settled.remaining = again.remaining;
     }
     settled
 }
 
 fn is_quiet(before: &Observation, now: &Observation) -> bool {
-    let lag: u64 = now.of(Role::Producer).map(|seen| seen.run.lag).sum();
+    let lag: u64 = now
+        .of(Role::Producer)
+        .map(|observed| observed.run.lag)
+        .sum();
     let settled = |at: &Observation| -> u64 {
         at.of(Role::Consumer)
-            .map(|seen| seen.run.fates.settled())
+            .map(|observed| observed.run.outcomes.settled())
             .sum()
     };
-    let is_empty = now.of(Role::Consumer).all(|seen| {
-        let counts = &seen.run;
-        counts.buffer_bytes == 0 && counts.fates.received == counts.fates.settled()
+    let is_empty = now.of(Role::Consumer).all(|observed| {
+        let counts = &observed.run;
+        counts.buffer_bytes == 0 && counts.outcomes.received == counts.outcomes.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
 }
@@ -281,10 +293,10 @@ mod tests {
         };
         // Half of it holds 2^29 requests.
         assert!(check("-l 100000 --for 1h").is_ok());
-        let refused = check("-l 100000 --for 2h").unwrap_err().to_string();
+        let rejected = check("-l 100000 --for 2h").unwrap_err().to_string();
         assert!(
-            refused.contains("720000000 requests needs 10 GiB"),
-            "{refused}"
+            rejected.contains("720000000 requests needs 10 GiB"),
+            "{rejected}"
         );
     }
 }

@@ -4,8 +4,8 @@
 //! nothing, and then each way in turn writes it: the consumer, and for MongoDB bare commands with the same documents. So all
 //! collections grow alike and are compared at equal size. Who goes first changes from slice to slice.
 
-mod bare;
-mod consumed;
+mod baseline;
+mod consumer_sink;
 mod lookups;
 mod server;
 mod workload;
@@ -28,9 +28,9 @@ use tokio::{runtime::Runtime, time::sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    bare::{Bare, Kind},
-    consumed::{BatchFigures, Consumed},
-    lookups::{Bidder, LookupFigures},
+    baseline::{Baseline, BaselineKind},
+    consumer_sink::{BatchStats, ConsumerSink},
+    lookups::{Bidder, LookupStats},
     server::{PREFIX, Server},
     workload::{Pairs, Slice, Workload},
 };
@@ -78,7 +78,7 @@ pub struct StoreArgs {
     pub consumer_args: Vec<String>,
     /// Measure the consumer alone, without the baselines.
     #[arg(long)]
-    pub alone: bool,
+    pub no_baseline: bool,
     /// Look up pairs in MongoDB by `_id` at so many a second meanwhile, and measure how long that takes.
     #[arg(long, value_name = "RATE")]
     pub lookups: Option<NonZeroU32>,
@@ -104,7 +104,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct StoreOutcome {
     /// The store, without secrets.
     pub store: String,
     /// Makes the same cookies again.
@@ -116,15 +116,15 @@ pub struct Outcome {
     /// Whether it was ended before its time.
     pub interrupted: bool,
     /// The ways that were compared: the consumer's first.
-    pub ways: Vec<WayOutcome>,
+    pub variants: Vec<VariantOutcome>,
     /// What is wrong; empty when all is well.
-    pub faults: Vec<String>,
+    pub failures: Vec<String>,
 }
 
 /// What one way took.
 #[derive(Debug, Clone, Serialize)]
-pub struct WayOutcome {
-    /// `consumer`, `ceiling` (bare inserts of new pairs) or `upserts` (bare upserts of all).
+pub struct VariantOutcome {
+    /// `consumer`, `ceiling` (baseline inserts of new pairs) or `upserts` (bare upserts of all).
     pub name: &'static str,
     /// Cookies written under the clock; of the ceiling, only those that are new.
     pub cookies: u64,
@@ -137,14 +137,14 @@ pub struct WayOutcome {
     /// CPU time of `mongod` for each cookie; `null` when it does not run on this machine.
     pub mongod_cpu_micros: Option<f64>,
     /// The consumer's batches, the warm-up's included.
-    pub batches: Option<BatchFigures>,
+    pub batches: Option<BatchStats>,
     /// Lookups meanwhile.
-    pub lookups: Option<LookupFigures>,
+    pub lookups: Option<LookupStats>,
     /// Documents at the end; `null` where it is not known.
     pub documents: Option<u64>,
 }
 
-impl Outcome {
+impl StoreOutcome {
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -153,52 +153,56 @@ impl Outcome {
             "{cookies} cookies into {}, {pairs} pairs, seed {}",
             self.store, self.seed
         )];
-        for way in &self.ways {
+        for variant in &self.variants {
             let mut line = format!(
                 "{}: {}, CPU {:.2} µs a cookie",
-                way.name,
-                rate(way.per_second),
-                way.client_cpu_micros
+                variant.name,
+                rate(variant.per_second),
+                variant.client_cpu_micros
             );
-            if let Some(micros) = way.mongod_cpu_micros {
+            if let Some(micros) = variant.mongod_cpu_micros {
                 line += &format!(", of mongod {micros:.1} µs");
             }
-            if let Some(batches) = &way.batches {
+            if let Some(batches) = &variant.batches {
                 line += &format!("; {batches}");
             }
-            if let Some(lookups) = &way.lookups {
+            if let Some(lookups) = &variant.lookups {
                 line += &format!("; {lookups}");
             }
             lines.push(line);
         }
-        lines.extend(self.faults.iter().map(|fault| format!("FAULT: {fault}")));
+        lines.extend(
+            self.failures
+                .iter()
+                .map(|failure| format!("FAULT: {failure}")),
+        );
         lines.join("\n")
     }
 }
 
 /// One way to write, and what it has taken so far.
-struct Way {
+struct Variant {
     name: &'static str,
     writer: Writer,
     bidder: Option<Bidder>,
-    taken: Taken,
+    cost: WriteCost,
 }
 
 enum Writer {
-    Consumed(Box<Consumed>),
-    Bare(Bare),
+    ConsumerSink(Box<ConsumerSink>),
+    Baseline(Baseline),
 }
 
 /// What writing has taken.
 #[derive(Debug, Clone, Copy, Default)]
-struct Taken {
+struct WriteCost {
     cookies: u64,
     time: Duration,
     client: Duration,
     mongod: Option<Duration>,
 }
 
-impl Taken {
+impl WriteCost {
     fn add(&mut self, other: &Self) {
         self.cookies += other.cookies;
         self.time += other.time;
@@ -212,7 +216,7 @@ impl Taken {
         self.cookies as f64 / self.time.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    fn micros_each(&self, cpu: Duration) -> f64 {
+    fn micros_per(&self, cpu: Duration) -> f64 {
         cpu.as_secs_f64() * 1e6 / self.cookies.max(1) as f64
     }
 }
@@ -225,7 +229,7 @@ pub async fn run(
     args: &StoreArgs,
     stop: &CancellationToken,
     progress: impl FnMut(&str),
-) -> Result<Outcome> {
+) -> Result<StoreOutcome> {
     let config = args.config()?;
     let server = match &config.storage.store {
         StoreConfig::Mongodb(uri) => Some(Server::connect(uri).await?),
@@ -262,11 +266,11 @@ async fn measure(
     server: Option<&Server>,
     stop: &CancellationToken,
     mut progress: impl FnMut(&str),
-) -> Result<Outcome> {
+) -> Result<StoreOutcome> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let mut ways = args.ways(config, server).await?;
+    let mut variants = args.variants(config, server).await?;
     let pairs_before = match server.filter(|_| args.resume) {
-        Some(server) => args.pairs_before(&ways, server).await?,
+        Some(server) => args.pairs_before(&variants, server).await?,
         None => 0,
     };
     // Later than that of any earlier run, as a producer's.
@@ -274,42 +278,42 @@ async fn measure(
     let mut workload = Workload::new(args, seed, pairs_before, epoch);
     let warm_up = WARM_UP_BATCHES * args.batch.get() as u64;
     let slice = workload.slice(warm_up, unix_micros())?;
-    for way in &mut ways {
-        way.write(&slice, None, server).await?;
-        way.taken = Taken::default();
+    for variant in &mut variants {
+        variant.write(&slice, None, server).await?;
+        variant.cost = WriteCost::default();
     }
 
-    let mut turn = 0;
-    let mut left = args.cookies.get();
-    while left > 0 && !stop.is_cancelled() {
+    let mut round = 0;
+    let mut remaining = args.cookies.get();
+    while remaining > 0 && !stop.is_cancelled() {
         let before = workload.pairs().clone();
-        let slice = workload.slice(left.min(args.slice.get()), unix_micros())?;
-        left -= slice.cookies();
+        let slice = workload.slice(remaining.min(args.slice.get()), unix_micros())?;
+        remaining -= slice.cookies();
         let mut line = format!("{:>12} documents", grouped(before.count()));
-        for at in 0..ways.len() {
-            let count = ways.len();
-            let way = &mut ways[(turn + at) % count];
-            let taken = way.write(&slice, Some(&before), server).await?;
-            line += &format!(" | {} {:>10}", way.name, rate(taken.per_second()));
-            if let Some(cpu) = taken.mongod {
-                line += &format!(", mongod {:.1} µs", taken.micros_each(cpu));
+        for at in 0..variants.len() {
+            let count = variants.len();
+            let variant = &mut variants[(round + at) % count];
+            let cost = variant.write(&slice, Some(&before), server).await?;
+            line += &format!(" | {} {:>10}", variant.name, rate(cost.per_second()));
+            if let Some(cpu) = cost.mongod {
+                line += &format!(", mongod {:.1} µs", cost.micros_per(cpu));
             }
         }
-        turn += 1;
+        round += 1;
         progress(&line);
     }
 
-    let mut outcome = Outcome {
+    let mut outcome = StoreOutcome {
         store: config.storage.store.to_string(),
         seed,
-        cookies: args.cookies.get() - left,
+        cookies: args.cookies.get() - remaining,
         pairs: workload.pairs().count(),
-        interrupted: left > 0,
-        ways: Vec::new(),
-        faults: Vec::new(),
+        interrupted: remaining > 0,
+        variants: Vec::new(),
+        failures: Vec::new(),
     };
-    for way in ways {
-        way.finish(&workload, server, &mut outcome).await?;
+    for variant in variants {
+        variant.finish(&workload, server, &mut outcome).await?;
     }
     Ok(outcome)
 }
@@ -323,7 +327,7 @@ impl StoreArgs {
             "--name=trials".to_owned(),
             format!("--store={}", self.store),
             format!("--batch-cookies={}", self.batch),
-            format!("--mongodb-prefix={PREFIX}{}-", consumed::NAME),
+            format!("--mongodb-prefix={PREFIX}{}-", consumer_sink::NAME),
             format!("--dead-letters={}", dead_letters.display()),
         ];
         if self.rate.is_none() {
@@ -337,34 +341,37 @@ impl StoreArgs {
     }
 
     /// All ways, the consumer's first.
-    async fn ways(&self, config: &Config, server: Option<&Server>) -> Result<Vec<Way>> {
-        let consumed = Consumed::start(config.clone(), self.rate).await?;
-        let mut writers = vec![(consumed::NAME, Writer::Consumed(Box::new(consumed)))];
-        if let Some(server) = server.filter(|_| !self.alone) {
-            let ceiling = Bare::start(Kind::Insert, self, config, server).await?;
-            writers.push((ceiling.name(), Writer::Bare(ceiling)));
+    async fn variants(&self, config: &Config, server: Option<&Server>) -> Result<Vec<Variant>> {
+        let consumer_sink = ConsumerSink::start(config.clone(), self.rate).await?;
+        let mut writers = vec![(
+            consumer_sink::NAME,
+            Writer::ConsumerSink(Box::new(consumer_sink)),
+        )];
+        if let Some(server) = server.filter(|_| !self.no_baseline) {
+            let ceiling = Baseline::start(BaselineKind::Insert, self, config, server).await?;
+            writers.push((ceiling.name(), Writer::Baseline(ceiling)));
             if self.repeat > 0.0 {
-                let upserts = Bare::start(Kind::Upsert, self, config, server).await?;
-                writers.push((upserts.name(), Writer::Bare(upserts)));
+                let upserts = Baseline::start(BaselineKind::Upsert, self, config, server).await?;
+                writers.push((upserts.name(), Writer::Baseline(upserts)));
             }
         }
-        let way = |(name, writer)| Way {
+        let variant = |(name, writer)| Variant {
             name,
             writer,
             bidder: self
                 .lookups
                 .zip(server)
                 .map(|(rate, server)| Bidder::new(server, name, rate)),
-            taken: Taken::default(),
+            cost: WriteCost::default(),
         };
-        Ok(writers.into_iter().map(way).collect())
+        Ok(writers.into_iter().map(variant).collect())
     }
 
     /// The pairs that an earlier run left behind.
-    async fn pairs_before(&self, ways: &[Way], server: &Server) -> Result<u64> {
+    async fn pairs_before(&self, variants: &[Variant], server: &Server) -> Result<u64> {
         let mut counts = Vec::new();
-        for way in ways {
-            counts.push(server.count(way.name, self.dsps).await?);
+        for variant in variants {
+            counts.push(server.count(variant.name, self.dsps).await?);
         }
         ensure!(
             counts[0] > 0 && counts.iter().all(|count| *count == counts[0]),
@@ -374,45 +381,45 @@ impl StoreArgs {
     }
 }
 
-impl Way {
+impl Variant {
     /// Writes a slice under the clock, while pairs of `before` are looked up if that is wanted.
     async fn write(
         &mut self,
         slice: &Slice,
         before: Option<&Pairs>,
         server: Option<&Server>,
-    ) -> Result<Taken> {
-        let looking = self.bidder.as_ref().zip(before);
-        let looking = looking.map(|(bidder, pairs)| bidder.look_up(pairs.clone()));
+    ) -> Result<WriteCost> {
+        let running = self.bidder.as_ref().zip(before);
+        let running = running.map(|(bidder, pairs)| bidder.look_up(pairs.clone()));
         let commands = match &self.writer {
-            Writer::Bare(bare) => bare.encode(slice)?,
-            Writer::Consumed(_) => Vec::new(),
+            Writer::Baseline(baseline) => baseline.encode(slice)?,
+            Writer::ConsumerSink(_) => Vec::new(),
         };
         let client_before = self.client_cpu();
         let mongod_before = server.and_then(Server::cpu);
         let began = Instant::now();
         let cookies = match &mut self.writer {
-            Writer::Consumed(consumed) => consumed.write(slice).await?,
-            Writer::Bare(bare) => bare.send(commands).await?,
+            Writer::ConsumerSink(consumer_sink) => consumer_sink.write(slice).await?,
+            Writer::Baseline(baseline) => baseline.send(commands).await?,
         };
         let mongod = server.and_then(Server::cpu).zip(mongod_before);
-        let taken = Taken {
+        let cost = WriteCost {
             cookies,
             time: began.elapsed(),
             client: self.client_cpu().saturating_sub(client_before),
             mongod: mongod.map(|(now, before)| now.saturating_sub(before)),
         };
-        self.taken.add(&taken);
-        if let (Some(bidder), Some(looking)) = (&mut self.bidder, looking) {
-            bidder.stop(looking).await?;
+        self.cost.add(&cost);
+        if let (Some(bidder), Some(running)) = (&mut self.bidder, running) {
+            bidder.stop(running).await?;
         }
-        Ok(taken)
+        Ok(cost)
     }
 
     fn client_cpu(&self) -> Duration {
         match &self.writer {
-            Writer::Consumed(_) => cpu::of_threads(&consumed::THREADS),
-            Writer::Bare(bare) => cpu::of_threads(&[bare.name()]),
+            Writer::ConsumerSink(_) => cpu::of_threads(&consumer_sink::THREADS),
+            Writer::Baseline(baseline) => cpu::of_threads(&[baseline.name()]),
         }
     }
 
@@ -421,42 +428,44 @@ impl Way {
         self,
         workload: &Workload,
         server: Option<&Server>,
-        outcome: &mut Outcome,
+        outcome: &mut StoreOutcome,
     ) -> Result<()> {
-        let Self { name, taken, .. } = self;
+        let Self { name, cost, .. } = self;
         let documents = match server {
             Some(server) => Some(server.count(name, workload.dsps()).await?),
             None => None,
         };
-        let mut faults = Vec::new();
+        let mut failures = Vec::new();
         let pairs = workload.pairs().count();
         if let Some(documents) = documents.filter(|count| *count != pairs) {
-            faults.push(format!("{documents} documents instead of {pairs}"));
+            failures.push(format!("{documents} documents instead of {pairs}"));
         }
         let batches = match self.writer {
-            Writer::Consumed(consumed) => {
-                let (batches, found) = consumed.finish(workload).await?;
-                faults.extend(found);
+            Writer::ConsumerSink(consumer_sink) => {
+                let (batches, found) = consumer_sink.finish(workload).await?;
+                failures.extend(found);
                 Some(batches)
             }
-            Writer::Bare(_) => None,
+            Writer::Baseline(_) => None,
         };
-        let lookups = self.bidder.map(|bidder| bidder.figures());
+        let lookups = self.bidder.map(|bidder| bidder.stats());
         if let Some(lookups) = lookups.as_ref().filter(|it| it.failed > 0) {
-            faults.push(format!(
+            failures.push(format!(
                 "{} lookups failed, or found nothing",
                 lookups.failed
             ));
         }
-        let named = faults.into_iter().map(|fault| format!("{name}: {fault}"));
-        outcome.faults.extend(named);
-        outcome.ways.push(WayOutcome {
+        let named = failures
+            .into_iter()
+            .map(|failure| format!("{name}: {failure}"));
+        outcome.failures.extend(named);
+        outcome.variants.push(VariantOutcome {
             name,
-            cookies: taken.cookies,
-            seconds: taken.time.as_secs_f64(),
-            per_second: taken.per_second(),
-            client_cpu_micros: taken.micros_each(taken.client),
-            mongod_cpu_micros: taken.mongod.map(|cpu| taken.micros_each(cpu)),
+            cookies: cost.cookies,
+            seconds: cost.time.as_secs_f64(),
+            per_second: cost.per_second(),
+            client_cpu_micros: cost.micros_per(cost.client),
+            mongod_cpu_micros: cost.mongod.map(|cpu| cost.micros_per(cpu)),
             batches,
             lookups,
             documents,

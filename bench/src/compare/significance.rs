@@ -12,7 +12,7 @@
 //! Samples of one run are not independent runs: seconds that follow each other resemble each other. So that
 //! test alone would find a change in nearly every pair of runs, which is why the first condition must hold as well.
 
-use crate::report::{Better, Figure, Report, Row, unit::CPU_MICROS};
+use crate::report::{Better, Measurement, Report, Row, unit::CPU_MICROS};
 
 /// From this many on the normal approximation of the test's statistic is good.
 const SAMPLES_MIN: usize = 8;
@@ -25,8 +25,8 @@ const CPU_NOISE: f64 = 0.5;
 /// A figure of either report.
 pub(super) struct Change<'a> {
     name: String,
-    a: Option<&'a Figure>,
-    b: Option<&'a Figure>,
+    a: Option<&'a Measurement>,
+    b: Option<&'a Measurement>,
     pub(super) verdict: Verdict,
 }
 
@@ -57,7 +57,7 @@ impl Verdict {
 /// Every compared figure of A in its order, then those that only B has.
 pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Change<'a>> {
     let [of_a, mut of_b] = [a, b].map(|report| {
-        let compared = report.figures();
+        let compared = report.measurements();
         let compared = compared.filter(|(_, it)| it.better.is_some() && it.value.is_some());
         compared.collect::<Vec<_>>()
     });
@@ -81,7 +81,7 @@ pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Chang
     changes
 }
 
-fn verdict(a: &Figure, b: &Figure, noise: f64) -> Verdict {
+fn verdict(a: &Measurement, b: &Measurement, noise: f64) -> Verdict {
     let noise = if a.unit == CPU_MICROS {
         noise * CPU_NOISE
     } else {
@@ -133,9 +133,9 @@ impl Change<'_> {
     /// Its line in the table.
     pub(super) fn row(&self) -> Row {
         let [a, b, percent] = self.texts();
-        let figures = [("A", a), ("B", b), ("change", percent)];
-        let figures = figures.map(|(name, text)| Figure::words(name, text));
-        Row::new(&self.name, figures).and([Figure::words("verdict", self.verdict.name())])
+        let measurements = [("A", a), ("B", b), ("change", percent)];
+        let measurements = measurements.map(|(name, text)| Measurement::text(name, text));
+        Row::new(&self.name, measurements).and([Measurement::text("verdict", self.verdict.name())])
     }
 
     /// What got worse.
@@ -146,7 +146,8 @@ impl Change<'_> {
 
     /// The value in A, in B, and the change in percent.
     fn texts(&self) -> [String; 3] {
-        let text = |figure: Option<&Figure>| figure.map_or("–", |it| &it.text).to_owned();
+        let text =
+            |measurement: Option<&Measurement>| measurement.map_or("–", |it| &it.text).to_owned();
         let values = self.a.zip(self.b).and_then(|(a, b)| a.value.zip(b.value));
         let relative = values.map(|(a, b)| (b - a) / a.abs());
         let relative = relative.filter(|change| change.is_finite());
@@ -165,13 +166,13 @@ mod tests {
     use crate::report::unit::{CPU, RATE, Unit};
 
     fn report(name: &str, unit: Unit, value: f64, better: Better, samples: &[f64]) -> Report {
-        let figure = Figure {
+        let measurement = Measurement {
             better: Some(better),
             ..unit.of(name, value)
         };
         let mut report = Report::new("load", "made up");
-        let figure = figure.sampled(samples.iter().copied());
-        report.add("Figures", "", [Row::new("", [figure])]);
+        let measurement = measurement.with_samples(samples.iter().copied());
+        report.add("Figures", "", [Row::new("", [measurement])]);
         report
     }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::Cluster,
-    load::{self, Counts, History, Limit, Plan},
+    load::{self, Bottleneck, History, Plan, RequestCounts},
     report::Percentiles,
     traffic::Traffic,
     values::parse_share,
@@ -38,11 +38,11 @@ pub struct DriveArgs {
 
 /// What a load saw.
 #[derive(Default)]
-pub struct Driven {
+pub struct LoadResult {
     /// How long it lasted.
     pub seconds: f64,
     /// What became of its requests.
-    pub counts: Counts,
+    pub counts: RequestCounts,
     /// From the intended time to the answer, in microseconds.
     pub latency: Option<Percentiles>,
     /// Why the generator was the limit, if it was.
@@ -77,7 +77,7 @@ impl DriveArgs {
 }
 
 /// Drives to the end, or until `stop`.
-pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<Driven> {
+pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<LoadResult> {
     let outcome = load::run(&plan, &stop).await?;
     let source = |history: History| {
         let index = history.connection() - plan.first_connection;
@@ -88,11 +88,12 @@ pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<Driven>
             requests: Box::new(history),
         }
     };
-    Ok(Driven {
+    Ok(LoadResult {
         seconds: outcome.seconds,
         counts: outcome.counts,
         latency: outcome.latency_micros,
-        limit: (outcome.generator.limited_by == Limit::Generator).then_some(outcome.generator.why),
+        limit: (outcome.generator.limited_by == Bottleneck::Generator)
+            .then_some(outcome.generator.why),
         sources: outcome.histories.into_iter().map(source).collect(),
     })
 }

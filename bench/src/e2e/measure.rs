@@ -3,50 +3,50 @@
 use std::time::Duration;
 
 use super::{
-    running::{Drove, Settled},
+    running::{LoadRun, Settlement},
     step::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
     verdict,
 };
 use crate::{
-    observe::{Counts, Observation, Role, Seen},
-    report::{micros_each, per_second},
+    observe::{Observation, ProcessCounts, ProcessSample, Role},
+    report::{micros_per, per_second},
     scrape::Buckets,
 };
 
 /// What a step is measured by.
-pub(super) struct Measured<'a> {
+pub(super) struct StepObservations<'a> {
     pub(super) rate: u64,
     pub(super) lasts: Duration,
-    pub(super) drove: &'a Drove,
+    pub(super) drove: &'a LoadRun,
     /// All that was seen from its begin to its end.
     pub(super) seen: &'a [Observation],
-    pub(super) settled: Settled,
+    pub(super) settled: Settlement,
     /// What was seen when it was settled.
     pub(super) end: &'a Observation,
     pub(super) flush_interval: Duration,
     pub(super) cores: usize,
 }
 
-impl Measured<'_> {
+impl StepObservations<'_> {
     pub(super) fn step(&self) -> Step {
-        let Drove {
+        let LoadRun {
             driven,
             before,
             after,
             backlog_max,
-            cut,
+            ended_early,
         } = self.drove;
         let counts = &driven.counts;
         let seconds = driven.seconds.max(f64::MIN_POSITIVE);
         let flush = self.quantiles(|counts| &counts.flush_seconds);
         let [delivered, bytes, batches, batched] = [
-            self.counted(|counts| counts.delivered),
-            self.counted(|counts| counts.sent_bytes),
-            self.counted(|counts| counts.batches),
-            self.counted(|counts| counts.batched),
+            self.increase(|counts| counts.delivered),
+            self.increase(|counts| counts.sent_bytes),
+            self.increase(|counts| counts.batches),
+            self.increase(|counts| counts.batched),
         ];
         let mean = |sum: u64, count: u64| sum as f64 / count.max(1) as f64;
-        let full = |seen: &Seen| {
+        let full = |seen: &ProcessSample| {
             let counts = &seen.counts;
             counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
         };
@@ -59,7 +59,7 @@ impl Measured<'_> {
             offered: u64::try_from(offered).unwrap_or(u64::MAX).min(due.max(1)),
             sent: counts.sent,
             accepted: counts.accepted,
-            refused: counts.errors() - counts.unanswered,
+            rejected: counts.errors() - counts.unanswered,
             unanswered: counts.unanswered,
             accepted_per_second: per_second(counts.accepted, seconds),
             edge_micros: driven.latency,
@@ -84,7 +84,7 @@ impl Measured<'_> {
             nodes: self.nodes(),
             processes: self.processes(),
             bytes_per_delivery: mean(bytes, delivered),
-            cut: *cut,
+            ended_early: *ended_early,
             is_sustained: false,
             why: None,
             generator_limit: driven.limit.clone(),
@@ -96,7 +96,7 @@ impl Measured<'_> {
     }
 
     /// What all nodes have observed since the begin.
-    fn quantiles(&self, of: fn(&Counts) -> &Buckets) -> Quantiles {
+    fn quantiles(&self, of: fn(&ProcessCounts) -> &Buckets) -> Quantiles {
         let buckets = self.end.histogram(of);
         let buckets = buckets.since(&self.drove.before.histogram(of));
         Quantiles {
@@ -122,7 +122,7 @@ impl Measured<'_> {
     }
 
     /// What all processes have counted since the begin.
-    fn counted(&self, of: fn(&Counts) -> u64) -> u64 {
+    fn increase(&self, of: fn(&ProcessCounts) -> u64) -> u64 {
         sum(self.end, of).saturating_sub(sum(&self.drove.before, of))
     }
 
@@ -136,7 +136,7 @@ impl Measured<'_> {
                 let (name, now, then) = (&now.name, &now.counts, &then.counts);
                 NodeCounts {
                     name: name.clone(),
-                    fates: now.fates.with(&then.fates, |now, then| now - then),
+                    outcomes: now.outcomes.with(&then.outcomes, |now, then| now - then),
                     lost: now.lost - then.lost,
                 }
             })
@@ -152,7 +152,7 @@ impl Measured<'_> {
                 name: now.name.clone(),
                 role: now.role,
                 cores,
-                cpu_micros_per_cookie: micros_each(
+                cpu_micros_per_cookie: micros_per(
                     now.cpu.saturating_sub(then.cpu).as_secs_f64(),
                     self.drove.driven.counts.accepted,
                 ),
@@ -182,6 +182,6 @@ fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
     nodes.min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
-fn sum(at: &Observation, of: fn(&Counts) -> u64) -> u64 {
+fn sum(at: &Observation, of: fn(&ProcessCounts) -> u64) -> u64 {
     at.processes.iter().map(|seen| of(&seen.counts)).sum()
 }

@@ -7,7 +7,7 @@ use crate::report::grouped;
 
 /// What was measured, and what was found to be wrong.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct E2eOutcome {
     /// Consumers, each with a store.
     pub consumers: usize,
     /// Producers.
@@ -31,7 +31,7 @@ pub struct Outcome {
     /// What the run says, in sentences.
     pub findings: Vec<String>,
     /// What is wrong; empty when all is well.
-    pub faults: Vec<String>,
+    pub failures: Vec<String>,
 }
 
 impl Verification {
@@ -70,11 +70,8 @@ impl Verification {
 
     /// What of it is wrong.
     #[must_use]
-    pub fn faults(&self) -> Vec<String> {
-        let wrong = self
-            .verdicts
-            .iter()
-            .filter(|verdict| !verdict.is_faultless());
+    pub fn failures(&self) -> Vec<String> {
+        let wrong = self.verdicts.iter().filter(|verdict| !verdict.has_passed());
         let wrong = wrong.map(|verdict| {
             let examples = verdict.examples.join("; ");
             format!("{} ({examples})", verdict.line())
@@ -89,14 +86,14 @@ mod tests {
 
     #[test]
     fn store_that_is_not_verified_is_a_fault_and_no_store_is_none() {
-        assert!(Verification::default().faults().is_empty());
+        assert!(Verification::default().failures().is_empty());
         let nothing = Verification {
             not_verified: Some("there is no store".to_owned()),
             ..Verification::default()
         };
-        assert!(nothing.faults().is_empty());
+        assert!(nothing.failures().is_empty());
         let failed = Verification::failed("node-1: it is gone".to_owned());
-        assert_eq!(failed.faults(), ["not verified: node-1: it is gone"]);
+        assert_eq!(failed.failures(), ["not verified: node-1: it is gone"]);
         assert_eq!(failed.lines(), ["NOT VERIFIED: node-1: it is gone"]);
     }
 }

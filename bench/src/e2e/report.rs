@@ -1,18 +1,18 @@
 //! The run as a report: tables of the steps and processes, plots of everything over time.
 
 use super::{
-    outcome::Outcome,
+    outcome::E2eOutcome,
     step::{NodeCounts, ProcessUse, Step},
 };
 use crate::{
     observe::{Observation, plots},
     report::{
-        Figure, Report, Row, counted,
+        Measurement, Report, Row, plural,
         unit::{BYTES, COUNT, CPU, DECIMAL, MEBIBYTES, MILLIS, RATE, SECONDS},
     },
 };
 
-impl Outcome {
+impl E2eOutcome {
     /// The summary for a person.
     #[must_use]
     pub fn summary(&self) -> String {
@@ -20,15 +20,15 @@ impl Outcome {
     }
 }
 
-pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report {
+pub(super) fn report(outcome: &E2eOutcome, observations: &[Observation]) -> Report {
     let expiry = outcome.expiry.as_ref();
     let title = format!(
         "{} → {} → {}{}, {}",
-        counted(outcome.producers, "producer"),
-        counted(outcome.consumers, "consumer"),
+        plural(outcome.producers, "producer"),
+        plural(outcome.consumers, "consumer"),
         outcome.store,
         expiry.map_or_else(String::new, |mode| format!(" with --expiry {mode}")),
-        counted(outcome.steps.len(), "step")
+        plural(outcome.steps.len(), "step")
     );
     let mut report = Report::new("e2e", &title);
     report.findings.clone_from(&outcome.findings);
@@ -43,7 +43,7 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
         },
         outcome.seed
     ));
-    report.faults.clone_from(&outcome.faults);
+    report.failures.clone_from(&outcome.failures);
     report.seconds = outcome.seconds;
     let of_steps = |row: fn(&Step) -> Row| outcome.steps.iter().map(row).collect::<Vec<_>>();
     report.add("Steps", STEPS, of_steps(step));
@@ -65,7 +65,7 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation]) -> Report 
 }
 
 impl Step {
-    fn row(&self, measures: impl IntoIterator<Item = Figure>) -> Row {
+    fn row(&self, measures: impl IntoIterator<Item = Measurement>) -> Row {
         Row::new(format!("{}/s", self.rate), measures)
     }
 }
@@ -82,7 +82,7 @@ fn step(step: &Step) -> Row {
         COUNT.of("requests accepted", step.accepted),
         RATE.of("accepted", step.accepted_per_second)
             .higher()
-            .sampled(samples),
+            .with_samples(samples),
         RATE.of("stored", step.stored_per_second).higher(),
         COUNT.of("backlog at the end", step.backlog).lower(),
         COUNT.of("largest backlog", step.backlog_max),
@@ -93,7 +93,7 @@ fn step(step: &Step) -> Row {
         BYTES
             .of("bytes a delivery", step.bytes_per_delivery)
             .lower(),
-        Figure::words("sustained", step.verdict("yes", "no")),
+        Measurement::text("sustained", step.verdict("yes", "no")),
     ])
 }
 
@@ -125,7 +125,7 @@ fn latency(step: &Step) -> Row {
 const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
     included; the peak is since the process began.";
 
-fn process(used: &ProcessUse) -> [Figure; 4] {
+fn process(used: &ProcessUse) -> [Measurement; 4] {
     [
         DECIMAL.of("cores", used.cores),
         CPU.of("CPU per cookie", used.cpu_micros_per_cookie).lower(),
@@ -136,15 +136,15 @@ fn process(used: &ProcessUse) -> [Figure; 4] {
 
 const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
 
-fn node(node: &NodeCounts) -> [Figure; 7] {
-    let fates = &node.fates;
+fn node(node: &NodeCounts) -> [Measurement; 7] {
+    let outcomes = &node.outcomes;
     [
-        COUNT.of("received", fates.received),
-        COUNT.of("written", fates.written),
-        COUNT.of("superseded", fates.superseded),
-        COUNT.of("suppressed", fates.suppressed),
-        COUNT.of("stale", fates.stale),
-        COUNT.of("failed", fates.failed),
+        COUNT.of("received", outcomes.received),
+        COUNT.of("written", outcomes.written),
+        COUNT.of("superseded", outcomes.superseded),
+        COUNT.of("suppressed", outcomes.suppressed),
+        COUNT.of("stale", outcomes.stale),
+        COUNT.of("failed", outcomes.failed),
         COUNT.of("lost", node.lost),
     ]
 }

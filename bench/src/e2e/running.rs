@@ -10,16 +10,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::drive::{self, Driven};
+use super::drive::{self, LoadResult};
 use crate::{
     cluster::{Cluster, ClusterArgs, Node, StoreBackend},
     load::Plan,
     observe::{Observation, Observer},
-    verify::{self, Check, Sent, Source, Verdict},
+    verify::{self, SentRequests, Source, StoreCheck, StoreVerdict},
 };
 
 /// How often the processes are looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often what is waited for is looked at.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
@@ -32,10 +32,10 @@ const SETTLE_MAX: Duration = Duration::from_secs(600);
 const SETTLE_INTERRUPTED_MAX: Duration = Duration::from_secs(30);
 
 /// How often what a scenario does meanwhile gets a turn.
-const MEANWHILE_INTERVAL: Duration = Duration::from_millis(50);
+const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A cluster at work.
-pub struct Running {
+pub struct ClusterRun {
     /// The processes.
     pub cluster: Cluster,
     /// What was seen of them so far.
@@ -47,9 +47,9 @@ pub struct Running {
 }
 
 /// A load as it was seen from outside.
-pub struct Drove {
+pub struct LoadRun {
     /// What the load itself saw.
-    pub driven: Driven,
+    pub driven: LoadResult,
     /// Everything before it began.
     pub before: Observation,
     /// Everything after it ended.
@@ -57,33 +57,33 @@ pub struct Drove {
     /// Largest backlog that was seen.
     pub backlog_max: u64,
     /// Why it did not go on to its end.
-    pub cut: Option<Cut>,
+    pub ended_early: Option<EarlyEnd>,
 }
 
 /// Why a load did not go on to its end: what it says of its rate is not to be relied on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Cut {
+pub enum EarlyEnd {
     /// Somebody wanted no more.
     Interrupted,
     /// A process ended by itself, or could not be reached.
-    Ended,
+    ProcessExited,
 }
 
 /// How a backlog went away.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Settled {
+pub struct Settlement {
     /// How long that took.
     pub seconds: f64,
     /// What was left when it was waited for no longer.
-    pub left: u64,
+    pub remaining: u64,
 }
 
 /// What the stores were found to hold.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Verification {
     /// One for each node.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<StoreVerdict>,
     /// Stores that could not be held against what was sent, and why.
     pub failed: Vec<String>,
     /// Why there was nothing to verify.
@@ -93,9 +93,9 @@ pub struct Verification {
 }
 
 /// Whether the request with this number on this connection may have been lost for a node.
-pub type Explain<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
+pub type NodeLossPredicate<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
 
-impl Running {
+impl ClusterRun {
     /// Starts a cluster and waits until every consumer reads from every producer.
     ///
     /// # Errors
@@ -121,44 +121,44 @@ impl Running {
             started: Instant::now(),
             ended: None,
         };
-        running.look().await;
+        running.observe().await;
         Ok(running)
     }
 
     /// Looks at everything once.
-    pub async fn look(&mut self) -> Observation {
+    pub async fn observe(&mut self) -> Observation {
         let targets = self.cluster.targets();
-        self.observer.look(&targets).await.clone()
+        self.observer.observe(&targets).await.clone()
     }
 
-    /// Runs a load to its end, looking at everything each second; `meanwhile` gets a turn often. A process that ends by
-    /// itself ends it, unless `meanwhile` is there to know better.
+    /// Runs a load to its end, looking at everything each second; `injector` gets a turn often. A process that ends by
+    /// itself ends it, unless `injector` is there to know better.
     pub async fn drive(
         &mut self,
         plan: Plan,
         stop: &CancellationToken,
-        mut meanwhile: Option<&mut dyn Meanwhile>,
-    ) -> Drove {
-        let before = self.look().await;
+        mut injector: Option<&mut dyn Injector>,
+    ) -> LoadRun {
+        let before = self.observe().await;
         let (began, mut backlog_max) = (Instant::now(), 0);
         let load_stop = stop.child_token();
         let mut load = JoinSet::new();
         load.spawn(drive::drive(plan, load_stop.clone()));
-        let mut looks = interval(LOOK_INTERVAL);
-        let mut turns = interval(MEANWHILE_INTERVAL);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        looks.reset();
+        let mut observations = interval(OBSERVE_INTERVAL);
+        let mut ticks = interval(TICK_INTERVAL);
+        observations.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        observations.reset();
         let driven = loop {
             let checked = tokio::select! {
                 Some(ended) = load.join_next() => break ended.map_err(Into::into).flatten(),
-                _ = looks.tick() => {
-                    backlog_max = backlog_max.max(self.look().await.backlog());
-                    if meanwhile.is_none() { self.cluster.check() } else { Ok(()) }
+                _ = observations.tick() => {
+                    backlog_max = backlog_max.max(self.observe().await.backlog());
+                    if injector.is_none() { self.cluster.check() } else { Ok(()) }
                 }
-                _ = turns.tick(), if meanwhile.is_some() && self.ended.is_none() => {
-                    match &mut meanwhile {
-                        Some(meanwhile) => self.turn(*meanwhile, began.elapsed()).await,
+                _ = ticks.tick(), if injector.is_some() && self.ended.is_none() => {
+                    match &mut injector {
+                        Some(injector) => self.tick(*injector, began.elapsed()).await,
                         None => Ok(()),
                     }
                 }
@@ -172,20 +172,20 @@ impl Running {
             if !load_stop.is_cancelled() {
                 self.end(&error);
             }
-            Driven::default()
+            LoadResult::default()
         });
-        let after = self.look().await;
+        let after = self.observe().await;
         backlog_max = backlog_max.max(after.backlog());
-        let cut = match &self.ended {
-            Some(_) => Some(Cut::Ended),
-            None => stop.is_cancelled().then_some(Cut::Interrupted),
+        let ended_early = match &self.ended {
+            Some(_) => Some(EarlyEnd::ProcessExited),
+            None => stop.is_cancelled().then_some(EarlyEnd::Interrupted),
         };
-        Drove {
+        LoadRun {
             driven,
             before,
             after,
             backlog_max,
-            cut,
+            ended_early,
         }
     }
 
@@ -200,7 +200,7 @@ impl Running {
         let ended = self.ended.iter();
         let others = stopped
             .iter()
-            .filter(|fault| self.ended.as_ref() != Some(*fault));
+            .filter(|failure| self.ended.as_ref() != Some(*failure));
         let unbalanced = self.observer.unbalanced();
         ended.chain(others).cloned().chain(unbalanced).collect()
     }
@@ -210,17 +210,17 @@ impl Running {
         (self.cluster.remove().await, self.observer)
     }
 
-    /// Gives `meanwhile` its turn.
+    /// Gives `injector` its turn.
     ///
     /// # Errors
-    /// As [`Meanwhile::turn`].
-    pub async fn turn(&mut self, meanwhile: &mut dyn Meanwhile, elapsed: Duration) -> Result<()> {
-        match meanwhile.turn(&mut self.cluster, elapsed)? {
-            Some(TurnEvent::Look) => {
-                self.look().await;
-                meanwhile.seen();
+    /// As [`Injector::turn`].
+    pub async fn tick(&mut self, injector: &mut dyn Injector, elapsed: Duration) -> Result<()> {
+        match injector.tick(&mut self.cluster, elapsed)? {
+            Some(InjectorAction::Observe) => {
+                self.observe().await;
+                injector.observed();
             }
-            Some(TurnEvent::Line(line)) => eprintln!("{line}"),
+            Some(InjectorAction::Print(line)) => eprintln!("{line}"),
             None => {}
         }
         Ok(())
@@ -231,17 +231,17 @@ impl Running {
         &mut self,
         stop: &CancellationToken,
         is_settled: impl Fn(&Observation, &Observation) -> bool,
-    ) -> Settled {
+    ) -> Settlement {
         let began = Instant::now();
-        let settled = |left| Settled {
+        let settled = |remaining| Settlement {
             seconds: began.elapsed().as_secs_f64(),
-            left,
+            remaining,
         };
         let (mut best, mut best_at) = (u64::MAX, began);
-        let mut last = self.look().await;
+        let mut last = self.observe().await;
         loop {
             sleep(SETTLE_INTERVAL).await;
-            let now = self.look().await;
+            let now = self.observe().await;
             let backlog = now.backlog();
             if let Err(error) = self.cluster.check() {
                 self.end(&error);
@@ -267,13 +267,13 @@ impl Running {
         }
     }
 
-    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_repeats` says of
+    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_duplicates` says of
     /// which nodes the consumers were restarted meanwhile.
     pub async fn verify(
         &mut self,
         sources: Vec<Source>,
-        explain: Explain<'_>,
-        forgets_repeats: &(dyn Fn(usize) -> bool + Sync),
+        explain: NodeLossPredicate<'_>,
+        forgets_duplicates: &(dyn Fn(usize) -> bool + Sync),
         stop: &CancellationToken,
     ) -> Verification {
         // Anyone who has interrupted the load still wants to know; a second Ctrl-C ends everything.
@@ -287,12 +287,13 @@ impl Running {
             balanced: self.observer.balanced(),
             ..Verification::default()
         };
-        match tokio::task::spawn_blocking(|| Sent::new(sources)).await {
+        match tokio::task::spawn_blocking(|| SentRequests::new(sources)).await {
             Ok(Ok(sent)) => {
                 for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
                     let may_be_lost = |source: &Source, number| explain(index, source, number);
                     let name = node.name.clone();
-                    let check = Check::new(&name, &sent, &may_be_lost, forgets_repeats(index));
+                    let check =
+                        StoreCheck::new(&name, &sent, &may_be_lost, forgets_duplicates(index));
                     let verdict = tokio::select! {
                         verdict = verify_node(node, check) => verdict,
                         () = stop.cancelled() => Err(anyhow!("interrupted")),
@@ -315,7 +316,7 @@ impl Running {
 }
 
 /// `None` when there is no store.
-async fn verify_node(node: &mut Node, check: Check<'_>) -> Result<Option<Verdict>> {
+async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<StoreVerdict>> {
     if let Some(process) = node.backend.process() {
         process.check()?;
     }
@@ -340,20 +341,20 @@ impl Verification {
 }
 
 /// What a scenario does while a load runs.
-pub trait Meanwhile {
+pub trait Injector {
     /// Does what is due; a line about it if it did something.
     ///
     /// # Errors
     /// When it cannot, or a process has ended that nobody told to.
-    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<TurnEvent>>;
+    fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>>;
     /// Takes note that everything was looked at when it asked for that.
-    fn seen(&mut self);
+    fn observed(&mut self);
 }
 
 /// What a turn came to.
-pub enum TurnEvent {
+pub enum InjectorAction {
     /// Everything is to be looked at before the next turn: what was counted up to now goes with a process.
-    Look,
+    Observe,
     /// Something was done.
-    Line(String),
+    Print(String),
 }

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::running::{Cut, Settled};
+use super::running::{EarlyEnd, Settlement};
 use crate::{
-    observe::{Fates, Role},
+    observe::{CookieOutcomes, Role},
     report::{Percentiles, duration, grouped, rate},
 };
 
@@ -22,7 +22,7 @@ pub struct Step {
     /// Requests answered with 200.
     pub accepted: u64,
     /// Requests answered otherwise.
-    pub refused: u64,
+    pub rejected: u64,
     /// Requests without an answer.
     pub unanswered: u64,
     /// `accepted` a second.
@@ -46,7 +46,7 @@ pub struct Step {
     /// How full the fullest consumer's buffer was then, 0 to 1.
     pub buffer_full: f64,
     /// How the backlog went away.
-    pub settled: Settled,
+    pub settled: Settlement,
     /// Rate at which the slowest node stored while requests came.
     pub stored_per_second: f64,
     /// Whether it was still keeping up towards the end.
@@ -58,7 +58,7 @@ pub struct Step {
     /// Bytes handed to streams for each cookie delivered.
     pub bytes_per_delivery: f64,
     /// Why it was cut short, if it was; it then says nothing of the rate.
-    pub cut: Option<Cut>,
+    pub ended_early: Option<EarlyEnd>,
     /// Whether accepted and stored kept up with the rate.
     pub is_sustained: bool,
     /// If not: where it stops, and why.
@@ -98,7 +98,7 @@ pub struct NodeCounts {
     pub name: String,
     /// Received, and what became of them.
     #[serde(flatten)]
-    pub fates: Fates,
+    pub outcomes: CookieOutcomes,
     /// Will not come.
     pub lost: u64,
 }
@@ -157,14 +157,14 @@ impl Step {
     #[must_use]
     pub fn lost_and_failed(&self) -> (u64, u64) {
         let sum = |of: fn(&NodeCounts) -> u64| self.nodes.iter().map(of).sum();
-        (sum(|node| node.lost), sum(|node| node.fates.failed))
+        (sum(|node| node.lost), sum(|node| node.outcomes.failed))
     }
 
     /// Whether it was sustained, in these words, or why that cannot be said.
     pub(super) fn verdict<'a>(&self, yes: &'a str, no: &'a str) -> &'a str {
-        match self.cut {
-            Some(Cut::Interrupted) => "interrupted",
-            Some(Cut::Ended) => "a process ended",
+        match self.ended_early {
+            Some(EarlyEnd::Interrupted) => "interrupted",
+            Some(EarlyEnd::ProcessExited) => "a process ended",
             None if self.is_sustained => yes,
             None => no,
         }

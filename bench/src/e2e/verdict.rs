@@ -1,9 +1,9 @@
 //! Whether a rate was sustained, and if not, where it stops and why: pure.
 
-use super::{outcome::Outcome, running::Cut, step::Step};
+use super::{outcome::E2eOutcome, running::EarlyEnd, step::Step};
 use crate::{
     observe::Role,
-    report::{counted, grouped, rate},
+    report::{grouped, plural, rate},
 };
 
 /// Share of the offered requests that must be accepted in time.
@@ -33,9 +33,9 @@ const ROLES: [(Role, &str); 4] = [
 
 /// `None` when accepted and stored kept up with the rate.
 pub(super) fn why_not_sustained(step: &Step, cores: usize) -> Option<String> {
-    match step.cut {
-        Some(Cut::Interrupted) => return Some("it was interrupted".to_owned()),
-        Some(Cut::Ended) => return Some("a process ended".to_owned()),
+    match step.ended_early {
+        Some(EarlyEnd::Interrupted) => return Some("it was interrupted".to_owned()),
+        Some(EarlyEnd::ProcessExited) => return Some("a process ended".to_owned()),
         None => {}
     }
     let half = &step.second_half;
@@ -71,9 +71,9 @@ fn accepting(step: &Step) -> String {
         Some(why) => {
             format!("{accepted} were accepted because the generator sent no more ({why})")
         }
-        None if step.refused > 0 => format!(
+        None if step.rejected > 0 => format!(
             "{accepted} were accepted, {} requests were refused",
-            grouped(step.refused)
+            grouped(step.rejected)
         ),
         None => format!("the edge accepts {accepted}"),
     }
@@ -107,31 +107,36 @@ fn machine(step: &Step, cores: usize) -> String {
     if total >= ALL_CORES * cores as f64 {
         format!(
             "the machine is busy, all of {} ({parts})",
-            counted(cores, "core")
+            plural(cores, "core")
         )
     } else {
         format!(
             "{total:.2} of {} are in use ({parts}): it is not the processor that is short",
-            counted(cores, "core")
+            plural(cores, "core")
         )
     }
 }
 
 /// What the run says, most important first.
-pub(super) fn findings(outcome: &Outcome) -> Vec<String> {
+pub(super) fn findings(outcome: &E2eOutcome) -> Vec<String> {
     let mut findings = Vec::new();
     let best = outcome
         .steps
         .iter()
         .filter(|step| step.is_sustained)
         .max_by_key(|step| step.rate);
-    let nodes = counted(outcome.consumers, "node");
-    let driven = || outcome.steps.iter().filter(|step| step.cut.is_none());
+    let nodes = plural(outcome.consumers, "node");
+    let driven = || {
+        outcome
+            .steps
+            .iter()
+            .filter(|step| step.ended_early.is_none())
+    };
     match best {
         Some(step) => findings.push(format!(
             "{} are sustained by {nodes} with everything on {}: accepted to stored {}",
             rate(step.rate as f64),
-            counted(outcome.cores, "core"),
+            plural(outcome.cores, "core"),
             step.stored.line()
         )),
         None if driven().next().is_some() => {
@@ -151,8 +156,13 @@ pub(super) fn findings(outcome: &Outcome) -> Vec<String> {
 }
 
 /// What a cookie cost at the highest rate that was sustained, or else at the first: what other rates need is computed from that.
-pub(super) fn cost(outcome: &Outcome) -> Option<String> {
-    let steps = || outcome.steps.iter().filter(|step| step.cut.is_none());
+pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
+    let steps = || {
+        outcome
+            .steps
+            .iter()
+            .filter(|step| step.ended_early.is_none())
+    };
     let sustained = steps().filter(|step| step.is_sustained);
     let step = sustained.max_by_key(|step| step.rate).or(steps().next())?;
     let each_node = |role| step.cpu_micros(role) / outcome.consumers as f64;
@@ -161,7 +171,7 @@ pub(super) fn cost(outcome: &Outcome) -> Option<String> {
          bytes to each node",
         rate(step.rate as f64),
         step.cpu_micros(Role::Producer),
-        counted(outcome.consumers, "node"),
+        plural(outcome.consumers, "node"),
         each_node(Role::Consumer),
         each_node(Role::Mongod),
         step.bytes_per_delivery,
@@ -176,10 +186,10 @@ fn what_became(step: &Step) -> String {
         format!("{} were lost, {} failed", grouped(lost), grouped(failed))
     };
     let waiting = grouped(step.backlog);
-    if step.settled.left > 0 {
+    if step.settled.remaining > 0 {
         words.push_str(&format!(
             ", {waiting} were waiting at the end, {} still after {:.0} s",
-            grouped(step.settled.left),
+            grouped(step.settled.remaining),
             step.settled.seconds
         ));
     } else {
@@ -195,7 +205,7 @@ fn what_became(step: &Step) -> String {
 mod tests {
     use super::*;
     use crate::e2e::{
-        running::Settled,
+        running::Settlement,
         step::{ProcessUse, Quantiles, SecondHalf},
     };
 
@@ -219,7 +229,7 @@ mod tests {
             offered: 10_000,
             sent: 10_000,
             accepted: 10_000,
-            refused: 0,
+            rejected: 0,
             unanswered: 0,
             accepted_per_second: 1_000.0,
             edge_micros: None,
@@ -231,9 +241,9 @@ mod tests {
             backlog_max: 900,
             backlog_in_producers: 0,
             buffer_full: 0.0,
-            settled: Settled {
+            settled: Settlement {
                 seconds: 4.1,
-                left: 0,
+                remaining: 0,
             },
             stored_per_second: 990.0,
             second_half: SecondHalf {
@@ -242,7 +252,7 @@ mod tests {
                 backlog_growth: 0,
                 backlog_wave: 250.0,
             },
-            cut: None,
+            ended_early: None,
             nodes: Vec::new(),
             processes: processes.into_iter().map(used).collect(),
             bytes_per_delivery: 60.0,
@@ -260,15 +270,15 @@ mod tests {
 
     #[test]
     fn step_that_was_cut_short_is_never_sustained() {
-        for (cut, word) in [
-            (Cut::Interrupted, "interrupted"),
-            (Cut::Ended, "process ended"),
+        for (ended_early, word) in [
+            (EarlyEnd::Interrupted, "interrupted"),
+            (EarlyEnd::ProcessExited, "process ended"),
         ] {
-            let cut = Step {
-                cut: Some(cut),
+            let ended_early = Step {
+                ended_early: Some(ended_early),
                 ..step()
             };
-            check(&cut, 2, &[word]);
+            check(&ended_early, 2, &[word]);
         }
     }
 

@@ -6,7 +6,7 @@
 //! fault when requests found no place: a generator without a pause takes answers late, so that its own slowness
 //! fills the pipelines.
 
-use super::thread_time::Shares;
+use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};
 
 /// Late is what leaves so long after it could have: more than a timer's millisecond and a turn of the processor
@@ -24,9 +24,9 @@ const HELD_UP_SHARE: f64 = 0.8;
 
 /// What the generator itself did to the figures.
 #[derive(Debug, Clone)]
-pub struct Generator {
+pub struct GeneratorVerdict {
     /// What kept the load from being higher, as far as this side can tell.
-    pub limited_by: Limit,
+    pub limited_by: Bottleneck,
     /// Why it was, or what else there is to know about it; one sentence.
     pub why: String,
     /// With a schedule: from the time when a request was due and had a place on its connection until it was sent.
@@ -35,7 +35,7 @@ pub struct Generator {
 
 /// What kept a load from being higher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum Bottleneck {
     /// Nothing on this side that is known: the schedule was kept, or the generator waited for answers.
     None,
     /// The generator: with a schedule, more than 1 % of the requests left more than 10 ms after they could have; or a thread
@@ -46,16 +46,20 @@ pub enum Limit {
     Processors,
 }
 
-impl Generator {
+impl GeneratorVerdict {
     /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on the
     /// threads' use of a processor, as far as that is known.
-    pub(super) fn assess(delay: Option<Percentiles>, is_behind: bool, threads: &[Shares]) -> Self {
+    pub(super) fn assess(
+        delay: Option<Percentiles>,
+        is_behind: bool,
+        threads: &[CpuShares],
+    ) -> Self {
         let busiest = threads.iter().max_by(|a, b| a.busy().total_cmp(&b.busy()));
-        let by_threads = busiest.map_or(Limit::None, Limit::of);
+        let by_threads = busiest.map_or(Bottleneck::None, Bottleneck::of);
         let is_late = delay.as_ref().is_some_and(Self::is_late);
         let limited_by = match &delay {
-            Some(_) if is_late => Limit::Generator,
-            Some(_) if !is_behind => Limit::None,
+            Some(_) if is_late => Bottleneck::Generator,
+            Some(_) if !is_behind => Bottleneck::None,
             _ => by_threads,
         };
         let threads = match busiest {
@@ -69,27 +73,29 @@ impl Generator {
             }
         };
         let advice = match by_threads {
-            Limit::Generator => "add --threads, or send from another machine",
-            Limit::Processors => {
+            Bottleneck::Generator => "add --threads, or send from another machine",
+            Bottleneck::Processors => {
                 "send from another machine, or from fewer threads than there are processors left"
             }
-            Limit::None => "something held the whole process up",
+            Bottleneck::None => "something held the whole process up",
         };
         let why = match (limited_by, &delay) {
             (_, Some(delay)) if is_late => format!(
                 "the generator was late by itself: 1 % of the requests left {} or more after they could have; {threads}; {advice}",
                 duration(delay.p99)
             ),
-            (Limit::Generator, _) => format!("the generator was the limit: {threads}; {advice}"),
-            (Limit::Processors, _) => format!(
+            (Bottleneck::Generator, _) => {
+                format!("the generator was the limit: {threads}; {advice}")
+            }
+            (Bottleneck::Processors, _) => format!(
                 "the processors were the limit, which the generator shares with what it measures: {threads}; {advice}"
             ),
-            (Limit::None, None) if busiest.is_none() => threads,
-            (Limit::None, Some(delay)) => format!(
+            (Bottleneck::None, None) if busiest.is_none() => threads,
+            (Bottleneck::None, Some(delay)) => format!(
                 "the generator kept up: 99 % of the requests left within {} of when they could; {threads}",
                 duration(delay.p99)
             ),
-            (Limit::None, None) => format!("the generator had time left: {threads}"),
+            (Bottleneck::None, None) => format!("the generator had time left: {threads}"),
         };
         Self {
             limited_by,
@@ -104,7 +110,7 @@ impl Generator {
     }
 }
 
-impl Limit {
+impl Bottleneck {
     /// In a table.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -116,7 +122,7 @@ impl Limit {
     }
 
     /// What a thread was held up by.
-    fn of(thread: &Shares) -> Self {
+    fn of(thread: &CpuShares) -> Self {
         if thread.waiting > CROWDED_SHARE && thread.busy() >= HELD_UP_SHARE {
             Self::Processors
         } else if thread.waiting <= CROWDED_SHARE && thread.busy() >= BUSY_SHARE {
@@ -127,7 +133,7 @@ impl Limit {
     }
 }
 
-impl Shares {
+impl CpuShares {
     fn busy(&self) -> f64 {
         self.running + self.waiting
     }
@@ -137,9 +143,9 @@ impl Shares {
 mod tests {
     use super::*;
 
-    fn thread(running: u16, waiting: u16) -> Shares {
+    fn thread(running: u16, waiting: u16) -> CpuShares {
         let [running, waiting] = [running, waiting].map(|millis| f64::from(millis) / 1e3);
-        Shares { running, waiting }
+        CpuShares { running, waiting }
     }
 
     fn delay(p99: u64) -> Option<Percentiles> {
@@ -156,11 +162,11 @@ mod tests {
     fn check(
         delay: Option<Percentiles>,
         is_behind: bool,
-        threads: &[Shares],
-        limited_by: Limit,
+        threads: &[CpuShares],
+        limited_by: Bottleneck,
         words: &str,
     ) {
-        let verdict = Generator::assess(delay, is_behind, threads);
+        let verdict = GeneratorVerdict::assess(delay, is_behind, threads);
         assert_eq!(verdict.limited_by, limited_by, "{}", verdict.why);
         assert!(verdict.why.contains(words), "{}", verdict.why);
     }
@@ -171,24 +177,25 @@ mod tests {
             delay(2_000),
             false,
             &[thread(990, 0)],
-            Limit::None,
+            Bottleneck::None,
             "kept up",
         );
         check(
             delay(2_000),
             false,
             &[thread(100, 500)],
-            Limit::None,
+            Bottleneck::None,
             "50 %",
         );
-        check(delay(2_000), false, &[], Limit::None, "unknown");
+        check(delay(2_000), false, &[], Bottleneck::None, "unknown");
     }
 
     #[test]
     fn generator_that_is_late_says_why() {
         let busy = [thread(10, 0), thread(970, 20)];
-        let late =
-            |threads: &[_], words| check(delay(20_000), true, threads, Limit::Generator, words);
+        let late = |threads: &[_], words| {
+            check(delay(20_000), true, threads, Bottleneck::Generator, words)
+        };
         late(&busy, "97 %");
         late(&busy, "add --threads");
         late(&[thread(300, 600)], "another machine");
@@ -199,24 +206,24 @@ mod tests {
     #[test]
     fn who_fills_the_pipelines_is_told_by_the_threads() {
         let behind = |threads: &[_], limit, words| check(delay(2_000), true, threads, limit, words);
-        behind(&[thread(960, 20)], Limit::Generator, "was the limit");
-        behind(&[thread(380, 590)], Limit::Processors, "shares");
-        behind(&[thread(300, 10)], Limit::None, "kept up");
-        behind(&[], Limit::None, "unknown");
+        behind(&[thread(960, 20)], Bottleneck::Generator, "was the limit");
+        behind(&[thread(380, 590)], Bottleneck::Processors, "shares");
+        behind(&[thread(300, 10)], Bottleneck::None, "kept up");
+        behind(&[], Bottleneck::None, "unknown");
     }
 
     #[test]
     fn without_a_schedule_a_thread_without_pause_is_the_limit() {
         let check = |threads: &[_], limit, words| check(None, false, threads, limit, words);
-        check(&[thread(500, 100)], Limit::None, "had time left");
+        check(&[thread(500, 100)], Bottleneck::None, "had time left");
         check(
             &[thread(100, 0), thread(960, 0)],
-            Limit::Generator,
+            Bottleneck::Generator,
             "--threads",
         );
-        check(&[thread(380, 590)], Limit::Processors, "processors");
-        check(&[thread(150, 800)], Limit::Processors, "80 %");
-        check(&[thread(150, 300)], Limit::None, "had time left");
-        check(&[], Limit::None, "unknown");
+        check(&[thread(380, 590)], Bottleneck::Processors, "processors");
+        check(&[thread(150, 800)], Bottleneck::Processors, "80 %");
+        check(&[thread(150, 300)], Bottleneck::None, "had time left");
+        check(&[], Bottleneck::None, "unknown");
     }
 }

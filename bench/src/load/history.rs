@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::verify::{Fate, Requests};
+use crate::verify::{RequestHistory, RequestOutcome};
 
 /// Width of a group.
 const GROUP_NANOS: u64 = 10_000_000;
@@ -23,7 +23,7 @@ pub struct History {
     settled: u64,
     ended_nanos: u64,
     groups: Vec<Group>,
-    /// By number, without overlap; none is [`Fate::Accepted`].
+    /// By number, without overlap; none is [`RequestOutcome::Accepted`].
     exceptions: Vec<Exception>,
 }
 
@@ -41,7 +41,7 @@ struct Group {
 struct Exception {
     from: u64,
     count: u64,
-    fate: Fate,
+    outcome: RequestOutcome,
 }
 
 impl History {
@@ -70,14 +70,14 @@ impl History {
 
     /// Notes the fate of the next `count` that have none, known at `now_nanos`.
     #[inline]
-    pub(super) fn settle(&mut self, count: u64, fate: Fate, now_nanos: u64) {
+    pub(super) fn settle(&mut self, count: u64, outcome: RequestOutcome, now_nanos: u64) {
         if !self.keeps_all || count == 0 {
             return;
         }
         let group = self.group(now_nanos);
         group.settled_after += count;
-        if fate != Fate::Accepted {
-            self.except(count, fate);
+        if outcome != RequestOutcome::Accepted {
+            self.except(count, outcome);
         }
         self.settled += count;
     }
@@ -106,13 +106,17 @@ impl History {
         group
     }
 
-    fn except(&mut self, count: u64, fate: Fate) {
+    fn except(&mut self, count: u64, outcome: RequestOutcome) {
         let from = self.settled;
         match self.exceptions.last_mut() {
-            Some(last) if last.fate == fate && last.from + last.count == from => {
+            Some(last) if last.outcome == outcome && last.from + last.count == from => {
                 last.count += count;
             }
-            _ => self.exceptions.push(Exception { from, count, fate }),
+            _ => self.exceptions.push(Exception {
+                from,
+                count,
+                outcome,
+            }),
         }
     }
 
@@ -127,24 +131,24 @@ impl History {
     }
 }
 
-impl Requests for History {
+impl RequestHistory for History {
     fn sent(&self) -> u64 {
         self.sent
     }
 
-    fn fate(&self, number: u64) -> Fate {
+    fn outcome(&self, number: u64) -> RequestOutcome {
         if number >= self.sent {
-            return Fate::NotSent;
+            return RequestOutcome::Unsent;
         }
         if number >= self.settled {
-            return Fate::Unknown;
+            return RequestOutcome::Unknown;
         }
         let next = self
             .exceptions
             .partition_point(|exception| exception.from <= number);
         match next.checked_sub(1).map(|index| self.exceptions[index]) {
-            Some(exception) if number - exception.from < exception.count => exception.fate,
-            _ => Fate::Accepted,
+            Some(exception) if number - exception.from < exception.count => exception.outcome,
+            _ => RequestOutcome::Accepted,
         }
     }
 
@@ -159,8 +163,11 @@ impl Requests for History {
         self.at(group.map_or(0, |group| group.began_nanos))
     }
 
-    fn answered_before(&self, number: u64) -> Instant {
-        if matches!(self.fate(number), Fate::Unknown | Fate::NotSent) {
+    fn responded_by(&self, number: u64) -> Instant {
+        if matches!(
+            self.outcome(number),
+            RequestOutcome::Unknown | RequestOutcome::Unsent
+        ) {
             return self.at(self.ended_nanos);
         }
         let first = self
@@ -185,22 +192,22 @@ mod tests {
         let start = Instant::now();
         let mut history = History::new(7, start, true);
         history.send(5, 2 * MILLISECOND);
-        history.settle(2, Fate::Accepted, 4 * MILLISECOND);
-        history.settle(1, Fate::Refused, 40 * MILLISECOND);
-        history.settle(1, Fate::Accepted, 41 * MILLISECOND);
+        history.settle(2, RequestOutcome::Accepted, 4 * MILLISECOND);
+        history.settle(1, RequestOutcome::Rejected, 40 * MILLISECOND);
+        history.settle(1, RequestOutcome::Accepted, 41 * MILLISECOND);
         history.send(3, 90 * MILLISECOND);
         // The connection broke.
-        history.settle(2, Fate::Unknown, 95 * MILLISECOND);
-        history.settle(1, Fate::Unknown, 96 * MILLISECOND);
-        history.settle(1, Fate::Accepted, 99 * MILLISECOND);
+        history.settle(2, RequestOutcome::Unknown, 95 * MILLISECOND);
+        history.settle(1, RequestOutcome::Unknown, 96 * MILLISECOND);
+        history.settle(1, RequestOutcome::Accepted, 99 * MILLISECOND);
         history.end(200 * MILLISECOND);
 
-        use Fate::{Accepted, NotSent, Refused, Unknown};
-        let fates: Vec<_> = (0..9).map(|number| history.fate(number)).collect();
+        use RequestOutcome::{Accepted, Rejected, Unknown, Unsent};
+        let outcomes: Vec<_> = (0..9).map(|number| history.outcome(number)).collect();
         let expected = [
-            Accepted, Accepted, Refused, Accepted, Unknown, Unknown, Unknown, Accepted, NotSent,
+            Accepted, Accepted, Rejected, Accepted, Unknown, Unknown, Unknown, Accepted, Unsent,
         ];
-        assert_eq!(fates, expected);
+        assert_eq!(outcomes, expected);
         assert_eq!((history.connection(), history.sent()), (7, 8));
         assert_eq!(history.exceptions.len(), 2);
 
@@ -210,7 +217,7 @@ mod tests {
         };
         let sent = times(&|number| history.sent_after(number));
         assert_eq!(sent, [2, 2, 2, 2, 2, 90, 90, 90, 200]);
-        let answered = times(&|number| history.answered_before(number));
+        let answered = times(&|number| history.responded_by(number));
         assert_eq!(answered, [4, 4, 41, 41, 200, 200, 200, 99, 200]);
     }
 
@@ -220,10 +227,10 @@ mod tests {
         let mut history = History::new(0, start, true);
         history.send(2, 0);
         history.end(5 * MILLISECOND);
-        assert_eq!(history.fate(1), Fate::Unknown);
+        assert_eq!(history.outcome(1), RequestOutcome::Unknown);
         assert_eq!(history.sent_after(1), start);
         let end = start + Duration::from_millis(5);
-        assert_eq!(history.answered_before(1), end);
+        assert_eq!(history.responded_by(1), end);
     }
 
     #[test]
@@ -231,7 +238,7 @@ mod tests {
         let mut history = History::new(0, Instant::now(), false);
         for second in 0..9 {
             history.send(2, second * 1_000 * MILLISECOND);
-            history.settle(1, Fate::Refused, second * 1_000 * MILLISECOND);
+            history.settle(1, RequestOutcome::Rejected, second * 1_000 * MILLISECOND);
         }
         assert_eq!(history.sent(), 18);
         assert!(history.groups.is_empty() && history.exceptions.is_empty());
@@ -251,7 +258,7 @@ mod tests {
                 history.send(more, now);
                 sent.extend((0..more).map(|_| now));
                 let answers = answers.min((sent.len() - answered.len()) as u64);
-                history.settle(answers, Fate::Accepted, now);
+                history.settle(answers, RequestOutcome::Accepted, now);
                 answered.extend((0..answers).map(|_| now));
             }
             history.end(now);
@@ -262,7 +269,7 @@ mod tests {
                 proptest::prop_assert!(after <= at(nanos) && after + width > at(nanos));
             }
             for (number, &nanos) in (0..).zip(&answered) {
-                let before = history.answered_before(number);
+                let before = history.responded_by(number);
                 proptest::prop_assert!(before >= at(nanos) && before < at(nanos) + width);
             }
         }

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use super::{generator::Generator, history::History, plan::Plan, recorder::Counts, second::Second};
+use super::{
+    generator::GeneratorVerdict, history::History, plan::Plan, recorder::RequestCounts,
+    second::Second,
+};
 use crate::report::Percentiles;
 
 /// What a load saw.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct LoadOutcome {
     /// What it consisted of.
     pub plan: Plan,
     /// From the start to the last answer; when requests stayed without one, or did not leave, at least to when the last was
@@ -16,14 +19,14 @@ pub struct Outcome {
     /// It was stopped before its end.
     pub interrupted: bool,
     /// What became of its requests.
-    pub counts: Counts,
+    pub counts: RequestCounts,
     /// From sending, or with a rate from the intended time, to the answer 200; of a request without an answer, until it
     /// was given up, which is the least it would have taken. Requests that were refused are not in it.
     pub latency_micros: Option<Percentiles>,
     /// With a rate: from the intended time to the time a request was given to the system.
     pub send_delay_micros: Option<Percentiles>,
     /// Whether the generator was the limit.
-    pub generator: Generator,
+    pub generator: GeneratorVerdict,
     /// CPU time of this process.
     pub cpu: Duration,
     /// Second by second.

@@ -48,7 +48,7 @@ pub struct Plan {
     /// The traffic's stream of the first connection: another for each load, and two loads of one seed send other cookies
     /// of the same users.
     pub first_connection: u64,
-    /// Keep the fate and the time of each request in [`Outcome::histories`](super::Outcome::histories): 32 bytes for each 10 ms
+    /// Keep the fate and the time of each request in [`LoadOutcome::histories`](super::Outcome::histories): 32 bytes for each 10 ms
     /// on each connection. Without it, they tell only how many were sent.
     pub keeps_history: bool,
 }

@@ -13,22 +13,22 @@ const SECOND_NANOS: u64 = 1_000_000_000;
 /// Counts and times of the connections of one thread.
 pub(super) struct Recorder {
     started: Instant,
-    current: Part,
+    current: Interval,
     began_nanos: u64,
     outstanding: u64,
-    finished: Vec<Part>,
+    finished: Vec<Interval>,
 }
 
 /// One thread's part of one second, or the sum of several.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Part {
+pub(super) struct Interval {
     /// Which second, from 0.
     pub(super) second: u64,
     /// How much of it there was.
     pub(super) length: Duration,
     /// The thread hands in no more.
     pub(super) is_last: bool,
-    pub(super) counts: Counts,
+    pub(super) counts: RequestCounts,
     /// Requests without an answer at its end.
     pub(super) outstanding: u64,
     /// When the last answer came, in nanoseconds since the start of the load.
@@ -38,13 +38,13 @@ pub(super) struct Part {
 
 /// Counts of the requests of a load, or of a second of it.
 #[derive(Debug, Clone, Default)]
-pub struct Counts {
+pub struct RequestCounts {
     /// Requests sent.
     pub sent: u64,
     /// Requests answered with 200.
     pub accepted: u64,
     /// Requests answered with another status.
-    pub refused: BTreeMap<u16, u64>,
+    pub rejected: BTreeMap<u16, u64>,
     /// Requests whose connection ended, or whose answer did not come in time.
     pub unanswered: u64,
     /// Answers that are not HTTP, or that nobody asked for.
@@ -71,7 +71,7 @@ impl Recorder {
     pub(super) fn new(started: Instant) -> Self {
         Self {
             started,
-            current: Part::new(0),
+            current: Interval::new(0),
             began_nanos: 0,
             outstanding: 0,
             finished: Vec::new(),
@@ -88,25 +88,25 @@ impl Recorder {
     #[inline]
     pub(super) fn roll(&mut self, now_nanos: u64) {
         while now_nanos >= self.began_nanos + SECOND_NANOS {
-            self.end_part(self.began_nanos + SECOND_NANOS);
+            self.end_interval(self.began_nanos + SECOND_NANOS);
         }
     }
 
     /// Ends everything; there is at least one part.
-    pub(super) fn finish(mut self, now_nanos: u64) -> Vec<Part> {
+    pub(super) fn finish(mut self, now_nanos: u64) -> Vec<Interval> {
         self.roll(now_nanos);
         self.current.is_last = true;
-        self.end_part(now_nanos);
+        self.end_interval(now_nanos);
         self.finished
     }
 
     /// The seconds that ended since this was asked last.
-    pub(super) fn take_finished(&mut self) -> Vec<Part> {
+    pub(super) fn take_finished(&mut self) -> Vec<Interval> {
         std::mem::take(&mut self.finished)
     }
 
-    fn end_part(&mut self, at_nanos: u64) {
-        let next = Part::new(self.current.second + 1);
+    fn end_interval(&mut self, at_nanos: u64) {
+        let next = Interval::new(self.current.second + 1);
         let mut part = std::mem::replace(&mut self.current, next);
         part.length = Duration::from_nanos(at_nanos - self.began_nanos);
         part.outstanding = self.outstanding;
@@ -115,7 +115,7 @@ impl Recorder {
     }
 
     /// What is counted in the present second but for requests and their answers.
-    pub(super) fn counts(&mut self) -> &mut Counts {
+    pub(super) fn counts(&mut self) -> &mut RequestCounts {
         &mut self.current.counts
     }
 
@@ -145,7 +145,7 @@ impl Recorder {
             self.current.counts.accepted += requests;
             self.took(now_nanos, at_nanos, requests);
         } else {
-            *self.current.counts.refused.entry(status).or_default() += requests;
+            *self.current.counts.rejected.entry(status).or_default() += requests;
         }
     }
 
@@ -163,7 +163,7 @@ impl Recorder {
     }
 }
 
-impl Part {
+impl Interval {
     pub(super) fn new(second: u64) -> Self {
         Self {
             second,
@@ -184,18 +184,18 @@ impl Part {
     }
 }
 
-impl Counts {
+impl RequestCounts {
     /// Wrong answers, and requests without one.
     #[must_use]
     pub fn errors(&self) -> u64 {
-        self.refused.values().sum::<u64>() + self.unanswered + self.malformed
+        self.rejected.values().sum::<u64>() + self.unanswered + self.malformed
     }
 
     fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.accepted += other.accepted;
-        for (status, count) in &other.refused {
-            *self.refused.entry(*status).or_default() += count;
+        for (status, count) in &other.rejected {
+            *self.rejected.entry(*status).or_default() += count;
         }
         self.unanswered += other.unanswered;
         self.malformed += other.malformed;
@@ -224,7 +224,7 @@ mod tests {
         recorder.answered(200, 2_300_000_000, 100_000_000, 2);
         let first = recorder.take_finished();
         let rest = recorder.finish(2_500_000_000);
-        let parts: Vec<_> = first
+        let intervals: Vec<_> = first
             .iter()
             .chain(&rest)
             .map(|part| {
@@ -237,7 +237,7 @@ mod tests {
             (1, 1_000, (0, 0, 2)),
             (2, 500, (0, 2, 0)),
         ];
-        assert_eq!(parts, expected);
+        assert_eq!(intervals, expected);
         let latency = rest[0].times.latency.percentiles().unwrap().max;
         assert!(latency.abs_diff(2_200_000) < 3_000, "{latency}");
     }
@@ -248,11 +248,14 @@ mod tests {
         recorder.sent(3);
         recorder.answered(200, 300_000_000, 200_000_000, 1);
         recorder.lost(900_000_000, 100_000_000, 2);
-        let parts = recorder.finish(950_000_000);
-        let latency = &parts[0].times.latency;
+        let intervals = recorder.finish(950_000_000);
+        let latency = &intervals[0].times.latency;
         let latency = latency.percentiles().unwrap();
         assert!(latency.p50.abs_diff(800_000) < 1_000);
         assert!(latency.max.abs_diff(800_000) < 1_000);
-        assert_eq!((parts[0].counts.errors(), parts[0].outstanding), (2, 0));
+        assert_eq!(
+            (intervals[0].counts.errors(), intervals[0].outstanding),
+            (2, 0)
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! The report of a load: rates and percentiles over time, latency by percentile, and what follows from them.
 
-use super::{generator::Limit, outcome::Outcome, recorder::Counts, second::Second};
+use super::{generator::Bottleneck, outcome::LoadOutcome, recorder::RequestCounts, second::Second};
 use crate::report::{
-    Figure, Plot, Report, Row, grouped, lines, micros_each, per_second, rate, samples,
+    Measurement, Plot, Report, Row, grouped, lines, micros_per, per_second, rate, samples,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -14,7 +14,7 @@ const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 /// A part of a second shorter than this says nothing about a rate.
 const WHOLE_SECOND: f64 = 0.999;
 
-impl Outcome {
+impl LoadOutcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -28,7 +28,7 @@ impl Outcome {
         let title = format!("{} connections: {how}", self.plan.connections);
         let mut report = Report::new("load", &title);
         report.findings = findings(self);
-        report.faults = faults(self);
+        report.failures = failures(self);
         report.seconds = self.seconds;
         let whole = self.by_second.iter().filter(|second| is_whole(second));
         let whole: Vec<_> = whole.map(second).collect();
@@ -48,12 +48,12 @@ impl Outcome {
     /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
     /// that should have.
     #[must_use]
-    pub fn is_faultless(&self) -> bool {
-        faults(self).is_empty()
+    pub fn has_passed(&self) -> bool {
+        failures(self).is_empty()
     }
 }
 
-fn findings(outcome: &Outcome) -> Vec<String> {
+fn findings(outcome: &LoadOutcome) -> Vec<String> {
     let mut findings = Vec::new();
     if let Some(latency) = &outcome.latency_micros {
         let from = match outcome.plan.rate {
@@ -78,28 +78,28 @@ fn findings(outcome: &Outcome) -> Vec<String> {
     findings
 }
 
-fn faults(outcome: &Outcome) -> Vec<String> {
+fn failures(outcome: &LoadOutcome) -> Vec<String> {
     let counts = &outcome.counts;
-    let mut faults = Vec::new();
+    let mut failures = Vec::new();
     if counts.errors() > 0 {
-        faults.push(format!("Errors: {}.", errors_by_kind(counts)));
+        failures.push(format!("Errors: {}.", errors_by_kind(counts)));
     }
     if counts.unsent > 0 && !outcome.interrupted {
         let why = match outcome.generator.limited_by {
-            Limit::Generator => "the generator was the limit",
-            Limit::Processors => "the processors were the limit",
-            Limit::None => "the answers came too slowly for this rate",
+            Bottleneck::Generator => "the generator was the limit",
+            Bottleneck::Processors => "the processors were the limit",
+            Bottleneck::None => "the answers came too slowly for this rate",
         };
-        faults.push(format!(
+        failures.push(format!(
             "{} requests were due and not sent, and no latency tells of them: {why}.",
             grouped(counts.unsent),
         ));
     }
-    faults
+    failures
 }
 
-fn errors_by_kind(counts: &Counts) -> String {
-    let statuses = counts.refused.iter();
+fn errors_by_kind(counts: &RequestCounts) -> String {
+    let statuses = counts.rejected.iter();
     let statuses = statuses.map(|(status, count)| (format!("status {status}"), *count));
     let others = [
         ("no HTTP", counts.malformed),
@@ -114,27 +114,27 @@ fn errors_by_kind(counts: &Counts) -> String {
 }
 
 /// The whole run in figures.
-fn facts(outcome: &Outcome, whole: &[Row]) -> Vec<Figure> {
+fn facts(outcome: &LoadOutcome, whole: &[Row]) -> Vec<Measurement> {
     let counts = &outcome.counts;
     let unsent = outcome.plan.rate.map(|_| counts.unsent);
-    let cpu_each = micros_each(outcome.cpu.as_secs_f64(), counts.sent);
+    let cpu_each = micros_per(outcome.cpu.as_secs_f64(), counts.sent);
     vec![
         COUNT.of("requests sent", counts.sent),
         COUNT.of("requests accepted", counts.accepted),
         RATE.of("accepted", per_second(counts.accepted, outcome.seconds))
             .higher()
-            .sampled(samples(whole, "accepted")),
+            .with_samples(samples(whole, "accepted")),
         COUNT.of("errors", counts.errors()).lower(),
         COUNT.of("unanswered", counts.unanswered),
         COUNT.of("unsent", unsent).lower(),
         COUNT.of("reconnects", counts.reconnects),
-        Figure::words("limited by", outcome.generator.limited_by.name()),
+        Measurement::text("limited by", outcome.generator.limited_by.name()),
         CPU.of("generator CPU per request", cpu_each).lower(),
     ]
 }
 
 /// Percentiles of the whole run.
-fn times(outcome: &Outcome) -> Vec<Row> {
+fn times(outcome: &LoadOutcome) -> Vec<Row> {
     let all = [
         ("latency", outcome.latency_micros, &COMPARED[..]),
         ("send delay", outcome.send_delay_micros, &[]),
@@ -166,7 +166,7 @@ fn is_whole(second: &Second) -> bool {
     second.length >= WHOLE_SECOND
 }
 
-fn plots(outcome: &Outcome, seconds: &[Row]) -> Vec<Plot> {
+fn plots(outcome: &LoadOutcome, seconds: &[Row]) -> Vec<Plot> {
     let rates = ["intended", "sent", "accepted", "errors"];
     let rates = match outcome.counts.errors() {
         0 => &rates[..3],

@@ -21,33 +21,35 @@ pub(super) struct Response {
 
 /// The bytes are not an HTTP/1.1 answer with a known length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedResponse;
 
 /// The answer at the start of `bytes`; `None` when it is not whole yet.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, MalformedResponse> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Response::new(&mut headers);
     let head_bytes = match head.parse(bytes) {
         Ok(Status::Complete(head_bytes)) => head_bytes,
         Ok(Status::Partial) => return incomplete(bytes.len()),
-        Err(_) => return Err(Malformed),
+        Err(_) => return Err(MalformedResponse),
     };
     let status = head.code.filter(|status| (200..=599).contains(status));
-    let status = status.ok_or(Malformed)?;
+    let status = status.ok_or(MalformedResponse)?;
     let header = |name: &str| {
         let mut headers = head.headers.iter();
         let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
         std::str::from_utf8(header.value).ok()
     };
     if header("transfer-encoding").is_some() {
-        return Err(Malformed);
+        return Err(MalformedResponse);
     }
     let body_bytes = match header("content-length") {
         _ if matches!(status, 204 | 304) => 0,
-        Some(length) => length.parse().map_err(|_| Malformed)?,
-        None => return Err(Malformed),
+        Some(length) => length.parse().map_err(|_| MalformedResponse)?,
+        None => return Err(MalformedResponse),
     };
-    let total = head_bytes.checked_add(body_bytes).ok_or(Malformed)?;
+    let total = head_bytes
+        .checked_add(body_bytes)
+        .ok_or(MalformedResponse)?;
     if bytes.len() < total {
         return incomplete(total - 1);
     }
@@ -57,10 +59,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, Malformed> {
         closes: header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
     }))
 }
-fn incomplete(bytes: usize) -> Result<Option<Response>, Malformed> {
+fn incomplete(bytes: usize) -> Result<Option<Response>, MalformedResponse> {
     (bytes < RESPONSE_BYTES_MAX)
         .then_some(None)
-        .ok_or(Malformed)
+        .ok_or(MalformedResponse)
 }
 
 #[cfg(test)]
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(answer: &str, expected: Result<Option<(u16, bool)>, Malformed>) {
+    fn check(answer: &str, expected: Result<Option<(u16, bool)>, MalformedResponse>) {
         let read = parse(answer.as_bytes());
         assert_eq!(
             read.map(|read| read.map(|read| (read.status, read.closes))),
@@ -97,23 +99,23 @@ mod tests {
 
     #[test]
     fn what_has_no_known_length_or_shape_is_malformed() {
-        check("HTTP/1.1 200 OK\r\n\r\n", Err(Malformed));
+        check("HTTP/1.1 200 OK\r\n\r\n", Err(MalformedResponse));
         check(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
-            Err(Malformed),
+            Err(MalformedResponse),
         );
         check(
             "HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
-            Err(Malformed),
+            Err(MalformedResponse),
         );
         check(
             "HTTP/1.1 2x0 OK\r\ncontent-length: 0\r\n\r\n",
-            Err(Malformed),
+            Err(MalformedResponse),
         );
-        check("SSH-2.0", Err(Malformed));
+        check("SSH-2.0", Err(MalformedResponse));
         check(
             "HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n",
-            Err(Malformed),
+            Err(MalformedResponse),
         );
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn requests_before(rate: NonZeroU64, nanos: u64) -> u64 {
     u64::try_from(requests).unwrap_or(u64::MAX)
 }
 
-/// When request `number`, from 0, should leave, in nanoseconds after the start; `u64::MAX` for never.
+/// When request `number`, from 0, should write_report, in nanoseconds after the start; `u64::MAX` for never.
 #[inline]
 pub(super) fn intended_nanos(rate: NonZeroU64, number: u64) -> u64 {
     let nanos = (u128::from(number) * NANOS_PER_SECOND).div_ceil(u128::from(rate.get()));
@@ -40,7 +40,7 @@ impl Schedule {
             .div_ceil(self.connections)
     }
 
-    /// When request `number` of this connection should leave, in nanoseconds after the start; `u64::MAX` for never.
+    /// When request `number` of this connection should write_report, in nanoseconds after the start; `u64::MAX` for never.
     #[inline]
     pub(super) fn intended_nanos(&self, number: u64) -> u64 {
         let overall = number

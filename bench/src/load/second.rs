@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     plan::Plan,
-    recorder::{Counts, Part},
+    recorder::{Interval, RequestCounts},
 };
 use crate::report::Percentiles;
 
@@ -18,7 +18,7 @@ pub struct Second {
     /// Requests that should have left in it, when there is a rate.
     pub intended: Option<u64>,
     /// What became of requests in it.
-    pub counts: Counts,
+    pub counts: RequestCounts,
     /// Requests without an answer at its end.
     pub outstanding: u64,
     /// Of the answers with 200 that came in it, and of the requests that were given up in it: from sending, or from the
@@ -31,10 +31,10 @@ pub(super) struct Collector<'a> {
     plan: &'a Plan,
     /// For each thread, the first second it has not handed in.
     next: Vec<u64>,
-    open: BTreeMap<u64, Part>,
+    open: BTreeMap<u64, Interval>,
     pub(super) seconds: Vec<Second>,
     /// The sum of all of them.
-    pub(super) total: Part,
+    pub(super) total: Interval,
 }
 
 impl Second {
@@ -51,19 +51,24 @@ impl<'a> Collector<'a> {
             next: vec![0; plan.threads_used()],
             open: BTreeMap::new(),
             seconds: Vec::new(),
-            total: Part::new(0),
+            total: Interval::new(0),
         }
     }
 
     /// Takes what a thread hands in, second by second, and shows those that all threads have finished.
-    pub(super) fn take(&mut self, thread: usize, part: &Part, observe: &mut impl FnMut(&Second)) {
+    pub(super) fn take(
+        &mut self,
+        thread: usize,
+        part: &Interval,
+        observe: &mut impl FnMut(&Second),
+    ) {
         self.next[thread] = if part.is_last {
             u64::MAX
         } else {
             part.second + 1
         };
         let sum = self.open.entry(part.second);
-        sum.or_insert_with(|| Part::new(part.second)).add(part);
+        sum.or_insert_with(|| Interval::new(part.second)).add(part);
         let complete = self.next.iter().copied().min().unwrap_or(u64::MAX);
         while let Some(entry) = self.open.first_entry()
             && *entry.key() < complete

@@ -25,9 +25,9 @@ use super::{
     history::History,
     plan::Task,
     recorder::Recorder,
-    response::{self, Malformed},
+    response::{self, MalformedResponse},
 };
-use crate::verify::Fate;
+use crate::verify::RequestOutcome;
 
 const RECEIVE_BYTES: usize = 16 * 1024;
 
@@ -43,9 +43,9 @@ struct Burst {
 
 /// The connection cannot be used any more.
 #[derive(Debug)]
-pub(super) struct Broken;
+pub(super) struct BrokenConnection;
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for BrokenConnection {
     fn from(_: io::Error) -> Self {
         Self
     }
@@ -122,7 +122,7 @@ impl Session {
         &mut self,
         stream: &mut TcpStream,
         mut timer: Pin<&mut Sleep>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BrokenConnection> {
         loop {
             let due_nanos = self.fill();
             let has_more_due = self.outgoing.len() >= OUTGOING_BYTES_MAX;
@@ -158,16 +158,16 @@ impl Session {
         }
     }
 
-    fn write(&mut self, stream: &TcpStream) -> Result<(), Broken> {
+    fn write(&mut self, stream: &TcpStream) -> Result<(), BrokenConnection> {
         while self.written < self.outgoing.len() {
             match stream.try_write(&self.outgoing[self.written..]) {
-                Ok(0) => return Err(Broken),
+                Ok(0) => return Err(BrokenConnection),
                 Ok(bytes) => self.written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.is_held |= self.outgoing.len() >= OUTGOING_BYTES_MAX;
                     return Ok(());
                 }
-                Err(_) => return Err(Broken),
+                Err(_) => return Err(BrokenConnection),
             }
         }
         if self.is_held && self.outgoing.len() >= OUTGOING_BYTES_MAX {
@@ -178,15 +178,15 @@ impl Session {
         Ok(())
     }
 
-    fn read(&mut self, stream: &TcpStream) -> Result<(), Broken> {
+    fn read(&mut self, stream: &TcpStream) -> Result<(), BrokenConnection> {
         match stream.try_read(&mut self.incoming[self.received..]) {
-            Ok(0) => Err(Broken),
+            Ok(0) => Err(BrokenConnection),
             Ok(bytes) => {
                 self.received += bytes;
                 self.take_answers()
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(_) => Err(Broken),
+            Err(_) => Err(BrokenConnection),
         }
     }
 
@@ -212,7 +212,8 @@ impl Session {
                 recorder.lost(now, burst.at_nanos, burst.requests);
             }
         }
-        self.history.settle(self.outstanding, Fate::Unknown, now);
+        self.history
+            .settle(self.outstanding, RequestOutcome::Unknown, now);
         self.outstanding = 0;
         self.outgoing.clear();
         self.written = 0;
@@ -307,7 +308,7 @@ impl Session {
     }
 
     /// Takes all whole answers out of the receive buffer.
-    fn take_answers(&mut self) -> Result<(), Broken> {
+    fn take_answers(&mut self) -> Result<(), BrokenConnection> {
         let now = self.now_nanos();
         self.recorder.borrow_mut().roll(now);
         let mut accepted = 0;
@@ -321,10 +322,10 @@ impl Session {
             let answer = match response::parse(bytes) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => break,
-                Err(Malformed) => {
+                Err(MalformedResponse) => {
                     self.settle(accepted, 200, now)?;
                     self.recorder.borrow_mut().counts().malformed += 1;
-                    return Err(Broken);
+                    return Err(BrokenConnection);
                 }
             };
             if answer.status == 200 {
@@ -342,7 +343,7 @@ impl Session {
             self.parsed += answer.bytes;
             if answer.closes {
                 self.settle(accepted, 200, now)?;
-                return Err(Broken);
+                return Err(BrokenConnection);
             }
         }
         self.settle(accepted, 200, now)?;
@@ -352,7 +353,7 @@ impl Session {
     }
 
     /// Takes the oldest `count` requests off the outstanding ones, which were answered with this status.
-    fn settle(&mut self, count: u64, status: u16, now_nanos: u64) -> Result<(), Broken> {
+    fn settle(&mut self, count: u64, status: u16, now_nanos: u64) -> Result<(), BrokenConnection> {
         let mut recorder = self.recorder.borrow_mut();
         let mut left = count;
         while left > 0 {
@@ -370,12 +371,16 @@ impl Session {
                 self.bursts.pop_front();
             }
         }
-        let fate = match status {
-            200 => Fate::Accepted,
-            _ => Fate::Refused,
+        let outcome = match status {
+            200 => RequestOutcome::Accepted,
+            _ => RequestOutcome::Rejected,
         };
-        self.history.settle(count - left, fate, now_nanos);
-        if left > 0 { Err(Broken) } else { Ok(()) }
+        self.history.settle(count - left, outcome, now_nanos);
+        if left > 0 {
+            Err(BrokenConnection)
+        } else {
+            Ok(())
+        }
     }
 
     fn make_room(&mut self) {

@@ -9,7 +9,7 @@ pub(super) struct ThreadTime(Instant, [u64; 2]);
 
 /// The shares of a time for which a thread ran, and waited for a processor.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Shares {
+pub(super) struct CpuShares {
     pub(super) running: f64,
     pub(super) waiting: f64,
 }
@@ -27,11 +27,11 @@ impl ThreadTime {
     }
 
     /// What the same thread did from then until now; `None` where that is unknown.
-    pub(super) fn shares(&self) -> Option<Shares> {
+    pub(super) fn shares(&self) -> Option<CpuShares> {
         let now = Self::now()?;
         let nanos = (now.0 - self.0).as_nanos().max(1) as f64;
         let share = |which: usize| now.1[which].saturating_sub(self.1[which]) as f64 / nanos;
-        Some(Shares {
+        Some(CpuShares {
             running: share(0),
             waiting: share(1),
         })

@@ -18,8 +18,8 @@ use super::{
     connection::{Connection, connect},
     history::History,
     plan::{Plan, Task},
-    recorder::{Part, Recorder},
-    thread_time::{Shares, ThreadTime},
+    recorder::{Interval, Recorder},
+    thread_time::{CpuShares, ThreadTime},
 };
 
 /// Connections that are opened at once.
@@ -29,27 +29,27 @@ const OPENING_MAX: usize = 64;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Parts of seconds that wait to be put together, for each thread.
-const PARTS_WAITING_MAX: usize = 4;
+const INTERVALS_QUEUED_MAX: usize = 4;
 
 /// The threads, from their first request to their last answer.
 pub(super) struct Threads {
-    workers: JoinSet<Result<Ended>>,
+    workers: JoinSet<Result<ThreadResult>>,
     /// What they saw, each second by second; the number says which of them.
-    pub(super) parts: mpsc::Receiver<(usize, Box<Part>)>,
+    pub(super) intervals: mpsc::Receiver<(usize, Box<Interval>)>,
 }
 
 /// What a thread tells at its end: how busy it was while it sent, as far as that is known, and of its connections.
-pub(super) type Ended = (Option<Shares>, Vec<History>);
+pub(super) type ThreadResult = (Option<CpuShares>, Vec<History>);
 
 /// A connection before any thread has it.
-pub(super) type Opened = (Task, net::TcpStream);
+pub(super) type OpenConnection = (Task, net::TcpStream);
 
 /// What a thread is given.
 struct Worker {
     thread: usize,
-    opened: Vec<Opened>,
+    opened: Vec<OpenConnection>,
     started: Instant,
-    parts: mpsc::Sender<(usize, Box<Part>)>,
+    intervals: mpsc::Sender<(usize, Box<Interval>)>,
     stop: CancellationToken,
 }
 
@@ -57,7 +57,7 @@ struct Worker {
 ///
 /// # Errors
 /// When one cannot be opened, or there is nowhere to connect to.
-pub(super) async fn open(plan: &Plan) -> Result<Vec<Opened>> {
+pub(super) async fn open(plan: &Plan) -> Result<Vec<OpenConnection>> {
     let tasks = plan.tasks().await?;
     let opening = tasks.into_iter().map(async |task| {
         let stream = connect(task.address).await.and_then(TcpStream::into_std);
@@ -75,12 +75,12 @@ impl Threads {
     /// Starts them; they send from now on.
     pub(super) fn spawn(
         plan: &Plan,
-        opened: Vec<Opened>,
+        opened: Vec<OpenConnection>,
         started: Instant,
         stop: &CancellationToken,
     ) -> Self {
         let threads = plan.threads_used();
-        let (parts_tx, parts) = mpsc::channel(PARTS_WAITING_MAX * threads);
+        let (parts_tx, intervals) = mpsc::channel(INTERVALS_QUEUED_MAX * threads);
         let mut shares: Vec<_> = (0..threads).map(|_| Vec::new()).collect();
         for (index, opened) in opened.into_iter().enumerate() {
             shares[index % threads].push(opened);
@@ -91,16 +91,16 @@ impl Threads {
                 thread,
                 opened,
                 started,
-                parts: parts_tx.clone(),
+                intervals: parts_tx.clone(),
                 stop: stop.clone(),
             };
             workers.spawn_blocking(move || runtime()?.block_on(worker.run()));
         }
-        Self { workers, parts }
+        Self { workers, intervals }
     }
 
     /// The result of one that has ended; `None` when there is no more.
-    pub(super) async fn join_next(&mut self) -> Option<Result<Ended>> {
+    pub(super) async fn join_next(&mut self) -> Option<Result<ThreadResult>> {
         let joined = self.workers.join_next().await?;
         Some(joined.map_err(Into::into).flatten())
     }
@@ -118,7 +118,7 @@ fn runtime() -> io::Result<LocalRuntime> {
 
 impl Worker {
     /// Runs the connections to their ends, and meanwhile hands in each second.
-    async fn run(self) -> Result<Ended> {
+    async fn run(self) -> Result<ThreadResult> {
         let time = ThreadTime::now();
         let recorder = Rc::new(RefCell::new(Recorder::new(self.started)));
         let mut running = JoinSet::new();
@@ -156,7 +156,7 @@ impl Worker {
                         recorder.take_finished()
                     };
                     for part in finished {
-                        self.parts.send((self.thread, Box::new(part))).await?;
+                        self.intervals.send((self.thread, Box::new(part))).await?;
                     }
                 }
             }
@@ -165,7 +165,7 @@ impl Worker {
         let recorder = recorder.into_inner();
         let now = recorder.now_nanos();
         for part in recorder.finish(now) {
-            self.parts.send((self.thread, Box::new(part))).await?;
+            self.intervals.send((self.thread, Box::new(part))).await?;
         }
         Ok((sending.unwrap_or_else(shares), histories))
     }

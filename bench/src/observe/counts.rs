@@ -1,11 +1,11 @@
 //! What is read from the metrics of a producer and a consumer.
 
-use super::Fates;
+use super::CookieOutcomes;
 use crate::scrape::{Buckets, Samples, names};
 
 /// What a process counted; what the other kind of process counts is zero.
 #[derive(Debug, Clone, Default)]
-pub struct Counts {
+pub struct ProcessCounts {
     /// When a producer started, in seconds since the Unix epoch; 0 when it has not answered yet.
     pub started: u64,
     /// Cookies in a producer's log since its start.
@@ -17,7 +17,7 @@ pub struct Counts {
     /// Cookies that streams have not taken yet, of all subscribers.
     pub lag: u64,
     /// What became of the cookies that a consumer received.
-    pub fates: Fates,
+    pub outcomes: CookieOutcomes,
     /// Cookies that will not come.
     pub lost: u64,
     /// Epochs of producers that ended without a goodbye.
@@ -38,7 +38,7 @@ pub struct Counts {
     pub batched: u64,
 }
 
-impl Counts {
+impl ProcessCounts {
     pub(super) fn read(samples: &Samples) -> Self {
         let count = |name| samples.count(name, &[]);
         Self {
@@ -47,7 +47,7 @@ impl Counts {
             delivered: count(names::DELIVERED),
             sent_bytes: count(names::SENT_BYTES),
             lag: count(names::LAG),
-            fates: Fates::read(samples),
+            outcomes: CookieOutcomes::read(samples),
             lost: count(names::LOST),
             uncertain_restarts: count(names::UNCERTAIN_RESTARTS),
             buffer_bytes: count(names::BUFFER_BYTES),
@@ -66,7 +66,7 @@ impl Counts {
             appended: self.appended + later.appended,
             delivered: self.delivered + later.delivered,
             sent_bytes: self.sent_bytes + later.sent_bytes,
-            fates: self.fates.with(&later.fates, |a, b| a + b),
+            outcomes: self.outcomes.with(&later.outcomes, |a, b| a + b),
             lost: self.lost + later.lost,
             uncertain_restarts: self.uncertain_restarts + later.uncertain_restarts,
             received_seconds: self.received_seconds.plus(&later.received_seconds),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Counts, Observation, Role, Seen};
+use super::{Observation, ProcessCounts, ProcessSample, Role};
 use crate::{
     report::{Plot, Series},
     scrape::Buckets,
@@ -40,7 +40,7 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.waiting().get(node).copied().unwrap_or(0) as f64
         }));
     }
-    type Histogram = fn(&Counts) -> &Buckets;
+    type Histogram = fn(&ProcessCounts) -> &Buckets;
     let histograms: [(_, Histogram); 2] = [
         ("received", |counts| &counts.received_seconds),
         ("stored", |counts| &counts.stored_seconds),
@@ -56,7 +56,7 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
         }
     }
     let (mut cpu, mut memory) = (Vec::new(), Vec::new());
-    for (at, Seen { name, .. }) in first.processes.iter().enumerate() {
+    for (at, ProcessSample { name, .. }) in first.processes.iter().enumerate() {
         cpu.push(line(name, &|before, now| now.cores_since(before)[at]));
         memory.push(line(name, &|_, now| {
             now.processes[at].memory.resident_bytes as f64 / f64::from(1 << 20)

@@ -69,7 +69,7 @@ impl ReportDir {
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn leave(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> Result<()> {
+pub fn write_report(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> Result<()> {
     if let Some(dir) = dir {
         eprintln!("report    {}", dir.write(&report())?.display());
     }

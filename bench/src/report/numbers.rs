@@ -86,7 +86,7 @@ impl Percentiles {
 
 /// Microseconds for each of `count`; 0 when there is none.
 #[must_use]
-pub fn micros_each(seconds: f64, count: u64) -> f64 {
+pub fn micros_per(seconds: f64, count: u64) -> f64 {
     if count > 0 {
         seconds * 1e6 / count as f64
     } else {
@@ -96,17 +96,17 @@ pub fn micros_each(seconds: f64, count: u64) -> f64 {
 
 /// `1 node`, `2 nodes`.
 #[must_use]
-pub fn counted(count: usize, what: &str) -> String {
+pub fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::counted;
+    use super::plural;
 
     #[test]
     fn one_is_no_plural() {
-        assert_eq!(counted(1, "node"), "1 node");
-        assert_eq!(counted(2, "node"), "2 nodes");
+        assert_eq!(plural(1, "node"), "1 node");
+        assert_eq!(plural(2, "node"), "2 nodes");
     }
 }

@@ -5,7 +5,7 @@
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Environment, Figure, Plot, Report, Row, Table, grouped, plot};
+use super::{Environment, Measurement, Plot, Report, Row, Table, grouped, plot};
 
 const STYLE: &str = include_str!("page/style.css");
 
@@ -55,12 +55,12 @@ fn verdict(report: &Report) -> Markup {
         @if let Some(warning) = report.environment.profile_warning() {
             p.warning { (warning) }
         }
-        @if report.faults.is_empty() {
+        @if report.failures.is_empty() {
             p.good { "Nothing was found to be wrong." }
         } @else {
             div.bad {
                 p { "What is wrong:" }
-                ul { @for fault in &report.faults { li { (fault) } } }
+                ul { @for failure in &report.failures { li { (failure) } } }
             }
         }
     }
@@ -96,9 +96,9 @@ fn environment(environment: &Environment) -> Markup {
         ),
         ("system", environment.system.clone()),
     ];
-    let facts = facts.map(|(name, value)| Figure::words(name, value));
+    let facts = facts.map(|(name, value)| Measurement::text(name, value));
     let programs = environment.programs.iter();
-    let programs = programs.map(|(name, version)| Figure::words(name, version));
+    let programs = programs.map(|(name, version)| Measurement::text(name, version));
     html! {
         (table_of(&Table {
             title: "Where it was measured".to_owned(),

@@ -30,20 +30,24 @@ fn full() -> Report {
     let mut report = Report::new("load", "Load of 40 000 requests a second");
     report.seconds = 12.34;
     report.findings = vec!["All requests were answered.".to_owned(), HOSTILE.to_owned()];
-    report.faults = vec![HOSTILE.to_owned()];
+    report.failures = vec![HOSTILE.to_owned()];
     report.environment.command = vec!["bench".to_owned(), "load".to_owned(), HOSTILE.to_owned()];
-    let figures = |name: &str| {
+    let measurements = |name: &str| {
         let rate = RATE.of("rate", f64::NAN).higher();
         Row::new(
             name,
             [
-                Figure::words(HOSTILE, HOSTILE),
-                rate.sampled([1.0, f64::INFINITY]),
+                Measurement::text(HOSTILE, HOSTILE),
+                rate.with_samples([1.0, f64::INFINITY]),
                 COUNT.of("a number with a long heading", 1_000_u64),
             ],
         )
     };
-    report.add(HOSTILE, HOSTILE, [figures(HOSTILE), figures("second")]);
+    report.add(
+        HOSTILE,
+        HOSTILE,
+        [measurements(HOSTILE), measurements("second")],
+    );
     let wave = |shift: f64| {
         (0..600).map(move |x| (f64::from(x), 9.0 + (f64::from(x) / 60.0 + shift).sin()))
     };
@@ -78,7 +82,7 @@ fn report_comes_back_from_its_dir_as_it_was() -> TestResult {
         let read = Report::read(&path)?;
         assert_eq!(read.environment, report.environment);
         assert_eq!(read.tables, report.tables);
-        assert_eq!(read.tables[0].rows[1].figures[1].samples, [1.0]);
+        assert_eq!(read.tables[0].rows[1].measurements[1].samples, [1.0]);
         assert_eq!(
             read.value("second: a number with a long heading"),
             Some(1_000.0)

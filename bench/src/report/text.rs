@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, presets::NOTHING};
 
-use super::{Figure, Report, Table};
+use super::{Measurement, Report, Table};
 
 impl Report {
     /// The summary for a person.
@@ -15,7 +15,11 @@ impl Report {
             lines.extend([table.text(), String::new()]);
         }
         lines.extend(self.findings.iter().cloned());
-        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
+        lines.extend(
+            self.failures
+                .iter()
+                .map(|failure| format!("WRONG     {failure}")),
+        );
         lines.join("\n")
     }
 }
@@ -30,31 +34,32 @@ impl Table {
             if !row.name.is_empty() {
                 table.set_header(["", &row.name]);
             }
-            for figure in row.figures.iter().filter(|it| !it.text.is_empty()) {
-                table.add_row([Cell::new(&figure.name), cell(figure)]);
+            for measurement in row.measurements.iter().filter(|it| !it.text.is_empty()) {
+                table.add_row([Cell::new(&measurement.name), cell(measurement)]);
             }
             return table.trim_fmt();
         }
         let rows = || self.rows.iter();
         let has_names = rows().any(|row| !row.name.is_empty());
-        let columns = rows().next().map_or(0, |row| row.figures.len());
-        let is_shown = |at: &usize| rows().any(|row| !row.figures[*at].text.is_empty());
+        let columns = rows().next().map_or(0, |row| row.measurements.len());
+        let is_shown = |at: &usize| rows().any(|row| !row.measurements[*at].text.is_empty());
         let shown: Vec<_> = (0..columns).filter(is_shown).collect();
         for row in rows() {
-            let figures = || shown.iter().map(|at| &row.figures[*at]);
+            let measurements = || shown.iter().map(|at| &row.measurements[*at]);
             if table.header().is_none() {
-                let headings = figures().map(|figure| figure.name.replace(' ', "\n"));
+                let headings =
+                    measurements().map(|measurement| measurement.name.replace(' ', "\n"));
                 table.set_header(has_names.then(String::new).into_iter().chain(headings));
             }
             let name = has_names.then(|| Cell::new(&row.name));
-            table.add_row(name.into_iter().chain(figures().map(cell)));
+            table.add_row(name.into_iter().chain(measurements().map(cell)));
         }
         table.trim_fmt()
     }
 }
 
-fn cell(figure: &Figure) -> Cell {
-    Cell::new(&figure.text).set_alignment(match figure.value {
+fn cell(measurement: &Measurement) -> Cell {
+    Cell::new(&measurement.text).set_alignment(match measurement.value {
         Some(_) => CellAlignment::Right,
         None => CellAlignment::Left,
     })
@@ -64,7 +69,7 @@ fn cell(figure: &Figure) -> Cell {
 mod tests {
     use super::{
         super::{
-            Figure, Row,
+            Measurement, Row,
             unit::{COUNT, MILLIS},
         },
         *,
@@ -74,14 +79,14 @@ mod tests {
     fn tables_stand_in_columns_and_empty_ones_are_left_out() {
         let mut report = Report::new("e2e", "Made up");
         report.findings = vec!["it kept up".to_owned()];
-        report.faults = vec!["it broke".to_owned()];
+        report.failures = vec!["it broke".to_owned()];
         let row = |name: &str, micros: u64| {
-            let figures = [
+            let measurements = [
                 COUNT.of("lost", None::<u64>),
                 MILLIS.of("stored, p99", micros),
-                Figure::words("sustained", "yes"),
+                Measurement::text("sustained", "yes"),
             ];
-            Row::new(name, figures)
+            Row::new(name, measurements)
         };
         report.add(
             "Steps",

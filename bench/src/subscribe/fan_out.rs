@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Outcome, SubscribeArgs, report::whole_seconds};
+use super::{SubscribeArgs, SubscribeOutcome, report::whole_seconds};
 use crate::{
     admin, cpu,
     load::{self, Plan},
@@ -29,7 +29,7 @@ use crate::{
     producer::{Addresses, Launch, Producer},
     programs::Programs,
     report::{
-        Figure, Plot, Report, Row, counted, grouped, lines, micros_each, per_second,
+        Measurement, Plot, Report, Row, grouped, lines, micros_per, per_second, plural,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
     scrape::names,
@@ -83,11 +83,11 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
     let began = Instant::now();
     let mut rows = Vec::new();
     for number in &args.fan_out.fan_out {
-        let name = counted(number.get(), "stream");
+        let name = plural(number.get(), "stream");
         let dir = dir.path().join(number.to_string());
         fs::create_dir(&dir).context("cannot make a directory for the logs")?;
         let step = tokio::select! {
-            step = Step::run(args, *number, &programs, &dir, stop) => step,
+            step = FanOutStep::run(args, *number, &programs, &dir, stop) => step,
             () = stop.cancelled() => {
                 report.findings.push("The run was ended before its time.".to_owned());
                 break;
@@ -96,16 +96,16 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         match step {
             Ok(step) => {
                 eprintln!("{name}: {:.3} µs a cookie", step.cpu_micros());
-                let faults = step.faults();
+                let failures = step.failures();
                 report
-                    .faults
-                    .extend(faults.iter().map(|fault| format!("{name}: {fault}")));
+                    .failures
+                    .extend(failures.iter().map(|failure| format!("{name}: {failure}")));
                 rows.push(step.row(name).at(number.get() as f64));
             }
             // What the steps before found is not lost with it.
             Err(error) => {
-                let fault = format!("{name}: could not be finished: {error:#}");
-                report.faults.push(fault);
+                let failure = format!("{name}: could not be finished: {error:#}");
+                report.failures.push(failure);
                 break;
             }
         }
@@ -130,9 +130,9 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
 }
 
 /// What one number of streams took.
-struct Step {
-    load: load::Outcome,
-    readers: Outcome,
+struct FanOutStep {
+    load: load::LoadOutcome,
+    readers: SubscribeOutcome,
     /// Cookies in the producer's log.
     appended: u64,
     /// CPU time of the producer, from the start of the load until everything was delivered.
@@ -140,7 +140,7 @@ struct Step {
     memory: Memory,
 }
 
-impl Step {
+impl FanOutStep {
     /// Runs one step; the producer is gone when this has ended or is dropped.
     async fn run(
         args: &SubscribeArgs,
@@ -183,7 +183,7 @@ impl Step {
         });
         let driving = async move {
             are_open.await.context("the streams did not open")?;
-            let before = Look::at(&producer).await?;
+            let before = ProducerSample::at(&producer).await?;
             let load = load::run(&plan, stop).await?;
             let after = caught_up(&producer, streams.get() as u64).await?;
             let memory = Memory::of(producer.process.id()).context("the producer is gone")?;
@@ -209,7 +209,7 @@ impl Step {
 
     /// Of the producer, for each cookie.
     fn cpu_micros(&self) -> f64 {
-        micros_each(self.cpu.as_secs_f64(), self.appended)
+        micros_per(self.cpu.as_secs_f64(), self.appended)
     }
 
     /// Cookies for all streams.
@@ -226,9 +226,9 @@ impl Step {
         }
     }
 
-    fn faults(&self) -> Vec<String> {
-        let mut faults = self.load.report().faults;
-        faults.extend(self.readers.report().faults);
+    fn failures(&self) -> Vec<String> {
+        let mut failures = self.load.report().failures;
+        failures.extend(self.readers.report().failures);
         let accepted = self.load.counts.accepted;
         let delivered = self.readers.total.received + self.lost();
         for (what, count, expected) in [
@@ -241,41 +241,41 @@ impl Step {
         ] {
             if count != expected {
                 let (count, expected) = (grouped(count), grouped(expected));
-                faults.push(format!("{count} of {expected} {what}"));
+                failures.push(format!("{count} of {expected} {what}"));
             }
         }
-        faults
+        failures
     }
 
     fn row(&self, name: String) -> Row {
         let (load, read) = (&self.load, &self.readers.total);
         let accepted = per_second(load.counts.accepted, load.seconds);
         let deliveries = per_second(read.received, read.seconds());
-        let each_delivery = micros_each(self.cpu.as_secs_f64(), read.received);
+        let each_delivery = micros_per(self.cpu.as_secs_f64(), read.received);
         let (shown, compared) = (["p50", "p99"], ["p50", "p99"]);
-        let figures = [
+        let measurements = [
             COUNT.of("requests sent", load.counts.sent),
             RATE.of("accepted", accepted).higher(),
-            Figure::words("load limited by", load.generator.limited_by.name()),
+            Measurement::text("load limited by", load.generator.limited_by.name()),
             COUNT.of("appended", self.appended),
             COUNT.of("delivered", read.received),
             RATE.of("deliveries", deliveries)
                 .higher()
-                .sampled(whole_seconds(&read.by_second)),
+                .with_samples(whole_seconds(&read.by_second)),
             COUNT.of("lost", self.lost()).lower(),
             CPU.of("producer CPU per cookie", self.cpu_micros()).lower(),
             CPU.of("producer CPU per delivery", each_delivery).lower(),
             MEBIBYTES.of("memory", self.memory.peak_bytes).lower(),
         ];
         let delivery = read.delivery_micros.percentiles();
-        Row::new(name, figures)
+        Row::new(name, measurements)
             .and(MILLIS.percentiles("request ", load.latency_micros, &shown, &compared))
             .and(MILLIS.percentiles("delivery ", delivery, &shown, &compared))
     }
 }
 
 /// A look at the producer.
-struct Look {
+struct ProducerSample {
     cpu: Duration,
     appended: u64,
     /// Handed to streams, or declared lost.
@@ -283,7 +283,7 @@ struct Look {
     connected: u64,
 }
 
-impl Look {
+impl ProducerSample {
     async fn at(producer: &Producer) -> Result<Self> {
         let metrics = admin::metrics(&producer.admin).await?;
         let count = |name| metrics.count(name, &[]);
@@ -297,10 +297,10 @@ impl Look {
 }
 
 /// Waits until every stream was handed all there is, or told that it will not get it.
-async fn caught_up(producer: &Producer, streams: u64) -> Result<Look> {
+async fn caught_up(producer: &Producer, streams: u64) -> Result<ProducerSample> {
     let deadline = Instant::now() + CATCH_UP_TIMEOUT;
     loop {
-        let look = Look::at(producer).await?;
+        let look = ProducerSample::at(producer).await?;
         // A stream that has broken gets nothing more: what it missed is then found to be missing.
         if look.settled >= look.appended * streams || look.connected < streams {
             return Ok(look);

@@ -1,12 +1,12 @@
 //! The report of `bench subscribe`.
 
-use super::Outcome;
+use super::SubscribeOutcome;
 use crate::report::{
-    Figure, Plot, Report, Row, Series, grouped, micros_each, per_second,
+    Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
-impl Outcome {
+impl SubscribeOutcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
@@ -14,7 +14,7 @@ impl Outcome {
         let mut report = Report::new("subscribe", &title);
         report.seconds = self.total.seconds();
         report.findings = findings(self);
-        report.faults = faults(self);
+        report.failures = failures(self);
         report.add("Streams", "", [Row::new("", facts(self))]);
         let seconds = self.total.by_second.iter().enumerate();
         let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
@@ -31,7 +31,7 @@ impl Outcome {
     }
 }
 
-fn faults(outcome: &Outcome) -> Vec<String> {
+fn failures(outcome: &SubscribeOutcome) -> Vec<String> {
     let violation = outcome.total.first_violation.as_ref().map(|first| {
         let count = grouped(outcome.total.violations);
         format!("The producer broke its promise {count} times; first: {first}.")
@@ -44,7 +44,7 @@ fn faults(outcome: &Outcome) -> Vec<String> {
     violation.into_iter().chain(missed).collect()
 }
 
-fn findings(outcome: &Outcome) -> Vec<String> {
+fn findings(outcome: &SubscribeOutcome) -> Vec<String> {
     let total = &outcome.total;
     let mut findings = vec![lost_finding(outcome)];
     if total.new_epochs > 0 {
@@ -63,7 +63,7 @@ fn findings(outcome: &Outcome) -> Vec<String> {
 }
 
 /// What is known of cookies that did not arrive.
-fn lost_finding(outcome: &Outcome) -> String {
+fn lost_finding(outcome: &SubscribeOutcome) -> String {
     let total = &outcome.total;
     let is_whole = total.violations + total.new_epochs + total.broken == 0;
     match total.lost {
@@ -82,18 +82,18 @@ fn lost_finding(outcome: &Outcome) -> String {
     }
 }
 
-fn facts(outcome: &Outcome) -> Vec<Figure> {
+fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
     let total = &outcome.total;
     let lost = outcome.knows_lost().then_some(total.lost);
     let rate = per_second(total.received, total.seconds());
-    let cpu_each = micros_each(outcome.cpu.as_secs_f64(), total.received);
+    let cpu_each = micros_per(outcome.cpu.as_secs_f64(), total.received);
     let mut facts = vec![
         COUNT.of("cookies received", total.received),
         COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
         COUNT.of("received by a stream, max", outcome.received_per_stream[1]),
         RATE.of("received a second", rate)
             .higher()
-            .sampled(whole_seconds(&total.by_second)),
+            .with_samples(whole_seconds(&total.by_second)),
         COUNT.of("lost", lost).lower(),
         COUNT.of("gaps", total.gaps),
         COUNT.of("violations", total.violations).lower(),
@@ -123,7 +123,7 @@ mod tests {
     use clap::Parser;
 
     use super::{
-        super::{Call, SubscribeArgs, Tally},
+        super::{Call, StreamCounts, SubscribeArgs},
         *,
     };
 
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn all_has_arrived_only_where_nothing_speaks_against_it() {
         const WHOLE: &str = "None was lost: every sequence arrived.";
-        let whole = || Outcome {
+        let whole = || SubscribeOutcome {
             args: args(&[]).unwrap(),
-            total: Tally::default(),
+            total: StreamCounts::default(),
             received_per_stream: [1, 9],
             cpu: std::time::Duration::ZERO,
         };
         assert_eq!(lost_finding(&whole()), WHOLE);
-        let against: [fn(&mut Outcome); 6] = [
+        let against: [fn(&mut SubscribeOutcome); 6] = [
             |outcome| outcome.received_per_stream[0] = 0,
             |outcome| outcome.total.new_epochs = 1,
             |outcome| outcome.total.broken = 1,

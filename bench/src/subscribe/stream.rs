@@ -40,7 +40,7 @@ const MESSAGES_PER_CLOCK: u64 = 16;
 
 /// What a stream saw, or several.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct StreamCounts {
     /// Cookies received.
     pub received: u64,
     /// The same for each second since the run began.
@@ -69,7 +69,7 @@ pub struct Tally {
     pub delivery_micros: Micros,
 }
 
-impl Tally {
+impl StreamCounts {
     /// From the first cookie to the last.
     #[must_use]
     pub fn seconds(&self) -> f64 {
@@ -118,7 +118,7 @@ pub(super) struct Stream {
     name: String,
     began: Instant,
     position: Option<Position>,
-    tally: Tally,
+    tally: StreamCounts,
 }
 
 impl Stream {
@@ -134,7 +134,7 @@ impl Stream {
             name,
             began,
             position: None,
-            tally: Tally::default(),
+            tally: StreamCounts::default(),
         }
     }
 
@@ -143,7 +143,7 @@ impl Stream {
         mut self,
         opened: mpsc::Sender<Result<(), anyhow::Error>>,
         stop: CancellationToken,
-    ) -> Tally {
+    ) -> StreamCounts {
         tokio::select! {
             biased;
             () = self.follow(opened) => {}

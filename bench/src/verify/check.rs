@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Fate, Lost, PRODUCERS_APART, Request, Sent, Source};
+use super::{LostRequest, PRODUCERS_APART, RequestOutcome, RequestRef, SentRequests, Source};
 use crate::traffic::SyntheticCookie;
 
 /// Faults of a kind that are told in full.
@@ -13,28 +13,28 @@ const EXAMPLES_MAX: usize = 5;
 
 /// Whether the request with this number on this connection may have been lost: by contract, in what was done to the
 /// processes.
-pub type MayBeLost<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
+pub type LossPredicate<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
 
 /// The check of one store, cookie by cookie.
-pub struct Check<'a> {
-    sent: &'a Sent,
-    may_be_lost: MayBeLost<'a>,
+pub struct StoreCheck<'a> {
+    sent: &'a SentRequests,
+    may_be_lost: LossPredicate<'a>,
     /// Whether the consumer may have forgotten when a repeat came that it did not write.
-    forgets_repeats: bool,
+    forgets_duplicates: bool,
     /// One bit for each request: set at the first of each pair that was found.
     found: Vec<u64>,
-    verdict: Verdict,
+    verdict: StoreVerdict,
 }
 
 /// What was found in one store.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Verdict {
+pub struct StoreVerdict {
     /// The node.
     pub node: String,
     /// Pairs of user and DSP in the store.
     pub stored: u64,
     /// Of these, such with a value that may be the newest.
-    pub right: u64,
+    pub correct: u64,
     /// Pairs that were accepted and are not in the store, though nothing explains it.
     pub missing: u64,
     /// Pairs with a value that is certainly not the newest, though nothing explains it.
@@ -42,24 +42,24 @@ pub struct Verdict {
     /// Pairs with a value that was never sent for them.
     pub wrong: u64,
     /// Cookies that were never sent.
-    pub extra: u64,
+    pub unexpected: u64,
     /// Pairs that are missing or stale and may be, by what was done to the processes.
     pub explained: u64,
     /// Pairs with an older value that came after a newer repeat: the repeat was not written, and a restarted consumer does not
     /// know its time.
-    pub repeats_forgotten: u64,
+    pub forgotten_duplicates: u64,
     /// What must have been lost of these pairs: never more than was.
     #[serde(skip)]
-    pub lost: Vec<Lost>,
+    pub lost: Vec<LostRequest>,
     /// Some of what is not as it should be.
     pub examples: Vec<String>,
 }
 
-impl Verdict {
+impl StoreVerdict {
     /// True when the store has what it should.
     #[must_use]
-    pub fn is_faultless(&self) -> bool {
-        self.missing + self.stale + self.wrong + self.extra == 0
+    pub fn has_passed(&self) -> bool {
+        self.missing + self.stale + self.wrong + self.unexpected == 0
     }
 
     /// One line.
@@ -69,17 +69,17 @@ impl Verdict {
         let mut line = format!(
             "{}: {} of {} stored pairs are right",
             self.node,
-            grouped(self.right),
+            grouped(self.correct),
             grouped(self.stored)
         );
         for (count, what) in [
             (self.missing, "missing"),
             (self.stale, "stale"),
             (self.wrong, "with a wrong value"),
-            (self.extra, "never sent"),
+            (self.unexpected, "never sent"),
             (self.explained, "lost or stale as the faults allow"),
             (
-                self.repeats_forgotten,
+                self.forgotten_duplicates,
                 "older than a repeat that a restarted consumer forgot",
             ),
         ] {
@@ -93,15 +93,15 @@ impl Verdict {
 
 /// What a pair's newest value is held against.
 #[derive(Default)]
-struct Newest {
+struct NewestRequests {
     /// The last number of each connection.
     numbers: HashMap<u32, u32>,
     /// The last time of sending to each producer.
     times: HashMap<usize, Instant>,
 }
 
-impl Newest {
-    fn add(&mut self, sent: &Sent, request: &Request) {
+impl NewestRequests {
+    fn add(&mut self, sent: &SentRequests, request: &RequestRef) {
         let number = self.numbers.entry(request.source).or_default();
         *number = request.number.max(*number);
         let source = sent.source(request);
@@ -111,9 +111,9 @@ impl Newest {
     }
 
     /// True when nothing that was added is certainly newer than this.
-    fn admits(&self, sent: &Sent, request: &Request) -> bool {
+    fn admits(&self, sent: &SentRequests, request: &RequestRef) -> bool {
         let source = sent.source(request);
-        if sent.fate(request) == Fate::Accepted
+        if sent.outcome(request) == RequestOutcome::Accepted
             && self
                 .numbers
                 .get(&request.source)
@@ -121,7 +121,7 @@ impl Newest {
         {
             return false;
         }
-        let answered = source.requests.answered_before(request.number.into());
+        let answered = source.requests.responded_by(request.number.into());
         self.times.iter().all(|(producer, sent_after)| {
             let same = *producer == source.producer;
             *sent_after
@@ -134,23 +134,23 @@ impl Newest {
     }
 }
 
-impl<'a> Check<'a> {
-    /// A check that has seen nothing yet. `forgets_repeats` says that the node's consumer was restarted.
+impl<'a> StoreCheck<'a> {
+    /// A check that has seen nothing yet. `forgets_duplicates` says that the node's consumer was restarted.
     #[must_use]
     pub fn new(
         node: &str,
-        sent: &'a Sent,
-        may_be_lost: MayBeLost<'a>,
-        forgets_repeats: bool,
+        sent: &'a SentRequests,
+        may_be_lost: LossPredicate<'a>,
+        forgets_duplicates: bool,
     ) -> Self {
         Self {
             sent,
             may_be_lost,
-            forgets_repeats,
+            forgets_duplicates,
             found: vec![0; sent.len().div_ceil(64)],
-            verdict: Verdict {
+            verdict: StoreVerdict {
                 node: node.to_owned(),
-                ..Verdict::default()
+                ..StoreVerdict::default()
             },
         }
     }
@@ -174,19 +174,19 @@ impl<'a> Check<'a> {
         };
         let verdict = &mut self.verdict;
         let (count, problem) = if pair.is_empty() {
-            (&mut verdict.extra, "was never sent")
+            (&mut verdict.unexpected, "was never sent")
         } else if with_value().next().is_none() {
             (&mut verdict.wrong, "was sent with other values only")
         } else if pair.len() == 1 {
-            verdict.right += 1;
+            verdict.correct += 1;
             return;
         } else {
             let accepted: Vec<_> = pair
                 .iter()
                 .map(|(request, _)| *request)
-                .filter(|request| sent.fate(request) == Fate::Accepted)
+                .filter(|request| sent.outcome(request) == RequestOutcome::Accepted)
                 .collect();
-            let (mut required, mut all) = (Newest::default(), Newest::default());
+            let (mut required, mut all) = (NewestRequests::default(), NewestRequests::default());
             for request in &accepted {
                 all.add(sent, request);
                 if !(self.may_be_lost)(sent.source(request), request.number.into()) {
@@ -194,15 +194,15 @@ impl<'a> Check<'a> {
                 }
             }
             if with_value().any(|request| all.admits(sent, request)) {
-                verdict.right += 1;
+                verdict.correct += 1;
                 return;
             }
-            let is_newer = |request: &Request, than: &Request| {
-                let mut newest = Newest::default();
+            let is_newer = |request: &RequestRef, than: &RequestRef| {
+                let mut newest = NewestRequests::default();
                 newest.add(sent, request);
                 !newest.admits(sent, than)
             };
-            let newer = |stored: &Request| -> Vec<_> {
+            let newer = |stored: &RequestRef| -> Vec<_> {
                 let newer = accepted.iter().filter(|it| is_newer(it, stored));
                 newer.map(|request| sent.lost(request)).collect()
             };
@@ -213,7 +213,7 @@ impl<'a> Check<'a> {
                 return;
             }
             // Came through another producer than the stored one, with a value that had come before both.
-            let is_repeat = |newer: &Request, stored: &Request| {
+            let is_repeat = |newer: &RequestRef, stored: &RequestRef| {
                 let value = sent.cookie(newer);
                 sent.source(newer).producer != sent.source(stored).producer
                     && accepted.iter().any(|first| {
@@ -222,15 +222,15 @@ impl<'a> Check<'a> {
                             && !is_newer(first, stored)
                     })
             };
-            let is_older_than_repeats = |stored: &Request| {
+            let is_older_than_repeats = |stored: &RequestRef| {
                 let mut newer = accepted.iter().filter(|it| is_newer(it, stored));
                 newer.all(|newer| {
                     (self.may_be_lost)(sent.source(newer), newer.number.into())
                         || is_repeat(newer, stored)
                 })
             };
-            if self.forgets_repeats && with_value().any(is_older_than_repeats) {
-                verdict.repeats_forgotten += 1;
+            if self.forgets_duplicates && with_value().any(is_older_than_repeats) {
+                verdict.forgotten_duplicates += 1;
                 return;
             }
             (&mut verdict.stale, "is certainly not the newest")
@@ -249,7 +249,7 @@ impl<'a> Check<'a> {
 
     /// Looks for what is missing, after the whole store was taken.
     #[must_use]
-    pub fn finish(mut self) -> Verdict {
+    pub fn finish(mut self) -> StoreVerdict {
         let sent = self.sent;
         let mut from = 0;
         for same in sent.requests.chunk_by(|a, b| a.hash == b.hash) {
@@ -261,17 +261,17 @@ impl<'a> Check<'a> {
         self.verdict
     }
 
-    fn not_found(&mut self, group: &[Request]) {
+    fn not_found(&mut self, group: &[RequestRef]) {
         let sent = self.sent;
         let accepted = || {
             let requests = group.iter();
-            requests.filter(|request| sent.fate(request) == Fate::Accepted)
+            requests.filter(|request| sent.outcome(request) == RequestOutcome::Accepted)
         };
         let Some(first) = accepted().next() else {
             return;
         };
         let may_be_lost =
-            |request: &Request| (self.may_be_lost)(sent.source(request), request.number.into());
+            |request: &RequestRef| (self.may_be_lost)(sent.source(request), request.number.into());
         if accepted().all(may_be_lost) {
             self.verdict.explained += 1;
             let lost = accepted().map(|request| sent.lost(request));

@@ -13,7 +13,7 @@ use mongodb::{
 };
 use tokio::sync::mpsc;
 
-use super::{Check, Verdict};
+use super::{StoreCheck, StoreVerdict};
 
 /// Documents of one answer: about a megabyte.
 const DOCUMENTS_AT_ONCE: u32 = 10_000;
@@ -28,7 +28,7 @@ const TTL: Duration = Duration::from_secs(14 * 24 * 3600);
 ///
 /// # Errors
 /// When it cannot be read, or a document has not the form that is promised.
-pub async fn mongodb(uri: &str, prefix: &str, mut check: Check<'_>) -> Result<Verdict> {
+pub async fn mongodb(uri: &str, prefix: &str, mut check: StoreCheck<'_>) -> Result<StoreVerdict> {
     let client = Client::with_uri_str(uri).await?;
     for name in client.list_database_names().await? {
         let Some(dsp_id) = name
@@ -56,7 +56,7 @@ pub async fn mongodb(uri: &str, prefix: &str, mut check: Check<'_>) -> Result<Ve
 ///
 /// # Errors
 /// When it cannot be opened or read.
-pub async fn embedded(dir: &Path, mut check: Check<'_>) -> Result<Verdict> {
+pub async fn embedded(dir: &Path, mut check: StoreCheck<'_>) -> Result<StoreVerdict> {
     let ttls = Ttls::new(TTL, std::collections::BTreeMap::new());
     let store = EmbeddedStore::open(dir.to_owned(), ttls).await?;
     // Reading blocks, and ends when nobody listens any more.

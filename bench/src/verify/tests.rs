@@ -5,31 +5,31 @@ use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 use super::*;
 
 /// Requests with times of their own.
-struct Model(Vec<(Fate, Instant, Instant)>);
+struct Model(Vec<(RequestOutcome, Instant, Instant)>);
 
-impl Requests for Model {
+impl RequestHistory for Model {
     fn sent(&self) -> u64 {
         self.0.len() as u64
     }
-    fn fate(&self, number: u64) -> Fate {
+    fn outcome(&self, number: u64) -> RequestOutcome {
         self.at(number).0
     }
     fn sent_after(&self, number: u64) -> Instant {
         self.at(number).1
     }
-    fn answered_before(&self, number: u64) -> Instant {
+    fn responded_by(&self, number: u64) -> Instant {
         self.at(number).2
     }
 }
 
 impl Model {
-    fn at(&self, number: u64) -> (Fate, Instant, Instant) {
+    fn at(&self, number: u64) -> (RequestOutcome, Instant, Instant) {
         self.0[usize::try_from(number).unwrap()]
     }
 }
 
 /// Its producer, and for each request its fate and when it was sent and answered, in ms.
-type Connection<'a> = (usize, &'a [(Fate, u64, u64)]);
+type Connection<'a> = (usize, &'a [(RequestOutcome, u64, u64)]);
 
 type Stored = BTreeMap<(String, u32), String>;
 
@@ -38,7 +38,7 @@ const NOTHING_LOST: MayBe<'static> = &|_, _| false;
 type MayBe<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
 
 struct Run {
-    sent: Sent,
+    sent: SentRequests,
     start: Instant,
 }
 
@@ -54,7 +54,7 @@ impl Run {
         let source = |(index, (producer, requests)): (usize, &Connection<'_>)| {
             let requests = requests
                 .iter()
-                .map(|(fate, sent, answered)| (*fate, at(*sent), at(*answered)));
+                .map(|(outcome, sent, answered)| (*outcome, at(*sent), at(*answered)));
             Source {
                 traffic: traffic.clone(),
                 connection: index as u64,
@@ -63,7 +63,7 @@ impl Run {
             }
         };
         let sources = connections.iter().enumerate().map(source).collect();
-        let sent = Sent::new(sources).unwrap();
+        let sent = SentRequests::new(sources).unwrap();
         Self { sent, start }
     }
 
@@ -78,7 +78,7 @@ impl Run {
         cookies.collect()
     }
 
-    fn check(&self, stored: &Stored, may_be_lost: MayBe<'_>) -> Verdict {
+    fn check(&self, stored: &Stored, may_be_lost: MayBe<'_>) -> StoreVerdict {
         self.check_node(stored, may_be_lost, false)
     }
 
@@ -86,9 +86,9 @@ impl Run {
         &self,
         stored: &Stored,
         may_be_lost: MayBe<'_>,
-        forgets_repeats: bool,
-    ) -> Verdict {
-        let mut check = Check::new("it", &self.sent, may_be_lost, forgets_repeats);
+        forgets_duplicates: bool,
+    ) -> StoreVerdict {
+        let mut check = StoreCheck::new("it", &self.sent, may_be_lost, forgets_duplicates);
         for ((user, dsp), buyer) in stored {
             check.take(user.as_bytes(), *dsp, buyer.as_bytes());
         }
@@ -96,21 +96,21 @@ impl Run {
     }
 }
 
-/// `missing, stale, wrong, extra, explained`.
+/// `missing, stale, wrong, unexpected, explained`.
 #[track_caller]
-fn expect(verdict: &Verdict, expected: [u64; 5]) {
+fn expect(verdict: &StoreVerdict, expected: [u64; 5]) {
     let found = [
         verdict.missing,
         verdict.stale,
         verdict.wrong,
-        verdict.extra,
+        verdict.unexpected,
         verdict.explained,
     ];
     assert_eq!(found, expected, "{verdict:?}");
-    assert_eq!(verdict.is_faultless(), expected[..4] == [0; 4]);
+    assert_eq!(verdict.has_passed(), expected[..4] == [0; 4]);
 }
 
-const OK: Fate = Fate::Accepted;
+const OK: RequestOutcome = RequestOutcome::Accepted;
 
 /// Many users, one request each at its own time.
 fn many() -> (Run, Stored) {
@@ -127,7 +127,7 @@ fn store_with_everything_is_faultless() {
     let (run, stored) = many();
     let verdict = run.check(&stored, NOTHING_LOST);
     expect(&verdict, [0; 5]);
-    assert_eq!((verdict.stored, verdict.right), (2_000, 2_000));
+    assert_eq!((verdict.stored, verdict.correct), (2_000, 2_000));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn check_newest(connections: &[Connection<'_>], admissible: &[(usize, u64)]) {
             let verdict = run.check(&run.stored(&[(connection, number)]), NOTHING_LOST);
             let is_admissible = admissible.contains(&(connection, number));
             assert_eq!(
-                verdict.is_faultless(),
+                verdict.has_passed(),
                 is_admissible,
                 "{connection} {number} {verdict:?}"
             );
@@ -202,7 +202,7 @@ fn between_producers_a_margin_counts() {
 
 #[test]
 fn request_without_an_answer_may_be_stored_and_need_not() {
-    let unknown = Fate::Unknown;
+    let unknown = RequestOutcome::Unknown;
     check_newest(&[(0, &[(OK, 0, 1), (unknown, 2, 900)])], &[(0, 0), (0, 1)]);
     // It may have been accepted as late as its answer was waited for.
     check_newest(
@@ -211,7 +211,7 @@ fn request_without_an_answer_may_be_stored_and_need_not() {
     );
     let run = Run::new(1, &[(0, &[(unknown, 0, 5)])]);
     expect(&run.check(&Stored::new(), NOTHING_LOST), [0; 5]);
-    let run = Run::new(1, &[(0, &[(Fate::Refused, 0, 5)])]);
+    let run = Run::new(1, &[(0, &[(RequestOutcome::Rejected, 0, 5)])]);
     assert!(run.sent.len() == 0);
 }
 
@@ -246,7 +246,7 @@ fn check_repeat(last: usize, expected: [u64; 5], forgotten: u64) {
     expect(&run.check(&older, NOTHING_LOST), [0, 1, 0, 0, 0]);
     let verdict = run.check_node(&older, NOTHING_LOST, true);
     expect(&verdict, expected);
-    assert_eq!(verdict.repeats_forgotten, forgotten);
+    assert_eq!(verdict.forgotten_duplicates, forgotten);
 }
 
 #[test]

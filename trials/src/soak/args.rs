@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use bench::values::parse_time;
 use clap::{Args, ValueEnum as _};
 
-use super::{Kind, TIME_MIN};
+use super::{FaultKind, TIME_MIN};
 
 /// Which faults strike, and how often.
 #[derive(Debug, Clone, Args)]
@@ -24,7 +24,7 @@ pub struct FaultArgs {
     /// drop-inbound-node: only packets to the node vanish, as with a half-open connection.
     /// drop-outbound-node: only packets from the node vanish.
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
-    pub faults: Vec<(Kind, Option<Duration>)>,
+    pub faults: Vec<(FaultKind, Option<Duration>)>,
     /// Mean time between two faults of a kind that is named without one.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
     pub fault_every: Duration,
@@ -37,38 +37,38 @@ pub struct FaultArgs {
     pub partition_max: Duration,
 }
 
-fn parse_fault(text: &str) -> Result<(Kind, Option<Duration>), String> {
+fn parse_fault(text: &str) -> Result<(FaultKind, Option<Duration>), String> {
     let (name, every) = match text.split_once('=') {
         Some((name, every)) => (name, Some(parse_time(every, TIME_MIN)?)),
         None => (text, None),
     };
-    Ok((Kind::from_str(name, false)?, every))
+    Ok((FaultKind::from_str(name, false)?, every))
 }
 
 impl FaultArgs {
-    /// Kinds, each with its mean time between two. `no_cuts` says why networks cannot be cut here.
+    /// Kinds, each with its mean time between two. `no_partitions` says why networks cannot be cut here.
     pub(super) fn kinds(
         &self,
         has_mongod: bool,
-        no_cuts: Option<&str>,
-    ) -> Result<Vec<(Kind, Duration)>> {
+        no_partitions: Option<&str>,
+    ) -> Result<Vec<(FaultKind, Duration)>> {
         let mut kinds = Vec::new();
-        for &kind in Kind::value_variants() {
+        for &kind in FaultKind::value_variants() {
             let every = match self.faults.iter().rfind(|(wanted, _)| *wanted == kind) {
                 Some((_, every)) => every.unwrap_or(self.fault_every),
                 None if self.all_faults
                     && (has_mongod || !kind.needs_mongod())
-                    && (no_cuts.is_none() || kind.cuts().is_none()) =>
+                    && (no_partitions.is_none() || kind.partition().is_none()) =>
                 {
                     match kind {
-                        Kind::RestartProducer => self.fault_every * 4,
+                        FaultKind::RestartProducer => self.fault_every * 4,
                         _ => self.fault_every,
                     }
                 }
                 None => continue,
             };
-            if kind.cuts().is_some()
-                && let Some(why) = no_cuts
+            if kind.partition().is_some()
+                && let Some(why) = no_partitions
             {
                 bail!("{kind:?}: no network can be cut here: {why}");
             }
@@ -84,9 +84,9 @@ impl FaultArgs {
     }
 
     /// Whether any wanted fault cuts networks.
-    pub(super) fn may_cut(&self) -> bool {
+    pub(super) fn may_partition(&self) -> bool {
         let mut wanted = self.faults.iter();
-        self.all_faults || wanted.any(|(kind, _)| kind.cuts().is_some())
+        self.all_faults || wanted.any(|(kind, _)| kind.partition().is_some())
     }
 }
 
@@ -99,11 +99,11 @@ mod tests {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         assert_eq!(
             parse_fault("drop-outbound-node"),
-            Ok((Kind::DropOutboundNode, None))
+            Ok((FaultKind::DropOutboundNode, None))
         );
         assert_eq!(
             parse_fault("kill-mongod=5s"),
-            Ok((Kind::KillMongod, seconds(5)))
+            Ok((FaultKind::KillMongod, seconds(5)))
         );
         assert!(parse_fault("kill-everything").is_err());
         assert!(parse_fault("kill-mongod=soon").is_err());

@@ -11,20 +11,20 @@ use bench::{
         Cluster,
         netns::{Direction, Namespace},
     },
-    e2e::{Meanwhile, TurnEvent},
+    e2e::{Injector, InjectorAction},
     programs::Process,
 };
 use rustix::process::Signal;
 use serde::Serialize;
 
-use super::plan::{Fault, Kind, Victim};
+use super::plan::{Fault, FaultKind, Victim};
 
 /// How long an orderly end may take; longer than the drain the processes are told.
-const END_TIMEOUT: Duration = Duration::from_secs(40);
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Something that was done.
 #[derive(Debug, Clone, Serialize)]
-pub struct Event {
+pub struct FaultEvent {
     /// Seconds since the begin of the load.
     pub seconds: f64,
     /// What, to whom.
@@ -33,21 +33,21 @@ pub struct Event {
 
 /// Does the faults.
 #[derive(Debug)]
-pub(super) struct Injector {
-    waiting: VecDeque<Fault>,
+pub(super) struct FaultInjector {
+    pending: VecDeque<Fault>,
     /// Everything was looked at for the first that waits.
-    is_seen: bool,
-    active: Vec<Active>,
-    pub(super) events: Vec<Event>,
+    is_observed: bool,
+    active: Vec<ActiveFault>,
+    pub(super) events: Vec<FaultEvent>,
     /// How often a producer was killed.
     pub(super) killed: usize,
     /// Nodes whose consumer lost what it has in memory only.
     pub(super) restarted: BTreeSet<usize>,
-    pub(super) faults: Vec<String>,
+    pub(super) failures: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Active {
+struct ActiveFault {
     fault: Fault,
     stage: Stage,
 }
@@ -57,29 +57,29 @@ enum Stage {
     /// Stopped until then.
     Stopped(Duration),
     /// Told to end then.
-    Ending(Duration),
+    Terminating(Duration),
     /// Not there until then.
-    Away(Duration),
+    Down(Duration),
     /// Cut off until then.
-    Cut(Duration),
+    Partitioned(Duration),
 }
 
-impl Injector {
+impl FaultInjector {
     pub(super) fn new(plan: Vec<Fault>) -> Self {
         Self {
-            waiting: plan.into(),
-            is_seen: false,
+            pending: plan.into(),
+            is_observed: false,
             active: Vec::new(),
             events: Vec::new(),
             killed: 0,
             restarted: BTreeSet::new(),
-            faults: Vec::new(),
+            failures: Vec::new(),
         }
     }
 
     /// No more faults from now on.
-    pub(super) fn begin_no_more(&mut self) {
-        self.waiting.clear();
+    pub(super) fn stop_injecting(&mut self) {
+        self.pending.clear();
     }
 
     /// True while something is not as it was before.
@@ -95,7 +95,7 @@ impl Injector {
     /// The next fault, when its time has come: not before the victim has got over the one before, which takes a mongod that
     /// closes large files seconds.
     fn due(&self, elapsed: Duration) -> Option<Fault> {
-        let next = self.waiting.front().copied();
+        let next = self.pending.front().copied();
         next.filter(|fault| fault.at <= elapsed && !self.is_struck(fault.victim))
     }
 
@@ -121,47 +121,48 @@ impl Injector {
     }
 
     /// What is due of a fault that has begun.
-    fn go_on(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
+    fn advance(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
         for index in 0..self.active.len() {
-            let Active { fault, stage } = self.active[index];
-            if let Stage::Cut(until) = stage {
+            let ActiveFault { fault, stage } = self.active[index];
+            if let Stage::Partitioned(until) = stage {
                 if elapsed < until {
                     continue;
                 }
-                let (name, way) = way(cluster, fault.victim)?;
-                way.heal()?;
+                let (name, node_network) = node_network(cluster, fault.victim)?;
+                node_network.heal()?;
                 self.active.remove(index);
-                return Ok(Some(format!("{name} is heard and hears again")));
+                return Ok(Some(format!("{name} reconnected")));
             }
             let (name, process) = victim(cluster, fault.victim)?;
             match stage {
                 Stage::Stopped(until) if elapsed >= until => {
                     process.signal(Signal::CONT)?;
-                    let what = format!("{name} goes on");
+                    let what = format!("{name} resumed");
                     self.active.remove(index);
                     return Ok(Some(what));
                 }
-                Stage::Away(until) if elapsed >= until => {
+                Stage::Down(until) if elapsed >= until => {
                     process.restart()?;
-                    let what = format!("{name} started again");
+                    let what = format!("{name} restarted");
                     self.active.remove(index);
                     return Ok(Some(what));
                 }
-                Stage::Ending(began) => {
+                Stage::Terminating(began) => {
                     let Some(status) = process.exit_status()? else {
-                        if elapsed > began + END_TIMEOUT {
+                        if elapsed > began + STOP_TIMEOUT {
                             process.kill()?;
-                            self.faults.push(format!("{name} did not end in order"));
+                            self.failures
+                                .push(format!("{name} did not shut down cleanly"));
                         }
                         continue;
                     };
                     if !status.success() {
                         let words = process.last_lines(5);
-                        self.faults
-                            .push(format!("{name} ended with {status}: {words}"));
+                        self.failures
+                            .push(format!("{name} exited with {status}: {words}"));
                     }
-                    self.active[index].stage = Stage::Away(elapsed + fault.lasts);
-                    return Ok(Some(format!("{name} has ended ({status})")));
+                    self.active[index].stage = Stage::Down(elapsed + fault.lasts);
+                    return Ok(Some(format!("{name} exited ({status})")));
                 }
                 _ => {}
             }
@@ -171,34 +172,34 @@ impl Injector {
 
     fn strike(&mut self, cluster: &mut Cluster, fault: Fault, elapsed: Duration) -> Result<String> {
         let seconds = fault.lasts.as_secs_f64();
-        if let Some(direction) = fault.kind.cuts() {
+        if let Some(direction) = fault.kind.partition() {
             let ports = cluster.stream_ports();
-            let (name, way) = way(cluster, fault.victim)?;
-            way.cut(direction, &ports)?;
-            let stage = Stage::Cut(elapsed + fault.lasts);
-            self.active.push(Active { fault, stage });
+            let (name, node_network) = node_network(cluster, fault.victim)?;
+            node_network.cut(direction, &ports)?;
+            let stage = Stage::Partitioned(elapsed + fault.lasts);
+            self.active.push(ActiveFault { fault, stage });
             let packets = match direction {
-                Direction::Both => "packets to and from it vanish",
-                Direction::ToNode => "packets to it vanish",
-                Direction::FromNode => "packets from it vanish",
+                Direction::Both => "all packets dropped",
+                Direction::ToNode => "inbound packets dropped",
+                Direction::FromNode => "outbound packets dropped",
             };
-            return Ok(format!("{name} cut off for {seconds:.1} s: {packets}"));
+            return Ok(format!("{name} partitioned for {seconds:.1} s: {packets}"));
         }
         let (name, process) = victim(cluster, fault.victim)?;
         let (stage, what) = match fault.kind {
-            Kind::StopConsumer | Kind::StopMongod | Kind::StopProducer => {
+            FaultKind::StopConsumer | FaultKind::StopMongod | FaultKind::StopProducer => {
                 process.signal(Signal::STOP)?;
                 let until = elapsed + fault.lasts;
                 (
                     Stage::Stopped(until),
-                    format!("{name} stopped for {seconds:.1} s"),
+                    format!("{name} suspended for {seconds:.1} s"),
                 )
             }
-            Kind::RestartConsumer | Kind::RestartMongod | Kind::RestartProducer => {
+            FaultKind::RestartConsumer | FaultKind::RestartMongod | FaultKind::RestartProducer => {
                 process.signal(Signal::TERM)?;
                 (
-                    Stage::Ending(elapsed),
-                    format!("{name} told to end, for {seconds:.1} s"),
+                    Stage::Terminating(elapsed),
+                    format!("{name} terminated, down for {seconds:.1} s"),
                 )
             }
             // Cuts were handled above.
@@ -206,57 +207,57 @@ impl Injector {
                 process.kill()?;
                 let until = elapsed + fault.lasts;
                 (
-                    Stage::Away(until),
-                    format!("{name} killed, for {seconds:.1} s"),
+                    Stage::Down(until),
+                    format!("{name} killed, down for {seconds:.1} s"),
                 )
             }
         };
-        self.killed += usize::from(fault.kind == Kind::KillProducer);
-        if let (Kind::KillConsumer | Kind::RestartConsumer, Victim::Consumer(node)) =
+        self.killed += usize::from(fault.kind == FaultKind::KillProducer);
+        if let (FaultKind::KillConsumer | FaultKind::RestartConsumer, Victim::Consumer(node)) =
             (fault.kind, fault.victim)
         {
             self.restarted.insert(node);
         }
-        self.active.push(Active { fault, stage });
+        self.active.push(ActiveFault { fault, stage });
         Ok(what)
     }
 }
 
-impl Meanwhile for Injector {
-    fn turn(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<TurnEvent>> {
+impl Injector for FaultInjector {
+    fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>> {
         self.check(cluster)?;
-        let mut what = self.go_on(cluster, elapsed)?;
+        let mut what = self.advance(cluster, elapsed)?;
         if what.is_none()
             && let Some(fault) = self.due(elapsed)
         {
-            if !self.is_seen {
-                return Ok(Some(TurnEvent::Look));
+            if !self.is_observed {
+                return Ok(Some(InjectorAction::Observe));
             }
-            self.is_seen = false;
-            self.waiting.pop_front();
+            self.is_observed = false;
+            self.pending.pop_front();
             what = Some(self.strike(cluster, fault, elapsed)?);
         }
         Ok(what.map(|what| {
             let seconds = elapsed.as_secs_f64();
             let line = format!("{seconds:>7.1} s  {what}");
-            self.events.push(Event { seconds, what });
-            TurnEvent::Line(line)
+            self.events.push(FaultEvent { seconds, what });
+            InjectorAction::Print(line)
         }))
     }
 
-    fn seen(&mut self) {
-        self.is_seen = true;
+    fn observed(&mut self) {
+        self.is_observed = true;
     }
 }
 
 /// The node's name, and its network.
-fn way(cluster: &Cluster, victim: Victim) -> Result<(String, &Namespace)> {
+fn node_network(cluster: &Cluster, victim: Victim) -> Result<(String, &Namespace)> {
     let found = match victim {
-        Victim::Way(index) => cluster.nodes.get(index).zip(cluster.network(index)),
+        Victim::NodeNetwork(index) => cluster.nodes.get(index).zip(cluster.network(index)),
         _ => None,
     };
     match found {
-        Some((node, way)) => Ok((node.name.clone(), way)),
+        Some((node, node_network)) => Ok((node.name.clone(), node_network)),
         None => bail!("{victim:?} has no network of its own"),
     }
 }
@@ -277,7 +278,7 @@ fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process
             let mongod = mongod.and_then(|it| it.backend.process());
             mongod.map(|it| (format!("mongod-{}", index + 1), it))
         }
-        Victim::Way(_) => None,
+        Victim::NodeNetwork(_) => None,
     };
     match found {
         Some(found) => Ok(found),
@@ -298,16 +299,16 @@ mod tests {
             victim,
             lasts: second,
         };
-        let restart = fault(1, Kind::RestartMongod, Victim::Mongod(0));
-        let mut injector = Injector::new(vec![
-            fault(5, Kind::StopMongod, Victim::Mongod(0)),
-            fault(6, Kind::KillConsumer, Victim::Consumer(0)),
+        let restart = fault(1, FaultKind::RestartMongod, Victim::Mongod(0));
+        let mut injector = FaultInjector::new(vec![
+            fault(5, FaultKind::StopMongod, Victim::Mongod(0)),
+            fault(6, FaultKind::KillConsumer, Victim::Consumer(0)),
         ]);
         assert!(injector.due(second * 4).is_none());
         assert!(injector.due(second * 5).is_some());
-        injector.active.push(Active {
+        injector.active.push(ActiveFault {
             fault: restart,
-            stage: Stage::Ending(second),
+            stage: Stage::Terminating(second),
         });
         assert!(injector.due(second * 6).is_none());
         injector.active.clear();

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use bench::{
-    observe::{Counts, Observation, Role},
-    report::{Percentiles, counted, grouped, per_second, rate},
-    verify::Verdict,
+    observe::{Observation, ProcessCounts, Role},
+    report::{Percentiles, grouped, per_second, plural, rate},
+    verify::StoreVerdict,
 };
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{AllowedLosses, Driven, Event, Kind, Settled, SoakArgs, Verification};
+use super::{AllowedLosses, FaultEvent, FaultKind, LoadResult, Settlement, SoakArgs, Verification};
 
 /// What was done, what was seen, and what was found to be wrong.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct SoakOutcome {
     /// Consumers, each with a store.
     pub consumers: usize,
     /// Producers.
@@ -34,7 +34,7 @@ pub struct Outcome {
     /// Requests answered with 200.
     pub accepted: u64,
     /// Requests answered otherwise.
-    pub refused: u64,
+    pub rejected: u64,
     /// Requests without an answer: what became of them is unknown.
     pub unanswered: u64,
     /// Requests that should have left and did not.
@@ -46,21 +46,21 @@ pub struct Outcome {
     /// Largest number of cookies that were accepted and not stored, as far as counts survived.
     pub backlog_max: u64,
     /// How the backlog went away.
-    pub settled: Settled,
+    pub settled: Settlement,
     /// Cookies that each consumer said it will not get.
     pub lost: Vec<u64>,
     /// Epochs of producers of which each consumer said that their end is unknown.
     pub uncertain_restarts: Vec<u64>,
     /// The kinds of faults, each with the mean seconds between two.
-    pub kinds: Vec<(Kind, f64)>,
+    pub kinds: Vec<(FaultKind, f64)>,
     /// What was done, in the order of time.
-    pub events: Vec<Event>,
+    pub events: Vec<FaultEvent>,
     /// Whether every accepted cookie is in every store.
     pub verification: Verification,
     /// What the run says, in sentences.
     pub findings: Vec<String>,
     /// What is wrong; empty when all is well.
-    pub faults: Vec<String>,
+    pub failures: Vec<String>,
 }
 
 /// What an outcome is made of.
@@ -68,11 +68,11 @@ pub(super) struct Run<'a> {
     pub(super) args: &'a SoakArgs,
     pub(super) seed: u64,
     pub(super) interrupted: bool,
-    pub(super) driven: &'a Driven,
+    pub(super) driven: &'a LoadResult,
     pub(super) before: &'a Observation,
-    pub(super) settled: Settled,
-    pub(super) kinds: &'a [(Kind, Duration)],
-    pub(super) events: Vec<Event>,
+    pub(super) settled: Settlement,
+    pub(super) kinds: &'a [(FaultKind, Duration)],
+    pub(super) events: Vec<FaultEvent>,
     /// Producers that were killed.
     pub(super) killed: usize,
     /// When the load began.
@@ -80,18 +80,18 @@ pub(super) struct Run<'a> {
     /// What each node may lack, by its name.
     pub(super) allowed: Vec<(String, AllowedLosses)>,
     pub(super) verification: Verification,
-    pub(super) faults: Vec<String>,
+    pub(super) failures: Vec<String>,
     pub(super) observations: &'a [Observation],
 }
 
-impl Outcome {
+impl SoakOutcome {
     pub(super) fn new(run: Run<'_>) -> Self {
         let driven = run.driven;
         let counts = &driven.counts;
         let last = run.observations.last().unwrap_or(run.before);
-        let nodes = |of: fn(&Counts) -> u64| -> Vec<u64> {
+        let nodes = |of: fn(&ProcessCounts) -> u64| -> Vec<u64> {
             last.of(Role::Consumer)
-                .map(|seen| of(&seen.counts))
+                .map(|observed| of(&observed.counts))
                 .collect()
         };
         let mut outcome = Self {
@@ -104,7 +104,7 @@ impl Outcome {
             interrupted: run.interrupted,
             sent: counts.sent,
             accepted: counts.accepted,
-            refused: counts.errors() - counts.unanswered,
+            rejected: counts.errors() - counts.unanswered,
             unanswered: counts.unanswered,
             unsent: counts.unsent,
             accepted_per_second: per_second(counts.accepted, driven.seconds),
@@ -126,19 +126,19 @@ impl Outcome {
             events: run.events,
             verification: run.verification,
             findings: Vec::new(),
-            faults: run.faults,
+            failures: run.failures,
         };
-        outcome.find_faults();
-        outcome.hold_against(run.killed, &run.allowed, run.began);
+        outcome.add_failures();
+        outcome.check_losses(run.killed, &run.allowed, run.began);
         outcome
     }
 
-    fn find_faults(&mut self) {
-        self.faults.extend(self.verification.not_done());
-        let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.strikes_the_edge());
-        let without_answer = self.refused + self.unanswered;
+    fn add_failures(&mut self) {
+        self.failures.extend(self.verification.not_done());
+        let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.affects_edge());
+        let without_answer = self.rejected + self.unanswered;
         if without_answer > 0 && !edge_is_struck {
-            self.faults.push(format!(
+            self.failures.push(format!(
                 "{without_answer} requests were refused or not answered, though no producer was struck"
             ));
         }
@@ -148,12 +148,12 @@ impl Outcome {
                 .push("no consumer had to be told that it lost a cookie".to_owned());
         }
         let verdicts = self.verification.verdicts.iter();
-        let wrong = verdicts.filter(|verdict| !verdict.is_faultless());
-        self.faults.extend(wrong.map(Verdict::line));
+        let wrong = verdicts.filter(|verdict| !verdict.has_passed());
+        self.failures.extend(wrong.map(StoreVerdict::line));
     }
 
     /// Holds what is missing against what the consumers reported.
-    fn hold_against(&mut self, killed: usize, allowed: &[(String, AllowedLosses)], began: Instant) {
+    fn check_losses(&mut self, killed: usize, allowed: &[(String, AllowedLosses)], began: Instant) {
         for verdict in &self.verification.verdicts {
             let of_node = allowed.iter().find(|(node, _)| *node == verdict.node);
             let Some((node, allowed)) = of_node.filter(|_| verdict.explained > 0) else {
@@ -161,7 +161,7 @@ impl Outcome {
             };
             let exceeded = allowed.exceeded(&verdict.lost, began);
             let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
-            self.faults.extend(exceeded);
+            self.failures.extend(exceeded);
             let reported = allowed.reported;
             self.findings.push(format!(
                 "{node}: {} pairs are missing or stale and allowed: the {} requests they lack at least were under way while their \
@@ -172,7 +172,7 @@ impl Outcome {
                 grouped(reported.cookies_in_gaps),
                 grouped(reported.ends),
                 grouped(reported.cookies_at_ends_max),
-                counted(killed, "time")
+                plural(killed, "time")
             ));
             if reported.ends_without_bound > 0 {
                 self.findings.push(format!(
@@ -185,8 +185,8 @@ impl Outcome {
 
     /// True when nothing is missing but what may be.
     #[must_use]
-    pub fn is_faultless(&self) -> bool {
-        self.faults.is_empty()
+    pub fn has_passed(&self) -> bool {
+        self.failures.is_empty()
     }
 
     /// The summary for a person.
@@ -195,8 +195,8 @@ impl Outcome {
         let mut lines = vec![
             format!(
                 "{}, {}, store {}; {} for {:.0} s{}; seed {}",
-                counted(self.producers, "producer"),
-                counted(self.consumers, "consumer"),
+                plural(self.producers, "producer"),
+                plural(self.consumers, "consumer"),
                 self.store,
                 rate(self.rate as f64),
                 self.seconds,
@@ -211,7 +211,7 @@ impl Outcome {
                 "sent {}, accepted {}, refused {}, unanswered {}, unsent {}",
                 grouped(self.sent),
                 grouped(self.accepted),
-                grouped(self.refused),
+                grouped(self.rejected),
                 grouped(self.unanswered),
                 grouped(self.unsent)
             ),
@@ -230,7 +230,11 @@ impl Outcome {
         );
         lines.extend(self.findings.iter().cloned());
         lines.extend(self.verification.lines());
-        lines.extend(self.faults.iter().map(|fault| format!("WRONG     {fault}")));
+        lines.extend(
+            self.failures
+                .iter()
+                .map(|failure| format!("WRONG     {failure}")),
+        );
         lines.join("\n")
     }
 }

@@ -7,21 +7,21 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 /// No fault strikes before: everything is to have begun.
-const FIRST: Duration = Duration::from_secs(2);
+const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);
 
 /// Between the end of a fault and the next to the same process: time to connect again and catch up.
 const PAUSE: Duration = Duration::from_secs(3);
 
 /// An orderly restart of a producer loses nothing only for consumers that are there and whose stores work. So nothing else
 /// strikes for as long before, for a backlog to be gone, and after, while it drains.
-const ORDERLY_BEFORE: Duration = Duration::from_secs(6);
-const ORDERLY_AFTER: Duration = Duration::from_secs(4);
+const BEFORE_RESTART: Duration = Duration::from_secs(6);
+const AFTER_RESTART: Duration = Duration::from_secs(4);
 
 /// After a cut a consumer may still wait to connect, and then has all of it to catch up with.
-const ORDERLY_AFTER_CUT: Duration = Duration::from_secs(20);
+const RESTART_AFTER_PARTITION: Duration = Duration::from_secs(20);
 
 /// A cut is at least as long, in milliseconds; how long at most is asked for.
-const CUT_MILLIS_MIN: u64 = 1_000;
+const PARTITION_MILLIS_MIN: u64 = 1_000;
 
 /// Keeps what is drawn here apart from everything else that is drawn from the seed.
 const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
@@ -29,7 +29,7 @@ const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
 /// What is done to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum FaultKind {
     /// SIGKILL, and a new start.
     KillConsumer,
     /// SIGSTOP, and SIGCONT.
@@ -63,33 +63,33 @@ pub(super) enum Victim {
     Consumer(usize),
     Mongod(usize),
     /// The way between a node and all producers.
-    Way(usize),
+    NodeNetwork(usize),
 }
 
 /// What there is to strike.
 #[derive(Debug, Clone)]
-pub(super) struct Scene {
+pub(super) struct Topology {
     pub(super) producers: usize,
     pub(super) nodes: usize,
     /// The nodes with a mongod of ours.
     pub(super) mongods: Vec<usize>,
     /// How long a cut lasts at most.
-    pub(super) cut_max: Duration,
+    pub(super) partition_max: Duration,
 }
 
-impl Scene {
-    fn victims(&self, kind: Kind) -> Vec<Victim> {
+impl Topology {
+    fn victims(&self, kind: FaultKind) -> Vec<Victim> {
         match kind {
-            Kind::KillConsumer | Kind::StopConsumer | Kind::RestartConsumer => {
+            FaultKind::KillConsumer | FaultKind::StopConsumer | FaultKind::RestartConsumer => {
                 (0..self.nodes).map(Victim::Consumer).collect()
             }
-            Kind::PartitionNode | Kind::DropInboundNode | Kind::DropOutboundNode => {
-                (0..self.nodes).map(Victim::Way).collect()
+            FaultKind::PartitionNode | FaultKind::DropInboundNode | FaultKind::DropOutboundNode => {
+                (0..self.nodes).map(Victim::NodeNetwork).collect()
             }
-            Kind::KillMongod | Kind::StopMongod | Kind::RestartMongod => {
+            FaultKind::KillMongod | FaultKind::StopMongod | FaultKind::RestartMongod => {
                 self.mongods.iter().copied().map(Victim::Mongod).collect()
             }
-            Kind::StopProducer | Kind::RestartProducer | Kind::KillProducer => {
+            FaultKind::StopProducer | FaultKind::RestartProducer | FaultKind::KillProducer => {
                 (0..self.producers).map(Victim::Producer).collect()
             }
         }
@@ -97,16 +97,20 @@ impl Scene {
 
     /// Shortest and longest, in milliseconds. Producers are away for less than a load waits for a connection, and
     /// stopped for less than it waits for an answer.
-    fn lasts_millis(&self, kind: Kind) -> (u64, u64) {
+    fn lasts_millis(&self, kind: FaultKind) -> (u64, u64) {
         match kind {
-            Kind::StopConsumer | Kind::StopMongod => (1_000, 5_000),
-            Kind::StopProducer => (500, 3_000),
-            Kind::KillConsumer | Kind::RestartConsumer | Kind::KillMongod | Kind::RestartMongod => {
-                (200, 3_000)
-            }
-            Kind::RestartProducer | Kind::KillProducer => (100, 1_000),
-            Kind::PartitionNode | Kind::DropInboundNode | Kind::DropOutboundNode => {
-                (CUT_MILLIS_MIN, millis(self.cut_max).max(CUT_MILLIS_MIN))
+            FaultKind::StopConsumer | FaultKind::StopMongod => (1_000, 5_000),
+            FaultKind::StopProducer => (500, 3_000),
+            FaultKind::KillConsumer
+            | FaultKind::RestartConsumer
+            | FaultKind::KillMongod
+            | FaultKind::RestartMongod => (200, 3_000),
+            FaultKind::RestartProducer | FaultKind::KillProducer => (100, 1_000),
+            FaultKind::PartitionNode | FaultKind::DropInboundNode | FaultKind::DropOutboundNode => {
+                (
+                    PARTITION_MILLIS_MIN,
+                    millis(self.partition_max).max(PARTITION_MILLIS_MIN),
+                )
             }
         }
     }
@@ -117,13 +121,13 @@ impl Scene {
 pub(super) struct Fault {
     /// Since the begin of the load.
     pub(super) at: Duration,
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     pub(super) victim: Victim,
     /// How long the process is stopped, or away after its end.
     pub(super) lasts: Duration,
 }
 
-impl Kind {
+impl FaultKind {
     pub(super) fn needs_mongod(self) -> bool {
         matches!(
             self,
@@ -132,7 +136,7 @@ impl Kind {
     }
 
     /// Which packets of a node vanish.
-    pub(super) fn cuts(self) -> Option<Direction> {
+    pub(super) fn partition(self) -> Option<Direction> {
         match self {
             Self::PartitionNode => Some(Direction::Both),
             Self::DropInboundNode => Some(Direction::ToNode),
@@ -142,7 +146,7 @@ impl Kind {
     }
 
     /// Whether requests may stay without an answer, or be refused.
-    pub(super) fn strikes_the_edge(self) -> bool {
+    pub(super) fn affects_edge(self) -> bool {
         matches!(self, Self::RestartProducer | Self::KillProducer)
     }
 }
@@ -160,20 +164,20 @@ impl Fault {
             if fault.victim == next.victim {
                 pause = PAUSE;
             }
-            if next.kind == Kind::RestartProducer {
-                pause = pause.max(ORDERLY_BEFORE);
+            if next.kind == FaultKind::RestartProducer {
+                pause = pause.max(BEFORE_RESTART);
             }
-            if next.kind == Kind::RestartProducer && fault.kind.cuts().is_some() {
-                pause = pause.max(ORDERLY_AFTER_CUT);
+            if next.kind == FaultKind::RestartProducer && fault.kind.partition().is_some() {
+                pause = pause.max(RESTART_AFTER_PARTITION);
             }
-            if fault.kind == Kind::RestartProducer {
-                pause = pause.max(ORDERLY_AFTER);
+            if fault.kind == FaultKind::RestartProducer {
+                pause = pause.max(AFTER_RESTART);
             }
             pause
         };
         let is_free = self.victim != other.victim
-            && self.kind != Kind::RestartProducer
-            && other.kind != Kind::RestartProducer;
+            && self.kind != FaultKind::RestartProducer
+            && other.kind != FaultKind::RestartProducer;
         !is_free
             && !apart(self, other, pause_after(self, other))
             && !apart(other, self, pause_after(other, self))
@@ -182,8 +186,8 @@ impl Fault {
 
 /// Faults of each kind, on average so far apart, within `lasts`; what would collide with another is left out.
 pub(super) fn plan(
-    kinds: &[(Kind, Duration)],
-    scene: &Scene,
+    kinds: &[(FaultKind, Duration)],
+    topology: &Topology,
     lasts: Duration,
     seed: u64,
 ) -> Vec<Fault> {
@@ -195,9 +199,9 @@ pub(super) fn plan(
     let mut wanted = Vec::new();
     for &(kind, mean) in kinds {
         let mean = millis(mean).max(2);
-        let mut at = FIRST;
-        let victims = scene.victims(kind);
-        let (shortest, longest) = scene.lasts_millis(kind);
+        let mut at = FIRST_FAULT_AFTER;
+        let victims = topology.victims(kind);
+        let (shortest, longest) = topology.lasts_millis(kind);
         if victims.is_empty() {
             continue;
         }
@@ -216,7 +220,7 @@ pub(super) fn plan(
         }
     }
     // What needs most room comes first, or would never find it.
-    wanted.sort_by_key(|fault| (fault.kind != Kind::RestartProducer, fault.at));
+    wanted.sort_by_key(|fault| (fault.kind != FaultKind::RestartProducer, fault.at));
     let mut faults: Vec<Fault> = Vec::new();
     for fault in wanted {
         if !faults.iter().any(|earlier| earlier.collides_with(&fault)) {
@@ -238,18 +242,18 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn all(seed: u64) -> Vec<Fault> {
-        let kinds = Kind::value_variants().iter().map(|kind| match kind {
-            Kind::RestartProducer => (*kind, 80 * SECOND),
+        let kinds = FaultKind::value_variants().iter().map(|kind| match kind {
+            FaultKind::RestartProducer => (*kind, 80 * SECOND),
             _ => (*kind, 10 * SECOND),
         });
         let kinds: Vec<_> = kinds.collect();
-        let scene = Scene {
+        let topology = Topology {
             producers: 2,
             nodes: 3,
             mongods: vec![0, 2],
-            cut_max: 20 * SECOND,
+            partition_max: 20 * SECOND,
         };
-        plan(&kinds, &scene, 600 * SECOND, seed)
+        plan(&kinds, &topology, 600 * SECOND, seed)
     }
 
     #[test]
@@ -261,11 +265,11 @@ mod tests {
     #[test]
     fn every_kind_strikes_within_the_time_and_none_collides() {
         let faults = all(3);
-        for kind in Kind::value_variants() {
+        for kind in FaultKind::value_variants() {
             assert!(faults.iter().any(|fault| fault.kind == *kind), "{kind:?}");
         }
         for (index, fault) in faults.iter().enumerate() {
-            assert!(fault.at >= FIRST && fault.at < 600 * SECOND);
+            assert!(fault.at >= FIRST_FAULT_AFTER && fault.at < 600 * SECOND);
             assert_ne!(fault.victim, Victim::Mongod(1), "it has none");
             for later in &faults[index + 1..] {
                 assert!(fault.at <= later.at && !fault.collides_with(later));
@@ -281,9 +285,9 @@ mod tests {
         let faults = all(4);
         let mut restarts = 0;
         for (index, restart) in faults.iter().enumerate() {
-            if restart.kind == Kind::RestartProducer {
+            if restart.kind == FaultKind::RestartProducer {
                 let mut before = faults[..index].iter();
-                assert!(before.all(|fault| fault.ends() + ORDERLY_BEFORE <= restart.at));
+                assert!(before.all(|fault| fault.ends() + BEFORE_RESTART <= restart.at));
                 restarts += 1;
             }
         }

@@ -2,17 +2,21 @@
 
 use bench::{
     observe::{Observation, plots},
-    report::{Figure, Report, Row, counted, rate, unit::SECONDS},
+    report::{Measurement, Report, Row, plural, rate, unit::SECONDS},
 };
 use tokio::time::Instant;
 
-use super::Outcome;
+use super::SoakOutcome;
 
-pub(super) fn report(outcome: &Outcome, observations: &[Observation], began: Instant) -> Report {
+pub(super) fn report(
+    outcome: &SoakOutcome,
+    observations: &[Observation],
+    began: Instant,
+) -> Report {
     let title = format!(
         "{} → {} → {}, {} for {:.0} s",
-        counted(outcome.producers, "producer"),
-        counted(outcome.consumers, "consumer"),
+        plural(outcome.producers, "producer"),
+        plural(outcome.consumers, "consumer"),
         outcome.store,
         rate(outcome.rate as f64),
         outcome.seconds
@@ -20,12 +24,12 @@ pub(super) fn report(outcome: &Outcome, observations: &[Observation], began: Ins
     let mut report = Report::new("soak", &title);
     report.findings = outcome.verification.lines();
     report.findings.extend(outcome.findings.iter().cloned());
-    report.faults.clone_from(&outcome.faults);
+    report.failures.clone_from(&outcome.failures);
     report.seconds = outcome.seconds;
     let note = format!("Drawn from the seed {}.", outcome.seed);
     let events = outcome.events.iter().map(|event| {
         let when = SECONDS.of("after", event.seconds);
-        Row::new("", [when, Figure::words("what", event.what.clone())])
+        Row::new("", [when, Measurement::text("what", event.what.clone())])
     });
     report.add("What was done", &note, events.collect::<Vec<_>>());
     report.plots = plots(observations, began);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bench::{
     memory::Memory,
-    observe::{Counts, Observation, Role, Seen},
+    observe::{Observation, ProcessCounts, ProcessSample, Role},
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -29,9 +29,9 @@ pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) ->
 
 /// A look at the producer `p`, whose run began at this second and has accepted so many.
 pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
-    let mut run = Counts::default();
+    let mut run = ProcessCounts::default();
     (run.started, run.appended) = (started, appended);
-    let seen = Seen {
+    let observed = ProcessSample {
         role: Role::Producer,
         name: "p".to_owned(),
         at,
@@ -42,6 +42,6 @@ pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
     };
     Observation {
         at,
-        processes: vec![seen],
+        processes: vec![observed],
     }
 }

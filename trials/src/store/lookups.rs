@@ -20,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 use super::{Pairs, Server};
 
 /// Lookups under way at once; what is due beyond that waits, and its waiting counts.
-const UNDER_WAY_MAX: usize = 1_000;
+const IN_FLIGHT_MAX: usize = 1_000;
 
 /// A client that looks up pairs at random at a rate of its own, whether or not answers come.
 pub(super) struct Bidder {
     client: Client,
     /// Whose databases are read.
-    way: &'static str,
+    variant: &'static str,
     rate: NonZeroU32,
     lookups: Lookups,
 }
@@ -39,14 +39,14 @@ struct Lookups {
 }
 
 /// Lookups that go on until they are stopped.
-pub(super) struct Looking {
+pub(super) struct RunningLookups {
     stop: CancellationToken,
     task: JoinSet<Lookups>,
 }
 
 /// From when a lookup was due until its answer.
 #[derive(Debug, Clone, Serialize)]
-pub struct LookupFigures {
+pub struct LookupStats {
     /// The median.
     pub p50_micros: u64,
     /// The 99th percentile.
@@ -55,7 +55,7 @@ pub struct LookupFigures {
     pub failed: u64,
 }
 
-impl fmt::Display for LookupFigures {
+impl fmt::Display for LookupStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (p50, p99) = (duration(self.p50_micros), duration(self.p99_micros));
         write!(f, "lookups p50 {p50}, p99 {p99}")
@@ -78,35 +78,41 @@ impl Lookups {
 }
 
 impl Bidder {
-    pub(super) fn new(server: &Server, way: &'static str, rate: NonZeroU32) -> Self {
+    pub(super) fn new(server: &Server, variant: &'static str, rate: NonZeroU32) -> Self {
         Self {
             client: server.client().clone(),
-            way,
+            variant,
             rate,
             lookups: Lookups::none(),
         }
     }
 
     /// Looks up `pairs` until it is stopped.
-    pub(super) fn look_up(&self, pairs: Pairs) -> Looking {
+    pub(super) fn look_up(&self, pairs: Pairs) -> RunningLookups {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         let client = self.client.clone();
-        task.spawn(look_up(client, self.way, pairs, self.rate, stop.clone()));
-        Looking { stop, task }
+        task.spawn(look_up(
+            client,
+            self.variant,
+            pairs,
+            self.rate,
+            stop.clone(),
+        ));
+        RunningLookups { stop, task }
     }
 
     /// Waits for the answers that are still to come.
-    pub(super) async fn stop(&mut self, mut looking: Looking) -> Result<()> {
-        looking.stop.cancel();
-        let lookups = looking.task.join_next().await.context("no lookups")??;
+    pub(super) async fn stop(&mut self, mut running: RunningLookups) -> Result<()> {
+        running.stop.cancel();
+        let lookups = running.task.join_next().await.context("no lookups")??;
         self.lookups.micros.add(&lookups.micros)?;
         self.lookups.failed += lookups.failed;
         Ok(())
     }
 
-    pub(super) fn figures(&self) -> LookupFigures {
-        LookupFigures {
+    pub(super) fn stats(&self) -> LookupStats {
+        LookupStats {
             p50_micros: self.lookups.micros.value_at_quantile(0.5),
             p99_micros: self.lookups.micros.value_at_quantile(0.99),
             failed: self.lookups.failed,
@@ -116,13 +122,13 @@ impl Bidder {
 
 async fn look_up(
     client: Client,
-    way: &'static str,
+    variant: &'static str,
     pairs: Pairs,
     rate: NonZeroU32,
     stop: CancellationToken,
 ) -> Lookups {
     let mut lookups = Lookups::none();
-    let mut under_way = JoinSet::new();
+    let mut in_flight = JoinSet::new();
     let began = Instant::now();
     for at in 0_u64.. {
         let due = began + Duration::from_secs_f64(at as f64 / f64::from(rate.get()));
@@ -130,23 +136,23 @@ async fn look_up(
             () = sleep_until(due) => {}
             () = stop.cancelled() => break,
         }
-        while let Some(ended) = under_way.try_join_next() {
+        while let Some(ended) = in_flight.try_join_next() {
             lookups.count(ended);
         }
-        if under_way.len() >= UNDER_WAY_MAX
-            && let Some(ended) = under_way.join_next().await
+        if in_flight.len() >= IN_FLIGHT_MAX
+            && let Some(ended) = in_flight.join_next().await
         {
             lookups.count(ended);
         }
         let pair = pairs.draw();
-        let database = client.database(&Server::database(way, pair.dsp_id));
+        let database = client.database(&Server::database(variant, pair.dsp_id));
         let cookies = database.collection::<RawDocumentBuf>(COOKIES);
-        under_way.spawn(async move {
+        in_flight.spawn(async move {
             let found = cookies.find_one(doc! {"_id": pair.user_id}).await;
             (due.elapsed(), matches!(found, Ok(Some(_))))
         });
     }
-    while let Some(ended) = under_way.join_next().await {
+    while let Some(ended) = in_flight.join_next().await {
         lookups.count(ended);
     }
     lookups

@@ -54,8 +54,8 @@ impl Server {
     }
 
     /// The database of a DSP, written by this way.
-    pub(super) fn database(way: &str, dsp_id: u32) -> String {
-        format!("{PREFIX}{way}-{dsp_id}")
+    pub(super) fn database(variant: &str, dsp_id: u32) -> String {
+        format!("{PREFIX}{variant}-{dsp_id}")
     }
 
     /// What `mongod` has used; `None` when it does not run on this machine.
@@ -74,10 +74,10 @@ impl Server {
     }
 
     /// The documents of one way.
-    pub(super) async fn count(&self, way: &str, dsps: NonZeroU32) -> Result<u64> {
+    pub(super) async fn count(&self, variant: &str, dsps: NonZeroU32) -> Result<u64> {
         let mut count = 0;
         for dsp_id in 1..=dsps.get() {
-            let database = self.client.database(&Self::database(way, dsp_id));
+            let database = self.client.database(&Self::database(variant, dsp_id));
             let cookies = database.collection::<Document>(COOKIES);
             count += cookies.estimated_document_count().await?;
         }

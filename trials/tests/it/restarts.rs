@@ -1,7 +1,7 @@
 //! Restarts, kills and unusual start orders lose no cookies.
 
 use anyhow::Result;
-use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic, verify::Requests as _};
+use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic, verify::RequestHistory as _};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;

@@ -53,7 +53,7 @@ async fn with_well_behaved_client(
     abused?;
     let outcome = outcome?;
     ensure!(
-        outcome.is_faultless() && outcome.counts.reconnects == 0,
+        outcome.has_passed() && outcome.counts.reconnects == 0,
         "{}",
         outcome.summary()
     );

@@ -176,10 +176,10 @@ fn launch<'a>(
 ///
 /// # Errors
 /// If a request is not accepted.
-pub(crate) async fn accept_all(plan: &load::Plan) -> Result<load::Outcome> {
+pub(crate) async fn accept_all(plan: &load::Plan) -> Result<load::LoadOutcome> {
     let outcome = load::run(plan, &CancellationToken::new()).await?;
     ensure!(
-        outcome.is_faultless() && Some(outcome.counts.accepted) == plan.requests,
+        outcome.has_passed() && Some(outcome.counts.accepted) == plan.requests,
         "{}",
         outcome.summary()
     );

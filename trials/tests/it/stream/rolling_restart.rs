@@ -13,7 +13,10 @@ use bench::{
     programs::{Process, free_address},
     scrape::names,
     tools::installed_or_skip,
-    verify::{Check, Fate, MayBeLost, Requests, Sent, Source, embedded as verify_embedded},
+    verify::{
+        LossPredicate, RequestHistory, RequestOutcome, SentRequests, Source, StoreCheck,
+        embedded as verify_embedded,
+    },
 };
 use tempfile::TempDir;
 use tokio::{net::TcpStream, time::Instant};
@@ -30,7 +33,7 @@ const CONFIG: &str = include_str!("../../../../deploy/haproxy.cfg");
 const FLAGS: [&str; 2] = ["--drain-delay", "3s"];
 
 /// No accepted cookie may be missing.
-const NOTHING_LOST: MayBeLost<'static> = &|_, _| false;
+const NOTHING_LOST: LossPredicate<'static> = &|_, _| false;
 
 const RATE: u64 = 1_000;
 
@@ -38,21 +41,21 @@ const RATE: u64 = 1_000;
 /// balancer.
 struct RejectionsUnknown(History);
 
-impl Requests for RejectionsUnknown {
+impl RequestHistory for RejectionsUnknown {
     fn sent(&self) -> u64 {
         self.0.sent()
     }
-    fn fate(&self, number: u64) -> Fate {
-        match self.0.fate(number) {
-            Fate::Refused => Fate::Unknown,
-            fate => fate,
+    fn outcome(&self, number: u64) -> RequestOutcome {
+        match self.0.outcome(number) {
+            RequestOutcome::Rejected => RequestOutcome::Unknown,
+            outcome => outcome,
         }
     }
     fn sent_after(&self, number: u64) -> Instant {
         self.0.sent_after(number)
     }
-    fn answered_before(&self, number: u64) -> Instant {
-        self.0.answered_before(number)
+    fn responded_by(&self, number: u64) -> Instant {
+        self.0.responded_by(number)
     }
 }
 
@@ -211,13 +214,13 @@ async fn rolling_restart_behind_haproxy_loses_nothing_and_consumers_confirm_it()
         producer: 0,
         requests: Box::new(RejectionsUnknown(history)),
     };
-    let sent = Sent::new(outcome.histories.into_iter().map(source).collect())?;
+    let sent = SentRequests::new(outcome.histories.into_iter().map(source).collect())?;
     for store in &stores {
-        let check = Check::new("a store", &sent, NOTHING_LOST, false);
+        let check = StoreCheck::new("a store", &sent, NOTHING_LOST, false);
         let verdict = verify_embedded(store, check).await?;
-        ensure!(verdict.is_faultless(), "{}", verdict.line());
+        ensure!(verdict.has_passed(), "{}", verdict.line());
         ensure!(
-            verdict.right >= outcome.counts.accepted,
+            verdict.correct >= outcome.counts.accepted,
             "{}",
             verdict.line()
         );

@@ -188,7 +188,7 @@ async fn check_rate_ladder(store: &str) -> Result<()> {
     }
     // 50 users of 20 DSPs: most of the 1,000 pairs are drawn for each node.
     ensure!(result.verified("stored") > 1_000, "{:#}", result.report);
-    ensure!(result.verified("stored") == result.verified("right"));
+    ensure!(result.verified("stored") == result.verified("correct"));
     Ok(())
 }
 
@@ -232,7 +232,7 @@ async fn changed_document_fails_the_run_and_its_databases_are_dropped() -> Resul
     ensure!(result.report["expiry"] == "index", "{:#}", result.report);
     result.expect_exit(1)?;
     ensure!(result.verified("wrong") == 1, "{:#}", result.report);
-    ensure!(result.verified("extra") == 1, "{:#}", result.report);
+    ensure!(result.verified("unexpected") == 1, "{:#}", result.report);
     let remaining = client.list_database_names().await?;
     ensure!(
         !remaining.iter().any(|name| name.starts_with("it-")),
@@ -319,16 +319,16 @@ async fn unexpected_exit_of_a_process_is_reported_with_the_measurements() -> Res
     let result = run.finish().await?;
     result.expect_exit(1)?;
     let report = &result.report;
-    let faults = report["faults"].as_array().context("faults")?;
-    let of_node = faults.iter().filter(|fault| {
-        fault
+    let failures = report["failures"].as_array().context("failures")?;
+    let of_node = failures.iter().filter(|failure| {
+        failure
             .as_str()
             .is_some_and(|it| it.starts_with("node-1 exited"))
     });
     ensure!(of_node.count() == 1, "{report:#}");
     let steps = report["steps"].as_array().context("steps")?;
     ensure!(steps.len() == 1, "{report:#}");
-    ensure!(steps[0]["is_sustained"] == false && steps[0]["cut"] == "ended");
+    ensure!(steps[0]["is_sustained"] == false && steps[0]["ended_early"] == "process-exited");
     ensure!(report["interrupted"] == false);
     Ok(())
 }
@@ -354,9 +354,11 @@ async fn interrupted_run_stops_all_processes_verifies_and_reports() -> Result<()
     result.expect_exit(0)?;
     ensure!(result.report["interrupted"] == true);
     let steps = result.report["steps"].as_array().context("steps")?;
-    ensure!(steps.len() == 1 && steps[0]["cut"] == "interrupted");
+    ensure!(steps.len() == 1 && steps[0]["ended_early"] == "interrupted");
     ensure!(steps[0]["is_sustained"] == false);
-    ensure!(result.verified("stored") > 0 && result.verified("stored") == result.verified("right"));
+    ensure!(
+        result.verified("stored") > 0 && result.verified("stored") == result.verified("correct")
+    );
     Ok(())
 }
 
@@ -384,12 +386,13 @@ async fn soak_with_a_killed_consumer_and_a_restarted_producer_loses_nothing() ->
     result.expect_exit(0)?;
     let events = result.report["events"].to_string();
     ensure!(
-        events.contains("killed") && events.contains("told to end"),
+        events.contains("killed") && events.contains("terminated"),
         "{events}"
     );
     ensure!(result.verified("missing") + result.verified("explained") == 0);
     ensure!(
-        result.verified("stored") > 1_000 && result.verified("stored") == result.verified("right")
+        result.verified("stored") > 1_000
+            && result.verified("stored") == result.verified("correct")
     );
     Ok(())
 }

@@ -37,7 +37,7 @@ async fn check_fan_out(call: &str) -> Result<()> {
     }
     let report = Report::read(&dir)?;
     assert_eq!(report.scenario, "fan-out");
-    assert_eq!(report.faults, Vec::<String>::new());
+    assert_eq!(report.failures, Vec::<String>::new());
     let printed = output.text.lines().find(|line| line.starts_with('{'));
     let printed: Report = serde_json::from_str(printed.context("no JSON was printed")?)?;
     assert_eq!(printed.tables, report.tables);

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use bench::{
     load::{self, Plan},
     traffic::Traffic,
-    verify::{Fate, Requests as _},
+    verify::{RequestHistory as _, RequestOutcome},
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -63,7 +63,7 @@ async fn stall_counts_in_the_latency_of_every_request_due_during_it() -> Result<
     };
     let (outcome, stalled) = tokio::join!(load::run_observed(&plan, &stop, observe), stall);
     let (outcome, stalled) = (outcome?, stalled?);
-    assert!(outcome.is_faultless(), "{}", outcome.summary());
+    assert!(outcome.has_passed(), "{}", outcome.summary());
     assert_eq!(
         (outcome.counts.accepted, outcome.counts.unsent),
         (5 * RATE, 0)
@@ -140,12 +140,12 @@ async fn rejected_requests_are_errors_with_a_known_outcome() -> Result<()> {
     let strict = FakeEdge::start("HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n").await?;
     let outcome = load::run(&strict.plan, &CancellationToken::new()).await?;
     assert_eq!(
-        (outcome.counts.errors(), outcome.counts.refused[&400]),
+        (outcome.counts.errors(), outcome.counts.rejected[&400]),
         (200, 200)
     );
     let history = &outcome.histories[0];
     assert_eq!(history.sent(), 200);
-    assert!((0..200).all(|number| history.fate(number) == Fate::Refused));
+    assert!((0..200).all(|number| history.outcome(number) == RequestOutcome::Rejected));
     Ok(())
 }
 
@@ -165,7 +165,7 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
         outcome.counts.unsent,
     );
     assert_eq!(counts, (1, 1, 29), "{}", outcome.summary());
-    assert!(!outcome.is_faultless());
+    assert!(!outcome.has_passed());
     // It ends by plan, not by the timeout. A request without a response counts with at least this latency.
     assert!((0.29..0.4).contains(&outcome.seconds));
     assert!(
@@ -173,8 +173,8 @@ async fn requests_delayed_by_the_pipeline_limit_count_as_unsent() -> Result<()> 
             .latency_micros
             .is_some_and(|latency| latency.max >= 300_000)
     );
-    assert_eq!(outcome.histories[0].fate(0), Fate::Unknown);
-    assert_eq!(outcome.histories[0].fate(1), Fate::NotSent);
+    assert_eq!(outcome.histories[0].outcome(0), RequestOutcome::Unknown);
+    assert_eq!(outcome.histories[0].outcome(1), RequestOutcome::Unsent);
     Ok(())
 }
 
@@ -294,8 +294,8 @@ async fn loads_of_one_seed_can_send_different_cookies_of_the_same_users() -> Res
                 let cookie = traffic.cookie(history.connection(), number);
                 *users.entry(cookie.user_id().to_owned()).or_insert(0) += 1;
                 *buyers.entry(cookie.buyer_uid().to_owned()).or_insert(0) += 1;
-                assert_eq!(history.fate(number), Fate::Accepted);
-                assert!(history.sent_after(number) <= history.answered_before(number));
+                assert_eq!(history.outcome(number), RequestOutcome::Accepted);
+                assert!(history.sent_after(number) <= history.responded_by(number));
             }
         }
     }

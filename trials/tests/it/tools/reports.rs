@@ -21,7 +21,7 @@ fn write(
     name: &str,
     scenario: &str,
     rate: f64,
-    faults: &[&str],
+    failures: &[&str],
 ) -> Result<PathBuf> {
     let path = parent.path().join(name);
     let args = ReportArgs {
@@ -32,9 +32,12 @@ fn write(
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
     // Programs that other tests of this process have found do not belong to the report.
     report.environment.programs.clear();
-    report.faults = faults.iter().map(|fault| (*fault).to_owned()).collect();
+    report.failures = failures
+        .iter()
+        .map(|failure| (*failure).to_owned())
+        .collect();
     let figure = RATE.of("rate", rate).higher();
-    let figure = figure.sampled([rate, rate + 1.0, rate - 1.0]);
+    let figure = figure.with_samples([rate, rate + 1.0, rate - 1.0]);
     report.add("Results", "", [Row::new("", [figure])]);
     let line = Series::new("rate", [(0.0, rate), (1.0, rate)]);
     let plot = Plot::over_time("Rate", "cookies a second", vec![line]);
@@ -48,14 +51,14 @@ fn write(
 async fn reports_are_compared_with_a_noise_threshold() -> Result<()> {
     let parent = TempDir::new()?;
     let a = write(&parent, "a", "load", 1_000.0, &[])?;
-    for (name, rate, faults, noise, code, word) in [
+    for (name, rate, failures, noise, code, word) in [
         ("same", 1_100.0, &[][..], "20", 0, "within noise"),
         ("faster", 1_500.0, &[], "20%", 0, "better"),
         ("slower", 700.0, &[], "20", 1, "worse"),
         ("tolerated", 700.0, &[], "40", 0, "within noise"),
         ("broken", 1_000.0, &["it broke"], "20", 1, "it broke"),
     ] {
-        let b = write(&parent, name, "load", rate, faults)?;
+        let b = write(&parent, name, "load", rate, failures)?;
         // A directory and its JSON file are the same report.
         let [a, b] = [
             a.display().to_string(),
@@ -76,10 +79,10 @@ async fn reports_are_compared_with_a_noise_threshold() -> Result<()> {
         ensure!(output.text.contains(word), "{name}: {}", output.text);
         let report = Report::read(&own)?;
         assert_eq!(
-            report.faults.is_empty(),
+            report.failures.is_empty(),
             code == 0,
             "{name}: {:?}",
-            report.faults
+            report.failures
         );
     }
     Ok(())

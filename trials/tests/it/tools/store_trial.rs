@@ -32,23 +32,26 @@ fn outcome(output: &ProgramOutput) -> Result<Value> {
     Ok(serde_json::from_str(json)?)
 }
 
-fn way<'a>(outcome: &'a Value, name: &str) -> Result<&'a Value> {
-    let ways = outcome["ways"].as_array().context("no ways")?;
-    let way = ways.iter().find(|way| way["name"] == name);
-    way.with_context(|| format!("{name} is missing in {outcome}"))
+fn variant<'a>(outcome: &'a Value, name: &str) -> Result<&'a Value> {
+    let variants = outcome["variants"].as_array().context("no variants")?;
+    let variant = variants.iter().find(|variant| variant["name"] == name);
+    variant.with_context(|| format!("{name} is missing in {outcome}"))
 }
 
 #[track_caller]
 fn check_consumer(outcome: &Value) {
-    assert_eq!(outcome["faults"], Value::Array(Vec::new()));
+    assert_eq!(outcome["failures"], Value::Array(Vec::new()));
     assert_eq!(outcome["cookies"], COOKIES);
-    let way = &outcome["ways"][0];
-    assert_eq!(way["name"], "consumer");
-    assert_eq!(way["cookies"], COOKIES);
-    assert!(way["per_second"].as_f64() > Some(0.0), "{way}");
-    assert!(way["batches"]["p99_micros"].as_u64() > Some(0), "{way}");
-    let cookies = way["batches"]["cookies_mean"].as_f64();
-    assert!(cookies > Some(0.0), "{way}");
+    let variant = &outcome["variants"][0];
+    assert_eq!(variant["name"], "consumer");
+    assert_eq!(variant["cookies"], COOKIES);
+    assert!(variant["per_second"].as_f64() > Some(0.0), "{variant}");
+    assert!(
+        variant["batches"]["p99_micros"].as_u64() > Some(0),
+        "{variant}"
+    );
+    let cookies = variant["batches"]["cookies_mean"].as_f64();
+    assert!(cookies > Some(0.0), "{variant}");
 }
 
 #[tokio::test]
@@ -68,12 +71,12 @@ async fn mongodb_store_is_measured_with_its_baselines() -> Result<()> {
     assert!((3_000..4_000).contains(&pairs), "{pairs}");
     check_consumer(&outcome);
     for name in ["consumer", "ceiling", "upserts"] {
-        let way = way(&outcome, name)?;
-        assert_eq!(way["documents"], pairs, "{way}");
-        assert!(way["mongod_cpu_micros"].is_number(), "{way}");
+        let variant = variant(&outcome, name)?;
+        assert_eq!(variant["documents"], pairs, "{variant}");
+        assert!(variant["mongod_cpu_micros"].is_number(), "{variant}");
     }
-    assert!(way(&outcome, "ceiling")?["cookies"].as_u64() < Some(pairs));
-    assert_eq!(way(&outcome, "upserts")?["cookies"], COOKIES);
+    assert!(variant(&outcome, "ceiling")?["cookies"].as_u64() < Some(pairs));
+    assert_eq!(variant(&outcome, "upserts")?["cookies"], COOKIES);
     assert_eq!(client.list_database_names().await?, before);
     mongod.process().check()
 }
@@ -90,20 +93,20 @@ async fn written_cookies_are_kept_on_request() -> Result<()> {
     ];
     let kept = outcome(&store(&mongod.uri(), &flags).await?)?;
     check_consumer(&kept);
-    assert_eq!(way(&kept, "consumer")?["documents"], COOKIES + WARM_UP);
+    assert_eq!(variant(&kept, "consumer")?["documents"], COOKIES + WARM_UP);
     let client = Client::with_uri_str(mongod.uri()).await?;
     for (name, indexes) in [("consumer", 1), ("ceiling", 2)] {
         let database = client.database(&format!("trials-store-{name}-1"));
         let cookies = database.collection::<Document>("cookies");
         let names = cookies.list_index_names().await?;
         assert_eq!(names.len(), indexes, "{name}: {names:?}");
-        let seconds = way(&kept, name)?["seconds"].as_f64();
+        let seconds = variant(&kept, name)?["seconds"].as_f64();
         assert!(seconds >= Some(0.3), "{name} was faster: {seconds:?}");
     }
 
     let flags = [
         "--dsps=1",
-        "--alone",
+        "--no-baseline",
         "--resume",
         "--repeat=0.8",
         "--lookups=500",
@@ -112,9 +115,9 @@ async fn written_cookies_are_kept_on_request() -> Result<()> {
     check_consumer(&resumed);
     let pairs = resumed["pairs"].as_u64();
     assert!(pairs > Some(COOKIES + WARM_UP) && pairs < Some(2 * COOKIES + WARM_UP));
-    assert_eq!(way(&resumed, "consumer")?["documents"].as_u64(), pairs);
-    assert_eq!(resumed["ways"].as_array().map(Vec::len), Some(1));
-    let lookups = &way(&resumed, "consumer")?["lookups"];
+    assert_eq!(variant(&resumed, "consumer")?["documents"].as_u64(), pairs);
+    assert_eq!(resumed["variants"].as_array().map(Vec::len), Some(1));
+    let lookups = &variant(&resumed, "consumer")?["lookups"];
     assert!(lookups["p99_micros"].as_u64() > Some(0), "{resumed}");
     mongod.process().check()
 }

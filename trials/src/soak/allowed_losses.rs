@@ -9,11 +9,11 @@
 use bench::{
     observe::{Observation, Role},
     report::grouped,
-    verify::Lost,
+    verify::LostRequest,
 };
 use tokio::time::Instant;
 
-use super::reported::{Moment, ReportedLoss, What};
+use super::reported_losses::{ClockPair, LossKind, ReportedLoss};
 
 /// Cookies that a node may lack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,12 +30,12 @@ struct AllowedLoss {
 #[derive(Debug, Default)]
 pub(super) struct AllowedLosses {
     allowed: Vec<AllowedLoss>,
-    pub(super) reported: Tally,
+    pub(super) reported: ReportedTotals,
 }
 
 /// What a consumer reported, in all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(super) struct ReportedTotals {
     pub(super) cookies_in_gaps: u64,
     pub(super) ends: u64,
     /// After those ends that have a bound.
@@ -45,9 +45,9 @@ pub(super) struct Tally {
 
 impl AllowedLosses {
     /// What the log of a node's consumer allows.
-    pub(super) fn new(log: &str, observations: &[Observation], now: Moment) -> Self {
+    pub(super) fn new(log: &str, observations: &[Observation], now: ClockPair) -> Self {
         let all = ReportedLoss::all(log);
-        let reported = Tally::of(&all);
+        let reported = ReportedTotals::of(&all);
         let producers = observations.last();
         let producers: Vec<_> = producers.into_iter().flat_map(producer_names).collect();
         let allowed = all.iter().filter_map(|lost| {
@@ -65,68 +65,68 @@ impl AllowedLosses {
     }
 
     /// Whether the node may lack this.
-    pub(super) fn cover(&self, lost: &Lost) -> bool {
+    pub(super) fn cover(&self, lost: &LostRequest) -> bool {
         self.allowed.iter().any(|loss| loss.covers(lost))
     }
 
     /// What the node lacks beyond what its consumer reported: a sentence for each time, in seconds since `began`.
-    pub(super) fn exceeded(&self, lost: &[Lost], began: Instant) -> Vec<String> {
-        let mut lacking = vec![0; self.allowed.len()];
+    pub(super) fn exceeded(&self, lost: &[LostRequest], began: Instant) -> Vec<String> {
+        let mut missing = vec![0; self.allowed.len()];
         let mut ambiguous = Vec::new();
         for lost in lost {
             let allowed = self.allowed.iter().enumerate();
             let covering = allowed.filter(|(_, loss)| loss.covers(lost));
             let covering: Vec<_> = covering.map(|(at, _)| at).collect();
             match covering[..] {
-                [at] => lacking[at] += 1,
+                [at] => missing[at] += 1,
                 _ => ambiguous.push(covering),
             }
         }
         for covering in ambiguous {
-            let has_room = |at: &&usize| {
-                let most = self.allowed[**at].cookies;
-                most.is_none_or(|most| lacking[**at] < most)
+            let has_capacity = |at: &&usize| {
+                let max = self.allowed[**at].cookies;
+                max.is_none_or(|max| missing[**at] < max)
             };
-            if let Some(&at) = covering.iter().find(has_room).or(covering.first()) {
-                lacking[at] += 1;
+            if let Some(&at) = covering.iter().find(has_capacity).or(covering.first()) {
+                missing[at] += 1;
             }
         }
-        let allowed = self.allowed.iter().zip(lacking);
+        let allowed = self.allowed.iter().zip(missing);
         allowed
-            .filter_map(|(loss, lacking)| loss.exceeded(lacking, began))
+            .filter_map(|(loss, missing)| loss.exceeded(missing, began))
             .collect()
     }
 }
 
 impl AllowedLoss {
-    fn covers(&self, lost: &Lost) -> bool {
+    fn covers(&self, lost: &LostRequest) -> bool {
         lost.producer == self.producer
-            && lost.answered_before >= self.from
+            && lost.responded_by >= self.from
             && lost.sent_after <= self.until
     }
 
-    fn exceeded(&self, lacking: u64, began: Instant) -> Option<String> {
-        let most = self.cookies.filter(|most| lacking > *most)?;
+    fn exceeded(&self, missing: u64, began: Instant) -> Option<String> {
+        let max = self.cookies.filter(|max| missing > *max)?;
         let seconds = |at: Instant| at.saturating_duration_since(began).as_secs_f64();
         Some(format!(
             "at least {} cookies are lost of those that producer {} accepted between {:.1} s and {:.1} s, though the consumer reported \
              {} at most",
-            grouped(lacking),
+            grouped(missing),
             self.producer + 1,
             seconds(self.from),
             seconds(self.until),
-            grouped(most)
+            grouped(max)
         ))
     }
 }
 
-impl Tally {
+impl ReportedTotals {
     fn of(all: &[ReportedLoss]) -> Self {
         let mut tally = Self::default();
         for lost in all {
             match (lost.what, lost.cookies) {
-                (What::Gap, cookies) => tally.cookies_in_gaps += cookies.unwrap_or(0),
-                (What::End(_), cookies) => {
+                (LossKind::Gap, cookies) => tally.cookies_in_gaps += cookies.unwrap_or(0),
+                (LossKind::End(_), cookies) => {
                     tally.ends += 1;
                     tally.ends_without_bound += u64::from(cookies.is_none());
                     tally.cookies_at_ends_max += cookies.unwrap_or(0);
@@ -138,7 +138,7 @@ impl Tally {
 }
 
 fn producer_names(at: &Observation) -> impl Iterator<Item = &str> {
-    at.of(Role::Producer).map(|seen| seen.name.as_str())
+    at.of(Role::Producer).map(|observed| observed.name.as_str())
 }
 
 /// Makes one of those whose times overlap.
@@ -187,7 +187,7 @@ mod tests {
         }
 
         fn allowed(&self, losses: &[String]) -> AllowedLosses {
-            let now = Moment {
+            let now = ClockPair {
                 at: self.start + Duration::from_secs(100),
                 unix_micros: (START_UNIX + 100) * 1_000_000,
             };
@@ -195,12 +195,12 @@ mod tests {
         }
 
         /// A request of the one producer that was sent and answered at this time.
-        fn lost(&self, millis: u64) -> Lost {
+        fn lost(&self, millis: u64) -> LostRequest {
             let at = self.start + Duration::from_millis(millis);
-            Lost {
+            LostRequest {
                 producer: 0,
                 sent_after: at,
-                answered_before: at,
+                responded_by: at,
             }
         }
 

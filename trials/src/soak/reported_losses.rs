@@ -27,12 +27,12 @@ pub(super) struct ReportedLoss {
     pub(super) last: u64,
     /// How many of these at most, if that is known.
     pub(super) cookies: Option<u64>,
-    pub(super) what: What,
+    pub(super) what: LossKind,
 }
 
 /// What a consumer reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum What {
+pub(super) enum LossKind {
     /// In the midst of an epoch.
     Gap,
     /// At most so many, of the end of an epoch, and of epochs since then up to the one with this epoch.
@@ -41,14 +41,14 @@ pub(super) enum What {
 
 /// One moment by two clocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
+pub(super) struct ClockPair {
     pub(super) at: Instant,
     pub(super) unix_micros: u64,
 }
 
 /// The lines of a consumer's log that are of losses, in JSON.
 #[derive(Debug, Deserialize)]
-struct Line {
+struct LogLine {
     producer: String,
     epoch: u64,
     /// Of a gap.
@@ -84,23 +84,23 @@ impl ReportedLoss {
     }
 
     /// Nothing where nothing was lost, and of other lines.
-    fn of(line: Line) -> Option<Self> {
+    fn of(line: LogLine) -> Option<Self> {
         let cookies = line.lost.or(line.cookies_max);
         if cookies == Some(0) {
             return None;
         }
         let (first, last, what) = match (line.first, line.last) {
             (Some(first), Some(last)) if line.message.starts_with("gap: ") => {
-                (first, last, What::Gap)
+                (first, last, LossKind::Gap)
             }
             _ if line.message.starts_with("producer restarted")
                 || line.message.starts_with("producer disappeared") =>
             {
                 let first = line.sequence?.saturating_add(1);
-                let counted = |cookies: u64| first.saturating_add(cookies - 1);
+                let plural = |cookies: u64| first.saturating_add(cookies - 1);
                 // One that never came back was followed by no epoch.
-                let end = What::End(line.new_epoch.unwrap_or(u64::MAX));
-                (first, cookies.map_or(u64::MAX, counted), end)
+                let end = LossKind::End(line.new_epoch.unwrap_or(u64::MAX));
+                (first, cookies.map_or(u64::MAX, plural), end)
             }
             _ => return None,
         };
@@ -128,17 +128,21 @@ impl ReportedLoss {
     }
 
     /// Between when and when they were accepted.
-    pub(super) fn accepted(&self, observations: &[Observation], now: Moment) -> (Instant, Instant) {
+    pub(super) fn accepted(
+        &self,
+        observations: &[Observation],
+        now: ClockPair,
+    ) -> (Instant, Instant) {
         let began = now.of(self.epoch).checked_sub(MARGIN);
         let began = began.unwrap_or(now.at);
         let (mut from, mut last_look) = (began, began);
-        let mut most = 0;
+        let mut max = 0;
         for (at, count) in self.looks(observations) {
             // A count that stands still may be an old one, of a producer that did not answer.
-            if count > most && count < self.first {
+            if count > max && count < self.first {
                 from = at;
             }
-            most = count;
+            max = count;
             last_look = at;
             if count >= self.last {
                 break;
@@ -146,10 +150,10 @@ impl ReportedLoss {
         }
         let until = match self.what {
             // Epochs in between have no looks to be known by, but all were over.
-            What::End(next) => now.of(next) + MARGIN,
-            What::Gap if most >= self.last => last_look + MARGIN,
+            LossKind::End(next) => now.of(next) + MARGIN,
+            LossKind::Gap if max >= self.last => last_look + MARGIN,
             // The rest came after the last look at this epoch.
-            What::Gap => last_look + 2 * MARGIN,
+            LossKind::Gap => last_look + 2 * MARGIN,
         };
         (from, until)
     }
@@ -162,15 +166,15 @@ impl ReportedLoss {
     ) -> impl Iterator<Item = (Instant, u64)> + 'a {
         observations.iter().filter_map(|at| {
             let mut producers = at.of(Role::Producer);
-            let seen = producers.find(|seen| seen.name == self.producer)?;
-            let epoch = &seen.run;
+            let observed = producers.find(|observed| observed.name == self.producer)?;
+            let epoch = &observed.run;
             let is_it = epoch.started.abs_diff(self.epoch / 1_000_000) <= START_SECONDS;
             is_it.then_some((at.at, epoch.appended))
         })
     }
 }
 
-impl Moment {
+impl ClockPair {
     /// When it was so many microseconds since the Unix epoch.
     fn of(&self, unix_micros: u64) -> Instant {
         let age = Duration::from_micros(self.unix_micros.saturating_sub(unix_micros));
@@ -193,18 +197,18 @@ mod tests {
     /// Seconds between which a gap was accepted, told by the clock whose 50 is the start.
     #[track_caller]
     fn check(epochs: &[(u64, u64)], (epoch, first, last): (u64, u64, u64), expected: (u64, u64)) {
-        check_what(epochs, What::Gap, (epoch, first, last), expected);
+        check_what(epochs, LossKind::Gap, (epoch, first, last), expected);
     }
 
     #[track_caller]
     fn check_what(
         epochs: &[(u64, u64)],
-        what: What,
+        what: LossKind,
         (epoch, first, last): (u64, u64, u64),
         expected: (u64, u64),
     ) {
         let start = Instant::now();
-        let now = Moment {
+        let now = ClockPair {
             at: start + Duration::from_secs(20),
             unix_micros: 70_000_000,
         };
@@ -254,16 +258,16 @@ mod tests {
 
     #[test]
     fn end_of_an_epoch_was_accepted_after_the_last_sequence_and_before_the_next_epoch() {
-        let end = What::End(57_500_000);
+        let end = LossKind::End(57_500_000);
         check_what(&TWO_LIVES, end, (52, 351, 1_500), (4, 8));
         check_what(&TWO_LIVES, end, (52, 1, u64::MAX), (1, 8));
         // A cursor that no look knows of says only that it is of this epoch.
         check_what(&TWO_LIVES, end, (52, 9, 20), (1, 8));
-        check_what(&TWO_LIVES, What::End(u64::MAX), (52, 601, 700), (7, 21));
+        check_what(&TWO_LIVES, LossKind::End(u64::MAX), (52, 601, 700), (7, 21));
     }
 
     #[track_caller]
-    fn check_all(log: &[String], expected: &[(u64, u64, Option<u64>, What)]) {
+    fn check_all(log: &[String], expected: &[(u64, u64, Option<u64>, LossKind)]) {
         let all = ReportedLoss::all(&log.join("\n"));
         let all: Vec<_> = all
             .iter()
@@ -277,14 +281,17 @@ mod tests {
         let (gap, end) = (samples::gap, samples::end);
         check_all(
             &[gap(70, 5, 15), gap(70, 30, 31)],
-            &[(5, 15, Some(11), What::Gap), (30, 31, Some(2), What::Gap)],
+            &[
+                (5, 15, Some(11), LossKind::Gap),
+                (30, 31, Some(2), LossKind::Gap),
+            ],
         );
         check_all(
             &[end(70, 100, Some(50), 90), end(70, 80, Some(70), 95)],
-            &[(81, 150, Some(70), What::End(95))],
+            &[(81, 150, Some(70), LossKind::End(95))],
         );
         check_all(&[end(70, 100, Some(0), 90)], &[]);
-        let no_bound = (8, u64::MAX, None, What::End(96));
+        let no_bound = (8, u64::MAX, None, LossKind::End(96));
         check_all(&[end(95, 7, None, 96)], &[no_bound]);
     }
 }

@@ -19,7 +19,7 @@ const DUPLICATE: i32 = 11_000;
 
 /// What is done with the cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BaselineKind {
     /// Unordered inserts of those whose pair comes for the first time: the ceiling.
     Insert,
     /// Unordered upserts of all, guarded by time: what one would do without the consumer.
@@ -27,8 +27,8 @@ pub(super) enum Kind {
 }
 
 /// A client that does nothing but send.
-pub(super) struct Bare {
-    kind: Kind,
+pub(super) struct Baseline {
+    kind: BaselineKind,
     runtime: &'static Runtime,
     client: Client,
     /// Commands under way at once.
@@ -45,10 +45,10 @@ pub(super) struct Command {
     operations: usize,
 }
 
-impl Bare {
+impl Baseline {
     /// Connects, and makes the collections as one would by hand, with a TTL index.
     pub(super) async fn start(
-        kind: Kind,
+        kind: BaselineKind,
         args: &StoreArgs,
         config: &Config,
         server: &Server,
@@ -95,7 +95,7 @@ impl Bare {
             for cookie in chunk.cookies() {
                 let cookie = cookie?;
                 cookies += 1;
-                if is_new.next() == Some(&true) || self.kind == Kind::Upsert {
+                if is_new.next() == Some(&true) || self.kind == BaselineKind::Upsert {
                     let operation = self.kind.encode(cookie.user_id, cookie.buyer_uid, accepted);
                     let operations = by_dsp.entry(cookie.dsp_id).or_default();
                     operations.push((cookie.user_id, operation));
@@ -121,8 +121,12 @@ impl Bare {
             let count = operations.len();
             let array: RawArrayBuf = operations.into_iter().map(|(_, it)| it).collect();
             let command = match kind {
-                Kind::Insert => rawdoc! {"insert": COOKIES, "ordered": false, "documents": array},
-                Kind::Upsert => rawdoc! {"update": COOKIES, "ordered": false, "updates": array},
+                BaselineKind::Insert => {
+                    rawdoc! {"insert": COOKIES, "ordered": false, "documents": array}
+                }
+                BaselineKind::Upsert => {
+                    rawdoc! {"update": COOKIES, "ordered": false, "updates": array}
+                }
             };
             Command {
                 dsp_id,
@@ -138,18 +142,18 @@ impl Bare {
         let (writers, rate, began) = (self.writers, self.rate, Instant::now());
         let sending = async move {
             let mut sent = 0;
-            let answers = commands.into_iter().map(|command| {
+            let responses = commands.into_iter().map(|command| {
                 let due_after = sent;
                 sent += command.operations as u64;
                 let database = client.database(&Server::database(kind.name(), command.dsp_id));
                 async move {
                     due(began, rate, due_after).await;
-                    let answer = database.run_raw_command(command.command).await?;
-                    check(kind, &answer, command.operations)
+                    let response = database.run_raw_command(command.command).await?;
+                    check(kind, &response, command.operations)
                 }
             });
-            let answers = stream::iter(answers.collect::<Vec<_>>());
-            answers
+            let responses = stream::iter(responses.collect::<Vec<_>>());
+            responses
                 .buffer_unordered(writers)
                 .try_collect::<()>()
                 .await?;
@@ -161,7 +165,7 @@ impl Bare {
     }
 }
 
-impl Kind {
+impl BaselineKind {
     /// Of the way, in names of databases too, and of its threads.
     fn name(self) -> &'static str {
         match self {
@@ -184,18 +188,18 @@ impl Kind {
 
 /// All operations must have worked. An upsert may fail as a duplicate: what is stored is newer, or another command has just inserted
 /// the same new pair.
-fn check(kind: Kind, answer: &Document, operations: usize) -> Result<()> {
-    if let Ok(error) = answer.get_document("writeConcernError") {
+fn check(kind: BaselineKind, response: &Document, operations: usize) -> Result<()> {
+    if let Ok(error) = response.get_document("writeConcernError") {
         bail!("not acknowledged: {error}");
     }
-    let errors = answer.get_array("writeErrors");
+    let errors = response.get_array("writeErrors");
     let errors = errors.map_or(&[][..], Vec::as_slice);
     for error in errors.iter().filter_map(|error| error.as_document()) {
-        if kind == Kind::Insert || error.get_i32("code").ok() != Some(DUPLICATE) {
+        if kind == BaselineKind::Insert || error.get_i32("code").ok() != Some(DUPLICATE) {
             bail!("write refused: {error}");
         }
     }
-    let done = usize::try_from(answer.get_i32("n").unwrap_or_default())? + errors.len();
+    let done = usize::try_from(response.get_i32("n").unwrap_or_default())? + errors.len();
     ensure!(done == operations, "{done} of {operations} were written");
     Ok(())
 }

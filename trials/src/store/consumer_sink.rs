@@ -43,7 +43,7 @@ pub(super) const THREADS: [&str; 2] = ["store-consumer", "fjall:worker"];
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A consumer's sink at work.
-pub(super) struct Consumed {
+pub(super) struct ConsumerSink {
     runtime: &'static Runtime,
     producer: Arc<str>,
     buffer: BufferWriter,
@@ -60,7 +60,7 @@ pub(super) struct Consumed {
 
 /// The consumer's batches.
 #[derive(Debug, Clone, Serialize)]
-pub struct BatchFigures {
+pub struct BatchStats {
     /// How many there were.
     pub count: u64,
     /// Their mean size.
@@ -71,7 +71,7 @@ pub struct BatchFigures {
     pub p99_micros: u64,
 }
 
-impl fmt::Display for BatchFigures {
+impl fmt::Display for BatchStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (p50, p99) = (duration(self.p50_micros), duration(self.p99_micros));
         let (count, mean) = (self.count, self.cookies_mean);
@@ -79,7 +79,7 @@ impl fmt::Display for BatchFigures {
     }
 }
 
-impl Consumed {
+impl ConsumerSink {
     /// Opens the store and starts the sink, as the consumer does.
     pub(super) async fn start(config: Config, rate: Option<NonZeroU32>) -> Result<Self> {
         let runtime = threads(THREADS[0])?;
@@ -162,7 +162,7 @@ impl Consumed {
     }
 
     /// Lets the sink end as in a drain, verifies what the store has, and closes it; returns what is wrong.
-    pub(super) async fn finish(self, workload: &Workload) -> Result<(BatchFigures, Vec<String>)> {
+    pub(super) async fn finish(self, workload: &Workload) -> Result<(BatchStats, Vec<String>)> {
         let Self {
             runtime,
             buffer,
@@ -183,14 +183,14 @@ impl Consumed {
         let samples = Samples::parse(&String::from_utf8(text)?);
         ledger::check_consumer(&samples)?;
 
-        let mut faults = Vec::new();
+        let mut failures = Vec::new();
         let (received, sent) = (samples.count(names::RECEIVED, &[]), workload.cookies());
         if received != sent {
-            faults.push(format!("{received} of {sent} cookies were received"));
+            failures.push(format!("{received} of {sent} cookies were received"));
         }
         let failed = samples.count(names::FAILED, &[]);
         if failed > 0 {
-            faults.push(format!("{failed} cookies were rejected"));
+            failures.push(format!("{failed} cookies were rejected"));
         }
         let mut wrong = 0;
         for pair in workload.expected(VERIFIED_PAIRS).filter(|_| !discards) {
@@ -198,7 +198,7 @@ impl Consumed {
             wrong += u64::from(known.get(&pair.dsp_id) != Some(&pair.buyer_uid));
         }
         if wrong > 0 {
-            faults.push(format!(
+            failures.push(format!(
                 "{wrong} verified pairs have not their newest value"
             ));
         }
@@ -211,12 +211,12 @@ impl Consumed {
             u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
         };
         let count = samples.count(names::BATCHES, &[]);
-        let batches = BatchFigures {
+        let batches = BatchStats {
             count,
             cookies_mean: received as f64 / count.max(1) as f64,
             p50_micros: quantile(0.5),
             p99_micros: quantile(0.99),
         };
-        Ok((batches, faults))
+        Ok((batches, failures))
     }
 }

@@ -6,7 +6,7 @@ use crate::scrape::{Samples, names};
 
 /// Cookies received, and those that have each fate: terms of `metric_defs::equations::LEDGER`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Fates {
+pub struct CookieOutcomes {
     /// Received from producers.
     pub received: u64,
     /// Written to the store.
@@ -21,7 +21,7 @@ pub struct Fates {
     pub failed: u64,
 }
 
-impl Fates {
+impl CookieOutcomes {
     pub(crate) fn read(samples: &Samples) -> Self {
         let count = |name| samples.count(name, &[]);
         Self {

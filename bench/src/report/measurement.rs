@@ -8,7 +8,7 @@ use super::{Percentiles, Report, Series, unit::Unit};
 
 /// One measured figure.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
+pub struct Measurement {
     /// Unique within its row.
     pub name: String,
     /// In the unit; `None` for words, and when there was nothing to measure.
@@ -39,7 +39,7 @@ pub struct Row {
     /// The thing: `120000/s`; empty for the whole run.
     pub name: String,
     /// Its figures.
-    pub figures: Vec<Figure>,
+    pub measurements: Vec<Measurement>,
     /// Its place on the lines of a plot.
     #[serde(skip)]
     x: f64,
@@ -83,14 +83,14 @@ impl<N: Number> Number for Option<N> {
 impl Unit {
     /// A figure in this unit, from its raw number.
     #[must_use]
-    pub fn of(self, name: &str, value: impl Number) -> Figure {
+    pub fn of(self, name: &str, value: impl Number) -> Measurement {
         let value = value.number();
-        Figure {
+        Measurement {
             name: name.to_owned(),
             value: value.map(|raw| raw * self.scale),
             unit: self.name.to_owned(),
             text: value.map_or_else(String::new, self.write),
-            ..Figure::default()
+            ..Measurement::default()
         }
     }
 
@@ -102,26 +102,26 @@ impl Unit {
         times: Option<Percentiles>,
         shown: &[&str],
         compared: &[&str],
-    ) -> impl Iterator<Item = Figure> {
+    ) -> impl Iterator<Item = Measurement> {
         shown.iter().map(move |percentile| {
             let value = times.and_then(|times| times.get(percentile));
-            let figure = self.of(&format!("{prefix}{percentile}"), value);
+            let measurement = self.of(&format!("{prefix}{percentile}"), value);
             if compared.contains(percentile) {
-                figure.lower()
+                measurement.lower()
             } else {
-                figure
+                measurement
             }
         })
     }
 }
 
-impl Figure {
+impl Measurement {
     /// Words in a table.
     #[must_use]
-    pub fn words(name: &str, words: impl Into<String>) -> Self {
+    pub fn text(name: &str, text: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),
-            text: words.into(),
+            text: text.into(),
             ..Self::default()
         }
     }
@@ -146,7 +146,7 @@ impl Figure {
 
     /// The same with its samples, in the figure's unit.
     #[must_use]
-    pub fn sampled(self, samples: impl IntoIterator<Item = f64>) -> Self {
+    pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
         Self {
             samples: samples.into_iter().filter(|it| it.is_finite()).collect(),
             ..self
@@ -157,18 +157,21 @@ impl Figure {
 impl Row {
     /// Figures of the thing with this name.
     #[must_use]
-    pub fn new(name: impl Into<String>, figures: impl IntoIterator<Item = Figure>) -> Self {
+    pub fn new(
+        name: impl Into<String>,
+        measurements: impl IntoIterator<Item = Measurement>,
+    ) -> Self {
         Self {
             name: name.into(),
-            figures: figures.into_iter().collect(),
+            measurements: measurements.into_iter().collect(),
             ..Self::default()
         }
     }
 
     /// The same with more.
     #[must_use]
-    pub fn and(mut self, more: impl IntoIterator<Item = Figure>) -> Self {
-        self.figures.extend(more);
+    pub fn and(mut self, more: impl IntoIterator<Item = Measurement>) -> Self {
+        self.measurements.extend(more);
         self
     }
 
@@ -179,7 +182,7 @@ impl Row {
     }
 
     fn value(&self, name: &str) -> Option<f64> {
-        self.figures.iter().find(|it| it.name == name)?.value
+        self.measurements.iter().find(|it| it.name == name)?.value
     }
 }
 
@@ -216,20 +219,22 @@ impl Report {
     }
 
     /// All figures, each with the name of its row before its own: `120000/s: accepted`.
-    pub fn figures(&self) -> impl Iterator<Item = (String, &Figure)> {
+    pub fn measurements(&self) -> impl Iterator<Item = (String, &Measurement)> {
         let rows = self.tables.iter().flat_map(|table| &table.rows);
         rows.flat_map(|row| {
-            row.figures.iter().map(|figure| match row.name.as_str() {
-                "" => (figure.name.clone(), figure),
-                name => (format!("{name}: {}", figure.name), figure),
-            })
+            row.measurements
+                .iter()
+                .map(|measurement| match row.name.as_str() {
+                    "" => (measurement.name.clone(), measurement),
+                    name => (format!("{name}: {}", measurement.name), measurement),
+                })
         })
     }
 
     /// The value of the figure with this full name.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<f64> {
-        self.figures().find(|(full, _)| full == name)?.1.value
+        self.measurements().find(|(full, _)| full == name)?.1.value
     }
 }
 
@@ -241,14 +246,16 @@ mod tests {
     };
 
     fn step(x: f64, accepted: Option<f64>, micros: f64) -> Row {
-        let figures = [
-            RATE.of("accepted", accepted).higher().sampled([1.0, 2.0]),
+        let measurements = [
+            RATE.of("accepted", accepted)
+                .higher()
+                .with_samples([1.0, 2.0]),
             CPU.of("CPU per cookie", micros),
             COUNT.of("unsent", None::<u64>),
         ];
         let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
-        Row::new(format!("×{x}"), figures)
-            .and([delivery.sampled([0.5, f64::NAN])])
+        Row::new(format!("×{x}"), measurements)
+            .and([delivery.with_samples([0.5, f64::NAN])])
             .at(x)
     }
 
@@ -280,7 +287,7 @@ mod tests {
         );
         assert_eq!(report.value("×2: delivery p99"), Some(1.5));
         assert_eq!(report.value("×1: accepted"), None);
-        assert_eq!(table.rows[0].figures[3].samples, [0.5]);
+        assert_eq!(table.rows[0].measurements[3].samples, [0.5]);
     }
 
     #[test]
