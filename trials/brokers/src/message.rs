@@ -1,13 +1,13 @@
-//! What a message of a peer holds: a sequence, a count, and encoded cookies, as in a chunk of ours.
+//! Messages for other brokers: a sequence, a count and encoded cookies.
 //!
-//! It is a `Chunk` without epoch and time, 14 bytes and the cookies, so that every reader walks over the same bytes
+//! A message is a `Chunk` without epoch and time: 14 bytes and the cookies. Every reader therefore decodes the same bytes
 //! with the same code.
 
 use bytes::Bytes;
 use fastrand::Rng;
 use proto::wire::{ChunkRef, CookieRef, put_cookie};
 
-/// Maximum of cookies in a message: NATS takes 1 MiB by default, and this many have at most 68 bytes each.
+/// Maximum cookies per message: at up to 68 bytes each they fit into NATS's default limit of 1 MiB.
 pub(crate) const BATCH_MAX: u32 = 10_000;
 
 /// Tag of `Chunk.first_sequence`, a fixed64.
@@ -15,37 +15,37 @@ const FIRST_SEQUENCE: u8 = 2 << 3 | 1;
 /// Tag of `Chunk.count`, a fixed32.
 const COUNT: u8 = 3 << 3 | 5;
 
-/// More than a cookie takes in a message: 20 + 36 bytes of ids and 10 around them.
+/// Upper bound of an encoded cookie: 20 + 36 bytes of ids and 10 of encoding.
 const COOKIE_BYTES_MAX: usize = 68;
 
-/// Connections over which a peer's messages are published; each counts the sequences of its own messages.
+/// Publishing connections, called lanes. Each lane numbers its own messages.
 pub(crate) const LANES: usize = 4;
 
-/// What is given to a client at once: enough for 30 messages of 500 cookies, little enough to end in time.
+/// Bytes passed to a client in one call: 30 messages of 500 cookies. Larger bursts would overrun the duration.
 pub(crate) const BURST_BYTES: usize = 1024 * 1024;
 
-/// Maximum of messages given to a client at once.
+/// Maximum messages passed to a client in one call.
 const BURST_MESSAGES: usize = 512;
 
-/// What one XREAD asks for at most: 123 entries of 500 cookies.
+/// Maximum bytes requested by one XREAD: 123 entries of 500 cookies.
 const READ_BYTES: usize = 4 * 1024 * 1024;
 
-/// Maximum of entries that one XREAD asks for.
+/// Maximum entries requested by one XREAD.
 const READ_ENTRIES: usize = 1_000;
 
-/// The bits of a sequence below those that name its lane: more cookies than a run can make.
+/// Bits of a sequence below its lane number: more cookies than a run can create.
 const LANE_SHIFT: u32 = 48;
 
-/// Different cookies of a lane. Making each anew would cost more than publishing it.
+/// Distinct cookies of a lane. Generating each cookie would cost more than publishing it.
 const COOKIES: usize = 4096;
 
-/// Lane, and sequence within it.
+/// The lane, and the sequence within it.
 pub(crate) fn split_lane(sequence: u64) -> (usize, u64) {
     let lane = usize::try_from(sequence >> LANE_SHIFT).unwrap_or(usize::MAX);
     (lane, sequence & ((1 << LANE_SHIFT) - 1))
 }
 
-/// Makes the messages of a lane, one after the other.
+/// Generator of the messages of one lane.
 #[derive(Debug)]
 pub(crate) struct Messages {
     cookies: Vec<Vec<u8>>,
@@ -57,7 +57,7 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// Messages of `batch` cookies; `lane` is below [`LANES`].
+    /// A generator of messages with `batch` cookies; `lane` is below [`LANES`].
     pub(crate) fn new(batch: u32, lane: u64) -> Self {
         let mut random = Rng::with_seed(lane);
         Self {
@@ -69,12 +69,12 @@ impl Messages {
         }
     }
 
-    /// Cookies in all messages made.
+    /// Cookies in all messages so far.
     pub(crate) fn made(&self) -> u64 {
         self.next
     }
 
-    /// The next message; sequences begin with 0 in each lane.
+    /// The next message. Sequences start at 0 in each lane.
     pub(crate) fn make(&mut self) -> Bytes {
         let count = self.batch as usize;
         let mut buffer = Vec::with_capacity(14 + count * COOKIE_BYTES_MAX);
@@ -107,7 +107,7 @@ fn cookie(random: &mut Rng) -> Vec<u8> {
     buffer
 }
 
-/// First sequence and count of a chunk, after a walk over its cookies; `None` when they do not agree.
+/// First sequence and count of a chunk, after decoding its cookies; `None` if the count does not match.
 pub(crate) fn walk(chunk: &ChunkRef) -> Option<(u64, u32)> {
     let mut walked = 0;
     for cookie in chunk.encoded_cookies() {
@@ -118,13 +118,13 @@ pub(crate) fn walk(chunk: &ChunkRef) -> Option<(u64, u32)> {
     (walked == header.count).then_some((header.first_sequence, walked))
 }
 
-/// Messages of `batch` cookies that are given to a client at once.
+/// Messages of `batch` cookies passed to a client in one call.
 pub(crate) fn burst(batch: u32) -> u64 {
     let burst = BURST_BYTES / (batch as usize * COOKIE_BYTES_MAX);
     burst.clamp(1, BURST_MESSAGES) as u64
 }
 
-/// Entries of `batch` cookies that one XREAD asks for.
+/// Entries of `batch` cookies requested by one XREAD.
 pub(crate) fn xread_entries(batch: u32) -> usize {
     (READ_BYTES / (batch as usize * COOKIE_BYTES_MAX)).clamp(1, READ_ENTRIES)
 }
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_can_be_read() {
+    fn messages_decode_as_chunks() {
         let mut messages = Messages::new(3, 2);
         for first in [0, 3, 6] {
             let chunk = ChunkRef::decode(messages.make()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_and_reads_hold_a_bounded_number_of_bytes() {
+    fn bursts_and_reads_have_bounded_sizes() {
         assert_eq!([1, 500, 10_000].map(burst), [512, 30, 1]);
         assert_eq!([1, 500, 10_000].map(xread_entries), [1_000, 123, 6]);
     }

@@ -1,4 +1,4 @@
-//! Redis pub/sub, and Redis Streams: one stream, each subscriber with its own position.
+//! Redis pub/sub and Redis Streams. All subscribers read one stream, each from its own position.
 
 use std::path::Path;
 
@@ -16,29 +16,29 @@ use tokio_stream::StreamExt;
 use crate::{
     count::Count,
     message::{BURST_BYTES, xread_entries},
-    peer::Server,
     publisher::Publish,
-    reader::Subscribe,
+    server::Server,
+    subscriber::Subscribe,
 };
 
-/// The channel, and the stream.
+/// Name of the channel and of the stream.
 const NAME: &str = "cookies";
 const FIELD: &str = "c";
 
-/// How long an XREAD waits for something to come.
+/// How long an XREAD waits for entries.
 const BLOCK_MILLIS: u32 = 1_000;
 
-/// Before the first entry.
+/// Position before the first entry.
 const BEGINNING: &str = "0-0";
 
-/// Starts a server that keeps nothing on disk.
+/// Starts a server that stores nothing on disk.
 pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Server> {
     let redis = Redis::start(program, dir).await?;
     let address = redis.address();
     Ok(Server::new(redis.process, format!("redis://{address}/")))
 }
 
-/// A connection whose commands may block and whose writes gather up to a burst (8 KiB by default).
+/// A connection without a response timeout that buffers writes up to a burst (8 KiB by default).
 pub(crate) async fn connect(server: &str) -> Result<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
@@ -49,14 +49,14 @@ pub(crate) async fn connect(server: &str) -> Result<MultiplexedConnection> {
         .await?)
 }
 
-/// Appends the command that carries a message.
+/// Appends the command that publishes a message.
 type Command = Box<dyn Fn(&mut Pipeline, &Bytes) + Send>;
 
-/// A connection that sends one pipeline while the next is made.
+/// A connection that sends one pipeline while the next is built.
 pub(crate) struct Publisher {
     connection: MultiplexedConnection,
     command: Command,
-    under_way: JoinSet<RedisResult<()>>,
+    in_flight: JoinSet<RedisResult<()>>,
 }
 
 impl Publisher {
@@ -67,7 +67,7 @@ impl Publisher {
         Ok(Self {
             connection: connect(server).await?,
             command: Box::new(command),
-            under_way: JoinSet::new(),
+            in_flight: JoinSet::new(),
         })
     }
 }
@@ -80,14 +80,14 @@ impl Publish for Publisher {
         }
         self.finish().await?;
         let mut connection = self.connection.clone();
-        self.under_way
+        self.in_flight
             .spawn(async move { pipeline.exec_async(&mut connection).await });
         Ok(())
     }
 
     async fn finish(&mut self) -> Result<()> {
-        while let Some(sent) = self.under_way.join_next().await {
-            sent?.context("redis refuses a command")?;
+        while let Some(sent) = self.in_flight.join_next().await {
+            sent?.context("Redis rejected a command")?;
         }
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Subscribe for ChannelReader {
     }
 
     async fn read(&mut self, count: &Count) -> Result<()> {
-        let mut connection = self.connection.take().context("is open")?;
+        let mut connection = self.connection.take().context("the reader is not open")?;
         let mut messages = connection.on_message();
         while let Some(message) = messages.next().await {
             count.message(Bytes::copy_from_slice(message.get_payload_bytes()));
@@ -153,7 +153,7 @@ pub(crate) async fn stream_publisher(server: &str, keep: u64, batch: u32) -> Res
     .await
 }
 
-/// A connection that reads the stream from a position of its own, which outlives the connection.
+/// A connection that reads the stream from its own position. The position survives reconnects.
 pub(crate) struct StreamReader {
     server: String,
     connection: Option<MultiplexedConnection>,
@@ -162,7 +162,7 @@ pub(crate) struct StreamReader {
 }
 
 impl StreamReader {
-    /// Begins with the first entry: the stream is empty when subscribers open it.
+    /// Starts at the first entry: the stream is empty when subscribers open it.
     pub(crate) fn new(server: String, batch: u32) -> Self {
         Self {
             server,
@@ -172,19 +172,19 @@ impl StreamReader {
         }
     }
 
-    /// Counts the entries of an answer and moves the position past them.
-    fn entries(&mut self, answer: Value, count: &Count) -> Result<()> {
-        let Value::Array(streams) = answer else {
-            // Nothing came in time.
+    /// Counts the entries of a response and moves the position past them.
+    fn entries(&mut self, response: Value, count: &Count) -> Result<()> {
+        let Value::Array(streams) = response else {
+            // The XREAD timed out.
             return Ok(());
         };
         for stream in streams {
             let [_name, Value::Array(entries)] = pair(stream)? else {
-                bail!("a stream without entries");
+                bail!("XREAD returned a stream without entries");
             };
             for entry in entries {
                 let [Value::BulkString(id), Value::Array(fields)] = pair(entry)? else {
-                    bail!("an entry without an id");
+                    bail!("XREAD returned an entry without an id");
                 };
                 self.position = id;
                 if let [_field, Value::BulkString(message)] = pair(Value::Array(fields))? {
@@ -200,8 +200,8 @@ fn pair(value: Value) -> Result<[Value; 2]> {
     match value {
         Value::Array(values) => values
             .try_into()
-            .map_err(|_| anyhow::anyhow!("an answer of another form")),
-        other => bail!("{other:?} is not an array"),
+            .map_err(|_| anyhow::anyhow!("Redis returned an array of unexpected length")),
+        other => bail!("Redis returned {other:?} instead of an array"),
     }
 }
 
@@ -212,14 +212,14 @@ impl Subscribe for StreamReader {
     }
 
     async fn read(&mut self, count: &Count) -> Result<()> {
-        let mut connection = self.connection.take().context("is open")?;
+        let mut connection = self.connection.take().context("the reader is not open")?;
         loop {
             let mut read = cmd("XREAD");
             read.arg("COUNT").arg(self.entries);
             read.arg("BLOCK").arg(BLOCK_MILLIS);
             read.arg("STREAMS").arg(NAME).arg(&self.position);
-            let answer = read.query_async(&mut connection).await?;
-            self.entries(answer, count)?;
+            let response = read.query_async(&mut connection).await?;
+            self.entries(response, count)?;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What subscribers count: each by its one task, without a lock; read by the task that reports it.
+//! Counters of subscribers. Each is written by one task, without a lock, and read by the task that reports it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{LANES, split_lane, walk};
 
-/// The counts of one subscriber.
+/// Counters of one subscriber.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     received: AtomicU64,
     repeated: AtomicU64,
-    told_lost: AtomicU64,
+    reported_lost: AtomicU64,
     disconnects: AtomicU64,
     unreadable: AtomicU64,
-    /// The next sequence of each publishing connection.
+    /// Next sequence of each lane.
     next: [AtomicU64; LANES],
 }
 
 impl Count {
-    /// A message of a peer arrived.
+    /// Counts a message of another broker.
     pub(crate) fn message(&self, message: Bytes) {
         let walked = ChunkRef::decode(message)
             .ok()
@@ -32,7 +32,7 @@ impl Count {
         }
     }
 
-    /// A chunk of ours arrived; a producer has one sequence for all.
+    /// Counts a chunk of the producer, which numbers all cookies in one sequence.
     pub(crate) fn chunk(&self, chunk: &ChunkRef) {
         match walk(chunk) {
             Some((first, count)) => self.walked(0, first, count),
@@ -40,22 +40,22 @@ impl Count {
         }
     }
 
-    /// A cookie without a sequence arrived.
+    /// Counts a cookie without a sequence.
     pub(crate) fn cookie(&self) {
         self.received.fetch_add(1, Relaxed);
     }
 
-    /// Our producer said that these will not come.
-    pub(crate) fn told_lost(&self, count: u64) {
-        self.told_lost.fetch_add(count, Relaxed);
+    /// Counts cookies that the producer reported as lost.
+    pub(crate) fn reported_lost(&self, count: u64) {
+        self.reported_lost.fetch_add(count, Relaxed);
     }
 
-    /// The connection ended.
+    /// Counts a closed connection.
     pub(crate) fn disconnected(&self) {
         self.disconnects.fetch_add(1, Relaxed);
     }
 
-    /// A message arrived that cannot be read.
+    /// Counts a message that cannot be decoded.
     pub(crate) fn unreadable(&self) {
         self.unreadable.fetch_add(1, Relaxed);
     }
@@ -69,18 +69,18 @@ impl Count {
     }
 }
 
-/// The counts of all subscribers of a process.
+/// Totals of all subscribers of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
-    /// Cookies, repeated ones included.
+    /// Cookies, including repeated ones.
     pub(crate) received: u64,
-    /// Cookies that came again, as far as they have sequences.
+    /// Cookies received more than once, as far as they have sequences.
     pub(crate) repeated: u64,
-    /// Cookies that the server declared lost.
-    pub(crate) told_lost: u64,
-    /// Connections that ended.
+    /// Cookies that the server reported as lost.
+    pub(crate) reported_lost: u64,
+    /// Closed connections.
     pub(crate) disconnects: u64,
-    /// Messages that could not be read.
+    /// Messages that could not be decoded.
     pub(crate) unreadable: u64,
 }
 
@@ -89,13 +89,13 @@ impl Counts {
         all.fold(Self::default(), |sum, count| Self {
             received: sum.received + count.received.load(Relaxed),
             repeated: sum.repeated + count.repeated.load(Relaxed),
-            told_lost: sum.told_lost + count.told_lost.load(Relaxed),
+            reported_lost: sum.reported_lost + count.reported_lost.load(Relaxed),
             disconnects: sum.disconnects + count.disconnects.load(Relaxed),
             unreadable: sum.unreadable + count.unreadable.load(Relaxed),
         })
     }
 
-    /// Distinct cookies; of those without a sequence, all.
+    /// Distinct cookies; all cookies if they have no sequence.
     pub(crate) fn delivered(&self) -> u64 {
         self.received.saturating_sub(self.repeated)
     }
@@ -117,13 +117,13 @@ mod tests {
         for message in [&x, &a, &a, &y, &c, &b, &stray] {
             count.message(message.clone());
         }
-        count.told_lost(7);
+        count.reported_lost(7);
         count.disconnected();
         let counts = Counts::sum([&count].into_iter());
-        // What comes late counts as repeated: these servers keep the order of a connection.
+        // A late message counts as repeated: these servers preserve the order within a connection.
         assert_eq!((counts.received, counts.repeated), (60, 20));
         assert_eq!(
-            (counts.told_lost, counts.disconnects, counts.unreadable),
+            (counts.reported_lost, counts.disconnects, counts.unreadable),
             (7, 1, 1)
         );
         assert_eq!(counts.delivered(), 40);

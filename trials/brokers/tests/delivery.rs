@@ -1,4 +1,4 @@
-//! `peers` counts every cookie exactly, with each system that is installed.
+//! `brokers` counts every cookie exactly, with each installed system.
 
 use std::{path::PathBuf, process::Command};
 
@@ -9,44 +9,44 @@ use launcher::{
 };
 use serde_json::Value;
 
-const PEERS: &str = env!("CARGO_BIN_EXE_peers");
+const BROKERS: &str = env!("CARGO_BIN_EXE_brokers");
 
-/// Maximum of cookies of a step: 1 s at this rate.
+/// Maximum cookies of a step: one second at this rate.
 const RATE: u64 = 2_000;
 
-/// The directory with the programs of the product.
+/// Directory with the programs of the product.
 fn bin_dir() -> PathBuf {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/debug");
     std::env::var_os(BIN_DIR_VARIABLE).map_or_else(|| PathBuf::from(built), PathBuf::from)
 }
 
-/// Runs `peers` with one system and a low rate, and returns its steps; nothing when the system is not installed.
-fn steps(peer: &str, more: &[&str]) -> Result<Vec<Value>> {
-    let program = match peer {
-        "ours" => Some(bin_dir().join("bench")).filter(|path| path.is_file()),
+/// Runs `brokers` with one system at a low rate and returns its steps; no step if the system is not installed.
+fn steps(broker: &str, more: &[&str]) -> Result<Vec<Value>> {
+    let program = match broker {
+        "cookiesync" => Some(bin_dir().join("bench")).filter(|path| path.is_file()),
         "nats" => installed("nats-server"),
         _ => installed("redis-server"),
     };
     if program.is_none() {
-        skip(format_args!("the program of {peer} is not there"));
+        skip(format_args!("{broker} is not installed"));
         return Ok(Vec::new());
     }
-    let mut command = Command::new(PEERS);
+    let mut command = Command::new(BROKERS);
     command.env(BIN_DIR_VARIABLE, bin_dir());
-    command.args(["--peers", peer, "--subscribers", "2", "--json"]);
+    command.args(["--brokers", broker, "--subscribers", "2", "--json"]);
     command
         .args(["-d", "1s", "-l", &RATE.to_string()])
         .args(more);
     let ended = command.output()?;
-    let words = String::from_utf8_lossy(&ended.stderr);
-    ensure!(ended.status.success(), "{}: {words}", ended.status);
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "{}: {stderr}", ended.status);
     let report: Value = serde_json::from_slice(&ended.stdout)?;
     Ok(report["steps"].as_array().context("no steps")?.clone())
 }
 
-/// Fails unless every subscriber got everything once.
-fn check(peer: &str) -> Result<()> {
-    let steps = steps(peer, &["--batch", "1,100", "--stopped-for", "0s"])?;
+/// Fails unless every subscriber received every cookie exactly once.
+fn check(broker: &str) -> Result<()> {
+    let steps = steps(broker, &["--batch", "1,100", "--stopped-for", "0s"])?;
     for step in &steps {
         let count = |name: &str| step[name].as_u64().unwrap_or(u64::MAX);
         assert!((1..=RATE).contains(&count("published")), "{step}");
@@ -54,7 +54,7 @@ fn check(peer: &str) -> Result<()> {
         for none in [
             "lost",
             "surplus",
-            "told_lost",
+            "reported_lost",
             "repeated",
             "unreadable",
             "disconnects",
@@ -69,27 +69,27 @@ fn check(peer: &str) -> Result<()> {
 }
 
 #[test]
-fn ours_delivers_all_of_a_low_rate() -> Result<()> {
-    check("ours")
+fn producer_delivers_all_cookies_at_a_low_rate() -> Result<()> {
+    check("cookiesync")
 }
 
 #[test]
-fn nats_delivers_all_of_a_low_rate() -> Result<()> {
+fn nats_delivers_all_cookies_at_a_low_rate() -> Result<()> {
     check("nats")
 }
 
 #[test]
-fn redis_pubsub_delivers_all_of_a_low_rate() -> Result<()> {
+fn redis_pubsub_delivers_all_cookies_at_a_low_rate() -> Result<()> {
     check("redis-pubsub")
 }
 
 #[test]
-fn redis_streams_deliver_all_of_a_low_rate() -> Result<()> {
+fn redis_streams_deliver_all_cookies_at_a_low_rate() -> Result<()> {
     check("redis-streams")
 }
 
 #[test]
-fn a_stopped_subscriber_of_ours_gets_everything_late() -> Result<()> {
+fn stopped_subscriber_of_the_producer_receives_all_cookies_later() -> Result<()> {
     let flags = [
         "--batch",
         "100",
@@ -98,11 +98,11 @@ fn a_stopped_subscriber_of_ours_gets_everything_late() -> Result<()> {
         "--stopped-rate",
         "2000",
     ];
-    let steps = steps("ours", &flags)?;
+    let steps = steps("cookiesync", &flags)?;
     let Some(step) = steps.last() else {
         return Ok(());
     };
-    for none in ["lost", "told_lost", "disconnects"] {
+    for none in ["lost", "reported_lost", "disconnects"] {
         assert_eq!(step[none], 0, "{none} in {step}");
         assert_eq!(step["stopped"][none], 0, "{none} in {step}");
     }

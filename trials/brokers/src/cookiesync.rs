@@ -1,4 +1,4 @@
-//! A producer of this project: loaded over HTTP, read through its streams.
+//! The producer of this project, loaded over HTTP and read through its streams.
 
 use std::{path::Path, time::Duration};
 
@@ -13,23 +13,23 @@ use proto::{
     v1::{Cursor, GetCookiesRequest, StartPosition, SubscribeRequest, event::Event},
     wire::{StreamMessage, decode_cookie},
 };
-use serde::Deserialize;
+use serde_json::Value;
 use tokio_stream::StreamExt;
 use tonic::Streaming;
 
 use crate::{
     count::Count,
-    peer::Server,
     publisher::{Load, Published},
-    reader::Subscribe,
+    server::Server,
+    subscriber::Subscribe,
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the load may take beyond its duration.
+/// How long the load may run beyond its duration.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a producer with its defaults, no record of its epochs and a queue of `keep` cookies for each subscriber.
+/// Starts a producer with default settings, except for no epoch history and a lag limit of `keep` cookies per subscriber.
 pub(crate) async fn start(program: &Path, dir: &Path, keep: u64) -> Result<Server> {
     let launch = Launch {
         program,
@@ -48,41 +48,20 @@ pub(crate) async fn start(program: &Path, dir: &Path, keep: u64) -> Result<Serve
     })
 }
 
-/// What `bench load --json` says, as far as it is needed here.
-#[derive(Debug, Deserialize)]
-struct LoadReport {
-    seconds: f64,
-    tables: Vec<Table>,
+/// The value of a count in the report of `bench load --json`.
+fn count(report: &Value, name: &str) -> u64 {
+    let list = |parent: &Value, key: &str| parent[key].as_array().cloned().unwrap_or_default();
+    let rows = list(report, "tables")
+        .into_iter()
+        .flat_map(|table| list(&table, "rows"));
+    let mut measurements = rows.flat_map(|row| list(&row, "measurements"));
+    let found = measurements.find(|it| it["name"] == name);
+    #[expect(clippy::cast_possible_truncation, reason = "the value is a count")]
+    let count = found.and_then(|it| it["value"].as_f64()).unwrap_or(0.0) as u64;
+    count
 }
 
-#[derive(Debug, Deserialize)]
-struct Table {
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    figures: Vec<Figure>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Figure {
-    name: String,
-    value: Option<f64>,
-}
-
-impl LoadReport {
-    fn count(&self, name: &str) -> u64 {
-        let rows = self.tables.iter().flat_map(|table| &table.rows);
-        let mut figures = rows.flat_map(|row| &row.figures);
-        let value = figures.find(|figure| figure.name == name);
-        #[expect(clippy::cast_possible_truncation, reason = "it is a count")]
-        let count = value.and_then(|figure| figure.value).unwrap_or(0.0) as u64;
-        count
-    }
-}
-
-/// Sends the load with `bench load`, pipelined, which makes an edge cheap per request.
+/// Sends the load with `bench load`, pipelined to reduce the cost per request.
 pub(crate) async fn publish(
     bin_dir: &Path,
     url: &str,
@@ -103,32 +82,26 @@ pub(crate) async fn publish(
     let log = dir.join("load.log");
     let mut process = Process::start("bench load", &bin_dir.join("bench"), &args, &log)?;
     let status = process.wait(load.duration + LOAD_TIMEOUT).await?;
-    let report: LoadReport = serde_json::from_str(&process.last_lines(1))
-        .with_context(|| format!("bench load ended ({status}): {}", process.last_lines(20)))?;
+    let report: Value = serde_json::from_str(&process.last_lines(1))
+        .with_context(|| format!("bench load failed ({status}): {}", process.last_lines(20)))?;
     Ok(Published {
-        cookies: report.count("requests accepted"),
-        refused: report.count("errors"),
-        seconds: report.seconds,
+        cookies: count(&report, "requests accepted"),
+        rejected: count(&report, "errors"),
+        seconds: report["seconds"].as_f64().unwrap_or(0.0),
     })
 }
 
-/// What arrives on a stream.
-enum Messages {
-    Chunks(Streaming<Bytes>),
-    Cookies(Streaming<Bytes>),
-}
-
-/// A connection with one stream, which resumes where it ended.
+/// A connection with one stream, which resumes from its cursor.
 pub(crate) struct Reader {
     producer: String,
     name: String,
     one_by_one: bool,
-    messages: Option<Messages>,
+    messages: Option<Streaming<Bytes>>,
     cursor: Option<Cursor>,
 }
 
 impl Reader {
-    /// A reader of chunks, or of one cookie a message.
+    /// A reader of chunks, or of single cookies if `one_by_one`.
     pub(crate) fn new(producer: String, name: String, one_by_one: bool) -> Self {
         Self {
             producer,
@@ -139,14 +112,20 @@ impl Reader {
         }
     }
 
-    fn event(&mut self, message: Bytes, count: &Count) {
+    fn count(&mut self, message: Bytes, count: &Count) {
+        if self.one_by_one {
+            return match decode_cookie(&message) {
+                Ok(_) => count.cookie(),
+                Err(_) => count.unreadable(),
+            };
+        }
         let sequence = match StreamMessage::decode(message) {
             Ok(StreamMessage::Chunk(chunk)) => {
                 count.chunk(&chunk);
                 chunk.header().last_sequence()
             }
             Ok(StreamMessage::Event(Event::Gap(gap))) => {
-                count.told_lost(gap.last_sequence.saturating_sub(gap.first_sequence) + 1);
+                count.reported_lost(gap.last_sequence.saturating_sub(gap.first_sequence) + 1);
                 gap.last_sequence
             }
             Ok(_) => return,
@@ -168,7 +147,7 @@ impl Subscribe for Reader {
                 supports_age: true,
             };
             let stream = client::get_cookies(channel, request).await?;
-            self.messages = Some(Messages::Cookies(stream.into_inner()));
+            self.messages = Some(stream.into_inner());
             return Ok(());
         }
         let request = SubscribeRequest {
@@ -179,12 +158,12 @@ impl Subscribe for Reader {
             supports_age: true,
         };
         let mut stream = client::subscribe(channel, request).await?.into_inner();
-        let first = stream.message().await?.context("no hello")?;
+        let first = stream.message().await?.context("no hello received")?;
         let Ok(StreamMessage::Event(Event::Hello(hello))) = StreamMessage::decode(first) else {
             bail!("the first event is not a hello");
         };
         if let Some(cursor) = &self.cursor {
-            ensure!(cursor.epoch == hello.epoch, "another producer answers");
+            ensure!(cursor.epoch == hello.epoch, "the epoch changed");
         } else {
             self.cursor = Some(Cursor {
                 producer_id: hello.producer_id,
@@ -192,25 +171,14 @@ impl Subscribe for Reader {
                 sequence: hello.first_sequence.saturating_sub(1),
             });
         }
-        self.messages = Some(Messages::Chunks(stream));
+        self.messages = Some(stream);
         Ok(())
     }
 
     async fn read(&mut self, count: &Count) -> Result<()> {
-        match self.messages.take().context("is open")? {
-            Messages::Chunks(mut stream) => {
-                while let Some(message) = stream.next().await {
-                    self.event(message?, count);
-                }
-            }
-            Messages::Cookies(mut stream) => {
-                while let Some(message) = stream.next().await {
-                    match decode_cookie(&message?) {
-                        Ok(_) => count.cookie(),
-                        Err(_) => count.unreadable(),
-                    }
-                }
-            }
+        let mut messages = self.messages.take().context("the reader is not open")?;
+        while let Some(message) = messages.next().await {
+            self.count(message?, count);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! One run: one system with a server of its own, its subscribers, and a load.
+//! One run: a broker with its own server, subscribers and a load.
 
 use std::{env, num::NonZeroU64, path::Path, pin::pin, time::Duration};
 
@@ -8,57 +8,53 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    broker::Broker,
     count::Counts,
-    nats, ours,
-    peer::{Peer, Server},
-    publisher::{Load, Published, publish},
+    publisher::Load,
     reader::LINE_INTERVAL,
-    redis,
     report::{Step, Stopped},
+    server::Server,
 };
 
-/// How long subscribers may take to be ready, on a busy machine.
+/// How long subscribers may take to connect on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is missing when nothing has come for so long is lost: more than any of these servers holds back on purpose.
+/// Missing cookies count as lost after this time without a delivery. No server delays messages for this long.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// How long a backlog may take to arrive.
+/// How long delivery of a backlog may take.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often everything is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long is published before one subscriber is stopped.
+/// Time of publishing before one subscriber is stopped.
 const BEFORE_STOP: Duration = Duration::from_secs(2);
 
-/// How long is published before and after the stop.
+/// Time of publishing before and after the stop.
 pub(crate) const AROUND_STOP: Duration = Duration::from_secs(5);
 
-/// What is run.
+/// Parameters of a run.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
-    pub(crate) peer: Peer,
+    pub(crate) broker: Broker,
     pub(crate) subscribers: usize,
-    /// Cookies a message.
-    pub(crate) batch: u32,
-    pub(crate) rate: Option<NonZeroU64>,
-    pub(crate) duration: Duration,
-    /// How long one more subscriber is stopped; zero starts none.
+    pub(crate) load: Load,
+    /// How long an additional subscriber is stopped; zero starts none.
     pub(crate) stopped_for: Duration,
-    /// Maximum of cookies kept for a subscriber.
+    /// Maximum cookies kept for a subscriber.
     pub(crate) keep: NonZeroU64,
     pub(crate) bin_dir: &'a Path,
 }
 
 impl Run<'_> {
-    /// Runs it on a server that has its state in `dir`.
+    /// Runs it with a server whose state is in `dir`.
     ///
     /// # Errors
-    /// When the server, its load or its subscribers break off.
+    /// The server, the load or a subscriber process failed.
     pub(crate) async fn measure(&self, dir: &Path) -> Result<Step> {
         let keep = self.keep.get();
-        let mut server = self.peer.start(self.bin_dir, dir, keep).await?;
+        let mut server = self.broker.start(self.bin_dir, dir, keep).await?;
         let mut readers = vec![
             self.readers("readers", &server, self.subscribers, dir)
                 .await?,
@@ -66,59 +62,66 @@ impl Run<'_> {
         if !self.stopped_for.is_zero() {
             readers.push(self.readers("stopped", &server, 1, dir).await?);
         }
-        let mut watch = Watch::new(&mut server)?;
+        let mut monitor = Monitor::new(&mut server)?;
         let to = server.publish_at.clone();
-        let mut publishing = pin!(self.publish(&to, dir));
+        let mut publishing =
+            pin!(
+                self.broker
+                    .publish(self.load, &to, self.keep, self.bin_dir, dir)
+            );
         let published = loop {
             tokio::select! {
                 published = &mut publishing => break published?,
-                () = sleep(LOOK_INTERVAL) => {
-                    watch.look(&mut server, &readers)?;
+                () = sleep(SAMPLE_INTERVAL) => {
+                    monitor.sample(&mut server, &readers)?;
                     if let Some(stopped) = readers.get_mut(1) {
-                        watch.stop_and_continue(stopped, self.stopped_for)?;
+                        monitor.stop_and_continue(stopped, self.stopped_for)?;
                     }
                 }
             }
         };
         let expected = published.cookies * self.subscribers as u64;
-        let counts = watch
+        let counts = monitor
             .settle(&mut server, &readers, &[expected, published.cookies])
             .await?;
         let counted_lost = server.counted_lost().await?;
-        let cpu_seconds = server.usage()?.cpu_seconds - watch.cpu_seconds_before;
+        let cpu_seconds = server.usage()?.cpu_seconds - monitor.cpu_seconds_before;
         server.stop().await;
         let all = counts[0];
-        let seconds = watch.moved_at.duration_since(watch.began).as_secs_f64();
+        let seconds = monitor
+            .delivered_at
+            .duration_since(monitor.began)
+            .as_secs_f64();
         let stopped = counts.get(1).map(|counts| Stopped {
             seconds: self.stopped_for.as_secs_f64(),
             lost: published.cookies.saturating_sub(counts.delivered()),
-            told_lost: counts.told_lost,
+            reported_lost: counts.reported_lost,
             disconnects: counts.disconnects,
-            memory_before_bytes: watch.memory_before_bytes,
+            memory_before_bytes: monitor.memory_before_bytes,
         });
         let delivered = all.delivered();
         Ok(Step {
-            peer: self.peer,
+            broker: self.broker,
             subscribers: self.subscribers,
-            batch: self.batch,
+            batch: self.load.batch,
             published: published.cookies,
-            refused: published.refused,
+            rejected: published.rejected,
             publish_seconds: published.seconds,
             delivered,
             deliver_seconds: seconds.max(published.seconds),
             lost: expected.saturating_sub(delivered),
             surplus: delivered.saturating_sub(expected),
-            told_lost: all.told_lost.max(counted_lost),
+            reported_lost: all.reported_lost.max(counted_lost),
             repeated: all.repeated,
             unreadable: all.unreadable,
             disconnects: all.disconnects,
             server_cpu_seconds: cpu_seconds,
-            server_peak_bytes: watch.peak_bytes,
+            server_peak_bytes: monitor.peak_bytes,
             stopped,
         })
     }
 
-    /// Starts a process of `count` subscribers and waits until all are open.
+    /// Starts a process with `count` subscribers and waits until all are open.
     async fn readers(
         &self,
         name: &str,
@@ -128,46 +131,29 @@ impl Run<'_> {
     ) -> Result<Process> {
         let args = [
             "reader".to_owned(),
-            format!("--peer={}", self.peer),
+            format!("--broker={}", self.broker),
             format!("--at={}", server.subscribe_at),
             format!("--subscribers={count}"),
-            format!("--batch={}", self.batch),
+            format!("--batch={}", self.load.batch),
         ];
         let log = dir.join(format!("{name}.log"));
         let mut process = Process::start(name, &env::current_exe()?, &args, &log)?;
         let began = Instant::now();
-        while newest(&process).is_err() {
+        while latest(&process).is_err() {
             process.check()?;
             if began.elapsed() > READY_TIMEOUT {
-                bail!("the {name} are not ready after {READY_TIMEOUT:?}");
+                bail!("{name}: not ready after {READY_TIMEOUT:?}");
             }
-            sleep(LOOK_INTERVAL).await;
+            sleep(SAMPLE_INTERVAL).await;
         }
         Ok(process)
     }
-
-    async fn publish(&self, to: &str, dir: &Path) -> Result<Published> {
-        let load = Load {
-            batch: self.batch,
-            rate: self.rate,
-            duration: self.duration,
-        };
-        match self.peer {
-            Peer::Ours => ours::publish(self.bin_dir, to, load, dir).await,
-            Peer::Nats => publish(load, || nats::Publisher::connect(to)).await,
-            Peer::RedisPubsub => publish(load, || redis::channel_publisher(to)).await,
-            Peer::RedisStreams => {
-                let connect = || redis::stream_publisher(to, self.keep.get(), self.batch);
-                publish(load, connect).await
-            }
-        }
-    }
 }
 
-/// The newest counts that a process of subscribers wrote.
-fn newest(reader: &Process) -> Result<Counts> {
+/// The latest counts written by a reader process.
+fn latest(reader: &Process) -> Result<Counts> {
     let lines = reader.last_lines(2);
-    // The last line may not be complete.
+    // The last line may be incomplete.
     let counts = lines
         .lines()
         .rev()
@@ -175,28 +161,28 @@ fn newest(reader: &Process) -> Result<Counts> {
     counts.with_context(|| format!("{}: {lines}", reader.name()))
 }
 
-/// What is observed during a run.
-struct Watch {
+/// Observations during a run.
+struct Monitor {
     began: Instant,
     cpu_seconds_before: f64,
-    /// Memory as the subscriber was stopped.
+    /// Memory when the subscriber was stopped.
     memory_before_bytes: u64,
     peak_bytes: u64,
     resident_bytes: u64,
     received: u64,
-    /// When cookies last arrived.
-    moved_at: Instant,
-    phase: Phase,
+    /// Time of the last delivery.
+    delivered_at: Instant,
+    phase: StopPhase,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum StopPhase {
     Before,
     Stopped,
     After,
 }
 
-impl Watch {
+impl Monitor {
     fn new(server: &mut Server) -> Result<Self> {
         let usage = server.usage()?;
         Ok(Self {
@@ -206,40 +192,40 @@ impl Watch {
             peak_bytes: usage.peak_bytes,
             resident_bytes: usage.resident_bytes,
             received: 0,
-            moved_at: Instant::now(),
-            phase: Phase::Before,
+            delivered_at: Instant::now(),
+            phase: StopPhase::Before,
         })
     }
 
-    /// Looks at the server and its subscribers, and returns what these had so far.
-    fn look(&mut self, server: &mut Server, readers: &[Process]) -> Result<Vec<Counts>> {
+    /// Samples the server and its subscribers; returns the counts of these.
+    fn sample(&mut self, server: &mut Server, readers: &[Process]) -> Result<Vec<Counts>> {
         let usage = server.usage()?;
         (self.resident_bytes, self.peak_bytes) = (usage.resident_bytes, usage.peak_bytes);
-        let counts = readers.iter().map(newest).collect::<Result<Vec<_>>>()?;
+        let counts = readers.iter().map(latest).collect::<Result<Vec<_>>>()?;
         let received = counts.iter().map(|counts| counts.received).sum();
         if received != self.received {
-            (self.received, self.moved_at) = (received, Instant::now());
+            (self.received, self.delivered_at) = (received, Instant::now());
         }
         Ok(counts)
     }
 
-    /// Stops the subscriber and lets it continue when it is time for that.
+    /// Suspends the subscriber and resumes it when due.
     fn stop_and_continue(&mut self, subscriber: &mut Process, stopped_for: Duration) -> Result<()> {
         let elapsed = self.began.elapsed();
-        if self.phase == Phase::Before && elapsed >= BEFORE_STOP {
+        if self.phase == StopPhase::Before && elapsed >= BEFORE_STOP {
             self.memory_before_bytes = self.resident_bytes;
             subscriber.signal(Signal::STOP)?;
-            self.phase = Phase::Stopped;
+            self.phase = StopPhase::Stopped;
         }
-        if self.phase == Phase::Stopped && elapsed >= BEFORE_STOP + stopped_for {
+        if self.phase == StopPhase::Stopped && elapsed >= BEFORE_STOP + stopped_for {
             subscriber.signal(Signal::CONT)?;
-            self.phase = Phase::After;
+            self.phase = StopPhase::After;
         }
         Ok(())
     }
 
-    /// Waits until each process of subscribers has had or been denied what is `expected` of it, or nothing comes any
-    /// more, and returns what each counted.
+    /// Waits until each reader process has received or been reported lost its `expected` cookies, or until deliveries stop;
+    /// returns the final counts.
     async fn settle(
         &mut self,
         server: &mut Server,
@@ -247,20 +233,20 @@ impl Watch {
         expected: &[u64],
     ) -> Result<Vec<Counts>> {
         let began = Instant::now();
-        while began.elapsed().min(self.moved_at.elapsed()) < QUIET
+        while began.elapsed().min(self.delivered_at.elapsed()) < QUIET
             && began.elapsed() < SETTLE_TIMEOUT
         {
-            let counts = self.look(server, readers)?;
+            let counts = self.sample(server, readers)?;
             let has_all = |(counts, expected): (&Counts, &u64)| {
-                counts.delivered() + counts.told_lost >= *expected
+                counts.delivered() + counts.reported_lost >= *expected
             };
             if counts.iter().zip(expected).all(has_all) {
                 break;
             }
-            sleep(LOOK_INTERVAL).await;
+            sleep(SAMPLE_INTERVAL).await;
         }
-        // Whatever came more than was expected is in the next lines.
+        // Surplus deliveries appear in the next lines.
         sleep(2 * LINE_INTERVAL).await;
-        self.look(server, readers)
+        self.sample(server, readers)
     }
 }

@@ -8,20 +8,20 @@ use bytes::Bytes;
 use launcher::programs::{Process, free_address};
 use tokio_stream::StreamExt;
 
-use crate::{count::Count, peer::Server, publisher::Publish, reader::Subscribe};
+use crate::{count::Count, publisher::Publish, server::Server, subscriber::Subscribe};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 const SUBJECT: &str = "cookies";
 
-/// Messages that the client holds for a subscriber task and between it and the connection: more than a busy
-/// machine lets gather, so that what is lost is lost by the server and not by its client.
+/// Queue between the client's connection and a subscriber task. It is larger than any backlog on a busy machine, so that
+/// the server loses messages and not its client.
 const CLIENT_MESSAGES: usize = 1 << 20;
 
-/// Messages between a publisher and its connection, from where they are written together.
+/// Queue between a publisher and its connection, which writes queued messages together.
 const PUBLISHER_MESSAGES: usize = 8192;
 
-/// Starts a server with its defaults, which keep nothing on disk.
+/// Starts a server with default settings, which store nothing on disk.
 pub(crate) async fn start(program: &Path, dir: &Path) -> Result<Server> {
     let address = free_address()?;
     let args = [
@@ -62,11 +62,11 @@ impl Publish for Publisher {
     }
 }
 
-/// A connection with one subscription. The client opens it again by itself when it breaks.
+/// A connection with one subscription. The client reconnects by itself.
 pub(crate) struct Reader {
     server: String,
     count: Arc<Count>,
-    /// The client is kept because its connection ends with its last handle.
+    /// Includes the client, whose connection closes when its last handle is dropped.
     subscribed: Option<(Client, Subscriber)>,
 }
 
@@ -95,14 +95,14 @@ impl Subscribe for Reader {
             .connect(&self.server)
             .await?;
         let subscriber = client.subscribe(SUBJECT).await?;
-        // Until this is answered, the server may not know of the subscription.
+        // Until the response arrives, the subscription may not be registered.
         client.flush().await?;
         self.subscribed = Some((client, subscriber));
         Ok(())
     }
 
     async fn read(&mut self, count: &Count) -> Result<()> {
-        let (_client, mut subscriber) = self.subscribed.take().context("is open")?;
+        let (_client, mut subscriber) = self.subscribed.take().context("the reader is not open")?;
         while let Some(message) = subscriber.next().await {
             count.message(message.payload);
         }

@@ -1,4 +1,4 @@
-//! Publishes the cookies of a run, over several connections.
+//! Publishes the cookies of a run over several connections.
 
 use std::{future::Future, num::NonZeroU64, time::Duration};
 
@@ -11,39 +11,39 @@ use tokio::{
 
 use crate::message::{LANES, Messages, burst};
 
-/// Shortest time between two bursts of a load with a rate.
+/// Minimum time between two bursts of a load with a rate.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What is published.
+/// The load of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
-    /// Cookies a message.
+    /// Cookies per message.
     pub(crate) batch: u32,
-    /// Cookies a second; as fast as possible without.
+    /// Cookies per second; `None` publishes as fast as possible.
     pub(crate) rate: Option<NonZeroU64>,
     pub(crate) duration: Duration,
 }
 
-/// What a server took.
+/// The result of publishing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Published {
-    /// Cookies.
+    /// Cookies accepted by the server.
     pub(crate) cookies: u64,
-    /// Cookies it refused.
-    pub(crate) refused: u64,
+    /// Cookies rejected by the server.
+    pub(crate) rejected: u64,
     pub(crate) seconds: f64,
 }
 
 /// A connection through which messages are published in order.
 pub(crate) trait Publish: Send + 'static {
-    /// Hands messages to the client, which may still be sending when this returns.
+    /// Passes messages to the client, which may still be sending them on return.
     fn send(&mut self, messages: Vec<Bytes>) -> impl Future<Output = Result<()>> + Send;
 
-    /// Waits until the server has everything.
+    /// Waits until the server has received all messages.
     fn finish(&mut self) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Publishes over [`LANES`] connections, each with its task, so that one sends while another waits.
+/// Publishes over [`LANES`] connections, one task each, so that one sends while another waits.
 pub(crate) async fn publish<P: Publish>(
     load: Load,
     connect: impl AsyncFn() -> Result<P>,
@@ -64,12 +64,12 @@ pub(crate) async fn publish<P: Publish>(
     }
     Ok(Published {
         cookies,
-        refused: 0,
+        rejected: 0,
         seconds: began.elapsed().as_secs_f64(),
     })
 }
 
-/// Publishes what is due in a lane until the time is over, and returns the number of its cookies.
+/// Publishes the due messages of a lane until the end of the load; returns the number of cookies.
 async fn publish_lane(
     load: Load,
     began: Instant,
@@ -93,7 +93,7 @@ async fn publish_lane(
 }
 
 impl Load {
-    /// How many messages of each lane should have left after `elapsed`.
+    /// Messages due in each lane after `elapsed`.
     fn due(&self, elapsed: Duration) -> u64 {
         let Some(rate) = self.rate else {
             return u64::MAX;
