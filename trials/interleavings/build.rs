@@ -1,4 +1,4 @@
-//! Tells the sources of the log that they are compiled here, without what their unit tests need.
+//! Sets a `cfg` so that the sources of the log compile here without the dependencies of their unit tests.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! A message of a stream, as the consumer reads it.
+//! Stream messages, as the consumer decodes them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,11 +15,11 @@ use proto::{
     wire::{ChunkRef, FRAME_PREFIX_BYTES, StreamMessage, encode_event},
 };
 
-/// One message without its prefix: an event comes out the same when it is sent on; of a chunk every cookie is either
-/// in the batch or counted, and what prost reads of it is what we read.
+/// Decodes one message without its prefix. An event must be unchanged by encoding. A chunk must be decoded as prost decodes it, and each
+/// of its cookies must be in the batch or counted.
 ///
 /// # Panics
-/// When that does not hold.
+/// If the property does not hold.
 pub fn chunk(bytes: &[u8]) {
     match StreamMessage::decode(Bytes::copy_from_slice(bytes)) {
         Ok(StreamMessage::Chunk(chunk)) => check_chunk(&chunk),
@@ -39,12 +39,15 @@ fn check_chunk(chunk: &ChunkRef) {
     let header = *chunk.header();
     assert!(header.count > 0);
     assert!(header.last_sequence() >= header.first_sequence);
-    let walked: Vec<_> = chunk.cookies().collect();
-    assert!(walked.len() <= chunk.body().len(), "a cookie takes bytes");
-    let errors = walked.iter().filter(|cookie| cookie.is_err()).count();
+    let decoded: Vec<_> = chunk.cookies().collect();
+    assert!(
+        decoded.len() <= chunk.body().len(),
+        "every cookie has at least one byte"
+    );
+    let errors = decoded.iter().filter(|cookie| cookie.is_err()).count();
     if let (0, Ok(read)) = (errors, v1::Chunk::decode(chunk.body().clone())) {
-        assert_eq!(read.cookies.len(), walked.len());
-        for (read, cookie) in read.cookies.iter().zip(walked.iter().flatten()) {
+        assert_eq!(read.cookies.len(), decoded.len());
+        for (read, cookie) in read.cookies.iter().zip(decoded.iter().flatten()) {
             let ours = (cookie.user_id, cookie.dsp_id, cookie.buyer_uid);
             assert_eq!((&*read.user_id, read.dsp_id, &*read.buyer_uid), ours);
             assert_eq!(read.age_micros.min(AGE_MICROS_MAX), cookie.age_micros);
@@ -59,8 +62,8 @@ fn check_chunk(chunk: &ChunkRef) {
         Ttls::new(Duration::from_secs(86400), [].into()),
     );
     batch.push_filtered(&producer, chunk, u64::MAX, &mut table);
-    check_batch(&batch, chunk, walked.len());
-    // The same once more changes nothing but counts: nothing is stored yet, so nothing is suppressed.
+    check_batch(&batch, chunk, decoded.len());
+    // A second push of the chunk changes only counts. Nothing is stored yet, so nothing is suppressed.
     let before: Vec<_> = batch
         .cookies()
         .map(|cookie| (cookie.user_id.to_vec(), cookie.dsp_id))
@@ -73,7 +76,7 @@ fn check_chunk(chunk: &ChunkRef) {
     assert_eq!(before, after);
 }
 
-fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
+fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
     let BatchCounts {
         received,
         suppressed,
@@ -83,13 +86,13 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, walked: usize) {
         no_dsp_slot,
         expired,
     } = batch.counts();
-    let said = u64::from(chunk.header().count);
-    assert!((said..=said.max(walked as u64)).contains(&received));
+    let announced = u64::from(chunk.header().count);
+    assert!((announced..=announced.max(decoded as u64)).contains(&received));
     assert_eq!(
         received,
         suppressed + stale + superseded + malformed + no_dsp_slot + expired + batch.len() as u64
     );
-    assert!(batch.len() <= walked);
+    assert!(batch.len() <= decoded);
     for cookie in batch.cookies() {
         assert!((1..=USER_ID_BYTES_MAX).contains(&cookie.user_id.len()));
         assert!((1..=BUYER_UID_BYTES_MAX).contains(&cookie.buyer_uid.len()));

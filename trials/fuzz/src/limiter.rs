@@ -1,4 +1,4 @@
-//! What clients and operators of a limiter write: calls, files of limits, and the records in its directory.
+//! Input of a limiter: requests, limits files, and the records in its directory.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use limiter::serve::{
 };
 use limits::rules::{Document, NamedLimit, Rules};
 
-/// A moment of 2023, in nanoseconds.
+/// A time in 2023, in nanoseconds since the Unix epoch.
 const NOW: u64 = 1_700_000_000_000_000_000;
 
 /// Limits of each algorithm.
@@ -58,21 +58,21 @@ fn save(engine: &Engine, records: &mut Records) {
     }
 }
 
-/// A path and a query, an empty line, a body: names of a call are within their bounds, and what is refused is the client's error, in
-/// words.
+/// Parses a path and a query, an empty line, and a body. Names must be within their limits, and a rejection must be a client error with a
+/// reason.
 ///
 /// # Panics
-/// When that does not hold.
+/// If the property does not hold.
 pub fn call(bytes: &[u8]) {
-    let end = bytes.windows(2).position(|it| it == b"\n\n");
-    let (head, body) = match end {
-        Some(end) => (&bytes[..end], &bytes[end + 2..]),
+    let split = bytes.windows(2).position(|it| it == b"\n\n");
+    let (target, body) = match split {
+        Some(at) => (&bytes[..at], &bytes[at + 2..]),
         None => (bytes, &[][..]),
     };
-    let Ok(head) = std::str::from_utf8(head) else {
+    let Ok(target) = std::str::from_utf8(target) else {
         return;
     };
-    let (path, query) = head.split_once('?').unwrap_or((head, ""));
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
     match http::counters(path, query, body, NOW) {
         Ok(counters) => {
             assert!(counters.len() <= 16);
@@ -89,10 +89,11 @@ pub fn call(bytes: &[u8]) {
     }
 }
 
-/// A file of limits: it is refused in words, or an engine takes calls under its limits; it means the same as JSON.
+/// Loads a limits file. It must be rejected with a reason, or an engine must accept calls under its limits. Its JSON form must have the
+/// same meaning.
 ///
 /// # Panics
-/// When that does not hold.
+/// If the property does not hold.
 pub fn limits_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -101,7 +102,7 @@ pub fn limits_file(bytes: &[u8]) {
         Ok(document) => document,
         Err(errors) => return assert!(!errors.0.is_empty()),
     };
-    // TOML has dates and numbers that JSON has not; limits have none.
+    // JSON lacks TOML's dates and special numbers, which limits do not use.
     if let Ok(json) = serde_json::to_vec(&document)
         && let Ok(of_json) = serde_json::from_slice::<Document>(&json)
         && let (Ok(rules), Ok(again)) = (document.rules(), of_json.rules())
@@ -128,11 +129,11 @@ pub fn limits_file(bytes: &[u8]) {
     }
 }
 
-/// A record in the directory of a limiter, in the place of each of its own, by key and by value: it is refused, or an engine goes on from it, and what it saves
-/// then is restored as well.
+/// Replaces key or value of each record of a limiter by the bytes. The records must be rejected, or an engine must restore them, and the
+/// records that this engine saves must be restored as well.
 ///
 /// # Panics
-/// When that does not hold.
+/// If the property does not hold.
 pub fn record(bytes: &[u8]) {
     let used = used_records();
     for (key, value) in &used {
@@ -145,7 +146,7 @@ pub fn record(bytes: &[u8]) {
 }
 
 fn restore(mut records: Records) {
-    let rules = Rules::parse(LIMITS).expect("good limits");
+    let rules = Rules::parse(LIMITS).expect("valid limits");
     let restored = engine(&rules.limits);
     let read: Vec<_> = records.clone().into_iter().collect();
     let Ok(found) = restored.restore(&read, NOW) else {
@@ -171,27 +172,29 @@ fn restore(mut records: Records) {
 /// The records of an engine that has been used.
 #[must_use]
 pub fn used_records() -> Records {
-    let rules = Rules::parse(LIMITS).expect("good limits");
+    let rules = Rules::parse(LIMITS).expect("valid limits");
     let used = engine(&rules.limits);
     for limit in ["a", "b"] {
         for counter in ["k", "l"] {
             let of = [Target { limit, counter }];
-            used.increment(&of, 2, None, NOW).expect("it is counted");
+            used.increment(&of, 2, None, NOW)
+                .expect("the call is counted");
         }
     }
-    let rule = CallRule::new(60, 9).expect("within bounds");
+    let rule = CallRule::new(60, 9).expect("the rule is valid");
     let name = rule.limit_name("called");
     let of = [Target {
         limit: &name,
         counter: "k",
     }];
-    used.increment(&of, 2, None, NOW).expect("it is counted");
+    used.increment(&of, 2, None, NOW)
+        .expect("the call is counted");
     let said = Feedback {
         status: 429,
         ..Feedback::default()
     };
     used.apply_feedback(of[0], said, NOW)
-        .expect("there is such a limit");
+        .expect("the limit exists");
     let mut records = Records::new();
     save(&used, &mut records);
     records

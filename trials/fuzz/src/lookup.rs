@@ -1,34 +1,34 @@
-//! The path of a request to the consumer's admin port.
+//! Paths of requests to the consumer's admin port.
 
 use consumer::{lookup, store::discard::DiscardStore};
 use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
 
-/// A path, or what is none: a path of a user is answered, in JSON, that it is none or that nobody knows the user.
+/// Requests a path. A user path must get a JSON response that it is invalid or that the user is unknown; another path must get none.
 ///
 /// # Panics
-/// When it is not.
+/// If the property does not hold.
 pub fn lookup(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else {
         return;
     };
     let store = DiscardStore::default();
     let answer = lookup::page(&store, path).now_or_never();
-    let answer = answer.expect("a store of nothing answers at once");
-    let is_of_a_user = path.starts_with("/v1/users/");
+    let answer = answer.expect("the discard store responds immediately");
+    let is_user_path = path.starts_with("/v1/users/");
     let Some(answer) = answer else {
-        return assert!(!is_of_a_user);
+        return assert!(!is_user_path);
     };
-    assert!(is_of_a_user);
+    assert!(is_user_path);
     let status = answer.status();
     let body = answer.into_body().collect().now_or_never();
-    let Ok(body) = body.expect("it is whole");
+    let Ok(body) = body.expect("the body is complete");
     let body = body.to_bytes();
-    let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+    let body: serde_json::Value = serde_json::from_slice(&body).expect("the body is JSON");
     match status {
         StatusCode::NOT_FOUND => {
-            let user_id = body["user_id"].as_str().expect("says who");
+            let user_id = body["user_id"].as_str().expect("user_id is a string");
             assert!((1..=64).contains(&user_id.len()));
             assert!(user_id.bytes().all(|byte| byte.is_ascii_graphic()));
         }

@@ -1,4 +1,4 @@
-//! The bytes of an HTTP connection, as the edge reads them.
+//! Bytes of HTTP connections, as the edge parses them.
 
 use bytes::Bytes;
 use producer::edge::{
@@ -10,21 +10,21 @@ use proto::{
     wire::{self, ChunkHeader, CookieRef, StreamMessage},
 };
 
-/// The first heads in `bytes`: each is the same however the bytes come in pieces, and the cookie of each comes out the
-/// same when it is asked for in other words.
+/// Parses the first requests in `bytes`. Each must be parsed identically for every split of the bytes, and its cookie must be the same in
+/// another encoding.
 ///
 /// # Panics
-/// When that does not hold.
+/// If the property does not hold.
 pub fn request(bytes: &[u8]) {
     let mut rest = bytes;
     for _ in 0..16 {
-        check_pieces(rest);
-        let mut room = head::headers();
-        let Ok(Some((head, lines))) = head::parse(rest, &mut room) else {
+        check_splits(rest);
+        let mut headers = head::headers();
+        let Ok(Some((head, lines))) = head::parse(rest, &mut headers) else {
             return;
         };
         assert!(head.length > 0 && head.length <= HEAD_BYTES_MAX);
-        assert!(!head.path.contains('?'), "a path has no query");
+        assert!(!head.path.contains('?'), "the path contains a query");
         let mut scratch = Scratch::default();
         match request::parse(head.query, head::cookies(lines), &mut scratch) {
             Ok(cookie) => check_cookie(&cookie),
@@ -34,22 +34,26 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// What is read of the bytes so far, without what is borrowed from them.
+/// The headers parsed from the bytes so far.
 fn parsed(bytes: &[u8]) -> Result<Option<Head<'_>>, HeadError> {
-    let mut room = head::headers();
-    head::parse(bytes, &mut room).map(|parsed| parsed.map(|(head, _)| head))
+    let mut headers = head::headers();
+    head::parse(bytes, &mut headers).map(|parsed| parsed.map(|(head, _)| head))
 }
 
-fn check_pieces(bytes: &[u8]) {
+fn check_splits(bytes: &[u8]) {
     let whole = parsed(bytes);
-    // All places of a short head, and some of a long one.
+    // All splits of a short request, some of a long one.
     let step = bytes.len() / 256 + 1;
     for end in (0..bytes.len()).step_by(step) {
         match (parsed(&bytes[..end]), whole) {
-            (Ok(None), Ok(Some(head))) => assert!(end < head.length, "it waits for more"),
+            (Ok(None), Ok(Some(head))) => {
+                assert!(end < head.length, "the parser waits for more bytes")
+            }
             (Ok(None), _) => {}
-            (Ok(Some(part)), whole) => assert_eq!(Ok(Some(part)), whole, "more came"),
-            (Err(_), whole) => assert!(whole.is_err(), "a refused head becomes none"),
+            (Ok(Some(part)), whole) => {
+                assert_eq!(Ok(Some(part)), whole, "more bytes changed the result")
+            }
+            (Err(_), whole) => assert!(whole.is_err(), "more bytes made a rejected request valid"),
         }
     }
 }
@@ -82,7 +86,7 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
     let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(Bytes::from(buffer).slice(at..))
     else {
-        panic!("what was sealed is a chunk");
+        panic!("the sealed bytes are not a chunk");
     };
     let cookies: Vec<_> = chunk.cookies().collect();
     assert_eq!(cookies, [Ok(*cookie)]);

@@ -1,14 +1,14 @@
-//! What somebody writes on a command line and into a settings file.
+//! Command lines and configuration files.
 
 use std::{ffi::OsString, fmt::Debug, fs};
 
 use runtime::settings;
 
-/// A command line, one argument a line, then after an empty line a settings file. Both programs either start with
-/// settings, the same each time, or say in words why not.
+/// Loads a command line with one argument per line, followed by an empty line and a configuration file. Both programs must load the same
+/// configuration each time, or return the same error text.
 ///
 /// # Panics
-/// When they do neither.
+/// If the property does not hold.
 pub fn settings(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -17,10 +17,10 @@ pub fn settings(bytes: &[u8]) {
         assert_eq!(settings::bytes(&size.to_string()), Ok(size));
     }
     let (arguments, file) = text.split_once("\n\n").unwrap_or((text, ""));
-    let dir = tempfile::TempDir::new().expect("room for a file");
+    let dir = tempfile::TempDir::new().expect("a temporary directory can be created");
     let path = dir.path().join("settings.toml");
-    fs::write(&path, file).expect("room for a file");
-    // Another file would not be made up by the fuzzer, and might be a device.
+    fs::write(&path, file).expect("the directory is writable");
+    // Other configuration files could be devices.
     let own = arguments.lines().filter(|line| !line.contains("config"));
     let arguments: Vec<OsString> = ["program".into(), "--config".into(), path.into()]
         .into_iter()
@@ -34,9 +34,9 @@ fn check<C: Debug>(load: impl Fn() -> Result<C, String>) {
     match (load(), load()) {
         (Ok(one), Ok(two)) => assert_eq!(format!("{one:?}"), format!("{two:?}")),
         (Err(one), Err(two)) => {
-            assert!(!one.trim().is_empty(), "it says why");
+            assert!(!one.trim().is_empty(), "the error has no text");
             assert_eq!(one, two);
         }
-        (one, two) => panic!("{one:?} and then {two:?}"),
+        (one, two) => panic!("first {one:?}, then {two:?}"),
     }
 }

@@ -1,28 +1,28 @@
-//! What the fuzzer found worth keeping, and small changes of that, as ordinary tests.
+//! The corpus of the fuzz targets, and small mutations of it, as ordinary tests.
 
 use std::{fs, path::Path};
 
-/// Changed copies that are tried of each file.
-const CHANGES: usize = 150;
+/// Number of mutations of each file.
+const MUTATIONS: usize = 150;
 
-/// Runs a property on each file of its corpus, on its beginnings, and on copies with some bytes changed.
+/// Runs a property on each file of its corpus, and on truncated copies with some bytes changed.
 #[track_caller]
-fn check(target: &str, least_files: usize, changes: usize, property: fn(&[u8])) {
+fn check(target: &str, files_min: usize, mutations: usize, property: fn(&[u8])) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target);
     let mut files: Vec<_> = fs::read_dir(&dir)
-        .expect("a corpus")
-        .map(|file| file.expect("a file").path())
+        .expect("the corpus exists")
+        .map(|file| file.expect("the entry is readable").path())
         .collect();
     files.sort();
-    assert!(files.len() >= least_files, "{} files", files.len());
+    assert!(files.len() >= files_min, "{} files", files.len());
     let mut random = fastrand::Rng::with_seed(7);
     for file in files {
         println!("{}", file.display());
-        let bytes = fs::read(&file).expect("a file");
+        let bytes = fs::read(&file).expect("the file is readable");
         property(&bytes);
-        for _ in 0..changes {
+        for _ in 0..mutations {
             let mut changed = bytes.clone();
             changed.truncate(random.usize(..=bytes.len()));
             for _ in 0..random.usize(..4) {
@@ -37,12 +37,12 @@ fn check(target: &str, least_files: usize, changes: usize, property: fn(&[u8])) 
 
 #[test]
 fn request_parsing_does_not_depend_on_splits_or_escapes() {
-    check("request", 10, CHANGES, fuzz::request);
+    check("request", 10, MUTATIONS, fuzz::request);
 }
 
 #[test]
 fn chunk_decoding_matches_prost_and_counts_every_cookie() {
-    check("chunk", 10, CHANGES, fuzz::chunk);
+    check("chunk", 10, MUTATIONS, fuzz::chunk);
 }
 
 #[test]
@@ -52,23 +52,23 @@ fn settings_are_loaded_or_rejected_with_a_reason() {
 
 #[test]
 fn lookup_returns_json_for_every_user_path() {
-    check("lookup", 5, CHANGES, fuzz::lookup);
+    check("lookup", 5, MUTATIONS, fuzz::lookup);
 }
 
 #[test]
 fn limiter_calls_are_within_bounds_or_rejected_with_a_reason() {
-    check("call", 5, CHANGES, fuzz::call);
+    check("call", 5, MUTATIONS, fuzz::call);
 }
 
 #[test]
 fn limits_files_are_served_or_rejected_with_a_reason() {
-    check("limits_file", 2, CHANGES, fuzz::limits_file);
+    check("limits_file", 2, MUTATIONS, fuzz::limits_file);
 }
 
 #[test]
 fn records_are_restored_or_rejected() {
-    check("record", 1, CHANGES, fuzz::record);
-    // Those of today, however their form changes.
+    check("record", 1, MUTATIONS, fuzz::record);
+    // Records in the current format.
     for bytes in fuzz::used_records()
         .into_iter()
         .flat_map(|(key, value)| [key, value])

@@ -1,21 +1,20 @@
-//! The producer's log, compiled from the producer's own source files, on locks and wake-ups that shuttle schedules.
+//! Tests of the producer's log under thousands of thread schedules, explored by shuttle.
 //!
-//! The tests run each scenario some thousand times, each time with a different order of the steps of its threads.
-//! A thread that waits forever is found as a deadlock, and a failure prints the order that led to it.
+//! The log is compiled from the producer's source files with shuttle's locks and wake-ups. A thread that waits forever is reported as a
+//! deadlock, and a failure prints its schedule.
 //!
-//! The log names `crate::locks`, `tokio` and `runtime`; here all are this file. No time passes: the clock that orders
-//! cookies stands still, so no append seals a chunk for its age; [`time::sleep`] only lets others run, and an interval
-//! never ends, so that the next beat cannot make up for a lost wake-up.
+//! This file replaces `crate::locks`, `tokio` and `runtime` for the log. Time does not pass: the clock is constant, so no append seals a
+//! chunk because of its age. [`time::sleep`] only yields, and an interval never fires, so that it cannot hide a lost wake-up.
 
 #![allow(
     dead_code,
     unreachable_pub,
-    reason = "the sources are those of a library, of which scenarios use a part"
+    reason = "the scenarios use only a part of the log"
 )]
 
 mod scenarios;
 
-/// The sources of the producer.
+/// Source files of the producer.
 #[path = "../../../../producer/src"]
 mod source {
     pub mod log;
@@ -27,7 +26,7 @@ extern crate self as tokio;
 pub use self::source::log;
 pub use shuttle_tokio::select;
 
-/// A clock that stands still.
+/// A constant clock.
 #[must_use]
 pub fn unix_micros() -> u64 {
     1_700_000_000_000_000
@@ -42,38 +41,38 @@ pub mod sync {
     pub use shuttle_tokio::sync::{Notify, watch};
 }
 
-/// Time that does not pass.
+/// Replacements for timers. Time does not pass.
 pub mod time {
     use std::time::Duration;
 
-    /// What an interval does when it is late: it never is.
+    /// Policy for missed ticks; there are none.
     #[derive(Debug, Clone, Copy)]
     pub enum MissedTickBehavior {
-        /// As the log asks for.
+        /// The policy that the log sets.
         Delay,
     }
 
-    /// An interval that never ends.
+    /// An interval that never fires.
     #[derive(Debug)]
     pub struct Interval;
 
-    /// An interval of any length.
+    /// Returns an interval; the length is ignored.
     #[must_use]
     pub fn interval(_: Duration) -> Interval {
         Interval
     }
 
     impl Interval {
-        /// Changes nothing.
+        /// Has no effect.
         pub fn set_missed_tick_behavior(&mut self, _: MissedTickBehavior) {}
 
-        /// Never ends.
+        /// Never returns.
         pub async fn tick(&mut self) {
             std::future::pending().await
         }
     }
 
-    /// Lets others run.
+    /// Yields to other threads.
     pub async fn sleep(_: Duration) {
         shuttle::future::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! What must hold in every order of appenders, the sealing task, readers and the close.
+//! Properties of the log under every schedule of appenders, the sealing task, readers and the close.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,19 +9,19 @@ use shuttle::{
     thread::{self, JoinHandle},
 };
 
-/// How many schedules of each scenario are tried with each of the two schedulers.
+/// Number of schedules per scenario and scheduler.
 const SCHEDULES: usize = 3_000;
 
-/// The most priority changes in a schedule of the second scheduler.
-const CHANGES: usize = 3;
+/// Maximum number of priority changes per schedule of the PCT scheduler.
+const PRIORITY_CHANGES_MAX: usize = 3;
 
 fn explore(scenario: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(scenario, SCHEDULES);
-    shuttle::check_pct(scenario, SCHEDULES, CHANGES);
+    shuttle::check_pct(scenario, SCHEDULES, PRIORITY_CHANGES_MAX);
 }
 
-/// A chunk for each append, sealed by the next one; or at once by the sealing task, if there is one.
-const EACH_ALONE: Config = Config {
+/// One chunk per append. The next append seals it, or earlier the sealing task, if there is one.
+const CHUNK_PER_APPEND: Config = Config {
     epoch: 9,
     bytes_max: 1 << 30,
     chunk_bytes: 1,
@@ -29,16 +29,16 @@ const EACH_ALONE: Config = Config {
     idle_after: Duration::from_secs(1),
 };
 
-/// One chunk, which only the sealing task or the close seals.
-const ALL_TOGETHER: Config = Config {
+/// One chunk, sealed only by the sealing task or the close.
+const ONE_CHUNK: Config = Config {
     chunk_bytes: 1 << 16,
-    ..EACH_ALONE
+    ..CHUNK_PER_APPEND
 };
 
 /// The ring keeps only its newest chunk.
 const NEWEST_ONLY: Config = Config {
     bytes_max: 1,
-    ..EACH_ALONE
+    ..CHUNK_PER_APPEND
 };
 
 fn cookie(user_id: &str) -> CookieRef<'_> {
@@ -56,7 +56,7 @@ fn append(log: &Log, user_id: &str) -> Result<(), Closed> {
     log.append(&mut batch)
 }
 
-/// Appends `cookies` cookies, or as many as it can, from another thread; returns how many.
+/// Appends up to `cookies` cookies in another thread, until the log is closed. Returns the number of appended cookies.
 fn appender(log: &Log, name: &'static str, cookies: u64) -> JoinHandle<u64> {
     let log = log.clone();
     thread::spawn(move || {
@@ -70,19 +70,19 @@ fn sealer(log: &Log) -> JoinHandle<()> {
     thread::spawn(move || block_on(run_timers(log)))
 }
 
-/// What a reader got.
+/// Result of a reader.
 #[derive(Debug)]
-struct Read {
+struct ReadResult {
     reader: Reader,
-    /// Users by sequence.
+    /// Received user ids by sequence.
     users: BTreeMap<u64, String>,
     lost: u64,
     ended: bool,
 }
 
-/// Reads until the position is `until`, or to the end.
-fn read(reader: Reader, until: u64) -> Read {
-    let mut read = Read {
+/// Reads until the position is `until` or the stream ends.
+fn read(reader: Reader, until: u64) -> ReadResult {
+    let mut read = ReadResult {
         reader,
         users: BTreeMap::new(),
         lost: 0,
@@ -95,8 +95,8 @@ fn read(reader: Reader, until: u64) -> Read {
                 assert_eq!(first, position);
                 let cookies = chunk.cookies_from(first);
                 for (sequence, cookie) in (first..).zip(cookies.cookies()) {
-                    let user = cookie.expect("a whole cookie").user_id.to_owned();
-                    assert_eq!(read.users.insert(sequence, user), None, "once");
+                    let user = cookie.expect("a valid cookie").user_id.to_owned();
+                    assert_eq!(read.users.insert(sequence, user), None, "duplicate");
                 }
                 assert_eq!(read.reader.position(), chunk.last() + 1);
             }
@@ -115,33 +115,33 @@ fn read(reader: Reader, until: u64) -> Read {
     read
 }
 
-fn reader(log: &Log, until: u64) -> JoinHandle<Read> {
+fn reader(log: &Log, until: u64) -> JoinHandle<ReadResult> {
     let reader = log.reader(1, u64::MAX, 0);
     thread::spawn(move || read(reader, until))
 }
 
-/// Each appender's cookies came in its order, `accepted` of each.
+/// Checks that the reader received exactly the accepted cookies of each appender, in order.
 #[track_caller]
-fn check_users(read: &Read, accepted: &[(&str, u64)]) {
+fn check_users(read: &ReadResult, accepted: &[(&str, u64)]) {
     for (name, cookies) in accepted {
-        let of_one = |user: &&String| user.split('-').next() == Some(*name);
-        let got: Vec<&String> = read.users.values().filter(of_one).collect();
+        let is_of_appender = |user: &&String| user.split('-').next() == Some(*name);
+        let received: Vec<&String> = read.users.values().filter(is_of_appender).collect();
         let expected: Vec<String> = (1..=*cookies).map(|nth| format!("{name}-{nth}")).collect();
-        assert_eq!(got, expected.iter().collect::<Vec<_>>());
+        assert_eq!(received, expected.iter().collect::<Vec<_>>());
     }
 }
 
 #[test]
 fn each_reader_receives_all_cookies_in_order_before_the_close() {
     explore(|| {
-        let log = Log::new(EACH_ALONE);
+        let log = Log::new(CHUNK_PER_APPEND);
         let sealing = sealer(&log);
         let readers = [reader(&log, 5), reader(&log, 5)];
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
         for appender in appenders {
             assert_eq!(appender.join().expect("appended"), 2);
         }
-        // The log is closed only after everything is read: closing would wake a reader that was forgotten.
+        // The close comes last, because it would wake a reader whose wake-up was lost.
         for reader in readers {
             let read = reader.join().expect("read");
             assert_eq!((read.users.len(), read.lost, read.ended), (4, 0, false));
@@ -155,7 +155,7 @@ fn each_reader_receives_all_cookies_in_order_before_the_close() {
 #[test]
 fn sealing_task_wakes_for_the_first_cookie_of_each_chunk() {
     explore(|| {
-        let log = Log::new(ALL_TOGETHER);
+        let log = Log::new(ONE_CHUNK);
         let sealing = sealer(&log);
         let mut reading = log.reader(1, u64::MAX, 0);
         let second = appender(&log, "b", 1);
@@ -172,7 +172,7 @@ fn sealing_task_wakes_for_the_first_cookie_of_each_chunk() {
 
 #[test]
 fn exactly_the_cookies_accepted_before_the_close_are_read() {
-    for config in [EACH_ALONE, ALL_TOGETHER] {
+    for config in [CHUNK_PER_APPEND, ONE_CHUNK] {
         let scenario = move || {
             let log = Log::new(config);
             let sealing = sealer(&log);
@@ -193,20 +193,20 @@ fn exactly_the_cookies_accepted_before_the_close_are_read() {
 
 #[test]
 fn cookies_released_together_are_adjacent_or_all_rejected() {
-    for config in [EACH_ALONE, ALL_TOGETHER] {
+    for config in [CHUNK_PER_APPEND, ONE_CHUNK] {
         let scenario = move || {
             let log = Log::new(config);
             let sealing = sealer(&log);
             let reading = reader(&log, u64::MAX);
-            let (a, late) = (appender(&log, "a", 2), log.clone());
-            let late = thread::spawn(move || {
-                let accepted = late.unix_micros() - 1_000;
+            let (a, releasing) = (appender(&log, "a", 2), log.clone());
+            let releaser = thread::spawn(move || {
+                let accepted = releasing.unix_micros() - 1_000;
                 let users = ["b-1", "b-2", "b-3"];
-                late.append_accepted(users.map(|user_id| (cookie(user_id), accepted)))
+                releasing.append_accepted(users.map(|user_id| (cookie(user_id), accepted)))
             });
             log.close();
             let a = a.join().expect("appended");
-            let b = late.join().expect("appended").map_or(0, |()| 3);
+            let b = releaser.join().expect("appended").map_or(0, |()| 3);
             let read = reading.join().expect("read");
             assert_eq!((read.users.len() as u64, read.lost), (a + b, 0));
             check_users(&read, &[("a", a), ("b", b)]);
@@ -261,7 +261,7 @@ fn span_is_a_consistent_snapshot_of_the_log() {
 #[test]
 fn late_reader_receives_everything_from_its_first_sequence() {
     explore(|| {
-        let log = Log::new(EACH_ALONE);
+        let log = Log::new(CHUNK_PER_APPEND);
         let appenders = [appender(&log, "a", 2), appender(&log, "b", 2)];
         let span = log.span();
         let reading = log.reader(span.next, u64::MAX, 0);
@@ -271,7 +271,7 @@ fn late_reader_receives_everything_from_its_first_sequence() {
         }
         log.close();
         let read = reading.join().expect("read");
-        let got: Vec<u64> = read.users.into_keys().collect();
-        assert_eq!(got, (span.next..=4).collect::<Vec<_>>());
+        let received: Vec<u64> = read.users.into_keys().collect();
+        assert_eq!(received, (span.next..=4).collect::<Vec<_>>());
     });
 }
