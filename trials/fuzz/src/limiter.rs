@@ -189,11 +189,11 @@ pub fn used_records() -> Records {
     }];
     used.increment(&of, 2, None, NOW)
         .expect("the call is counted");
-    let said = Feedback {
+    let feedback = Feedback {
         status: 429,
         ..Feedback::default()
     };
-    used.apply_feedback(of[0], said, NOW)
+    used.apply_feedback(of[0], feedback, NOW)
         .expect("the limit exists");
     let mut records = Records::new();
     save(&used, &mut records);

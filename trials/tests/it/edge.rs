@@ -11,7 +11,7 @@ use bench::{http::HttpClient, scrape::names};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Producer, request},
+    harness::{Producer, sync_request},
     stream_client::{Subscription, from_oldest},
 };
 
@@ -128,9 +128,9 @@ async fn responses_to_complete_requests_do_not_wait_for_a_partial_one() -> Resul
     let mut connection = HttpClient::connect(&producer.http).await?;
     let three = format!(
         "{}{}{}",
-        request("a", 1, "x"),
-        request("b", 1, "x"),
-        request("c", 1, "x")
+        sync_request("a", 1, "x"),
+        sync_request("b", 1, "x"),
+        sync_request("c", 1, "x")
     );
     let (first, rest) = three.split_at(three.len() - 10);
     connection.send(first.as_bytes()).await?;
@@ -152,9 +152,9 @@ async fn pipelined_responses_keep_order_and_a_malformed_request_closes_the_conne
     let mut connection = HttpClient::connect(&producer.http).await?;
     let requests = format!(
         "{}GET /?d=x&b=y HTTP/1.1\r\n\r\nGET /none HTTP/1.1\r\n\r\n{}no request\r\n\r\n{}",
-        request("a", 1, "x"),
-        request("b", 1, "x"),
-        request("never", 1, "read")
+        sync_request("a", 1, "x"),
+        sync_request("b", 1, "x"),
+        sync_request("never", 1, "read")
     );
     connection.send(requests.as_bytes()).await?;
     for (status, closes) in [
@@ -182,7 +182,7 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     let producer = Producer::start(&dir, &[]).await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
     // A request inside a body must not be parsed.
-    let body = request("smuggled", 1, "x").repeat(20);
+    let body = sync_request("smuggled", 1, "x").repeat(20);
     let length = body.len();
     let head =
         format!("POST /?d=1&b=x HTTP/1.1\r\nCookie: uid=u\r\nContent-Length: {length}\r\n\r\n");
@@ -225,7 +225,11 @@ async fn only_get_and_head_are_served_and_bodies_are_ignored() -> Result<()> {
     assert_eq!(answer.status, 400);
     assert!(!answer.head.contains("content-length: 0\r\n"), "{answer:?}");
     connection
-        .send(request("u", 1, "x").replacen("GET", "HEAD", 1).as_bytes())
+        .send(
+            sync_request("u", 1, "x")
+                .replacen("GET", "HEAD", 1)
+                .as_bytes(),
+        )
         .await?;
     assert_eq!(connection.head_response().await?.status, 200);
     assert_eq!(producer.appended().await?, 1);

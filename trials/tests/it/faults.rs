@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, Producer, TIMEOUT, accept_all, embedded, newest, numbered_cookie,
+        Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, numbered_cookie,
         reserve_machine, wait_until,
     },
     process_wrapper::{consumer_in, producer_at},
@@ -85,7 +85,7 @@ async fn partition_under_load(seconds: u64) -> Result<()> {
     accepted?;
     consumer.wait_settled(requests).await?;
     consumer
-        .wait_lookups(&newest(&plan.traffic, requests))
+        .wait_lookups(&expected_contents(&plan.traffic, requests))
         .await?;
     assert_eq!(consumer.lost().await?, 0);
     let metrics = consumer.metrics().await?;
@@ -192,7 +192,7 @@ async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
     consumer.wait_settled(14_000).await?;
     let documents = Documents::connect(&mongod.uri()).await?;
     documents
-        .wait_exactly(&newest(&plan.traffic, 14_000))
+        .wait_exactly(&expected_contents(&plan.traffic, 14_000))
         .await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())

@@ -89,7 +89,7 @@ fn limit_metric(samples: &Samples, metric: MetricDef, limit: &str) -> u64 {
 }
 
 /// Number of times that a cookie exceeded `max_wait`.
-fn refused(samples: &Samples, limit: &str) -> u64 {
+fn exceeded_max_wait(samples: &Samples, limit: &str) -> u64 {
     let labels = [("limit", limit), ("outcome", "refused")];
     samples.count(names::SHAPING_EXCEEDED, &labels)
 }

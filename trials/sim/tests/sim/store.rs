@@ -27,7 +27,7 @@ pub(crate) enum StoreBehavior {
     /// Takes a few milliseconds.
     #[default]
     Healthy,
-    /// Takes up to seconds.
+    /// Takes 0.2 to 2 s.
     Slow,
     /// Fails every operation.
     Failing,

@@ -443,7 +443,7 @@ fn delete_epoch_history(producer: &str) {
     let files = fs::read_dir(".").expect("the working directory is readable");
     let mut files = files.map(|file| file.expect("the entry is readable"));
     let record = files.find(|file| file.file_name().to_string_lossy().starts_with(&prefix));
-    // There is none if power is lost before the producer has started.
+    // A producer that has not started yet has none.
     if let Some(record) = record {
         fs::remove_file(record.path()).expect("the file can be removed");
     }

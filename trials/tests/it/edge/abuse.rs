@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    harness::{Addresses, Producer, TIMEOUT, programs, request, run_to_end, wait_until},
+    harness::{Addresses, Producer, TIMEOUT, programs, run_to_end, sync_request, wait_until},
     stream_client::CookieStream,
 };
 
@@ -122,7 +122,7 @@ async fn request_sent_byte_by_byte_is_closed_at_its_timeout() -> Result<()> {
         // A valid request first: it must not extend the timeout of the next one.
         connection.send(b"GET /none HTTP/1.1\r\n\r\n").await?;
         assert_eq!(connection.response().await?.status, 404);
-        let bytes = request("u", 1, "x").into_bytes();
+        let bytes = sync_request("u", 1, "x").into_bytes();
         for byte in bytes {
             if connection.send(&[byte]).await.is_err() {
                 break;

@@ -11,7 +11,8 @@ use tokio::time::{Instant, interval};
 
 use crate::{
     harness::{
-        Consumer, Producer, TIMEOUT, accept_all, embedded, request, reserve_machine, wait_until,
+        Consumer, Producer, TIMEOUT, accept_all, embedded, reserve_machine, sync_request,
+        wait_until,
     },
     stream::flow_control::settled_or_lost_cookies,
 };
@@ -57,7 +58,7 @@ async fn send_fake(producer: &Producer, mix: &Mix, first: u32) -> Result<Duratio
         let some = sent..mix.fake.min(sent + per_tick);
         let requests = some
             .clone()
-            .map(|number| request("mallory", first + number, "made-up"));
+            .map(|number| sync_request("mallory", first + number, "made-up"));
         connection
             .send(requests.collect::<String>().as_bytes())
             .await?;

@@ -211,9 +211,9 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
         ..Flags::default()
     };
     Stream::expect_rejected(&producer, false, with(&new), "invalid token").await?;
-    let refusals = "producer_token_refusals_total";
-    wait_counted(&producer, refusals, ("reason", "missing"), 1).await?;
-    wait_counted(&producer, refusals, ("reason", "invalid"), 1).await?;
+    let rejections = "producer_token_refusals_total";
+    wait_counted(&producer, rejections, ("reason", "missing"), 1).await?;
+    wait_counted(&producer, rejections, ("reason", "invalid"), 1).await?;
     let mut stream = Stream::open(&producer, "early", false, with(&own)).await?;
     let flags = ["--token-file", &own];
     let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, newest, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, wait_until},
 };
 
 /// So few users that most pairs of user and DSP are synced more than once.
@@ -69,10 +69,10 @@ async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> 
     let plan = repeating(&producer, 2)?;
     accept_all(&plan).await?;
     consumer.wait_settled(COOKIES).await?;
-    let known = newest(&plan.traffic, COOKIES);
-    let pairs: usize = known.values().map(BTreeMap::len).sum();
+    let contents = expected_contents(&plan.traffic, COOKIES);
+    let pairs: usize = contents.values().map(BTreeMap::len).sum();
     assert!(pairs < 2_000, "{pairs} pairs are too many for repeats");
-    consumer.wait_lookups(&known).await?;
+    consumer.wait_lookups(&contents).await?;
 
     let unsent = Traffic::new(3, NonZeroU64::new(USERS));
     let users = (0..500).map(|number| unsent.cookie(0, number).user_id().to_owned());
@@ -96,10 +96,10 @@ async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<
     let plan = repeating(&producer, 4)?;
     accept_all(&plan).await?;
     consumer.wait_settled(COOKIES).await?;
-    let known = newest(&plan.traffic, COOKIES);
+    let contents = expected_contents(&plan.traffic, COOKIES);
     let documents = Documents::connect(&store).await?;
-    documents.wait_exactly(&known).await?;
-    consumer.wait_lookups(&known).await?;
+    documents.wait_exactly(&contents).await?;
+    consumer.wait_lookups(&contents).await?;
     let expiring = documents.expire_after_seconds().await?;
     ensure!(
         expiring.is_empty(),

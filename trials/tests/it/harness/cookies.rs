@@ -14,14 +14,14 @@ pub(crate) fn numbered_cookie(number: u64) -> (String, u32, String) {
 }
 
 /// The sync request of a cookie whose ids need no encoding.
-pub(crate) fn request(user_id: &str, dsp_id: u32, buyer_uid: &str) -> String {
+pub(crate) fn sync_request(user_id: &str, dsp_id: u32, buyer_uid: &str) -> String {
     format!(
         "GET /?d={dsp_id}&b={buyer_uid} HTTP/1.1\r\nHost: test\r\nCookie: uid={user_id}\r\n\r\n"
     )
 }
 
 /// Expected store contents after the first `count` cookies of one connection: the newest value per user and DSP.
-pub(crate) fn newest(traffic: &Traffic, count: u64) -> StoreContents {
+pub(crate) fn expected_contents(traffic: &Traffic, count: u64) -> StoreContents {
     let mut contents = StoreContents::new();
     for number in 0..count {
         let cookie = traffic.cookie(0, number);

@@ -18,7 +18,7 @@ use bench::{
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use super::{TIMEOUT, ledger::FinalLedgerCheck, numbered_cookie, owned, programs, request};
+use super::{TIMEOUT, ledger::FinalLedgerCheck, numbered_cookie, owned, programs, sync_request};
 
 /// Maps a program and its arguments to the command that starts it. The command must keep its process id (`exec`).
 pub(crate) type Wrapper<'a> = &'a dyn Fn(&Path, &[String]) -> (PathBuf, Vec<String>);
@@ -104,7 +104,7 @@ impl Producer {
         let mut requests = String::new();
         for number in numbers.clone() {
             let (user, dsp, buyer) = numbered_cookie(number);
-            requests.push_str(&request(&user, dsp, &buyer));
+            requests.push_str(&sync_request(&user, dsp, &buyer));
         }
         let mut connection = HttpClient::connect(&self.http).await?;
         connection.send(requests.as_bytes()).await?;

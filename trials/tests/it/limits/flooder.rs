@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use bench::scrape::{Buckets, Samples, names};
 use tempfile::TempDir;
 
-use super::{describe_balance, limit_metric, load_time, plan, refused, send, start};
+use super::{describe_balance, exceeded_max_wait, limit_metric, load_time, plan, send, start};
 use crate::harness::{Producer, TIMEOUT, reserve_machine, wait_until};
 
 /// DSPs that stay within their limits, except for short bursts that are queued.
@@ -103,7 +103,7 @@ async fn flooding_dsp_does_not_delay_nineteen_others() -> Result<()> {
             let is_balanced =
                 released + of(names::SHAPING_SUPERSEDED) == of(names::SHAPING_ACCEPTED);
             ensure!(
-                released > 0 && is_balanced && refused(samples, &limit) == 0,
+                released > 0 && is_balanced && exceeded_max_wait(samples, &limit) == 0,
                 "{}",
                 describe_balance(samples, &limit)?
             );

@@ -7,7 +7,8 @@ use bench::scrape::names;
 use tempfile::TempDir;
 
 use super::{
-    BackgroundReader, describe_balance, limit_metric, load_time, plan, refused, send, start,
+    BackgroundReader, describe_balance, exceeded_max_wait, limit_metric, load_time, plan, send,
+    start,
 };
 use crate::{
     harness::{TIMEOUT, reserve_machine, wait_until},
@@ -101,7 +102,10 @@ async fn check_rate(time: Duration) -> Result<()> {
     let loaded = producer.metrics().await?;
     println!("{}", describe_balance(&loaded, "dsp-1")?);
     ensure!(limit_metric(&loaded, names::SHAPING_ACCEPTED, "dsp-1") == accepted);
-    ensure!(refused(&loaded, "dsp-1") > 0, "max_wait refused nothing");
+    ensure!(
+        exceeded_max_wait(&loaded, "dsp-1") > 0,
+        "no cookie exceeded max_wait"
+    );
     let expired = limit_metric(&loaded, names::SHAPING_DEAD_LETTERS, "dsp-1");
     ensure!(expired > 0, "no cookie exceeded max_age");
     let requeued = limit_metric(&loaded, names::SHAPING_REQUEUED, "dsp-1");

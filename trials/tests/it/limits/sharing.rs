@@ -30,7 +30,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{BackgroundReader, load_time, write};
-use crate::harness::{Producer, TIMEOUT, request, reserve_machine, wait_until};
+use crate::harness::{Producer, TIMEOUT, reserve_machine, sync_request, wait_until};
 
 const LIMIT: &str = "shared";
 const DSP: u32 = 17;
@@ -328,7 +328,9 @@ async fn send(
         sleep_until(due).await;
         let user = format!("user-{number}-{}", all.len());
         let sent = began.elapsed();
-        client.send(request(&user, DSP, "buyer").as_bytes()).await?;
+        client
+            .send(sync_request(&user, DSP, "buyer").as_bytes())
+            .await?;
         let answer = client.response().await?;
         ensure!(answer.status == 200, "{answer:?}");
         let answered = began.elapsed();

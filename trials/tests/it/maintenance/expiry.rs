@@ -81,7 +81,7 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
     if mode == ExpiryMode::Index {
         wait_expiring(&documents, 3).await?;
     }
-    wait_until(TIMEOUT, "the cookies are gone", async || {
+    wait_until(TIMEOUT, "the cookies are deleted", async || {
         Ok(documents.count().await? == 0)
     })
     .await

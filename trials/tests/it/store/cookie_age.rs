@@ -112,14 +112,14 @@ async fn last_accepted_cookie_wins_in_every_store_whatever_the_release_order() -
         }
     }
     let documents = Documents::connect(&mongod.uri()).await?;
-    let known = [
+    let contents = [
         ("before", "new"),
         ("later", "new"),
         ("together", "new"),
         ("delayed", "w"),
     ]
     .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
-    assert_eq!(documents.contents().await?, StoreContents::from(known));
+    assert_eq!(documents.contents().await?, StoreContents::from(contents));
     let stored = documents.accepted_millis(17, "delayed").await?;
     assert_eq!(stored, first / 1000);
     drop(consumers);

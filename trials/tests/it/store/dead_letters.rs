@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer, TIMEOUT, request, wait_logged, wait_until};
+use crate::harness::{Consumer, Producer, TIMEOUT, sync_request, wait_logged, wait_until};
 
 async fn rejected_count(consumer: &Consumer) -> Result<u64> {
     let metrics = consumer.metrics().await?;
@@ -172,7 +172,7 @@ async fn logs_contain_no_user_id_or_buyer_uid() -> Result<()> {
         (USER.into(), BUYER.repeat(99)),
     ] {
         connection
-            .send(request(&user_id, 17, &buyer_uid).as_bytes())
+            .send(sync_request(&user_id, 17, &buyer_uid).as_bytes())
             .await?;
         ensure!(connection.response().await?.status == 400);
     }
@@ -228,7 +228,9 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
     let mut connection = HttpClient::connect(&producer.http).await?;
     for hundred in 0..COOKIES / 100 {
         let users = (0..100).map(|at| format!("user-{}", hundred * 100 + at));
-        let requests: String = users.map(|user| request(&user, 17, "shared")).collect();
+        let requests: String = users
+            .map(|user| sync_request(&user, 17, "shared"))
+            .collect();
         connection.send(requests.as_bytes()).await?;
         for _ in 0..100 {
             let answer = connection.response().await?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expect_exit, newest},
+    harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expect_exit, expected_contents},
     store::outages::SmallDisk,
 };
 
@@ -43,8 +43,8 @@ async fn full_embedded_store_disk_ends_the_consumer_and_loses_nothing_after_its_
     std::fs::remove_file(filler)?;
     consumer.process.restart()?;
     consumer.wait_ready().await?;
-    let mut contents = newest(&plan.traffic, 30_000);
-    contents.extend(newest(&producer.load(31)?.traffic, 1_000));
+    let mut contents = expected_contents(&plan.traffic, 30_000);
+    contents.extend(expected_contents(&producer.load(31)?.traffic, 1_000));
     consumer.wait_lookups(&contents).await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())

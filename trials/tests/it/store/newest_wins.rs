@@ -29,7 +29,7 @@ use tempfile::TempDir;
 
 use crate::{
     documents::Documents,
-    harness::{Consumer, Producer, StoreContents, TIMEOUT, embedded, request, wait_until},
+    harness::{Consumer, Producer, StoreContents, TIMEOUT, embedded, sync_request, wait_until},
     tcp_proxy::TcpProxy,
 };
 
@@ -338,9 +338,9 @@ async fn late_older_value_from_another_producer_does_not_win() -> Result<()> {
     consumer.wait_settled(7).await?;
 
     let documents = Documents::connect(&mongod.uri()).await?;
-    let known = [("alice", "changed"), ("bob", "first"), ("carol", "first")]
+    let contents = [("alice", "changed"), ("bob", "first"), ("carol", "first")]
         .map(|(user, uid)| (user.to_owned(), [(17, uid.to_owned())].into()));
-    assert_eq!(documents.contents().await?, StoreContents::from(known));
+    assert_eq!(documents.contents().await?, StoreContents::from(contents));
     let metrics = consumer.metrics().await?;
     let counts = [names::WRITTEN, names::SUPPRESSED, names::STALE];
     let counts = counts.map(|name| metrics.count(name, &[]));
@@ -407,14 +407,14 @@ impl User {
     }
 
     async fn send_repeats(&mut self, requests: u32) -> Result<()> {
-        let repeat = request(&self.name, DSPS + 1, "repeat");
+        let repeat = sync_request(&self.name, DSPS + 1, "repeat");
         let repeats = repeat.repeat(usize::try_from(requests)?);
         self.connection.send(repeats.as_bytes()).await
     }
 
     /// Sends `buyer_uid` for each DSP.
     async fn send(&mut self, buyer_uid: &str) -> Result<()> {
-        let requests = (1..=DSPS).map(|dsp| request(&self.name, dsp, buyer_uid));
+        let requests = (1..=DSPS).map(|dsp| sync_request(&self.name, dsp, buyer_uid));
         let requests: String = requests.collect();
         self.connection.send(requests.as_bytes()).await
     }

@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 use crate::{
     documents::Documents,
     harness::{
-        Consumer, Producer, TIMEOUT, accept_all, expect_exit, newest, reserve_machine, wait_until,
+        Consumer, Producer, TIMEOUT, accept_all, expect_exit, expected_contents, reserve_machine,
+        wait_until,
     },
     maintenance::in_both_modes,
     mongods::{
@@ -64,7 +65,7 @@ async fn repeatedly_killed_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> 
     crashed?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let mut contents = newest(&plan.traffic, 16_000);
+    let mut contents = expected_contents(&plan.traffic, 16_000);
     for round in ["round-1", "round-2"] {
         let cookie = [(17, "during-outage".to_owned())].into();
         contents.insert(round.to_owned(), cookie);
@@ -94,7 +95,7 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
     documents
-        .wait_exactly(&newest(&plan.traffic, 30_000))
+        .wait_exactly(&expected_contents(&plan.traffic, 30_000))
         .await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -125,7 +126,7 @@ async fn long_mongod_outage_at_20_000_per_second_loses_nothing() -> Result<()> {
     crashed?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let contents = newest(&plan.traffic, 800_000);
+    let contents = expected_contents(&plan.traffic, 800_000);
     documents.wait_exactly(&contents).await?;
     println!("{} documents, all correct", documents.count().await?);
     assert_eq!(consumer.lost().await?, 0);
@@ -176,7 +177,7 @@ async fn mongod_paused_beyond_the_command_timeout_loses_nothing() -> Result<()> 
     paused?;
     accepted?;
     let documents = Documents::connect(&mongod.uri()).await?;
-    let contents = newest(&plan.traffic, 180_000);
+    let contents = expected_contents(&plan.traffic, 180_000);
     documents.wait_exactly(&contents).await?;
     println!("{} documents, all correct", documents.count().await?);
     assert_eq!(consumer.lost().await?, 0);
@@ -211,7 +212,7 @@ async fn election_and_missing_primary_lose_nothing() -> Result<()> {
     accepted?;
     let documents = Documents::connect(&set.uri()).await?;
     documents
-        .wait_exactly(&newest(&plan.traffic, 20_000))
+        .wait_exactly(&expected_contents(&plan.traffic, 20_000))
         .await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -454,8 +455,8 @@ async fn full_mongod_disk_loses_nothing_once_space_is_free() -> Result<()> {
     std::fs::remove_file(filler)?;
     mongod.restart().await?;
     consumer.wait_ready().await?;
-    let mut contents = newest(&plan.traffic, 300_000);
-    contents.extend(newest(&producer.load(8)?.traffic, 1_000));
+    let mut contents = expected_contents(&plan.traffic, 300_000);
+    contents.extend(expected_contents(&producer.load(8)?.traffic, 1_000));
     // Takes half a minute in an unoptimized build.
     wait_until(4 * TIMEOUT, "every cookie is written", async || {
         let metrics = consumer.metrics().await?;

@@ -19,7 +19,8 @@ use tonic::Code;
 
 use crate::{
     harness::{
-        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, newest, wait_until,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, expected_contents,
+        wait_until,
     },
     stream_client::{CookieStream, Subscription, from_newest},
 };
@@ -110,7 +111,9 @@ async fn producer_drained_under_load_delivers_every_accepted_cookie() -> Result<
         assert_eq!(cookie.buyer_uid, sent.buyer_uid());
     }
     consumer.wait_settled(last).await?;
-    consumer.wait_lookups(&newest(&plan.traffic, last)).await
+    consumer
+        .wait_lookups(&expected_contents(&plan.traffic, last))
+        .await
 }
 
 /// Stops and restarts two producers under load and a node that reads from both, and checks the reported losses.

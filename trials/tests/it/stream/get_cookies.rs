@@ -60,7 +60,7 @@ async fn paused_reader_stays_connected_and_receives_everything() -> Result<()> {
     let dir = TempDir::new()?;
     let producer = Producer::start(&dir, &[]).await?;
     let mut stream = CookieStream::open(&producer.grpc, "bidder").await?;
-    // Many small chunks, and so many frames, arrive while it does not read.
+    // Many small chunks, and therefore many frames, arrive while it does not read.
     let plan = producer.ordered_load(1, 8_000, COOKIES)?;
     accept_all(&plan).await?;
     for number in 0..COOKIES {

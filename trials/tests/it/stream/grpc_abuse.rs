@@ -31,7 +31,7 @@ use crate::{
     stream_client::{Subscription, from_newest},
 };
 
-const REFUSED: &str = "producer_grpc_calls_refused_total";
+const REJECTED_CALLS: &str = "producer_grpc_calls_refused_total";
 const CONNECTIONS: &str = "producer_grpc_connections";
 
 /// A well-behaved subscriber, which must also receive cookies accepted after the abuse.
@@ -83,7 +83,7 @@ fn call(producer: &Producer) -> http::request::Builder {
 #[derive(Debug, Default)]
 struct Statuses {
     answered: u64,
-    refused: u64,
+    rejected: u64,
 }
 
 /// A `GetCookies` request with an empty host name, which is rejected immediately.
@@ -108,7 +108,7 @@ async fn call_endlessly(
             let status = answer.headers().get("grpc-status").context("no status")?;
             match Code::from_bytes(status.as_bytes()) {
                 Code::InvalidArgument => statuses.answered += 1,
-                Code::ResourceExhausted => statuses.refused += 1,
+                Code::ResourceExhausted => statuses.rejected += 1,
                 other => anyhow::bail!("{other:?}"),
             }
         }
@@ -132,15 +132,15 @@ async fn calls_above_the_rate_are_rejected_and_a_persistent_client_is_disconnect
         "{reason:?}"
     );
     // The allowed rate is a burst of 200 and 50 per second. The connection ends after 1,000 rejections, not all of which arrive.
-    let Statuses { answered, refused } = statuses;
+    let Statuses { answered, rejected } = statuses;
     ensure!(
-        answered >= 200 && refused > 0,
-        "{answered} answered, {refused} rejected"
+        answered >= 200 && rejected > 0,
+        "{answered} answered, {rejected} rejected"
     );
     let metrics = producer.metrics().await?;
-    let counted = metrics.count(REFUSED, &[("reason", "connection")]);
-    ensure!(counted >= 1_000 && counted >= refused, "{counted}");
-    assert_eq!(metrics.count(REFUSED, &[("reason", "all")]), 0);
+    let counted = metrics.count(REJECTED_CALLS, &[("reason", "connection")]);
+    ensure!(counted >= 1_000 && counted >= rejected, "{counted}");
+    assert_eq!(metrics.count(REJECTED_CALLS, &[("reason", "all")]), 0);
     good.check_unaffected(&producer).await
 }
 
@@ -339,7 +339,7 @@ struct AttackReport {
     memory_bytes: u64,
     calls_bytes: u64,
     subscribed: u64,
-    refused: u64,
+    rejected: u64,
 }
 
 /// Subscribes repeatedly and records the producer's memory until `stop`.
@@ -353,7 +353,7 @@ async fn watch(producer: &Producer, stop: &CancellationToken) -> Result<AttackRe
         report.calls_bytes = report.calls_bytes.max(calls);
         match Subscription::open(&producer.grpc, from_newest("repeated")).await {
             Ok(_) => report.subscribed += 1,
-            Err(_) => report.refused += 1,
+            Err(_) => report.rejected += 1,
         }
         sleep(Duration::from_millis(100)).await;
     }
@@ -414,21 +414,21 @@ async fn check_unfinished_requests(connections: usize, seconds: u64) -> Result<(
     let (loaded, report) = tokio::join!(loading, watch(&producer, &stop));
     let report = report?;
     let metrics = producer.metrics().await?;
-    let refused = |reason| metrics.count(REFUSED, &[("reason", reason)]);
+    let rejected = |reason| metrics.count(REJECTED_CALLS, &[("reason", reason)]);
     println!(
         "{connections} connections, {seconds} s: {report:?}, maximum {bound} bytes; {} calls ended; deadlines shortened {}, \
          rejected for bytes {}, for their number {}",
         ended.load(Ordering::Relaxed),
-        refused("deadline_shortened"),
-        refused("bytes"),
-        refused("all") + refused("address") + refused("connection"),
+        rejected("deadline_shortened"),
+        rejected("bytes"),
+        rejected("all") + rejected("address") + rejected("connection"),
     );
     loaded?;
     assert_eq!(good.lost(), 0);
     ensure!(report.memory_bytes <= bound, "{report:?}, maximum {bound}");
     ensure!(report.calls_bytes <= 16 << 20, "{report:?}");
     ensure!(
-        refused("deadline_shortened") + refused("bytes") > 0,
+        rejected("deadline_shortened") + rejected("bytes") > 0,
         "memory never ran short"
     );
     ensure!(report.subscribed > 0, "{report:?}");

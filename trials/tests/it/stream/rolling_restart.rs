@@ -240,7 +240,7 @@ async fn draining_producer_closes_client_connections_after_their_response() -> R
     })
     .await?;
     let mut connection = HttpClient::connect(&producer.http).await?;
-    let request = crate::harness::request("alice", 17, "a-1");
+    let request = crate::harness::sync_request("alice", 17, "a-1");
     connection.send(request.as_bytes()).await?;
     let answer = connection.response().await?;
     assert_eq!(answer.status, 200, "requests are still accepted");

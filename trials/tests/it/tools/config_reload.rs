@@ -40,16 +40,16 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
     wait_logged(&producer.process, "--http-connections").await?;
     // A flag sets the address and overrides the file, so it has not changed.
     wait_logged(&producer.process, "needs_restart=\"--log-bytes\"").await?;
-    let refused = |metrics: &bench::scrape::Samples| {
+    let rejected = |metrics: &bench::scrape::Samples| {
         metrics.count(
             "producer_http_connections_closed_total",
             &[("reason", "too_many")],
         )
     };
-    ensure!(refused(&producer.metrics().await?) == 0);
+    ensure!(rejected(&producer.metrics().await?) == 0);
     let _second = std::net::TcpStream::connect(&producer.http)?;
     wait_until(TIMEOUT, "the second connection is rejected", async || {
-        Ok(refused(&producer.metrics().await?) == 1)
+        Ok(rejected(&producer.metrics().await?) == 1)
     })
     .await?;
 
@@ -75,9 +75,9 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     producer.process.signal(Signal::HUP)?;
     wait_reloads(&producer.admin, "producer", "done", 1).await?;
     producer.accept("alice", 17, "b").await?;
-    let refused = admin::sync(&producer.http, "alice", 99, "b").await?;
+    let rejected = admin::sync(&producer.http, "alice", 99, "b").await?;
     let body = "parameter d (the DSP id) is not a known DSP\n";
-    assert_eq!((refused.status, &*refused.body), (400, body));
+    assert_eq!((rejected.status, &*rejected.body), (400, body));
 
     let many: Vec<_> = (1_000..1_500).map(|dsp| dsp.to_string()).collect();
     let many = many.join(",");
@@ -101,8 +101,8 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
         ready.body
     );
     producer.accept("alice", 99, "d").await?;
-    let refused = admin::sync(&producer.http, "alice", 5, "d").await?;
-    assert_eq!(refused.status, 400);
+    let rejected = admin::sync(&producer.http, "alice", 5, "d").await?;
+    assert_eq!(rejected.status, 400);
 
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::APPENDED, &[]), 5);

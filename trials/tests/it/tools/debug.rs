@@ -67,12 +67,12 @@ async fn profile_under_load_names_our_functions_and_excludes_a_second_profile() 
         ] {
             assert_eq!(get(&producer.admin, path).await?.0, status, "{path}");
         }
-        let refused = wait_until(TIMEOUT, "a concurrent profile is rejected", async || {
+        let rejected = wait_until(TIMEOUT, "a concurrent profile is rejected", async || {
             let (status, _) = get(&producer.admin, "/debug/profile?seconds=1").await?;
             Ok(status == 429)
         });
-        let (first, refused) = tokio::join!(profile(&producer.admin, "seconds=2"), refused);
-        refused?;
+        let (first, rejected) = tokio::join!(profile(&producer.admin, "seconds=2"), rejected);
+        rejected?;
         let mut profile = first?;
         // On a busy machine, a profile may have no sample of the edge.
         for _ in 0..10 {

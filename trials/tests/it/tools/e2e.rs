@@ -277,7 +277,7 @@ async fn tamper(client: &Client) -> Result<Vec<String>> {
         .update_one(doc! {"_id": found.get_str("_id")?}, change)
         .await?;
     cookies
-        .insert_one(doc! {"_id": "nobody", "b": "b", "t": later})
+        .insert_one(doc! {"_id": "extra", "b": "b", "t": later})
         .await?;
     Ok(cookies.list_index_names().await?)
 }

@@ -64,8 +64,8 @@ async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
     std::fs::write(&file, &printed.text)?;
     let config = format!("--config={}", file.display());
     let args = [&*config, "--check-config"];
-    let refused = run_to_end(&programs.consumer, &args, &[]).await?;
-    check(&refused, 2, &["--store", "secret was left out"])?;
+    let rejected = run_to_end(&programs.consumer, &args, &[]).await?;
+    check(&rejected, 2, &["--store", "secret was left out"])?;
     let environment = [("CONSUMER_STORE", "mongodb://user:secret@host/")];
     let with_secret = run_to_end(&programs.consumer, &args, &environment).await?;
     check(&with_secret, 0, &["configuration is valid"])?;

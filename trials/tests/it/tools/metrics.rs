@@ -8,7 +8,7 @@ use bench::{
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Consumer, Producer, TIMEOUT, request, wait_until},
+    harness::{Consumer, Producer, TIMEOUT, sync_request, wait_until},
     stream_client::{CookieStream, Subscription, from_cursor, from_newest},
 };
 
@@ -78,7 +78,7 @@ async fn dsps_above_the_series_limit_count_as_other() -> Result<()> {
         .map(|it| format!("GET {it}Host: x\r\n\r\n"))
         .concat();
     connection
-        .send(format!("{burst}{}", request("bob", 42, "b")).as_bytes())
+        .send(format!("{burst}{}", sync_request("bob", 42, "b")).as_bytes())
         .await?;
     for _ in invalid {
         assert_eq!(connection.response().await?.status, 400);
@@ -154,9 +154,9 @@ async fn streams_are_counted_by_resume_outcome() -> Result<()> {
     let future = from_cursor("node", &hello, u64::MAX);
     ensure!(Subscription::open(&producer.grpc, future).await.is_err());
     let samples = producer.metrics().await?;
-    let refused = |code| samples.count("producer_streams_refused_total", &[("code", code)]);
-    assert_eq!(refused("invalid_argument"), 1);
-    assert_eq!(refused("resource_exhausted"), 0);
+    let rejected = |code| samples.count("producer_streams_refused_total", &[("code", code)]);
+    assert_eq!(rejected("invalid_argument"), 1);
+    assert_eq!(rejected("resource_exhausted"), 0);
     Ok(())
 }
 

@@ -28,7 +28,7 @@ fn write(
         report: Some(path.clone()),
         ..ReportArgs::default()
     };
-    let mut report = Report::new(scenario, "Made up");
+    let mut report = Report::new(scenario, "Fake report");
     report.environment.command = vec!["bench".to_owned(), scenario.to_owned()];
     // Programs that other tests of this process have found do not belong to the report.
     report.environment.programs.clear();
@@ -36,9 +36,9 @@ fn write(
         .iter()
         .map(|failure| (*failure).to_owned())
         .collect();
-    let figure = RATE.of("rate", rate).higher();
-    let figure = figure.with_samples([rate, rate + 1.0, rate - 1.0]);
-    report.add("Results", "", [Row::new("", [figure])]);
+    let result = RATE.of("rate", rate).higher();
+    let result = result.with_samples([rate, rate + 1.0, rate - 1.0]);
+    report.add("Results", "", [Row::new("", [result])]);
     let line = Series::new("rate", [(0.0, rate), (1.0, rate)]);
     let plot = Plot::over_time("Rate", "cookies a second", vec![line]);
     report.plots = vec![plot];

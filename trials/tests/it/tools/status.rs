@@ -79,22 +79,22 @@ async fn readyz_explains_each_component() -> Result<()> {
         .wait_not_ready("producers: no producer is connected: 0 of 1")
         .await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
-    let said: Value = serde_json::from_str(&answer.body)?;
-    assert_eq!((answer.status, &said["ready"]), (503, &json!(false)));
-    assert_eq!(said["reasons"][0]["component"], "producers");
+    let readiness: Value = serde_json::from_str(&answer.body)?;
+    assert_eq!((answer.status, &readiness["ready"]), (503, &json!(false)));
+    assert_eq!(readiness["reasons"][0]["component"], "producers");
     let works = json!({"component": "store", "ready": true, "state": "works"});
     ensure!(
-        said["components"]
+        readiness["components"]
             .as_array()
             .is_some_and(|components| components.contains(&works)),
-        "{said}"
+        "{readiness}"
     );
-    let producers = &said["components"][4];
-    assert_eq!(producers["component"], "producers", "{said}");
+    let producers = &readiness["components"][4];
+    assert_eq!(producers["component"], "producers", "{readiness}");
     let state = producers["state"].as_str().unwrap_or_default();
     ensure!(
         state.contains("0 of 1; 127.0.0.1:1 of http://127.0.0.1:1"),
-        "{said}"
+        "{readiness}"
     );
     Ok(())
 }

@@ -131,9 +131,9 @@ async fn embedded_store_is_measured_in_its_own_directory() -> Result<()> {
     assert!(!path.exists(), "it was not removed");
 
     std::fs::create_dir(&path)?;
-    let refused = store(&embedded(&path), &[]).await?;
-    assert_eq!(refused.code, Some(1));
-    assert!(refused.text.contains("exists"), "{}", refused.text);
+    let rejected = store(&embedded(&path), &[]).await?;
+    assert_eq!(rejected.code, Some(1));
+    assert!(rejected.text.contains("exists"), "{}", rejected.text);
     assert!(path.exists());
     Ok(())
 }
