@@ -1,7 +1,7 @@
-//! What each part of the producer costs on the path of a cookie, without sockets and without waiting.
+//! Cost of each stage of the producer on the path of a cookie, without sockets and waits.
 //!
-//! `cargo bench --bench parts` measures time; `.ci/instructions` counts instructions of the very same functions, those
-//! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
+//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, those in
+//! [`counted`]. Each processes [`ITEMS`] items per call.
 
 use std::{
     io::Write as _,
@@ -19,10 +19,10 @@ use producer::{
 use proto::wire::{ChunkRef, CookieRef};
 use runtime::reload::{NamedFile, Reloader};
 
-/// What one call of a part goes through; `.ci/instructions` divides by it.
+/// Items per call of a measured function; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
 
-/// Chunks that a reader goes through: those of a second when each is sealed at 10 ms.
+/// Chunks per reader: those of one second if each is sealed at 10 ms.
 const CHUNKS: usize = 100;
 
 /// Requests in one read of a busy connection.
@@ -32,8 +32,8 @@ fn main() {
     divan::main();
 }
 
-/// The functions that are measured. They are neither inlined nor generic, so that each is one symbol, and only the
-/// benchmark of the same name calls them, because every call is counted.
+/// The measured functions. They are neither inlined nor generic, so that each is one symbol. Only the benchmark of the same
+/// name calls each, because all calls are counted.
 mod counted {
     use std::{hint::black_box, time::Instant};
 
@@ -47,23 +47,23 @@ mod counted {
     };
     use proto::wire::{self, ChunkRef, CookieRef};
 
-    /// Pipelined requests to cookies.
+    /// Parses pipelined requests into cookies.
     #[inline(never)]
     pub(super) fn request(mut input: &[u8]) {
         while !input.is_empty() {
-            let mut room = head::headers();
-            let (head, lines) = head::parse(input, &mut room)
-                .expect("it is HTTP")
-                .expect("it is whole");
+            let mut storage = head::headers();
+            let (head, headers) = head::parse(input, &mut storage)
+                .expect("valid HTTP")
+                .expect("a complete head");
             let mut scratch = Scratch::default();
-            let cookies = head::cookies(lines);
+            let cookies = head::cookies(headers);
             let cookie = request::parse(head.query, cookies, &mut scratch);
-            black_box(cookie.expect("it has a cookie"));
+            black_box(cookie.expect("a valid cookie"));
             input = &input[head.length..];
         }
     }
 
-    /// Cookies to chunks in the ring, so many with each lock.
+    /// Appends cookies to the log, `together` per lock.
     #[inline(never)]
     pub(super) fn append(
         log: &Log,
@@ -74,15 +74,15 @@ mod counted {
         for read in cookies.chunks(together) {
             for cookie in read {
                 if batch.is_full() {
-                    log.append(batch).expect("it is open");
+                    log.append(batch).expect("the log is open");
                 }
                 batch.push(cookie);
             }
-            log.append(batch).expect("it is open");
+            log.append(batch).expect("the log is open");
         }
     }
 
-    /// The same with cookies under a limit, which only looks on.
+    /// Like [`append`], under a limit in observe mode.
     #[inline(never)]
     pub(super) fn limited(
         shaping: &Shaping,
@@ -94,37 +94,37 @@ mod counted {
             let now = Instant::now();
             for cookie in read {
                 if batch.is_full() {
-                    shaping.append(batch, now).expect("it is open");
+                    shaping.append(batch, now).expect("the log is open");
                 }
                 batch.push(cookie);
             }
-            shaping.append(batch, now).expect("it is open");
+            shaping.append(batch, now).expect("the log is open");
         }
     }
 
-    /// All readers through the same chunks, side by side.
+    /// Reads the same chunks with all readers, chunk by chunk.
     #[inline(never)]
     pub(super) fn read(readers: &mut [Reader], chunks: usize) {
         for _ in 0..chunks {
             for reader in &mut *readers {
                 match super::take(reader) {
                     Some(Delivery::Chunk { chunk, first }) => black_box(chunk.wire_from(first)),
-                    other => unreachable!("the chunk is there, not {other:?}"),
+                    other => unreachable!("expected a chunk, not {other:?}"),
                 };
             }
         }
     }
 
-    /// Chunks to what `GetCookies` sends.
+    /// Encodes chunks as `GetCookies` messages.
     #[inline(never)]
     pub(super) fn messages(chunks: &[ChunkRef]) {
         for chunk in chunks {
-            black_box(wire::cookie_messages(chunk).expect("it is whole"));
+            black_box(wire::cookie_messages(chunk).expect("a valid chunk"));
         }
     }
 }
 
-/// What a reader gets without waiting.
+/// The next delivery, if it is available immediately.
 #[inline]
 fn take(reader: &mut Reader) -> Option<Delivery> {
     let mut context = Context::from_waker(Waker::noop());
@@ -134,16 +134,16 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
     }
 }
 
-/// The header lines of a request besides the one with the user id.
+/// Request headers besides the Cookie header.
 #[derive(Debug, Clone, Copy)]
-enum Lines {
-    /// None, as `bench load` sends it.
+enum Headers {
+    /// None, like `bench load`.
     Bare,
     /// Those of a browser that follows a redirect.
     Browser,
 }
 
-impl Lines {
+impl Headers {
     fn text(self) -> &'static str {
         match self {
             Self::Bare => "",
@@ -163,11 +163,11 @@ impl Lines {
     }
 }
 
-/// A user id, a DSP and a buyer uid as they look in life: 20 digits, one of 20, 16 to 36 characters.
-struct Synced(String, u32, String);
+/// A realistic cookie: a user id of 20 digits, one of 20 DSPs, and a buyer uid of 16 to 36 characters.
+struct SampleCookie(String, u32, String);
 
-impl Synced {
-    /// The same ones each time.
+impl SampleCookie {
+    /// [`ITEMS`] cookies, the same in each run.
     fn many() -> Vec<Self> {
         let mut random = fastrand::Rng::with_seed(1);
         let mut one = || {
@@ -189,10 +189,10 @@ impl Synced {
         }
     }
 
-    fn request(&self, lines: Lines) -> String {
-        let (Self(user_id, dsp_id, buyer_uid), lines) = (self, lines.text());
+    fn request(&self, headers: Headers) -> String {
+        let (Self(user_id, dsp_id, buyer_uid), headers) = (self, headers.text());
         format!(
-            "GET /?d={dsp_id}&b={buyer_uid} HTTP/1.1\r\nHost: sync.example.com\r\n{lines}Cookie: uid={user_id}\r\n\r\n"
+            "GET /?d={dsp_id}&b={buyer_uid} HTTP/1.1\r\nHost: sync.example.com\r\n{headers}Cookie: uid={user_id}\r\n\r\n"
         )
     }
 }
@@ -208,23 +208,23 @@ fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
     })
 }
 
-/// What [`counted::append`] does, not counted.
+/// Like [`counted::append`], but not counted.
 fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
     let mut batch = AppendBatch::default();
     for cookie in cookies {
         batch.push(cookie);
         if batch.is_full() {
-            log.append(&mut batch).expect("it is open");
+            log.append(&mut batch).expect("the log is open");
         }
     }
-    log.append(&mut batch).expect("it is open");
+    log.append(&mut batch).expect("the log is open");
 }
 
-/// A log with a ring of `CHUNKS` chunks, and where it begins.
+/// A log with `CHUNKS` chunks, and its oldest sequence.
 fn full_log() -> (Log, u64) {
     let log = log(proto::limits::CHUNK_BYTES_MIN, usize::MAX);
-    let synced = Synced::many();
-    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    let synced = SampleCookie::many();
+    let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     while log.stats().chunks < CHUNKS {
         fill(&log, &cookies);
     }
@@ -232,23 +232,23 @@ fn full_log() -> (Log, u64) {
     (log, first)
 }
 
-#[divan::bench(args = [Lines::Bare, Lines::Browser])]
-fn request(bencher: Bencher<'_, '_>, lines: Lines) {
-    let requests = Synced::many()
+#[divan::bench(args = [Headers::Bare, Headers::Browser])]
+fn request(bencher: Bencher<'_, '_>, headers: Headers) {
+    let requests = SampleCookie::many()
         .iter()
-        .map(|synced| synced.request(lines))
+        .map(|synced| synced.request(headers))
         .collect::<String>();
     bencher
         .counter(ItemsCount::new(ITEMS))
         .bench_local(|| counted::request(requests.as_bytes()));
 }
 
-/// `together` is the number of requests in one read of a connection. The ring is full, so chunks are evicted.
+/// `together` is the number of requests per read of a connection. The ring is full, so chunks are evicted.
 #[divan::bench(args = [1, PIPELINED])]
 fn append(bencher: Bencher<'_, '_>, together: usize) {
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
-    let synced = Synced::many();
-    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    let synced = SampleCookie::many();
+    let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
     let mut batch = AppendBatch::default();
@@ -257,7 +257,7 @@ fn append(bencher: Bencher<'_, '_>, together: usize) {
         .bench_local(|| counted::append(&log, &mut batch, &cookies, together));
 }
 
-/// The same with one rule for each cookie, which only looks on.
+/// Like [`append`], with one rule in observe mode.
 #[divan::bench(args = [1, PIPELINED])]
 fn limited(bencher: Bencher<'_, '_>, together: usize) {
     const LIMITS: &str = r#"
@@ -265,14 +265,15 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
         [limits.all]
         rules = [ { id = "peak", rate = "1000000/s", burst = 1000000 } ]
     "#;
-    let mut file = tempfile::NamedTempFile::new().expect("there is room for a file");
-    file.write_all(LIMITS.as_bytes()).expect("it is written");
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(LIMITS.as_bytes())
+        .expect("the file is written");
     let path = file.path().display().to_string();
-    let named = NamedFile::from_flag("--limits", &path).expect("it has a name");
-    let limits = Reloader::load(limits_file::File(named)).expect("it is in order");
+    let named = NamedFile::from_flag("--limits", &path).expect("a path");
+    let limits = Reloader::load(limits_file::File(named)).expect("valid limits");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
-    let synced = Synced::many();
-    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    let synced = SampleCookie::many();
+    let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     fill(&log, &cookies);
     fill(&log, &cookies);
     let shaping = Shaping::new(Arc::new(limits), log);
@@ -282,7 +283,7 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
         .bench_local(|| counted::limited(&shaping, &mut batch, &cookies, together));
 }
 
-/// An item is a chunk that a reader gets. Readers that go side by side find the same chunk right after each other.
+/// An item is a chunk delivered to a reader. `readers` of them read each chunk one after the other.
 #[divan::bench(args = [1, 100])]
 fn read(bencher: Bencher<'_, '_>, readers: usize) {
     let (log, first) = full_log();
@@ -294,8 +295,8 @@ fn read(bencher: Bencher<'_, '_>, readers: usize) {
                 .collect()
         })
         .bench_local_refs(|all| {
-            for side_by_side in all.chunks_mut(readers) {
-                counted::read(side_by_side, CHUNKS);
+            for group in all.chunks_mut(readers) {
+                counted::read(group, CHUNKS);
             }
         });
 }
@@ -303,8 +304,8 @@ fn read(bencher: Bencher<'_, '_>, readers: usize) {
 #[divan::bench]
 fn messages(bencher: Bencher<'_, '_>) {
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, usize::MAX);
-    let synced = Synced::many();
-    let cookies: Vec<_> = synced.iter().map(Synced::cookie).collect();
+    let synced = SampleCookie::many();
+    let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();
     let mut reader = log.reader(1, u64::MAX, 0);
     fill(&log, &cookies);
     log.close();

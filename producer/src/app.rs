@@ -106,7 +106,7 @@ impl App {
     /// [`log::run_timers`], or a wrapper of it.
     ///
     /// # Errors
-    /// When a port does not know its own address.
+    /// When the address of a listener is unavailable, a metric is registered already, or the spool is in use.
     pub async fn start_on<L: Listener, T: Future<Output = ()> + Send + 'static>(
         ports: Ports<L>,
         config: Config,
@@ -140,11 +140,6 @@ impl App {
         );
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
-        tracing::info!(
-            producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
-            memory_bytes_max = memory::bytes_max(&config),
-            "producer started"
-        );
         config.security.warn_if_exposed(addresses.grpc);
         admin::warn_if_open(addresses.admin);
         let shaping = Shaping::open(&producer_id, &config.shaping, &log)?;
@@ -190,6 +185,11 @@ impl App {
         app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_shaping();
         app.start_admin(ports.admin, connections("admin")?, &config, readiness);
+        tracing::info!(
+            producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            memory_bytes_max = memory::bytes_max(&config),
+            "producer started"
+        );
         Ok(app)
     }
 

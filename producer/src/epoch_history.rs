@@ -219,7 +219,7 @@ fn read(file: &RecordFile) -> io::Result<Vec<RecordEntry>> {
     }
 }
 
-/// Makes epochs unknown that had no exact end when the machine stopped; `boot` is the current boot.
+/// Marks epochs as unknown if they had no exact end when the machine stopped; `boot` is the current boot.
 fn drop_unconfirmed_bounds(earlier: &mut [RecordEntry], boot: Option<BootId>) {
     for entry in earlier {
         let is_of_this_boot = boot == Some(entry.boot);

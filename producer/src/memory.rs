@@ -68,7 +68,7 @@ pub fn parts(config: &Config) -> [Part; 9] {
             "messages of `GetCookies`",
             "96 times `--chunk-bytes`",
             // As separate messages, short cookies take up to a third more than in a chunk.
-            streams::CHUNKS_KEPT * 3 / 2,
+            streams::CACHED_CHUNKS_MAX * 3 / 2,
             config.retention.chunk_bytes,
         ),
         Part {

@@ -1,10 +1,10 @@
-//! Metrics of the log and of the subscribers, read from them when somebody asks.
+//! Metrics of the log and of the subscribers, read at each scrape.
 //!
-//! Nothing is updated per cookie for these: the log counts under the lock it holds anyway, a stream counts per
-//! chunk, and a subscriber that is forgotten takes its series with it.
+//! They cost nothing per cookie: the log counts under a lock that it holds anyway, and streams count per chunk. The series
+//! of a removed subscriber disappear.
 //!
-//! Of each subscriber the counts of one scrape add up exactly, as [`metric_defs::equations::ACCOUNT`] says. For that the queues are
-//! read first, and then the log, once.
+//! The counters of each subscriber balance exactly in every scrape, see [`metric_defs::equations::ACCOUNT`]. Subscribers are
+//! therefore read before the log.
 
 mod log;
 mod subscribers;
@@ -15,10 +15,10 @@ use runtime::metrics::{Registry, register_process};
 
 use crate::{log::Log, streams::subscribers::Subscribers};
 
-/// Registers everything that is not counted by the part it belongs to; a subscriber may be `queue_cookies_max` behind.
+/// Registers the metrics of the log, the subscribers and the process. `queue_cookies_max` is the maximum lag of a subscriber.
 ///
 /// # Errors
-/// When a name is taken.
+/// When one of the metrics is registered already.
 pub fn register(
     registry: &Registry,
     log: &Log,
@@ -27,15 +27,15 @@ pub fn register(
 ) -> prometheus::Result<()> {
     let limit: IntGauge = registry.add(producer::SUBSCRIBER_LIMIT)?;
     limit.set(i64::try_from(queue_cookies_max).unwrap_or(i64::MAX));
-    let (queues, on_scrape) = (subscribers.clone(), log.clone());
-    registry.on_scrape(move || queues.end_interval(on_scrape.span().next));
     let (log, subscribers) = (log.clone(), subscribers.clone());
-    registry.read(log::figures().chain(subscribers::figures()), move || {
-        let queues = subscribers.snapshot();
+    let (head, intervals) = (log.clone(), subscribers.clone());
+    registry.on_scrape(move || intervals.end_interval(head.span().next));
+    registry.read(log::metrics().chain(subscribers::metrics()), move || {
+        let snapshots = subscribers.snapshot();
         let stats = log.stats();
-        let ages = log.ages(queues.iter().map(|queue| queue.position));
+        let ages = log.ages(snapshots.iter().map(|it| it.position));
         let mut families = log::read(&stats);
-        families.extend(subscribers::read(&queues, &ages, &stats));
+        families.extend(subscribers::read(&snapshots, &ages, &stats));
         families
     })?;
     register_process(registry, "producer", env!("CARGO_PKG_VERSION"))

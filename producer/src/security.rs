@@ -67,7 +67,7 @@ impl SecurityArgs {
         let key = NamedFile::from_flag("--tls-key", &self.tls_key);
         let client_authorities = NamedFile::from_flag("--tls-client-ca", &self.tls_client_ca);
         if client_authorities.is_some() && certificate.is_none() {
-            errors.add("--tls-client-ca: needs --tls-cert and --tls-key");
+            errors.add("--tls-client-ca: requires --tls-cert and --tls-key");
         }
         let files = pair(errors, certificate, key).map(|(certificate, key)| Files {
             certificate,

@@ -1,5 +1,4 @@
-//! The gRPC server: HTTP/2 connections from the shared accept loop, which serve the streams, health checks and
-//! reflection.
+//! The gRPC server: HTTP/2 connections from the shared accept loop, with the streams, health checks and reflection.
 
 mod call;
 mod call_budget;
@@ -22,16 +21,16 @@ pub(crate) use self::{
     call_budget::BYTES_MAX as CALLS_BYTES_MAX,
     connection::{CONNECTION_BYTES, SEND_BUFFER_BYTES, TLS_BYTES},
 };
-use self::{call_rates::CallLimits, connection::Connection};
+use self::{call_rates::CallLimits, connection::GrpcConnection};
 use crate::{security::AccessControl, streams::Streams};
 
-/// Longest request of health checks and reflection: it names a service or a symbol.
+/// Maximum size of health check and reflection requests, which name a service or a symbol.
 const SMALL_REQUEST_BYTES_MAX: usize = 4 * 1024;
 
-/// A connection without calls is closed after this time.
+/// Idle timeout of connections without calls.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The connection limits of the gRPC port; by default, one address may have half of all connections.
+/// Connection limits of the gRPC port; by default, one address may use half of all connections.
 #[must_use]
 pub(crate) fn limits(connections_max: usize, connections_per_address_max: Option<usize>) -> Limits {
     Limits {
@@ -86,14 +85,14 @@ impl Server {
         })
     }
 
-    /// Tells health checks that the producer drains.
+    /// Reporter of the health service, for the drain.
     #[must_use]
     pub fn health(&self) -> HealthReporter {
         self.health.clone()
     }
 
-    /// Accepts connections, of which `access` is required, until the stage stops; each then ends after its last call. Cookie streams end when the log
-    /// is closed; all other calls end at once.
+    /// Accepts connections that pass `access` until the stage stops. Each connection then ends after its last call: streams end
+    /// when the log is closed, all other calls immediately.
     pub async fn serve(
         self,
         listener: impl Listener,
@@ -105,7 +104,7 @@ impl Server {
         let (tasks, stopping) = (stage.tasks.clone(), stage.stop.clone());
         let serve = move |stream: WatchedStream<_>, activity| {
             let peer = stream.peer();
-            let connection = Connection {
+            let connection = GrpcConnection {
                 routes: self.routes.clone(),
                 limits: self.limits.of_connection(peer, access.tokens.clone()),
                 activity: Arc::clone(&activity),

@@ -6,7 +6,7 @@
 //! # Life of a cookie under a shaping limit
 //!
 //! An accepted cookie goes straight into the log if it is within the limits, otherwise into the queue of its DSP
-//! (`queue.rs`). From there it is *released* at its slot, with its age, so that stores do not take it for newer than it
+//! (`queue.rs`). From there it is *released* at its slot, with its age, so that stores do not consider it newer than it
 //! is. A newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred
 //! and tries again later; one older than `max_age` becomes a dead letter, which is requeued at a share of the rate and
 //! finally parked. `docs/dsp-limits.md` describes the details.

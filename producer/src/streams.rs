@@ -1,9 +1,9 @@
-//! gRPC out: two server-streaming calls that send the chunks of the log without copying them.
+//! gRPC output: two server-streaming calls that send chunks of the log without copying them.
 //!
-//! A tonic codec would copy each message into a separate buffer for each stream. This module has its own response body,
-//! whose data frames are the shared bytes of a chunk, length prefix included, so a delivery costs a reference count and
-//! a share of a system call. The body takes a chunk out of the log only when HTTP/2 asks for it, because the log can no
-//! longer drop what was taken.
+//! A tonic codec would copy each message into a buffer per stream. This module has its own response body, whose data frames
+//! are the shared bytes of a chunk including the length prefix, so a delivery costs a reference count and a share of a
+//! system call. The body takes a chunk from the log only when HTTP/2 has capacity for it; until then, the log can drop it
+//! for a slow subscriber.
 //!
 //! tonic does the rest of gRPC: status mapping, health checks, reflection.
 
@@ -34,17 +34,17 @@ use tonic::{Status, body::Body, server::NamedService};
 use tower::Service;
 
 use self::{
-    body::{Form, Session, StreamBody},
+    body::{MessageFormat, Session, StreamBody},
     cookie_messages::CookieMessages,
     in_flight::StreamBudget,
     refusals::Refusals,
     request::read_request,
     subscribers::{Lease, Subscribers, TooManySubscribers},
 };
-pub(crate) use self::{cookie_messages::CHUNKS_KEPT, request::REQUEST_TIMEOUT};
+pub(crate) use self::{cookie_messages::CACHED_CHUNKS_MAX, request::REQUEST_TIMEOUT};
 use crate::{epoch_history::EpochHistory, log::Log};
 
-/// The streams of one producer; clones share everything.
+/// The streams of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Streams {
     inner: Arc<Inner>,
@@ -60,23 +60,22 @@ struct Inner {
     cookie_messages: Arc<CookieMessages>,
 }
 
-/// How streams behave.
+/// Configuration of all streams.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The name of this producer, the same across restarts.
+    /// The id of this producer, the same across restarts.
     pub producer_id: String,
-    /// The most cookies that a subscriber may be behind.
+    /// Maximum lag of a subscriber, in cookies.
     pub queue_cookies_max: u64,
-    /// How far before its position a queue resumes at most when it is found by name alone: what can be on the way to a
-    /// client, in its windows and in the buffers of two kernels, when a connection breaks. Less if the client stated a
-    /// smaller window.
+    /// Maximum bytes to resend to a subscriber that reconnects without a cursor: what can be in transit when a connection
+    /// breaks, in its windows and in the buffers of two kernels. Less if the client stated a smaller window.
     pub rewind_bytes: usize,
-    /// What is known of this producer's earlier epochs.
+    /// Ends of earlier epochs of this producer.
     pub epoch_history: EpochHistory,
 }
 
 impl Streams {
-    /// Streams out of `log`, whose in-flight bytes are bounded by `budget`.
+    /// Streams that read from `log`, with in-flight bytes bounded by `budget`.
     #[must_use]
     pub fn new(
         log: Log,
@@ -109,21 +108,21 @@ impl Streams {
                 let request = read_request(request).await?;
                 get_cookies::open(&self.inner, &request, network)
             }
-            _ => Err(Status::unimplemented("no such call")),
+            _ => Err(Status::unimplemented("unknown method")),
         }
     }
 }
 
 impl Inner {
-    fn session(&self, lease: Lease, position: u64, until: u64, form: Form) -> Session {
+    fn session(&self, lease: Lease, position: u64, until: u64, format: MessageFormat) -> Session {
         let queue_cookies_max = self.config.queue_cookies_max;
         let reader = self.log.reader(position, queue_cookies_max, until);
         let in_flight = self.budget.open(lease.in_flight());
-        Session::new(lease, reader, form, in_flight)
+        Session::new(lease, reader, format, in_flight)
     }
 }
 
-/// Request extension: the network of the client, of which all addresses count as one.
+/// Request extension: the network of the client; all of its addresses count as one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
@@ -132,9 +131,9 @@ fn network(request: &Request<Body>) -> IpAddr {
     peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0)
 }
 
-/// Response extension: cancelled when another stream of the same name has taken the queue.
+/// Response extension: cancelled when a newer stream of the same subscriber supersedes this one.
 #[derive(Debug, Clone)]
-pub(crate) struct Superseded(pub(crate) CancellationToken);
+pub(crate) struct SupersedeToken(pub(crate) CancellationToken);
 
 impl NamedService for Streams {
     const NAME: &'static str = "cookiesync.v1.CookieStreamer";
@@ -168,7 +167,7 @@ impl Service<Request<Body>> for Streams {
                 Err(status) => {
                     streams.inner.refusals.count(&status);
                     let mut response = status.into_http();
-                    // Tells a client that compresses its messages what it may send instead.
+                    // Tells a client that compresses its messages that it must not.
                     let accepted = HeaderValue::from_static("identity");
                     let headers = response.headers_mut();
                     headers.insert("grpc-accept-encoding", accepted);
@@ -179,7 +178,7 @@ impl Service<Request<Body>> for Streams {
     }
 }
 
-/// The memory of a subscriber besides the log and in-flight bytes: its queue, its metrics, and its stream.
+/// Memory of a subscriber besides the log and in-flight bytes: its state, metrics and stream.
 pub(crate) const SUBSCRIBER_BYTES: usize = 32 * 1024;
 
 impl From<TooManySubscribers> for Status {

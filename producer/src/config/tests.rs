@@ -116,7 +116,7 @@ fn certificate_without_key_and_key_without_certificate_are_errors() {
         ("--tls-client-ca", "--tls-cert"),
     ] {
         let error = load(&[given, "/some/file"]).unwrap_err().to_string();
-        let expected = format!("{given}: needs {missing}");
+        let expected = format!("{given}: requires {missing}");
         assert!(error.contains(&expected), "no {expected:?} in: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A sealed block of cookies: immutable, shared, already in its wire format.
+//! A chunk: an immutable, shared block of cookies in wire format.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use proto::wire::{self, ChunkHeader, ChunkRef, StreamMessage};
 
 use super::Sequence;
 
-/// What the ring counts for a chunk besides its bytes: the reference-counted [`Chunk`] and its entry.
+/// Memory that the ring counts for a chunk besides its bytes: the reference-counted [`Chunk`] and its entry.
 pub(super) const OVERHEAD_BYTES: usize = 192;
 
 /// An immutable block of encoded cookies.
@@ -20,7 +20,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// A chunk whose message is `wire`, which keeps `allocated` bytes of memory.
+    /// A chunk with the message `wire`, which occupies `allocated` bytes.
     pub(super) fn new(header: ChunkHeader, opened: Instant, wire: Bytes, allocated: usize) -> Self {
         Self {
             header,
@@ -30,42 +30,40 @@ impl Chunk {
         }
     }
 
-    /// The sequence of its first cookie.
+    /// Sequence of the first cookie.
     #[must_use]
     pub fn first(&self) -> Sequence {
         self.header.first_sequence
     }
 
-    /// The sequence of its last cookie.
+    /// Sequence of the last cookie.
     #[must_use]
     pub fn last(&self) -> Sequence {
         self.header.last_sequence()
     }
 
-    /// When its first cookie was appended, by the monotonic clock.
+    /// When the first cookie was appended, by the monotonic clock.
     #[must_use]
     pub fn opened(&self) -> Instant {
         self.opened
     }
 
-    /// The whole gRPC message with its length prefix, as every stream sends it.
+    /// The complete gRPC message with its length prefix, as every stream sends it.
     #[must_use]
     pub fn wire(&self) -> &Bytes {
         &self.wire
     }
 
-    /// The memory it holds, in bytes.
+    /// Memory of the chunk in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.allocated + OVERHEAD_BYTES
     }
 
-    /// The cookies from `first` on, to iterate over.
-    ///
-    /// Costs a walk over the cookies before `first`, and a copy, unless `first` is the chunk's first.
+    /// The cookies from `first` on. Copied unless `first` is the first sequence of the chunk.
     ///
     /// # Panics
-    /// When `first` lies outside the chunk.
+    /// When `first` is outside the chunk.
     #[must_use]
     pub fn cookies_from(&self, first: Sequence) -> ChunkRef {
         let wire = self.wire_from(first);
@@ -75,10 +73,10 @@ impl Chunk {
         }
     }
 
-    /// The message that holds only the cookies from `first` on; copied unless `first` is the chunk's first.
+    /// The message with the cookies from `first` on. Copied unless `first` is the first sequence of the chunk.
     ///
     /// # Panics
-    /// When `first` lies outside the chunk.
+    /// When `first` is outside the chunk.
     #[must_use]
     pub fn wire_from(&self, first: Sequence) -> Bytes {
         if first == self.first() {
@@ -86,13 +84,13 @@ impl Chunk {
         }
         assert!(
             (self.first()..=self.last()).contains(&first),
-            "a reader asks only for what the chunk holds"
+            "readers read only sequences of the chunk"
         );
         let skip =
             usize::try_from(first - self.first()).expect("a chunk has fewer than 2^32 cookies");
         let mut buffer = vec![0; wire::HEADROOM_BYTES];
         for cookie in self.cookies_from(self.first()).cookies().skip(skip) {
-            wire::put_cookie(&mut buffer, &cookie.expect("a sealed chunk is whole"));
+            wire::put_cookie(&mut buffer, &cookie.expect("a sealed chunk is valid"));
         }
         let header = ChunkHeader {
             first_sequence: first,

@@ -1,21 +1,19 @@
-//! How a log announces how far it will get before it gets there, so that the number of cookies lost in a crash is
-//! bounded.
+//! Reservation of sequences before they are used, so that the number of cookies lost in a crash is bounded.
 
 use std::fmt::Debug;
 
 use super::Sequence;
 
-/// Is told of sequences before they are given out, under the lock of the log: each call takes microseconds and never
-/// waits.
+/// Records the progress of a log. Called under the lock of the log, so implementations must not block.
 pub trait Progress: Debug + Send {
-    /// Sequences up to `last` are about to be given out. Returns the sequence up to which it need not be asked again,
-    /// at least `last`.
+    /// Reserves sequences up to `last`, which are about to be used. Returns the last reserved sequence, at least `last`; up to
+    /// it no further call is needed.
     fn reserve(&mut self, last: Sequence) -> Sequence;
 
-    /// `last` is the last sequence that was given out so far. Returns the same as [`reserve`](Self::reserve).
+    /// Reports `last` as the last used sequence so far. Returns the last reserved sequence, like [`reserve`](Self::reserve).
     fn settle(&mut self, last: Sequence) -> Sequence;
 
-    /// `last` is the last sequence of this epoch.
+    /// Reports `last` as the last sequence of this epoch.
     fn end(&mut self, last: Sequence);
 }
 
@@ -39,7 +37,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Keeps what it was told last.
+    /// Stores the last reported sequence.
     #[derive(Debug, Default, Clone)]
     struct Recorded {
         last: Arc<AtomicU64>,
@@ -53,7 +51,7 @@ mod tests {
 
     impl Progress for Recorded {
         fn reserve(&mut self, last: Sequence) -> Sequence {
-            assert!(last > self.last(), "asked without need");
+            assert!(last > self.last(), "reserved already");
             self.last.store(last + 100, Ordering::Relaxed);
             last + 100
         }
@@ -67,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn sequences_are_announced_before_they_are_given_out_and_an_idle_log_reports_its_end() {
-        let told = Recorded::default();
+    fn sequences_are_reserved_before_use_and_an_idle_log_reports_its_last_one() {
+        let recorded = Recorded::default();
         let config = Config {
             epoch: 1,
             bytes_max: 1 << 20,
@@ -76,7 +74,7 @@ mod tests {
             chunk_age: HOUR,
             idle_after: HOUR,
         };
-        let log = Log::with_progress(config, Some(Box::new(told.clone())));
+        let log = Log::with_progress(config, Some(Box::new(recorded.clone())));
         for round in 1..=2_000_u64 {
             let mut batch = AppendBatch::default();
             for _ in 0..=round % 7 {
@@ -89,14 +87,14 @@ mod tests {
             }
             log.append(&mut batch).unwrap();
             let appended = log.stats().appended;
-            assert!((appended..=appended + 100).contains(&told.last()));
+            assert!((appended..=appended + 100).contains(&recorded.last()));
             if round % 50 == 0 {
                 log.seal_due(Instant::now() + 3 * HOUR);
-                assert_eq!(told.last(), appended);
+                assert_eq!(recorded.last(), appended);
             }
         }
         let appended = log.stats().appended;
         log.close();
-        assert_eq!(told.last(), appended);
+        assert_eq!(recorded.last(), appended);
     }
 }

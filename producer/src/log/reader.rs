@@ -1,4 +1,4 @@
-//! A position in the log that moves forward: chunks, exact gaps, and heartbeats when nothing happens.
+//! A reader of the log: delivers chunks, exact gaps, and heartbeats while idle.
 
 mod drop_oldest;
 
@@ -7,19 +7,19 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 pub use self::drop_oldest::GapReason;
-use super::{Chunk, Head, Sequence, Shared};
+use super::{Chunk, Head, LogShared, Sequence};
 
-/// What a reader gets next. Each begins where the last ended.
+/// A delivery to a reader. Each begins where the previous one ended.
 #[derive(Debug, Clone)]
 pub enum Delivery {
     /// The cookies of `chunk` from sequence `first` on.
     Chunk {
         /// The chunk.
         chunk: Arc<Chunk>,
-        /// The first sequence that belongs to this delivery; that of the chunk unless the reader begins inside it.
+        /// The first sequence of this delivery; that of the chunk unless the reader begins inside it.
         first: Sequence,
     },
-    /// These sequences will not come.
+    /// These sequences are lost for the reader.
     Gap {
         /// The first missing sequence.
         first: Sequence,
@@ -28,14 +28,14 @@ pub enum Delivery {
         /// Why.
         reason: GapReason,
     },
-    /// Nothing was sealed for a while.
+    /// No chunk was sealed for a while.
     Idle {
-        /// The sequence the next delivery will begin with.
+        /// The first sequence of the next delivery.
         next: Sequence,
     },
-    /// Nothing will follow.
+    /// The log is closed.
     End {
-        /// The last sequence of the epoch; 0 when it had none.
+        /// The last sequence of the epoch; 0 without cookies.
         last: Sequence,
     },
 }
@@ -43,21 +43,21 @@ pub enum Delivery {
 /// One reader of the log; see [`Log::reader`](super::Log::reader).
 #[derive(Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
     head: watch::Receiver<Head>,
     position: Sequence,
     queue_cookies_max: u64,
-    /// The bound of the queue applies from this sequence on.
+    /// The maximum lag applies from this sequence on.
     catching_up_until: Sequence,
-    /// How many cookies it was behind before the last delivery.
+    /// Lag in cookies before the last delivery.
     lag: u64,
-    /// The beat of the last delivery.
+    /// [`Head::beat`] at the last delivery.
     beat: u64,
 }
 
 impl Reader {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<LogShared>,
         position: Sequence,
         queue_cookies_max: u64,
         catching_up_until: Sequence,
@@ -75,21 +75,21 @@ impl Reader {
         }
     }
 
-    /// The sequence the next delivery begins with.
+    /// The first sequence of the next delivery.
     #[must_use]
     pub fn position(&self) -> Sequence {
         self.position
     }
 
-    /// How many cookies it was behind the head just before its last delivery.
+    /// Lag in cookies just before the last delivery.
     #[must_use]
     pub fn lag(&self) -> u64 {
         self.lag
     }
 
-    /// Waits for the next delivery. Dropping the future loses nothing.
+    /// Waits for the next delivery. Cancel-safe.
     ///
-    /// Cookies beyond the bound are skipped when this is called, not before: call it when the reader can take more.
+    /// Cookies beyond the maximum lag are skipped when this is called, so call it only when the delivery can be processed.
     pub async fn next(&mut self) -> Delivery {
         loop {
             let head = *self.head.borrow_and_update();
@@ -104,7 +104,7 @@ impl Reader {
     }
 
     fn take(&mut self, head: Head) -> Option<Delivery> {
-        // A reader may begin at what is sealed but not published yet.
+        // A reader may begin at a sequence that is sealed but not published yet.
         self.lag = head.next.saturating_sub(self.position);
         if self.position < head.next {
             self.beat = head.beat;
@@ -114,7 +114,7 @@ impl Reader {
         if head.closed {
             return Some(self.end());
         }
-        // One beat may come right after a delivery; two mean that a whole interval has passed.
+        // One beat may follow a delivery immediately; after two, a full interval has passed.
         if head.beat >= self.beat + 2 {
             self.beat = head.beat - 1;
             return Some(Delivery::Idle {

@@ -1,4 +1,4 @@
-//! The open buffer: appending to it, and when it is sealed into a chunk (by size, by age, or at the end).
+//! The open buffer: appending, and sealing into a chunk by size, by age, or when the log is closed.
 
 use std::{
     mem,
@@ -11,12 +11,13 @@ use proto::{
     wire::{self, ChunkHeader, CookieRef},
 };
 
-use super::{AppendBatch, Closed, Head, Log, Progress, Sequence, Shared, chunk::Chunk};
+use super::{AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence, chunk::Chunk};
 
-/// A buffer below this size waits three times as long: about 30 cookies, which 1,000 a second bring in that time.
+/// A buffer below this size is sealed after three times the age. It holds about 30 cookies, those of 30 ms at 1,000 per
+/// second.
 const SMALL_BYTES: usize = 2 * 1024;
 
-/// The buffer that cookies are appended to: the next chunk.
+/// The buffer of the next chunk.
 #[derive(Debug)]
 pub(super) struct Open {
     buffer: Vec<u8>,
@@ -25,9 +26,9 @@ pub(super) struct Open {
     accepted_unix_micros: u64,
     opened: Instant,
     closed: bool,
-    /// Is told how far this log gets.
+    /// Records the progress of this log.
     progress: Option<Box<dyn Progress>>,
-    /// The last sequence that may be given out before `progress` must be asked again.
+    /// The last sequence that may be used before the next call of `progress`.
     reserved: Sequence,
     pub(super) sealed_bytes: u64,
     pub(super) sealed_by_size: u64,
@@ -53,7 +54,7 @@ impl Open {
         }
     }
 
-    /// The sequence the next sealed chunk will begin with.
+    /// The first sequence of the next sealed chunk.
     pub(super) fn next_sequence(&self) -> Sequence {
         self.first_sequence
     }
@@ -63,7 +64,7 @@ impl Open {
         self.first_sequence - 1 + u64::from(self.count)
     }
 
-    /// Makes sure that `count` more sequences may be given out.
+    /// Reserves `count` more sequences.
     fn reserve(&mut self, count: u32) {
         let last = self.appended() + u64::from(count);
         if last > self.reserved
@@ -73,7 +74,7 @@ impl Open {
         }
     }
 
-    /// Reports the last sequence, when nothing is open.
+    /// Reports the last sequence while the buffer is empty.
     fn settle(&mut self) {
         let last = self.appended();
         if let Some(progress) = &mut self.progress {
@@ -81,17 +82,17 @@ impl Open {
         }
     }
 
-    /// Gives the chunk its time if this is its first cookie.
-    fn begin(&mut self, now: u64, shared: &Shared) {
+    /// Sets the time of the chunk before its first cookie.
+    fn begin(&mut self, now: u64, shared: &LogShared) {
         if self.count == 0 {
             self.opened = Instant::now();
             self.accepted_unix_micros = now;
-            shared.tell(now);
+            shared.advance_clock(now);
         }
     }
 
-    /// The cookie as a chunk of this time has it, if it was accepted at `accepted`.
-    fn aged<'a>(&self, cookie: CookieRef<'a>, accepted: u64) -> CookieRef<'a> {
+    /// The cookie with its age in this chunk, if it was accepted at `accepted`.
+    fn with_age<'a>(&self, cookie: CookieRef<'a>, accepted: u64) -> CookieRef<'a> {
         let age_micros = self.accepted_unix_micros.saturating_sub(accepted);
         CookieRef {
             age_micros: age_micros.min(AGE_MICROS_MAX),
@@ -99,10 +100,10 @@ impl Open {
         }
     }
 
-    /// How many times [`Config::chunk_age`](super::Config) the first cookie waits: three while the buffer is small.
+    /// Age of sealing as a multiple of [`Config::chunk_age`](super::Config): three while the buffer is small.
     ///
-    /// A chunk costs each subscriber the same few microseconds whether it holds five cookies or a thousand. At 500
-    /// cookies a second and 50 subscribers, waiting for 30 ms instead of 10 saves two fifths of all CPU.
+    /// A chunk costs each subscriber a few microseconds regardless of its size. At 500 cookies per second and 50 subscribers,
+    /// sealing at 30 ms instead of 10 ms saves 40% of all CPU time.
     fn ages_max(&self) -> u64 {
         if self.buffer.len() < SMALL_BYTES {
             3
@@ -111,7 +112,7 @@ impl Open {
         }
     }
 
-    /// Turns what is in the buffer into a chunk; `None` when it is empty.
+    /// Turns the buffer into a chunk; `None` if it is empty.
     fn seal(&mut self, epoch: u64, chunk_bytes: usize) -> Option<Chunk> {
         if self.count == 0 {
             return None;
@@ -147,19 +148,18 @@ fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
 }
 
 impl Log {
-    /// Appends the cookies of `batch` and empties it; when this returns, they are in the log.
+    /// Appends the cookies of `batch` and empties it. When this returns, they are in the log.
     ///
-    /// Costs one lock, one reading of the clock and one copy for the batch; for each chunk, one allocation and the wake-up
-    /// of all readers.
+    /// Costs one lock, one clock reading and one copy per batch; per chunk, one allocation and a wake-up of all readers.
     ///
     /// # Errors
-    /// [`Closed`] after [`Log::close`], unless the batch is empty; the batch is then unchanged.
+    /// [`Closed`] after [`Log::close`], unless the batch is empty. The batch is then unchanged.
     pub fn append(&self, batch: &mut AppendBatch) -> Result<(), Closed> {
         if batch.is_empty() {
             return Ok(());
         }
         self.append_by(|open, now| {
-            self.make_room(open, batch.encoded().len());
+            self.seal_if_full(open, batch.encoded().len());
             open.begin(now, &self.shared);
             open.reserve(batch.count());
             open.buffer.extend_from_slice(batch.encoded());
@@ -169,19 +169,18 @@ impl Log {
         Ok(())
     }
 
-    /// Appends cookies that were accepted before they come here, each with when that was, in microseconds since the Unix
-    /// epoch; when this returns, they are in the log, in this order.
+    /// Appends cookies that were accepted earlier, each with its acceptance time in microseconds since the Unix epoch. When
+    /// this returns, they are in the log, in this order.
     ///
-    /// The time is one that [`Log::unix_micros`] told, here or in an earlier epoch. Each cookie gets the age that makes its
-    /// chunk's time this one, whatever age it has here. A time later than the chunk's counts as that, so that no cookie
-    /// looks newer than one that was appended with it: a time told here by at most the age of a chunk. One more than
-    /// [`AGE_MICROS_MAX`] earlier counts as so much earlier.
+    /// Acceptance times are those that [`Log::unix_micros`] returned, in this or an earlier epoch. The age of each cookie is
+    /// computed from its acceptance time and the time of its chunk; the age in the argument is ignored. It is zero if the
+    /// acceptance time is after the chunk's, and at most [`AGE_MICROS_MAX`].
     ///
-    /// They may be any number: chunks are sealed as they fill. But the iterator runs under the lock, which all of them take
-    /// once, so someone with thousands hands over some hundreds at a time.
+    /// Any number of cookies is possible, because full chunks are sealed. The iterator runs under the lock, so pass only some
+    /// hundreds at once.
     ///
     /// # Errors
-    /// [`Closed`] after [`Log::close`], unless there are none; none of them is then in the log.
+    /// [`Closed`] after [`Log::close`], unless there are no cookies. None of them is then in the log.
     pub fn append_accepted<'a>(
         &self,
         cookies: impl IntoIterator<Item = (CookieRef<'a>, u64)>,
@@ -192,25 +191,24 @@ impl Log {
         }
         self.append_by(|open, now| {
             for (cookie, accepted) in cookies {
-                self.make_room(open, wire::cookie_bytes(&open.aged(cookie, accepted)));
+                self.seal_if_full(open, wire::cookie_bytes(&open.with_age(cookie, accepted)));
                 open.begin(now, &self.shared);
                 open.reserve(1);
-                let aged = open.aged(cookie, accepted);
+                let aged = open.with_age(cookie, accepted);
                 wire::put_cookie(&mut open.buffer, &aged);
                 open.count += 1;
             }
         })
     }
 
-    /// Calls `append`, which appends at least one cookie, with the open buffer and the time, under its lock.
+    /// Calls `append`, which must append at least one cookie, with the open buffer and the time, under the lock.
     ///
-    /// Seals the open chunk first if it is due: the task that calls [`Log::seal_due`] may be late. After the process stood
-    /// still, the requests in its sockets may be handled before its timers, and they must not get the time of a chunk that
-    /// was opened before.
+    /// First seals the open chunk if it is due, because the task that calls [`Log::seal_due`] may be late. After a process was
+    /// suspended, requests in its sockets may be handled before its timers, and must not get the time of an old chunk.
     ///
-    /// The age is measured by the clock that orders cookies, because the monotonic clock may stop with a virtual machine. If
-    /// the system's clock jumps forward, a chunk is sealed early. If it jumps back, the time of this log stands still, so
-    /// a new chunk would get the same time; the sealing task, which uses the monotonic clock, still delivers the cookies.
+    /// The age is measured by the clock of the log, because the monotonic clock may stop with a virtual machine. If the system
+    /// clock jumps forward, a chunk is sealed early. If it jumps back, the clock of the log stands still, and the sealing task,
+    /// which uses the monotonic clock, still delivers the cookies.
     fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
         let shared = &*self.shared;
         let mut open = shared.open();
@@ -236,16 +234,15 @@ impl Log {
         Ok(())
     }
 
-    /// Seals what is open if `bytes` more would not fit.
-    fn make_room(&self, open: &mut Open, bytes: usize) {
+    /// Seals the open buffer if `bytes` more would not fit.
+    fn seal_if_full(&self, open: &mut Open, bytes: usize) {
         if open.count > 0 && open.buffer.len() + bytes > self.shared.config.chunk_bytes {
             open.sealed_by_size += 1;
             self.seal(open);
         }
     }
 
-    /// Seals the open buffer if it is old enough. Returns how long to wait before looking again, `None` when the buffer
-    /// is empty.
+    /// Seals the open buffer if it is due. Returns the time until the next check, `None` if the buffer is empty.
     pub(super) fn seal_due(&self, now: Instant) -> Option<Duration> {
         let mut open = self.shared.open();
         if open.count == 0 {
@@ -254,10 +251,10 @@ impl Log {
         let age = now.saturating_duration_since(open.opened);
         let chunk_age = self.shared.config.chunk_age;
         if age.as_micros() < (self.shared.chunk_age_micros * open.ages_max()).into() {
-            // A buffer that is small now may have grown when the first age is over.
-            let until_next_look = chunk_age.checked_sub(age);
+            // A small buffer may have grown by then.
+            let until_first_age = chunk_age.checked_sub(age);
             return Some(
-                until_next_look
+                until_first_age
                     .filter(|wait| !wait.is_zero())
                     .unwrap_or(chunk_age),
             );
@@ -271,7 +268,7 @@ impl Log {
         None
     }
 
-    /// Seals what is open and refuses all further appends. Readers get the rest, then the end.
+    /// Seals the open buffer and rejects further appends. Readers get the remaining chunks, then the end.
     pub fn close(&self) {
         let mut open = self.shared.open();
         open.closed = true;
@@ -291,7 +288,7 @@ impl Log {
         });
     }
 
-    /// Seals the buffer and pushes it to the ring; the next sequence is to be published after the lock is released.
+    /// Seals the buffer and pushes it to the ring. The caller publishes the next sequence after releasing the lock.
     fn seal(&self, open: &mut Open) {
         let config = &self.shared.config;
         if let Some(chunk) = open.seal(config.epoch, config.chunk_bytes) {

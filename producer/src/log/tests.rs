@@ -1,4 +1,4 @@
-//! The log against a model that is a plain list.
+//! The log against a model, and single properties of sealing and reading.
 
 mod accepted;
 mod bound;
@@ -45,12 +45,12 @@ fn push(batch: &mut AppendBatch, sequence: u64) {
     });
 }
 
-/// Seals what is open, as if its time had come.
+/// Seals the open buffer as if it were due.
 pub(crate) fn seal(log: &Log) {
     log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
 }
 
-/// The output of a future that is ready at once.
+/// The output of a future that is ready immediately; `None` if it is pending.
 pub(crate) fn now<F: Future>(future: F) -> Option<F::Output> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut context) {
@@ -63,7 +63,7 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
     now(reader.next())
 }
 
-/// The sequences in a message, read from its users.
+/// The sequences in a message, parsed from its user ids.
 fn sequences(message: Bytes) -> Vec<u64> {
     let message = message.slice(wire::FRAME_PREFIX_BYTES..);
     let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message) else {
@@ -97,8 +97,8 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A reader, and what the model knows of it.
-struct Read {
+/// A reader and its expected state.
+struct ModelReader {
     reader: Reader,
     next: u64,
     until: u64,
@@ -108,8 +108,8 @@ struct Model {
     log: Log,
     queue_cookies_max: u64,
     appended: u64,
-    reads: Vec<Read>,
-    /// Where chunks begin.
+    reads: Vec<ModelReader>,
+    /// First sequences of chunks.
     chunks: Vec<u64>,
 }
 
@@ -135,7 +135,7 @@ impl Model {
             Action::Join { back, until } => {
                 let next = self.log.span().next.saturating_sub(back).max(1);
                 let reader = self.log.reader(next, self.queue_cookies_max, until);
-                self.reads.push(Read {
+                self.reads.push(ModelReader {
                     reader,
                     next,
                     until,
@@ -159,28 +159,31 @@ impl Model {
         if lag <= self.queue_cookies_max {
             read.until = 0;
         }
-        let bounded = lag > self.queue_cookies_max && read.next >= read.until;
+        let exceeds_lag = lag > self.queue_cookies_max && read.next >= read.until;
         match take(&mut read.reader) {
-            None => assert_eq!(lag, 0, "what is sealed is delivered"),
+            None => assert_eq!(lag, 0, "sealed cookies are delivered"),
             Some(Delivery::Chunk { chunk, first }) => {
-                assert!(!bounded, "a reader behind its bound skips first");
-                let got = sequences(chunk.wire_from(first));
-                let expected: Vec<u64> = (read.next..read.next + got.len() as u64).collect();
-                assert_eq!(got, expected);
-                read.next += got.len() as u64;
+                assert!(!exceeds_lag, "a reader beyond its maximum lag skips first");
+                let received = sequences(chunk.wire_from(first));
+                let expected: Vec<u64> = (read.next..read.next + received.len() as u64).collect();
+                assert_eq!(received, expected);
+                read.next += received.len() as u64;
             }
             Some(Delivery::Gap {
                 first,
                 last,
                 reason,
             }) => {
-                assert_eq!(first, read.next, "a gap begins where the reader stood");
-                let target = if bounded {
+                assert_eq!(
+                    first, read.next,
+                    "a gap begins at the position of the reader"
+                );
+                let target = if exceeds_lag {
                     assert_eq!(reason, GapReason::LagLimit);
-                    let least = span.next - self.queue_cookies_max;
-                    let held = least.max(span.oldest)..span.next;
-                    let begins = |&&sequence: &&u64| held.contains(&sequence);
-                    *self.chunks.iter().find(begins).unwrap_or(&least)
+                    let min = span.next - self.queue_cookies_max;
+                    let range = min.max(span.oldest)..span.next;
+                    let in_range = |&&sequence: &&u64| range.contains(&sequence);
+                    *self.chunks.iter().find(in_range).unwrap_or(&min)
                 } else {
                     assert_eq!(reason, GapReason::Evicted);
                     span.oldest
@@ -196,7 +199,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn readers_get_every_sequence_once_or_an_exact_gap(
+    fn readers_receive_every_sequence_once_or_an_exact_gap(
         actions in prop::collection::vec(action(), 1..120),
         bytes_max in 1_usize..60_000,
         queue_cookies_max in 1_u64..1500,
@@ -249,7 +252,7 @@ fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
 }
 
 #[test]
-fn chunk_is_counted_by_why_it_was_sealed() {
+fn sealed_chunks_are_counted_by_reason() {
     let log = Log::new(CONFIG);
     let reasons = || {
         let stats = log.stats();
@@ -271,11 +274,11 @@ fn chunk_is_counted_by_why_it_was_sealed() {
     }
     assert_eq!(reasons(), [1, 1, 0]);
     log.close();
-    assert_eq!(reasons(), [1, 1, 1], "what was open at the end");
+    assert_eq!(reasons(), [1, 1, 1], "the open buffer at the end");
 }
 
 #[test]
-fn age_of_what_is_sealed_from_a_position_on_is_that_of_its_oldest() {
+fn age_from_a_position_is_that_of_the_oldest_sealed_cookie() {
     let log = Log::new(CONFIG);
     for cookie in 1..=2 {
         append(&log, cookie).unwrap();
@@ -283,14 +286,14 @@ fn age_of_what_is_sealed_from_a_position_on_is_that_of_its_oldest() {
     }
     append(&log, 3).unwrap();
     let [first, second, open] = *log.ages([1, 2, 3]) else {
-        panic!("one age for each");
+        panic!("one age per position");
     };
     assert!(first > second && second > Duration::ZERO);
-    assert_eq!(open, Duration::ZERO, "nothing is sealed from there on");
+    assert_eq!(open, Duration::ZERO, "no sealed cookie from there on");
 }
 
 #[test]
-fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
+fn full_batch_of_maximum_cookies_fits_the_smallest_chunk() {
     let log = Log::new(CONFIG);
     let mut batch = AppendBatch::default();
     while !batch.is_full() {
@@ -307,7 +310,7 @@ fn full_burst_of_the_largest_cookies_fits_the_smallest_chunk() {
 }
 
 #[test]
-fn small_chunk_holds_no_more_memory_than_it_needs() {
+fn small_chunk_uses_only_the_memory_it_needs() {
     let log = Log::new(Config {
         chunk_bytes: 1 << 20,
         ..CONFIG
@@ -318,7 +321,7 @@ fn small_chunk_holds_no_more_memory_than_it_needs() {
 }
 
 #[test]
-fn chunk_waits_for_its_age_and_a_small_one_for_three_ages() {
+fn chunk_is_sealed_at_its_age_and_a_small_one_at_three_ages() {
     let log = Log::new(CONFIG);
     let after = |ages| Instant::now() + ages * CONFIG.chunk_age;
     append(&log, 1).unwrap();
@@ -354,7 +357,7 @@ fn time_of_chunks_never_decreases() {
 }
 
 #[test]
-fn rewind_stops_at_bytes_floor_and_ring() {
+fn rewind_is_limited_by_bytes_floor_and_oldest_chunk() {
     let log = Log::new(CONFIG);
     for sequence in 1..=10 {
         append(&log, sequence).unwrap();
@@ -370,15 +373,15 @@ fn rewind_stops_at_bytes_floor_and_ring() {
 }
 
 #[tokio::test]
-async fn idle_reader_says_where_it_stands_and_the_sealing_task_seals_by_age() {
+async fn idle_reader_gets_heartbeats_and_the_timer_task_seals_by_age() {
     let config = Config {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_millis(50),
         ..CONFIG
     };
     let log = Log::new(config);
-    let timekeeper = tokio_util::task::TaskTracker::new();
-    timekeeper.spawn(super::run_timers(log.clone()));
+    let timers = tokio_util::task::TaskTracker::new();
+    timers.spawn(super::run_timers(log.clone()));
     let mut reader = log.reader(1, u64::MAX, 0);
     assert!(matches!(reader.next().await, Delivery::Idle { next: 1 }));
     append(&log, 1).unwrap();
@@ -389,6 +392,6 @@ async fn idle_reader_says_where_it_stands_and_the_sealing_task_seals_by_age() {
     assert!(matches!(reader.next().await, Delivery::Idle { next: 2 }));
     log.close();
     assert!(matches!(reader.next().await, Delivery::End { last: 1 }));
-    timekeeper.close();
-    timekeeper.wait().await;
+    timers.close();
+    timers.wait().await;
 }

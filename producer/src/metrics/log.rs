@@ -1,4 +1,4 @@
-//! What the log holds, and what it has sealed and why.
+//! Metrics of the log.
 
 use metric_defs::{MetricDef, producer};
 use prometheus::proto::MetricFamily;
@@ -7,7 +7,7 @@ use runtime::metrics::family;
 use super::as_f64;
 use crate::log::Stats;
 
-/// A metric without labels, and how it is read.
+/// A metric without labels, and its value.
 type Row = (MetricDef, fn(&Stats) -> u64);
 
 const ROWS: &[Row] = &[
@@ -21,16 +21,16 @@ const ROWS: &[Row] = &[
     }),
 ];
 
-/// All that [`read`] reads.
-pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
-    let figures = ROWS.iter().map(|(figure, _)| *figure);
-    figures.chain([producer::LOG_RETAINED, producer::LOG_CHUNKS_SEALED])
+/// Definitions of the metrics that [`read`] returns.
+pub(super) fn metrics() -> impl Iterator<Item = MetricDef> {
+    let metrics = ROWS.iter().map(|(metric, _)| *metric);
+    metrics.chain([producer::LOG_RETAINED, producer::LOG_CHUNKS_SEALED])
 }
 
-/// All of it.
+/// Current values of all metrics.
 pub(super) fn read(stats: &Stats) -> Vec<MetricFamily> {
-    let figures = ROWS.iter();
-    let figures = figures.map(|(figure, value)| family(*figure, [([], as_f64(value(stats)))]));
+    let metrics = ROWS.iter();
+    let metrics = metrics.map(|(metric, value)| family(*metric, [([], as_f64(value(stats)))]));
     let retained = family(producer::LOG_RETAINED, [([], stats.retained.as_secs_f64())]);
     let sealed = [
         (["size"], as_f64(stats.sealed_by_size)),
@@ -38,5 +38,5 @@ pub(super) fn read(stats: &Stats) -> Vec<MetricFamily> {
         (["drain"], as_f64(stats.sealed_by_drain)),
     ];
     let sealed = family(producer::LOG_CHUNKS_SEALED, sealed);
-    figures.chain([retained, sealed]).collect()
+    metrics.chain([retained, sealed]).collect()
 }

@@ -1,4 +1,4 @@
-//! How each subscriber stands, and what it got.
+//! Metrics of the subscribers.
 
 use std::time::Duration;
 
@@ -12,48 +12,55 @@ use crate::{
     streams::subscribers::{RESUMES, Snapshot, resume_label},
 };
 
-/// A subscriber, the age of the oldest cookie before it, and the log.
-struct Read<'a> {
-    queue: &'a Snapshot,
+/// A subscriber, the age of its oldest unread cookie, and the log.
+struct Sample<'a> {
+    subscriber: &'a Snapshot,
     age: Duration,
     stats: &'a Stats,
 }
 
-/// A metric with one series for each subscriber, and how it is read.
-type Row = (MetricDef, fn(&Read<'_>) -> u64);
+/// A metric with one series per subscriber, and its value.
+type Row = (MetricDef, fn(&Sample<'_>) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::SUBSCRIBER_CONNECTED, |it| {
-        it.queue.connected.into()
+        it.subscriber.connected.into()
     }),
     (producer::LAG, |it| it.lag()),
-    (producer::LAG_MAX, |it| it.queue.lag_max.max(it.lag())),
+    (producer::LAG_MAX, |it| it.subscriber.lag_max.max(it.lag())),
     (producer::SUBSCRIBER_APPENDED, |it| {
-        it.queue.appended(it.stats.appended)
+        it.subscriber.appended(it.stats.appended)
     }),
-    (producer::DELIVERED, |it| it.queue.totals.delivered),
-    (producer::REDELIVERED, |it| it.queue.totals.redelivered),
-    (producer::UNDELIVERED, |it| it.queue.totals.undelivered),
-    (producer::RECOVERED, |it| it.queue.totals.recovered),
-    (producer::QUEUED, |it| it.queue.queued(it.stats.appended)),
-    (producer::SENT_BYTES, |it| it.queue.totals.bytes),
-    (producer::STREAMS, |it| it.queue.totals.streams),
+    (producer::DELIVERED, |it| it.subscriber.totals.delivered),
+    (producer::REDELIVERED, |it| it.subscriber.totals.redelivered),
+    (producer::UNDELIVERED, |it| it.subscriber.totals.undelivered),
+    (producer::RECOVERED, |it| it.subscriber.totals.recovered),
+    (producer::QUEUED, |it| {
+        it.subscriber.queued(it.stats.appended)
+    }),
+    (producer::SENT_BYTES, |it| it.subscriber.totals.bytes),
+    (producer::STREAMS, |it| it.subscriber.totals.streams),
     (producer::SUBSCRIBER_IN_FLIGHT_BYTES, |it| {
-        it.queue.in_flight_bytes
+        it.subscriber.in_flight_bytes
     }),
-    (producer::SUBSCRIBER_DISCONNECTS, |it| it.queue.cuts),
+    (producer::SUBSCRIBER_DISCONNECTS, |it| {
+        it.subscriber.disconnects
+    }),
 ];
 
-impl Read<'_> {
+impl Sample<'_> {
     fn lag(&self) -> u64 {
-        self.stats.span.next.saturating_sub(self.queue.position)
+        self.stats
+            .span
+            .next
+            .saturating_sub(self.subscriber.position)
     }
 }
 
-/// All that [`read`] reads.
-pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
-    let figures = ROWS.iter().map(|(figure, _)| *figure);
-    figures.chain([
+/// Definitions of the metrics that [`read`] returns.
+pub(super) fn metrics() -> impl Iterator<Item = MetricDef> {
+    let metrics = ROWS.iter().map(|(metric, _)| *metric);
+    metrics.chain([
         producer::LAG_SECONDS,
         producer::SUBSCRIBER_LOST,
         producer::RESUMES,
@@ -62,47 +69,59 @@ pub(super) fn figures() -> impl Iterator<Item = MetricDef> {
     ])
 }
 
-/// All of it; `ages` are those of the queues.
-pub(super) fn read(queues: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<MetricFamily> {
-    let shown = || queues.iter().filter(|queue| queue.is_shown);
-    let each = || {
-        let pairs = queues.iter().zip(ages);
-        let pairs = pairs.filter(|(queue, _)| queue.is_shown);
-        pairs.map(|(queue, &age)| Read { queue, age, stats })
+/// Current values of all metrics; `ages` correspond to `subscribers`.
+pub(super) fn read(
+    subscribers: &[Snapshot],
+    ages: &[Duration],
+    stats: &Stats,
+) -> Vec<MetricFamily> {
+    let with_series = || {
+        subscribers
+            .iter()
+            .filter(|subscriber| subscriber.has_series)
     };
-    let figures = ROWS.iter().map(|(figure, value)| {
-        let samples = each().map(|it| (labels(it.queue), as_f64(value(&it))));
-        family(*figure, samples)
+    let each = || {
+        let pairs = subscribers.iter().zip(ages);
+        let pairs = pairs.filter(|(subscriber, _)| subscriber.has_series);
+        pairs.map(|(subscriber, &age)| Sample {
+            subscriber,
+            age,
+            stats,
+        })
+    };
+    let metrics = ROWS.iter().map(|(metric, value)| {
+        let samples = each().map(|it| (labels(it.subscriber), as_f64(value(&it))));
+        family(*metric, samples)
     });
-    let ages = each().map(|it| (labels(it.queue), it.age.as_secs_f64()));
-    let lost = shown().flat_map(|queue| {
-        let [name, call] = labels(queue);
+    let ages = each().map(|it| (labels(it.subscriber), it.age.as_secs_f64()));
+    let lost = with_series().flat_map(|subscriber| {
+        let [name, call] = labels(subscriber);
         [
-            ([name, call, "lag_limit"], queue.totals.lost_lag_limit),
-            ([name, call, "evicted"], queue.totals.lost_evicted),
+            ([name, call, "lag_limit"], subscriber.totals.lost_lag_limit),
+            ([name, call, "evicted"], subscriber.totals.lost_evicted),
         ]
     });
-    let resumed = shown().flat_map(|queue| {
-        let [name, call] = labels(queue);
-        let by_outcome = RESUMES.into_iter().zip(queue.resumes);
+    let resumed = with_series().flat_map(|subscriber| {
+        let [name, call] = labels(subscriber);
+        let by_outcome = RESUMES.into_iter().zip(subscriber.resumes);
         by_outcome.map(move |(outcome, count)| ([name, call, resume_label(outcome)], count))
     });
     let lost = lost.map(|(labels, count)| (labels, as_f64(count)));
     let resumed = resumed.map(|(labels, count)| (labels, as_f64(count)));
-    let not_shown = as_f64((queues.len() - shown().count()) as u64);
-    let is_without_age = |queue: &&Snapshot| queue.connected && !queue.supports_age;
-    let without_age = as_f64(queues.iter().filter(is_without_age).count() as u64);
-    figures
+    let without_series = as_f64((subscribers.len() - with_series().count()) as u64);
+    let is_without_age = |subscriber: &&Snapshot| subscriber.connected && !subscriber.supports_age;
+    let without_age = as_f64(subscribers.iter().filter(is_without_age).count() as u64);
+    metrics
         .chain([
             family(producer::LAG_SECONDS, ages),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
-            family(producer::SUBSCRIBERS_WITHOUT_SERIES, [([], not_shown)]),
+            family(producer::SUBSCRIBERS_WITHOUT_SERIES, [([], without_series)]),
             family(producer::STREAMS_WITHOUT_AGE_SUPPORT, [([], without_age)]),
         ])
         .collect()
 }
 
-fn labels(queue: &Snapshot) -> [&str; 2] {
-    [&queue.name, queue.call.label()]
+fn labels(subscriber: &Snapshot) -> [&str; 2] {
+    [&subscriber.name, subscriber.call.label()]
 }

@@ -1,4 +1,4 @@
-//! One gRPC call: reads its request from HTTP/2, writes its response, and ends it in every case.
+//! One gRPC call: reads its request from HTTP/2 and writes its response.
 
 use std::{
     future::poll_fn,
@@ -24,46 +24,43 @@ use tower::Service;
 
 use super::{
     call_budget::{AddressShare, CallKind, Grant},
-    pipe::{Data, Ended, Pipe, Sent},
+    pipe::{Data, Pipe, PipeEnd, SentResponse},
 };
 use crate::streams::{
-    Superseded,
+    SupersedeToken,
     in_flight::InFlight,
     status::{draining, superseded},
 };
 
-/// How long a call may take until its response begins. Streaming calls report a late request themselves, after a
-/// shorter time.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time limit until the response begins. Streaming calls have a shorter limit for their request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a stream that was cut off may take to release what HTTP/2 has begun to write. After that its connection is
-/// stuck as well, and is closed.
-const CUT_GRACE: Duration = Duration::from_secs(1);
+/// Time limit for a disconnected stream to release bytes that HTTP/2 has begun to write. After it, the connection is closed.
+const RELEASE_GRACE: Duration = Duration::from_secs(1);
 
-/// Most frames of a request that are read before the health or reflection service asks for them.
-const AHEAD_FRAMES_MAX: usize = 16;
+/// Maximum number of request frames buffered for the health and reflection services.
+const BUFFERED_FRAMES_MAX: usize = 16;
 
-/// What a call needs from its connection.
+/// What a call needs of its connection.
 pub(super) struct CallContext {
     pub(super) routes: Routes,
-    /// The share of the call budget that its calls draw on.
+    /// The share in the call budget that its calls are charged to.
     pub(super) share: AddressShare,
-    /// The producer drains.
+    /// Cancelled when the producer drains.
     pub(super) stopping: CancellationToken,
-    /// Closes the connection at once.
+    /// Closes the connection immediately.
     pub(super) close: CancellationToken,
 }
 
-/// The request without its headers, query and authority. The services do not use them, a client can make them long, and
-/// some calls would keep them for hours.
-pub(super) fn bare(request: Request<RecvStream>) -> Request<RecvStream> {
+/// Removes headers, query and authority of a request. The services do not use them, and long calls would keep them in memory.
+pub(super) fn strip_headers(request: Request<RecvStream>) -> Request<RecvStream> {
     let (head, body) = request.into_parts();
     let mut request = Request::new(body);
     *request.method_mut() = head.method;
     *request.version_mut() = head.version;
-    // Every path is a URI except `*`, which is not a call.
+    // Every path is a URI except `*`, which is no call.
     *request.uri_mut() = head.uri.path().parse().unwrap_or_default();
-    // A service refuses a compression that it does not know.
+    // So that services reject unknown compressions.
     if let Some(encoding) = head.headers.get("grpc-encoding") {
         let is_identity = encoding == "identity";
         let encoding = if is_identity { "identity" } else { "unknown" };
@@ -73,7 +70,7 @@ pub(super) fn bare(request: Request<RecvStream>) -> Request<RecvStream> {
     request
 }
 
-/// Answers one call; the connection is not idle until HTTP/2 has taken the whole response.
+/// Handles one call. `in_progress` is held until HTTP/2 has taken the complete response.
 pub(super) async fn run(
     request: Request<RecvStream>,
     mut respond: SendResponse<Data>,
@@ -93,16 +90,16 @@ pub(super) async fn run(
         if is_stream {
             return tonic::body::Body::new(body);
         }
-        let (read, ahead) = mpsc::channel(AHEAD_FRAMES_MAX);
-        reading.spawn(read_ahead(body, read));
-        tonic::body::Body::new(Ahead(ahead))
+        let (sender, receiver) = mpsc::channel(BUFFERED_FRAMES_MAX);
+        reading.spawn(buffer_request(body, sender));
+        tonic::body::Body::new(BufferedRequest(receiver))
     });
-    let answering = context.routes.call(request);
+    let responding = context.routes.call(request);
     let response = tokio::select! {
         biased;
-        answered = timeout(ANSWER_TIMEOUT, answering) => match answered {
+        responded = timeout(RESPONSE_TIMEOUT, responding) => match responded {
             Ok(Ok(response)) => response,
-            Err(_) => Status::deadline_exceeded("the request's message did not come").into_http(),
+            Err(_) => Status::deadline_exceeded("request message not received in time").into_http(),
         },
         () = context.stopping.cancelled() => draining().into_http(),
         () = grant.end().cancelled() => ended_early().into_http(),
@@ -110,17 +107,17 @@ pub(super) async fn run(
     };
     let (mut head, body) = response.into_parts();
     let in_flight = head.extensions.remove::<Arc<InFlight>>();
-    let supersession = head.extensions.remove::<Superseded>();
-    let Some(mut pipe) = begin(respond, head, body, in_flight.as_ref()) else {
+    let supersede = head.extensions.remove::<SupersedeToken>();
+    let Some(mut pipe) = send_headers(respond, head, body, in_flight.as_ref()) else {
         return;
     };
-    // Streams end with the log; all other calls end as soon as the producer drains, or when others need what they hold.
+    // Streams end with the log. All other calls end when the producer drains, or when others need their bytes.
     if is_stream {
         drop(grant);
-        // While its window is closed, nobody polls its body, which would notice this too.
-        if let Some(Superseded(supersession)) = supersession {
+        // The body checks this too, but is not polled while the window is closed.
+        if let Some(SupersedeToken(supersede)) = supersede {
             pipe = pipe.ending_early(Box::pin(async move {
-                supersession.cancelled().await;
+                supersede.cancelled().await;
                 superseded()
             }));
         }
@@ -134,7 +131,7 @@ pub(super) async fn run(
             }
         }));
     }
-    // This drops the body, and with it the lease: the subscriber's next stream finds the queue free.
+    // This drops the body and its lease, so that the subscriber counts as disconnected.
     let (ended, sent) = pipe.run().await;
     drop(in_progress);
     if let Some(in_flight) = in_flight {
@@ -147,77 +144,77 @@ pub(super) async fn run(
     }
 }
 
-/// Waits until HTTP/2 has released the in-flight bytes of a stream that is over; it may still be cut off for them.
+/// Waits until HTTP/2 has released the in-flight bytes of an ended stream, which may still be disconnected for them.
 ///
 /// # Errors
 /// When HTTP/2 does not release them after the stream was reset.
 async fn wait_released(
-    ended: Ended,
-    mut sent: Sent,
+    ended: PipeEnd,
+    mut sent: SentResponse,
     in_flight: &InFlight,
     share: &AddressShare,
 ) -> Result<(), Elapsed> {
     if in_flight.bytes() == 0 {
-        if ended == Ended::Cut {
-            sent.end(&held_too_much());
+        if ended == PipeEnd::Disconnected {
+            sent.end(&over_budget());
         }
         return Ok(());
     }
-    // It no longer belongs to a subscriber, so nothing but the call budget bounds the number of such streams.
+    // Only the call budget bounds the number of such streams, which no longer belong to a subscriber.
     let grant = share.open(CallKind::Stream, Instant::now());
     let end = async {
         match &grant {
             Some(grant) => grant.end().cancelled().await,
-            // It may still be sending the end of the log.
-            None => sleep(CUT_GRACE).await,
+            // It may still send the end of the log.
+            None => sleep(RELEASE_GRACE).await,
         }
     };
-    let cut = in_flight.cut().cancelled();
+    let disconnect = in_flight.disconnect().cancelled();
     tokio::select! {
         biased;
         () = in_flight.released() => return Ok(()),
-        () = cut => {}
+        () = disconnect => {}
         () = end => {}
     }
     sent.reset();
-    timeout(CUT_GRACE, in_flight.released()).await
+    timeout(RELEASE_GRACE, in_flight.released()).await
 }
 
-/// Sends the response headers; `None` when there is no body, or the client is gone.
-fn begin(
+/// Sends the response headers; `None` without a body, or if the client has disconnected.
+fn send_headers(
     mut respond: SendResponse<Data>,
     head: http::response::Parts,
     body: tonic::body::Body,
     in_flight: Option<&Arc<InFlight>>,
 ) -> Option<Pipe> {
-    let is_whole = body.is_end_stream();
-    match respond.send_response(Response::from_parts(head, ()), is_whole) {
-        Ok(out) => (!is_whole).then(|| Pipe::new(body, out, in_flight.map(Arc::clone))),
+    let has_no_body = body.is_end_stream();
+    match respond.send_response(Response::from_parts(head, ()), has_no_body) {
+        Ok(out) => (!has_no_body).then(|| Pipe::new(body, out, in_flight.map(Arc::clone))),
         Err(error) => {
-            tracing::debug!(%error, "no response could be sent");
+            tracing::debug!(%error, "failed to send a response");
             respond.send_reset(Reason::INTERNAL_ERROR);
             None
         }
     }
 }
 
-/// Refuses a call without reading its request.
-pub(super) fn refuse(mut respond: SendResponse<Data>, status: Status) {
+/// Rejects a call without reading its request.
+pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
     let (head, ()) = status.into_http::<()>().into_parts();
     if let Err(error) = respond.send_response(Response::from_parts(head, ()), true) {
-        tracing::debug!(%error, "no refusal could be sent");
+        tracing::debug!(%error, "failed to reject a call");
     }
 }
 
 fn ended_early() -> Status {
-    Status::unavailable("ended early: all unfinished calls together hold too much")
+    Status::unavailable("ended early: all unfinished calls together use too much memory")
 }
 
-fn held_too_much() -> Status {
-    Status::resource_exhausted("all streams together held too much, and this one was read slowest")
+fn over_budget() -> Status {
+    Status::resource_exhausted("slow subscriber: all streams together exceeded --in-flight-bytes")
 }
 
-/// The body of a request; reading releases flow-control capacity for more.
+/// Body of a request. Reading releases flow-control capacity.
 struct RequestBody {
     stream: RecvStream,
     grant: Arc<Grant>,
@@ -232,16 +229,16 @@ impl Body for RequestBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if let Some(data) = ready!(self.stream.poll_data(context)) {
-            let data = data.map_err(broken)?;
+            let data = data.map_err(to_status)?;
             if !self.grant.receive(data.len(), Instant::now()) {
-                let message = "all unfinished requests together hold too much";
+                let message = "all unfinished requests together use too much memory";
                 return Poll::Ready(Some(Err(Status::resource_exhausted(message))));
             }
             let flow = self.stream.flow_control();
-            flow.release_capacity(data.len()).map_err(broken)?;
+            flow.release_capacity(data.len()).map_err(to_status)?;
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        let trailers = ready!(self.stream.poll_trailers(context)).map_err(broken)?;
+        let trailers = ready!(self.stream.poll_trailers(context)).map_err(to_status)?;
         Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
@@ -250,22 +247,22 @@ impl Body for RequestBody {
     }
 }
 
-/// Reads a request on behalf of its service, which may stop reading while responses are unread, and may keep the
-/// request after the call. A client that sends more than `read` has room for is not read any further.
-async fn read_ahead(mut body: RequestBody, read: mpsc::Sender<Result<Frame<Bytes>, Status>>) {
+/// Reads a request into `sender` for its service, which may stop reading while its responses are unread. Stops when the buffer
+/// is full.
+async fn buffer_request(mut body: RequestBody, sender: mpsc::Sender<Result<Frame<Bytes>, Status>>) {
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        // Without the copy, a short frame would keep its 8 KiB receive buffer alive.
+        // Copied, because a short frame would keep its 8 KiB receive buffer in memory.
         let frame = frame.map(|frame| frame.map_data(|data| Bytes::copy_from_slice(&data)));
-        if read.try_send(frame).is_err() {
+        if sender.try_send(frame).is_err() {
             return;
         }
     }
 }
 
-/// A request that is read ahead.
-struct Ahead(mpsc::Receiver<Result<Frame<Bytes>, Status>>);
+/// Body of a request that is buffered by [`buffer_request`].
+struct BufferedRequest(mpsc::Receiver<Result<Frame<Bytes>, Status>>);
 
-impl Body for Ahead {
+impl Body for BufferedRequest {
     type Data = Bytes;
     type Error = Status;
 
@@ -277,6 +274,6 @@ impl Body for Ahead {
     }
 }
 
-fn broken(error: h2::Error) -> Status {
+fn to_status(error: h2::Error) -> Status {
     Status::from_error(error.into())
 }

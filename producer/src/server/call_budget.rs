@@ -1,22 +1,21 @@
-//! The call budget: bounds what calls hold in memory until they are streams, over all connections.
+//! The call budget: bounds the memory of calls until they become streams, over all connections.
 //!
-//! One half of the budget is for calls that become streams; each is charged a fixed amount, whatever it sends. The
-//! other half is for requests beyond a small size, and for all other calls; each address has a limited share of it. So
-//! neither large requests nor the health service, which needs no token, keep ordinary calls out. A charge is returned
-//! when the call is over or has become a stream; streams are bounded by `--subscribers` and `--in-flight-bytes`.
+//! One half of the budget is for calls that become streams; each is charged a fixed amount. The other half is for requests
+//! beyond a small size and for all other calls; each address has a limited share of it. Thus neither large requests nor
+//! health checks, which need no token, block ordinary calls. A charge is released when the call ends or becomes a stream;
+//! streams are bounded by `--subscribers` and `--in-flight-bytes`.
 //!
-//! The fuller a half, the shorter its bytes may be held: from `HOLD_TIME_MAX` when it is half full down to
-//! `HOLD_TIME_MIN` when it is nine tenths full. A call that asks for bytes ends the calls that have held some for
-//! longer and, if its address has used up its share, calls of that address. What these hold no longer counts against
-//! the call that asks; the last fifth of each half is reserved for that, until they are gone. A call that finds no room
-//! even so is refused.
+//! The fuller a half, the shorter a call may hold its bytes: from `HOLD_TIME_MAX` at 50% down to `HOLD_TIME_MIN` at 90%. A
+//! new charge ends calls that have held bytes for longer and, if its address has used up its share, calls of that address.
+//! Their bytes no longer count against the new charge; the last fifth of each half is reserved for them until they are
+//! released. If the capacity is still insufficient, the call is rejected.
 //!
-//! All connections together begin at most 2,000 streams a second, and as many as arrive within the shortest hold time fit
-//! into their half: streams that are never finished keep others out no longer than their first burst lasts. This does not
-//! hold for the other half: of 1,000 health checks a second 200 fit, of reflection calls 12. At that rate, from many
-//! addresses, they keep one another out, and requests beyond a small size; small requests for streams they do not.
+//! All connections together begin at most 2,000 streams per second, and those of the minimum hold time fit into their half.
+//! Calls that are never finished therefore block others only during their first burst. This does not apply to the other
+//! half: 200 of 1,000 health checks per second fit, and 12 reflection calls. At that rate, from many addresses, they block
+//! each other and large requests, but not small requests for streams.
 //!
-//! Cost: one lock when a call begins, one when it ends, and one for each frame of a large request; under it a walk over the
+//! Cost: one lock when a call begins, one when it ends, and one per frame of a large request, each with a scan of the
 //! unfinished calls.
 
 use std::{
@@ -36,36 +35,36 @@ use tokio_util::sync::CancellationToken;
 
 use crate::streams::REQUEST_TIMEOUT;
 
-/// Most bytes that all calls hold until they are streams.
+/// Maximum bytes of all calls until they become streams.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
-/// Most bytes of each half.
+/// Maximum bytes of each half.
 const HALF_BYTES_MAX: usize = BYTES_MAX / 2;
 
-/// Most bytes of each half held by standing calls, those that were not told to end.
-const STANDING_BYTES_MAX: usize = HALF_BYTES_MAX / 5 * 4;
+/// Maximum bytes of active calls in each half, excluding calls that are ending.
+const ACTIVE_BYTES_MAX: usize = HALF_BYTES_MAX / 5 * 4;
 
-/// Most bytes of the requests' half that one address may hold: the charge of two of the largest requests.
+/// Maximum bytes of one address in the requests' half: the charge of two requests of the maximum size.
 const SHARE_BYTES_MAX: usize = 2 * COPIES * REQUEST_BYTES_MAX;
 
-/// Bytes of a request that the fixed charge of its call covers: a name and some dozens of cursors.
+/// Request size that the fixed charge of a call covers: a name and dozens of cursors.
 const SMALL_REQUEST_BYTES: usize = 2 * 1024;
 
-/// Bytes of a request count twice: the buffer that collects them may be half empty.
+/// Request bytes count twice, because the buffer that collects them may be half empty.
 const COPIES: usize = 2;
 
-/// How long a call may hold bytes of a half that is half full, and of one that is nearly full.
+/// How long a call may hold bytes while its half is 50% full, and 90% full.
 const HOLD_TIME_MAX: Duration = REQUEST_TIMEOUT;
 const HOLD_TIME_MIN: Duration = Duration::from_millis(400);
 
-/// The kinds of calls, which cost differently.
+/// Kind of a call, which determines its charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// A call that becomes a stream, or what is left of one.
+    /// A call that becomes a stream, or a stream that has ended.
     Stream,
-    /// A health check, which may be a watch that lasts for hours.
+    /// A health check, or a watch that lasts for hours.
     Health,
-    /// Reflection, whose client may delay requests and responses; or an unknown call.
+    /// Reflection, or an unknown call.
     Other,
 }
 
@@ -81,7 +80,7 @@ impl CallKind {
         }
     }
 
-    /// The charge to the calls' half: what HTTP/2, the task and its timers need, and the small part of the request.
+    /// Charge to the calls' half: for HTTP/2, the task with its timers, and a small request.
     fn call_bytes(self) -> usize {
         match self {
             Self::Stream => 8 * 1024,
@@ -89,7 +88,7 @@ impl CallKind {
         }
     }
 
-    /// The fixed charge to the requests' half, including the buffers that tonic allocates for requests and responses.
+    /// Fixed charge to the requests' half, including the buffers that tonic allocates.
     fn request_bytes(self) -> usize {
         match self {
             Self::Stream => 0,
@@ -102,30 +101,30 @@ impl CallKind {
 /// The budget of one producer; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct CallBudget {
-    shared: Arc<Shared>,
+    shared: Arc<CallBudgetShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct CallBudgetShared {
+    state: Mutex<BudgetState>,
     bytes: IntGauge,
     refused: IntCounter,
     ended_early: IntCounter,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    calls: Half,
-    requests: Half,
+struct BudgetState {
+    calls: BudgetHalf,
+    requests: BudgetHalf,
     opened: u64,
 }
 
 #[derive(Debug, Default)]
-struct Half {
-    taken: usize,
-    /// The part of it held by calls that were told to end.
+struct BudgetHalf {
+    used: usize,
+    /// Used bytes of calls that are ending.
     ending: usize,
-    /// The standing calls that hold some, and how much, the oldest first.
+    /// Active calls and their bytes, the oldest first.
     holders: BTreeMap<u64, (Holder, usize)>,
 }
 
@@ -139,11 +138,11 @@ struct Holder {
 }
 
 impl CallBudget {
-    /// An empty budget. `bytes` shows what is taken; `refused` counts calls that found no room, and `ended_early` those
-    /// that were ended for others.
+    /// An unused budget. `bytes` reports its usage, `refused` counts rejected calls, and `ended_early` calls that were ended for
+    /// others.
     pub(super) fn new(bytes: IntGauge, refused: IntCounter, ended_early: IntCounter) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(CallBudgetShared {
                 state: Mutex::default(),
                 bytes,
                 refused,
@@ -152,7 +151,7 @@ impl CallBudget {
         }
     }
 
-    /// The share of the addresses of a network.
+    /// The share of a network, whose addresses count as one.
     pub(super) fn share(&self, network: IpAddr) -> AddressShare {
         AddressShare {
             shared: Arc::clone(&self.shared),
@@ -161,15 +160,15 @@ impl CallBudget {
     }
 }
 
-/// The share of one address, or one network that counts as such.
+/// The share of one address or network.
 #[derive(Debug, Clone)]
 pub(super) struct AddressShare {
-    shared: Arc<Shared>,
+    shared: Arc<CallBudgetShared>,
     pub(super) network: IpAddr,
 }
 
 impl AddressShare {
-    /// Charges a new call; `None` when there is no room.
+    /// Charges a new call; `None` if the budget is exceeded.
     pub(super) fn open(&self, kind: CallKind, now: Instant) -> Option<Grant> {
         let mut state = self.shared.state();
         let holder = Holder {
@@ -183,11 +182,11 @@ impl AddressShare {
         let calls = &mut state.calls;
         if !self
             .shared
-            .take(calls, &holder, call_bytes, usize::MAX, now)
+            .charge(calls, &holder, call_bytes, usize::MAX, now)
         {
             return None;
         }
-        self.shared.show(&state);
+        self.shared.publish(&state);
         drop(state);
         let grant = Grant {
             shared: Arc::clone(&self.shared),
@@ -196,14 +195,14 @@ impl AddressShare {
             received: AtomicUsize::new(0),
             request_bytes: AtomicUsize::new(0),
         };
-        grant.take(kind.request_bytes(), now).then_some(grant)
+        grant.charge(kind.request_bytes(), now).then_some(grant)
     }
 }
 
-/// What one call holds, until it is dropped.
+/// The charge of one call, released on drop.
 #[derive(Debug)]
 pub(super) struct Grant {
-    shared: Arc<Shared>,
+    shared: Arc<CallBudgetShared>,
     holder: Holder,
     call_bytes: usize,
     received: AtomicUsize,
@@ -211,33 +210,33 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Charges `bytes` more of the request; false when there is no room and the call must end.
+    /// Charges `bytes` more of the request; false if the budget is exceeded and the call must end.
     pub(super) fn receive(&self, bytes: usize, now: Instant) -> bool {
         let before = self.received.fetch_add(bytes, Ordering::Relaxed);
         let beyond = |received: usize| received.saturating_sub(SMALL_REQUEST_BYTES);
-        self.take(COPIES * (beyond(before + bytes) - beyond(before)), now)
+        self.charge(COPIES * (beyond(before + bytes) - beyond(before)), now)
     }
 
-    /// Cancelled when the call must end because others need the bytes that it has held for long enough.
+    /// Cancelled when the call must end because other calls need its bytes.
     pub(super) fn end(&self) -> &CancellationToken {
         &self.holder.end
     }
 
-    /// Takes `bytes` of the requests' half.
-    fn take(&self, bytes: usize, now: Instant) -> bool {
+    /// Charges `bytes` to the requests' half.
+    fn charge(&self, bytes: usize, now: Instant) -> bool {
         if bytes == 0 {
             return true;
         }
         let mut state = self.shared.state();
         let requests = &mut state.requests;
-        let is_there = self
+        let is_granted = self
             .shared
-            .take(requests, &self.holder, bytes, SHARE_BYTES_MAX, now);
-        if is_there {
+            .charge(requests, &self.holder, bytes, SHARE_BYTES_MAX, now);
+        if is_granted {
             self.request_bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.shared.show(&state);
+            self.shared.publish(&state);
         }
-        is_there
+        is_granted
     }
 }
 
@@ -245,26 +244,26 @@ impl Drop for Grant {
     fn drop(&mut self) {
         let request_bytes = *self.request_bytes.get_mut();
         let mut state = self.shared.state();
-        state.calls.give_back(self.holder.id, self.call_bytes);
-        state.requests.give_back(self.holder.id, request_bytes);
-        self.shared.show(&state);
+        state.calls.release(self.holder.id, self.call_bytes);
+        state.requests.release(self.holder.id, request_bytes);
+        self.shared.publish(&state);
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl CallBudgetShared {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn show(&self, state: &State) {
-        let bytes = i64::try_from(state.calls.taken + state.requests.taken);
-        self.bytes.set(bytes.expect("it is within the budget"));
+    fn publish(&self, state: &BudgetState) {
+        let bytes = i64::try_from(state.calls.used + state.requests.used);
+        self.bytes.set(bytes.expect("within the budget"));
     }
 
-    /// Takes `bytes` of `half`, of which one address may hold `share_max`, for `holder`; false when there is no room.
-    fn take(
+    /// Charges `bytes` of `half` to `holder`, whose address may hold `share_max`; false if the budget is exceeded.
+    fn charge(
         &self,
-        half: &mut Half,
+        half: &mut BudgetHalf,
         holder: &Holder,
         bytes: usize,
         share_max: usize,
@@ -273,32 +272,32 @@ impl Shared {
         if bytes == 0 {
             return true;
         }
-        let hold_time = hold_time(half.taken - half.ending + bytes);
+        let hold_time = hold_time(half.used - half.ending + bytes);
         while let Some(id) = half.oldest(hold_time, now, |_| true) {
             self.end(half, id);
         }
-        // Of its own address, no more calls than needed.
+        // Ends only as many calls of its own address as needed.
         let is_own = |held: &Holder| held.network == holder.network;
         while !half.has_share(holder, bytes, share_max)
             && let Some(id) = half.oldest(HOLD_TIME_MIN, now, is_own)
         {
             self.end(half, id);
         }
-        let is_room = half.has_share(holder, bytes, share_max)
-            && half.taken - half.ending + bytes <= STANDING_BYTES_MAX
-            && half.taken + bytes <= HALF_BYTES_MAX;
-        if !is_room || holder.end.is_cancelled() {
+        let has_capacity = half.has_share(holder, bytes, share_max)
+            && half.used - half.ending + bytes <= ACTIVE_BYTES_MAX
+            && half.used + bytes <= HALF_BYTES_MAX;
+        if !has_capacity || holder.end.is_cancelled() {
             self.refused.inc();
             return false;
         }
-        half.taken += bytes;
+        half.used += bytes;
         let held = half.holders.entry(holder.id);
         held.or_insert_with(|| (holder.clone(), 0)).1 += bytes;
         true
     }
 
-    /// Tells a call to end.
-    fn end(&self, half: &mut Half, id: u64) {
+    /// Ends a call early.
+    fn end(&self, half: &mut BudgetHalf, id: u64) {
         if let Some((holder, bytes)) = half.holders.remove(&id) {
             half.ending += bytes;
             self.ended_early
@@ -308,24 +307,24 @@ impl Shared {
     }
 }
 
-impl Half {
-    /// Whether the standing calls of an address may hold so many bytes more.
-    fn has_share(&self, of: &Holder, bytes: usize, share_max: usize) -> bool {
+impl BudgetHalf {
+    /// Whether the active calls of an address may hold `bytes` more.
+    fn has_share(&self, holder: &Holder, bytes: usize, share_max: usize) -> bool {
         if share_max == usize::MAX {
             return true;
         }
         let own = self.holders.values();
-        let own = own.filter(|(held, _)| held.network == of.network);
+        let own = own.filter(|(held, _)| held.network == holder.network);
         let held: usize = own.map(|(_, bytes)| bytes).sum();
         held <= share_max.saturating_sub(bytes)
     }
 
-    /// The oldest call that is as old as `hold_time` and wanted.
+    /// The oldest matching call that is at least `hold_time` old.
     fn oldest(
         &self,
         hold_time: Duration,
         now: Instant,
-        is_wanted: impl Fn(&Holder) -> bool,
+        matches: impl Fn(&Holder) -> bool,
     ) -> Option<u64> {
         let is_old = |held: &Holder| now.saturating_duration_since(held.since) >= hold_time;
         let mut old = self
@@ -333,22 +332,22 @@ impl Half {
             .values()
             .map(|(held, _)| held)
             .take_while(|held| is_old(held));
-        old.find(|held| is_wanted(held)).map(|held| held.id)
+        old.find(|held| matches(held)).map(|held| held.id)
     }
 
-    fn give_back(&mut self, id: u64, bytes: usize) {
-        self.taken -= bytes;
+    fn release(&mut self, id: u64, bytes: usize) {
+        self.used -= bytes;
         if self.holders.remove(&id).is_none() {
             self.ending -= bytes;
         }
     }
 }
 
-/// How long a call may hold bytes of a half in which standing calls hold `taken` bytes.
-fn hold_time(taken: usize) -> Duration {
-    let percent = taken * 100 / STANDING_BYTES_MAX;
+/// How long a call may hold bytes of a half in which active calls hold `used` bytes.
+fn hold_time(used: usize) -> Duration {
+    let percent = used * 100 / ACTIVE_BYTES_MAX;
     match u32::try_from(percent.clamp(50, 90) - 50) {
-        // There is room for others: only the calls' own deadlines apply.
+        // Sufficient capacity: only the deadlines of the calls apply.
         Ok(0) | Err(_) => Duration::MAX,
         Ok(short) => HOLD_TIME_MAX - (HOLD_TIME_MAX - HOLD_TIME_MIN) * short / 40,
     }

@@ -1,12 +1,9 @@
-//! How many calls are answered: rates limit the calls of each connection, of each address and of all together, and the
-//! call budget limits the bytes that they hold.
+//! Admission of calls: rate limits per connection, per address and in total; the call budget bounds their memory.
 //!
-//! Calls that become streams and all other calls have separate rates for each address and for all together, because
-//! health checks need no token.
+//! Streaming calls and all other calls have separate limits per address and in total, because health checks need no token.
 //!
-//! A call costs a task and a look at every queue, so a client that opened and ended calls as fast as it could would
-//! take the CPU from the streams. A subscriber opens one call and keeps it for hours; a health check makes one a
-//! second.
+//! A call costs a task and a scan of all subscribers, so a client that opens and ends calls in a tight loop would take CPU
+//! time from the streams. Subscribers keep a call open for hours; a health check makes one per second.
 
 use std::{
     net::IpAddr,
@@ -27,44 +24,44 @@ use tonic::Status;
 use super::call_budget::{AddressShare, CallBudget, CallKind, Grant};
 use crate::security::tokens::TokenCheck;
 
-/// A rate, and how many calls may come at once.
+/// A rate and its burst.
 type Rate = (&'static str, u64);
 
-/// Calls on one connection.
+/// Calls per connection.
 const CONNECTION: Rate = ("50/s", 200);
 
-/// Streaming calls on all connections together. After a restart all subscribers come back at once.
+/// Streaming calls on all connections. After a restart, all subscribers reconnect at the same time.
 const STREAMS: Rate = ("2000/s", 8_000);
 
-/// Health checks and reflection on all connections together.
+/// Health checks and reflection on all connections.
 const OTHERS: Rate = ("1000/s", 4_000);
 
-/// The same for one address: enough for a load balancer behind which all subscribers come back at once, and little
-/// enough to leave calls to others.
+/// The same per address: enough for all subscribers behind a load balancer to reconnect, and low enough to leave calls to
+/// other addresses.
 const STREAMS_OF_ADDRESS: Rate = ("500/s", 4_000);
 const OTHERS_OF_ADDRESS: Rate = ("200/s", 1_000);
 
-/// Most connections and addresses whose calls are remembered. One that made a single call is forgotten after milliseconds, so at the
-/// rate of all together a fraction of this is in use.
+/// Maximum number of tracked connections and addresses. One with a single call is tracked for milliseconds, so at the total
+/// rate only a fraction is in use.
 const KEYS_MAX: usize = 1 << 16;
 
-/// A connection is closed after this many refusals: its client does not react to them.
+/// A connection is closed after this many rejected calls.
 pub(super) const REFUSED_MAX: u32 = 1_000;
 
-/// Whose calls a rate limits.
+/// Key of a rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Caller {
     Connection(u64),
     Address(IpAddr),
-    Anybody,
+    All,
 }
 
-/// The limits of all calls of one producer, and counts of what they refused; clones share them.
+/// Limits of all calls of one producer, and counters of rejected calls; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLimits {
-    began: Instant,
+    started: Instant,
     rates: Arc<Mutex<Limits<Caller>>>,
-    /// Of a connection; of streaming calls of an address, and of all; of others likewise.
+    /// Per connection; of streaming calls per address and in total; of other calls per address and in total.
     ids: [LimitId; 5],
     connections: Arc<AtomicU64>,
     budget: CallBudget,
@@ -75,11 +72,11 @@ impl CallLimits {
     /// Registers `producer_grpc_calls_refused_total{reason}` and `producer_grpc_calls_bytes`.
     ///
     /// # Errors
-    /// When a metric of that name is registered already.
+    /// When one of the metrics is registered already.
     pub(crate) fn register(registry: &Registry) -> prometheus::Result<Self> {
         let refused: IntCounterVec = registry.add(producer::CALLS_REFUSED)?;
         let bytes = registry.add(producer::CALLS_BYTES)?;
-        let [_, _, _, no_room, shortened] = [
+        let [_, _, _, no_bytes, shortened] = [
             "connection",
             "address",
             "all",
@@ -97,19 +94,19 @@ impl CallLimits {
         ];
         let ids = all.map(|(rate, burst)| {
             let limit = Algorithm::token_bucket(rate, burst).and_then(|it| rates.add(it));
-            limit.expect("these rates can be kept to")
+            limit.expect("valid rates")
         });
         Ok(Self {
-            began: Instant::now(),
+            started: Instant::now(),
             rates: Arc::new(Mutex::new(rates)),
             ids,
             connections: Arc::default(),
-            budget: CallBudget::new(bytes, no_room, shortened),
+            budget: CallBudget::new(bytes, no_bytes, shortened),
             refused,
         })
     }
 
-    /// The limits for a new connection from `peer`, whose calls must bear one of the `tokens`, if there are any.
+    /// Limits for a new connection from `peer`. With `tokens`, its calls must present a valid one.
     pub(super) fn of_connection(
         &self,
         peer: IpAddr,
@@ -125,25 +122,25 @@ impl CallLimits {
         }
     }
 
-    /// Takes a call of each of these callers, or of none.
-    fn take(&self, callers: &[(LimitId, Caller)], now: Instant) -> Result<(), Status> {
+    /// Charges a call to all of these limits, or to none.
+    fn charge(&self, callers: &[(LimitId, Caller)], now: Instant) -> Result<(), Status> {
         let demand = |&(limit, key)| Demand {
             limit,
             key,
             requests: 1,
         };
         let demands: Vec<_> = callers.iter().map(demand).collect();
-        let nanos = now.saturating_duration_since(self.began).as_nanos();
+        let nanos = now.saturating_duration_since(self.started).as_nanos();
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = match rates.reserve(&demands, nanos, Duration::ZERO) {
             Decision::Now => return Ok(()),
             Decision::At { limit, .. } | Decision::Refused { limit, .. } => limit,
         };
-        let refusing = callers.iter().find(|(limit, _)| *limit == rule);
-        let (reason, message) = match refusing {
+        let exceeded = callers.iter().find(|(limit, _)| *limit == rule);
+        let (reason, message) = match exceeded {
             Some((_, Caller::Connection(_))) => ("connection", "too many calls on this connection"),
-            Some((_, Caller::Address(_))) => ("address", "too many calls of this address"),
+            Some((_, Caller::Address(_))) => ("address", "too many calls from this address"),
             _ => ("all", "too many calls"),
         };
         self.refused.with_label_values(&[reason]).inc();
@@ -151,7 +148,7 @@ impl CallLimits {
     }
 }
 
-/// What every call of one connection must pass.
+/// Limits of the calls of one connection.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
     number: u64,
@@ -163,14 +160,13 @@ pub(super) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// Admits a call and returns what it holds of the budget.
+    /// Admits a call and returns its grant of the call budget.
     ///
-    /// It must be within the rate of its connection, have a token if tokens are required, and be within the rates of its
-    /// address and of all calls, and within the call budget. The order matters: a client without a token takes nothing
-    /// from clients that have one.
+    /// Checks the rate of the connection, the token, the rates of the address and of all calls, and the budget, in this order:
+    /// calls without a valid token must not use up the limits of others.
     ///
     /// # Errors
-    /// The status to answer with.
+    /// The status of the response.
     pub(super) fn admit<B>(&mut self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
         let admitted = self.check(request, now);
         self.refused += u32::from(admitted.is_err());
@@ -186,7 +182,7 @@ impl ConnectionLimits {
             others,
         ] = self.calls.ids;
         let own = Caller::Connection(self.number);
-        self.calls.take(&[(connection, own)], now)?;
+        self.calls.charge(&[(connection, own)], now)?;
         if let Some(tokens) = &self.tokens {
             tokens.admit(request, self.peer)?;
         }
@@ -197,20 +193,20 @@ impl ConnectionLimits {
         };
         let address = Caller::Address(self.share.network);
         self.calls
-            .take(&[(of_address, address), (of_all, Caller::Anybody)], now)?;
+            .charge(&[(of_address, address), (of_all, Caller::All)], now)?;
         let grant = self.share.open(kind, now);
         grant.ok_or_else(|| {
-            Status::resource_exhausted("all unfinished calls together hold too much")
+            Status::resource_exhausted("all unfinished calls together use too much memory")
         })
     }
 
-    /// Its address's share of the budget.
+    /// Share of its address in the budget.
     pub(super) fn share(&self) -> AddressShare {
         self.share.clone()
     }
 
-    /// Whether the client was refused so often that its connection is to be closed.
-    pub(super) fn is_abused(&self) -> bool {
+    /// Whether so many calls were rejected that the connection is to be closed.
+    pub(super) fn exceeds_refusals(&self) -> bool {
         self.refused >= REFUSED_MAX
     }
 }
@@ -242,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_cannot_take_the_calls_of_all() {
+    fn one_connection_cannot_use_up_the_total_rate() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let mut greedy = calls.of_connection(address(1), None);
         let (now, stream) = (Instant::now(), call(CallKind::Stream));
@@ -250,7 +246,7 @@ mod tests {
         let admitted =
             (0..burst + u64::from(REFUSED_MAX)).filter(|_| greedy.admit(&stream, now).is_ok());
         assert_eq!(admitted.count() as u64, burst);
-        assert!(greedy.is_abused());
+        assert!(greedy.exceeds_refusals());
         let mut modest = calls.of_connection(address(1), None);
         assert!(modest.admit(&stream, now).is_ok());
         assert_eq!(refused(&calls, "connection"), u64::from(REFUSED_MAX));
@@ -258,21 +254,21 @@ mod tests {
     }
 
     #[test]
-    fn calls_without_a_token_take_nothing_from_those_with_one() {
+    fn calls_without_a_token_do_not_use_up_the_total_rate() {
         let limits = CallLimits::register(&Registry::new()).unwrap();
         let tokens = Arc::new(token_check("the-only-good-token\n"));
-        // By then every bucket is full.
+        // All buckets are full by then.
         let now = Instant::now() + Duration::from_secs(1);
         let of_a_connection = || limits.of_connection(address(1), Some(Arc::clone(&tokens)));
-        let refusal = |stranger: &mut ConnectionLimits| {
-            let refused = stranger.admit(&call(CallKind::Other), now);
+        let refusal = |untrusted: &mut ConnectionLimits| {
+            let refused = untrusted.admit(&call(CallKind::Other), now);
             refused.unwrap_err().code()
         };
-        // All at one moment, and more calls than all connections together may make.
+        // More simultaneous calls than the total rate allows.
         for _ in 0..100 {
-            let mut stranger = of_a_connection();
-            assert!((0..200).all(|_| refusal(&mut stranger) == Code::Unauthenticated));
-            assert_eq!(refusal(&mut stranger), Code::ResourceExhausted);
+            let mut untrusted = of_a_connection();
+            assert!((0..200).all(|_| refusal(&mut untrusted) == Code::Unauthenticated));
+            assert_eq!(refusal(&mut untrusted), Code::ResourceExhausted);
         }
         let mut known = call(CallKind::Other);
         let token = "Bearer the-only-good-token".parse().unwrap();
@@ -280,21 +276,21 @@ mod tests {
         assert!(of_a_connection().admit(&known, now).is_ok());
     }
 
-    /// Whether a new connection of an address may make one more call.
+    /// Whether a call on a new connection of an address is admitted.
     fn is_admitted(calls: &CallLimits, number: u32, kind: CallKind, now: Instant) -> bool {
         let mut connection = calls.of_connection(address(number), None);
         connection.admit(&call(kind), now).is_ok()
     }
 
     #[test]
-    fn many_addresses_together_are_bounded_too() {
+    fn many_addresses_together_are_limited() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
         let admitted = |kind| {
             let all = (0..12_000).filter(|it| is_admitted(&calls, it % 16, kind, now));
             all.count() as u64
         };
-        // They leave the streaming calls their own.
+        // Streaming calls have a separate limit.
         assert_eq!(admitted(CallKind::Health), OTHERS.1);
         assert_eq!(admitted(CallKind::Other), 0);
         assert_eq!(admitted(CallKind::Stream), STREAMS.1);
@@ -306,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_one_address_leave_calls_to_others() {
+    fn one_address_cannot_use_up_the_total_rate() {
         let calls = CallLimits::register(&Registry::new()).unwrap();
         let now = Instant::now() + Duration::from_secs(1);
         for (kind, address) in [

@@ -1,8 +1,8 @@
-//! One HTTP/2 connection: its calls, its keep-alive pings, and its orderly end.
+//! One HTTP/2 connection: its calls, keepalive pings, and graceful shutdown.
 //!
-//! This uses h2 directly. hyper would take a message out of the log before HTTP/2 has capacity for it, and would not
-//! poll a stalled response until it has: such a stream could be ended neither by a status nor by a reset, and its
-//! in-flight bytes could not be counted.
+//! Uses h2 directly. hyper would take a chunk from the log before HTTP/2 has capacity for it, and would not poll a stalled
+//! response until then: such a stream could be ended neither by a status nor by a reset, and its in-flight bytes could not
+//! be counted.
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
@@ -20,86 +20,86 @@ use super::{
 };
 use crate::streams::Peer;
 
-/// A stream with this many bytes in its send buffer takes no further chunk from the log; enough for the kernel never to
-/// wait. A stream whose client has closed its window has two chunks in flight: one of which a part was sent, and one that
-/// waits. One whose client's kernel accepts nothing more has these bytes in flight, one chunk that exceeds them, one that
-/// is half written, and one that waits: 448 KiB at the default chunk size, or 44 MiB for a hundred such streams.
+/// A stream with this many bytes in its send buffer takes no further chunk from the log; enough to keep the kernel busy. A
+/// stream whose client has closed its window has two chunks in flight: one partly sent, and one waiting. If the kernel of
+/// the client accepts nothing more, these bytes and three chunks are in flight: 448 KiB at the default chunk size, or 44
+/// MiB for a hundred such streams.
 pub(crate) const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
-/// Most calls at once on one connection.
+/// Maximum number of concurrent calls per connection.
 const CALLS_MAX: u32 = 64;
 
-/// Most bytes of a request's headers, and the receive windows: the largest request is read in steps. HTTP/2 starts
-/// every connection with a window of 65,535 bytes, before a smaller one can be set.
+/// Maximum size of request headers, and receive windows. Large requests are read in steps. The connection window is the
+/// initial window of HTTP/2, which cannot be reduced.
 const HEADERS_BYTES_MAX: u32 = 16 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 
-/// What a connection may hold besides its calls and streams: the window, and as much again for HTTP/2's buffers in both
-/// directions, the headers that it is reading, its tables, and its task.
+/// Memory of a connection besides its calls and streams: the window, and as much again for the buffers of HTTP/2 in both
+/// directions, partial headers, tables, and the task.
 pub(crate) const CONNECTION_BYTES: usize = 128 * 1024;
 
-/// What TLS may hold in addition: bytes not yet decrypted or not yet sent.
+/// Additional memory with TLS: bytes not yet decrypted or not yet sent.
 pub(crate) const TLS_BYTES: usize = 128 * 1024;
 
-/// Limits on resets: calls that a client has reset before they were accepted, resets that it has forced by breaking the
-/// protocol, and ended calls that are remembered for frames still on their way. Beyond either of the first two, the
-/// connection is closed with `ENHANCE_YOUR_CALM`: endless opening and resetting costs a client more than this server.
+/// Limits of resets: calls that a client reset before they were accepted, resets caused by protocol violations, and ended
+/// calls that are remembered for frames in transit. If either of the first two is exceeded, the connection is closed with
+/// `ENHANCE_YOUR_CALM`, so that rapid resets cost the client more than the server.
 const RESETS_PENDING_MAX: usize = 20;
 const RESETS_FORCED_MAX: usize = 100;
 const RESETS_REMEMBERED_MAX: usize = 50;
 const RESET_REMEMBERED: Duration = Duration::from_secs(1);
 
-/// How often a connection is pinged, and how long the answer may take: longer than a reader may be suspended and still
-/// find its stream.
+/// Interval of keepalive pings, and timeout of the reply. A client may be suspended for less than this without losing its
+/// stream.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a client may take for the HTTP/2 preface and its first admitted call: others may need the connection slot.
+/// Time limit for the HTTP/2 preface and the first admitted call, so that idle clients do not occupy connections.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(15);
 
-/// How long a client may take to close its connection after its last call when the producer drains. Closing it first
-/// could destroy what is still on its way to the client: a kernel answers data on a closed connection with a reset.
+/// Time for a client to close its connection after its last call during a drain. Closing it here first could destroy data in
+/// transit: a kernel responds to data on a closed connection with a reset.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long an HTTP/2 connection may take to end after it was told to. Its calls are over by then, and everything they
-/// sent is in the kernel unless the client has stopped reading; such a client gets no `Goodbye`, and can tell.
+/// Time limit for an HTTP/2 connection to end after GOAWAY. By then, its calls have ended, and all of their data is in the
+/// kernel unless the client has stopped reading. Such a client receives no `Goodbye`, which it can detect.
 const GOAWAY_GRACE: Duration = Duration::from_millis(500);
 
-/// What a connection needs to answer calls.
-pub(super) struct Connection {
+/// A connection before it is served.
+pub(super) struct GrpcConnection {
     pub(super) routes: Routes,
     pub(super) limits: ConnectionLimits,
     pub(super) activity: Arc<Activity>,
-    /// Runs its calls; the drain waits for them.
+    /// Tracks its calls, for the drain.
     pub(super) tasks: TaskTracker,
     pub(super) stopping: CancellationToken,
 }
 
-/// Why a connection ended before its client closed it.
+/// Why a connection ended before the client closed it.
 #[derive(Debug, thiserror::Error)]
-enum ConnectionError {
+enum GrpcConnectionError {
     #[error(transparent)]
-    Broken(#[from] h2::Error),
+    Http2(#[from] h2::Error),
     #[error("keepalive timeout")]
-    Silent,
-    #[error("it asked for nothing")]
-    Unused,
-    #[error("it did not end in time")]
-    Late,
+    KeepAliveTimeout,
+    #[error("no call received in time")]
+    NoCalls,
+    #[error("connection did not close in time")]
+    CloseTimeout,
     #[error("connection did not release its bytes after a stream was disconnected")]
     Stuck,
 }
 
-impl Connection {
-    /// Serves `stream` until the client closes it, or its calls are over and the producer drains.
+impl GrpcConnection {
+    /// Serves `stream` until the client closes it, or until its calls have ended during a drain.
     pub(super) async fn run(self, stream: impl ByteStream) {
         if let Err(error) = self.serve(stream).await {
             tracing::debug!(%error, "gRPC connection ended");
         }
     }
 
-    async fn serve(mut self, stream: impl ByteStream) -> Result<(), ConnectionError> {
+    async fn serve(mut self, stream: impl ByteStream) -> Result<(), GrpcConnectionError> {
         let (activity, stopping) = (Arc::clone(&self.activity), self.stopping.clone());
         let mut closing = pin!(async {
             stopping.cancelled().await;
@@ -111,7 +111,7 @@ impl Connection {
             biased;
             connection = settings().handshake::<_, Data>(stream) => connection?,
             () = &mut closing => return Ok(()),
-            () = &mut first_call => return Err(ConnectionError::Unused),
+            () = &mut first_call => return Err(GrpcConnectionError::NoCalls),
         };
         let mut keep_alive = pin!(keep_alive(connection.ping_pong()));
         let close = CancellationToken::new();
@@ -125,7 +125,7 @@ impl Connection {
                     Some(call) => {
                         let (request, respond) = call?;
                         is_used |= self.accept(request, respond, &close);
-                        if self.limits.is_abused() && !is_ending {
+                        if self.limits.exceeds_refusals() && !is_ending {
                             is_ending = true;
                             connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                             end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -133,10 +133,10 @@ impl Connection {
                     }
                     None => return Ok(()),
                 },
-                () = &mut closed => return Err(ConnectionError::Stuck),
+                () = &mut closed => return Err(GrpcConnectionError::Stuck),
                 Err(error) = &mut keep_alive => return Err(error),
                 () = &mut first_call, if !is_used && !is_ending => {
-                    // GOAWAY tells a client that calls at this moment to use another connection.
+                    // GOAWAY makes a client that is just calling use another connection.
                     is_ending = true;
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
@@ -146,12 +146,12 @@ impl Connection {
                     connection.graceful_shutdown();
                     end.as_mut().reset(Instant::now() + GOAWAY_GRACE);
                 }
-                () = &mut end => return Err(ConnectionError::Late),
+                () = &mut end => return Err(GrpcConnectionError::CloseTimeout),
             }
         }
     }
 
-    /// Spawns the task that answers a call; false when the call is refused.
+    /// Spawns the task of a call; false if the call is rejected.
     fn accept(
         &mut self,
         request: Request<RecvStream>,
@@ -161,7 +161,7 @@ impl Connection {
         let grant = match self.limits.admit(&request, Instant::now()) {
             Ok(grant) => grant,
             Err(status) => {
-                call::refuse(respond, status);
+                call::reject(respond, status);
                 return false;
             }
         };
@@ -172,7 +172,7 @@ impl Connection {
             stopping: self.stopping.clone(),
             close: close.clone(),
         };
-        let mut request = call::bare(request);
+        let mut request = call::strip_headers(request);
         let network = addresses::network(self.limits.peer);
         request.extensions_mut().insert(Peer(network));
         let running = call::run(request, respond, context, grant, in_progress);
@@ -196,17 +196,17 @@ fn settings() -> server::Builder {
     settings
 }
 
-/// Pings the client for as long as its answers come in time.
-async fn keep_alive(pings: Option<PingPong>) -> Result<Infallible, ConnectionError> {
+/// Pings the client, and fails when a reply is late.
+async fn keep_alive(pings: Option<PingPong>) -> Result<Infallible, GrpcConnectionError> {
     let Some(mut pings) = pings else {
-        unreachable!("nobody else has taken this connection's pings");
+        unreachable!("the pings of a connection are taken once");
     };
     loop {
         sleep(KEEP_ALIVE_INTERVAL).await;
         match timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(ConnectionError::Broken(error)),
-            Err(_) => return Err(ConnectionError::Silent),
+            Ok(Err(error)) => return Err(GrpcConnectionError::Http2(error)),
+            Err(_) => return Err(GrpcConnectionError::KeepAliveTimeout),
         }
     }
 }

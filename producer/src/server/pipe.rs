@@ -1,9 +1,9 @@
 //! Writes a response body into an HTTP/2 stream: takes the next frame, then waits until HTTP/2 can send or buffer at least
 //! one byte of it.
 //!
-//! The log can no longer drop what was taken out of it, so at most one frame waits here; it counts as in flight. A stream
-//! with nothing to send reserves no capacity: a reserved byte is missing in the window that all streams of the connection
-//! share, and a client that opens its window only when that is used up would never do so.
+//! At most one frame waits here and counts as in flight, because the log cannot drop a chunk that was taken. A stream without
+//! data reserves no capacity: a reserved byte would be missing in the shared window of the connection, and a client that
+//! extends its window only when it is used up would never do so.
 
 use std::{
     pin::Pin,
@@ -22,7 +22,7 @@ use crate::streams::{
     status::trailers,
 };
 
-/// A frame that HTTP/2 has taken; it drops it when it is written or no longer needed.
+/// A frame that is charged until HTTP/2 has written or discarded it.
 #[derive(Debug)]
 pub(super) struct Data {
     bytes: Bytes,
@@ -45,13 +45,13 @@ impl Buf for Data {
 
 /// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// HTTP/2 has taken all of it.
-    Whole,
+pub(super) enum PipeEnd {
+    /// HTTP/2 has taken the complete response.
+    Complete,
     /// The client has reset the stream, or the connection is closed.
-    Gone,
-    /// It was cut off because all streams together exceeded the budget of in-flight bytes.
-    Cut,
+    Closed,
+    /// It was disconnected because all streams together exceeded the budget of in-flight bytes.
+    Disconnected,
 }
 
 type Cancelled = Pin<Box<WaitForCancellationFutureOwned>>;
@@ -64,9 +64,9 @@ pub(super) struct Pipe {
     body: tonic::body::Body,
     out: SendStream<Data>,
     in_flight: Option<Arc<InFlight>>,
-    cut: Option<Cancelled>,
+    disconnect: Option<Cancelled>,
     early_end: Option<EarlyEnd>,
-    /// Waits for capacity; and whether it is the last.
+    /// The frame that waits for capacity, and whether it is the last.
     next: Option<(Data, bool)>,
 }
 
@@ -77,14 +77,14 @@ impl Pipe {
         out: SendStream<Data>,
         in_flight: Option<Arc<InFlight>>,
     ) -> Self {
-        let cut = in_flight
+        let disconnect = in_flight
             .as_ref()
-            .map(|in_flight| Box::pin(in_flight.cut().clone().cancelled_owned()));
+            .map(|in_flight| Box::pin(in_flight.disconnect().clone().cancelled_owned()));
         Self {
             body,
             out,
             in_flight,
-            cut,
+            disconnect,
             early_end: None,
             next: None,
         }
@@ -96,22 +96,22 @@ impl Pipe {
         self
     }
 
-    /// Sends the body to its end and drops it; what was sent may not be written yet.
-    pub(super) async fn run(mut self) -> (Ended, Sent) {
+    /// Sends the complete body and drops it. Its data may not be written yet.
+    pub(super) async fn run(mut self) -> (PipeEnd, SentResponse) {
         let ended = std::future::poll_fn(|context| self.poll(context)).await;
-        (ended, Sent(self.out))
+        (ended, SentResponse(self.out))
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<PipeEnd> {
         loop {
             if self.out.poll_reset(context).is_ready() {
-                return Poll::Ready(Ended::Gone);
+                return Poll::Ready(PipeEnd::Closed);
             }
-            if let Some(cut) = &mut self.cut
-                && cut.as_mut().poll(context).is_ready()
+            if let Some(disconnect) = &mut self.disconnect
+                && disconnect.as_mut().poll(context).is_ready()
             {
-                self.cut = None;
-                return Poll::Ready(Ended::Cut);
+                self.disconnect = None;
+                return Poll::Ready(PipeEnd::Disconnected);
             }
             if let Some(early_end) = &mut self.early_end
                 && let Poll::Ready(status) = early_end.as_mut().poll(context)
@@ -120,26 +120,26 @@ impl Pipe {
             }
             if self.next.is_none() {
                 let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-                if let Some(ended) = self.take(frame) {
+                if let Some(ended) = self.accept_frame(frame) {
                     return Poll::Ready(ended);
                 }
             }
-            if !ready!(self.poll_room(context)) {
-                return Poll::Ready(Ended::Gone);
+            if !ready!(self.poll_capacity(context)) {
+                return Poll::Ready(PipeEnd::Closed);
             }
             let Some((data, last)) = self.next.take() else {
                 continue;
             };
             match self.out.send_data(data, last) {
-                Ok(()) if last => return Poll::Ready(Ended::Whole),
+                Ok(()) if last => return Poll::Ready(PipeEnd::Complete),
                 Ok(()) => {}
-                Err(_) => return Poll::Ready(Ended::Gone),
+                Err(_) => return Poll::Ready(PipeEnd::Closed),
             }
         }
     }
 
-    /// Waits until HTTP/2 takes at least one byte; false when the stream is gone.
-    fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+    /// Waits until HTTP/2 accepts at least one byte; false if the stream is closed.
+    fn poll_capacity(&mut self, context: &mut Context<'_>) -> Poll<bool> {
         self.out.reserve_capacity(1);
         while self.out.capacity() == 0 {
             match ready!(self.out.poll_capacity(context)) {
@@ -150,19 +150,22 @@ impl Pipe {
         Poll::Ready(true)
     }
 
-    /// Makes a frame the next to be sent, or sends it if it ends the response.
-    fn take(&mut self, frame: Option<Result<http_body::Frame<Bytes>, Status>>) -> Option<Ended> {
+    /// Makes a frame the next one to be sent; sends trailers immediately.
+    fn accept_frame(
+        &mut self,
+        frame: Option<Result<http_body::Frame<Bytes>, Status>>,
+    ) -> Option<PipeEnd> {
         let frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(status)) => return Some(self.trailers(&status)),
-            None => return self.queue(Bytes::new(), true),
+            None => return self.set_next(Bytes::new(), true),
         };
         match frame.into_data() {
             Ok(bytes) => {
                 let last = self.body.is_end_stream();
-                self.queue(bytes, last)
+                self.set_next(bytes, last)
             }
-            // A frame that is neither data nor trailers is skipped; there is no other kind today.
+            // Frames that are neither data nor trailers do not exist; they would be skipped.
             Err(frame) => frame
                 .into_trailers()
                 .ok()
@@ -170,7 +173,7 @@ impl Pipe {
         }
     }
 
-    fn queue(&mut self, bytes: Bytes, last: bool) -> Option<Ended> {
+    fn set_next(&mut self, bytes: Bytes, last: bool) -> Option<PipeEnd> {
         let charge = self.in_flight.as_ref();
         let charge = charge.map(|in_flight| in_flight.charge(bytes.len()));
         let data = Data {
@@ -181,23 +184,23 @@ impl Pipe {
         None
     }
 
-    fn trailers(&mut self, status: &Status) -> Ended {
+    fn trailers(&mut self, status: &Status) -> PipeEnd {
         self.send_trailers(trailers(status))
     }
 
-    fn send_trailers(&mut self, trailers: http::HeaderMap) -> Ended {
+    fn send_trailers(&mut self, trailers: http::HeaderMap) -> PipeEnd {
         self.out.reserve_capacity(0);
         match self.out.send_trailers(trailers) {
-            Ok(()) => Ended::Whole,
-            Err(_) => Ended::Gone,
+            Ok(()) => PipeEnd::Complete,
+            Err(_) => PipeEnd::Closed,
         }
     }
 }
 
 /// The sending side of a response that has ended.
-pub(super) struct Sent(SendStream<Data>);
+pub(super) struct SentResponse(SendStream<Data>);
 
-impl Sent {
+impl SentResponse {
     /// Resets the stream, which releases what HTTP/2 has not begun to write.
     ///
     /// gRPC clients map this reason to `RESOURCE_EXHAUSTED`.
@@ -209,7 +212,7 @@ impl Sent {
     pub(super) fn end(mut self, status: &Status) {
         self.0.reserve_capacity(0);
         if let Err(error) = self.0.send_trailers(trailers(status)) {
-            tracing::debug!(%error, "a stream was gone before its end");
+            tracing::debug!(%error, "stream closed before its trailers were sent");
         }
     }
 }

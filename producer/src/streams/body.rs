@@ -1,4 +1,4 @@
-//! The body of a streaming response: deliveries of the log become HTTP/2 data frames, its end becomes trailers.
+//! Body of a streaming response: turns deliveries of the log into HTTP/2 data frames, and its end into trailers.
 
 use std::{
     convert::Infallible,
@@ -17,7 +17,7 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::Status;
 
 use super::{
-    Superseded,
+    SupersedeToken,
     cookie_messages::CookieMessages,
     in_flight::InFlight,
     status::{draining, superseded, trailers},
@@ -25,25 +25,25 @@ use super::{
 };
 use crate::log::{Delivery, GapReason, Reader};
 
-/// The messages in which a stream sends its deliveries.
+/// Message format of a stream.
 #[derive(Debug)]
-pub(super) enum Form {
-    /// Events, of which this is the first.
+pub(super) enum MessageFormat {
+    /// Events, beginning with this one.
     Events(v1::Hello),
-    /// Single cookies, encoded once for all streams.
+    /// One message per cookie, encoded once for all streams.
     Cookies(Arc<CookieMessages>),
 }
 
-/// One stream: its lease, its position in the log, and its form.
+/// One stream: its lease, its reader of the log, and its message format.
 #[derive(Debug)]
 pub(super) struct Session {
     lease: Lease,
     reader: Reader,
-    form: Form,
+    format: MessageFormat,
     in_flight: Arc<InFlight>,
 }
 
-/// What the body does next.
+/// The next action of a body.
 enum Step {
     Data(Bytes),
     /// The last event, and the status after it.
@@ -52,11 +52,16 @@ enum Step {
 }
 
 impl Session {
-    pub(super) fn new(lease: Lease, reader: Reader, form: Form, in_flight: Arc<InFlight>) -> Self {
+    pub(super) fn new(
+        lease: Lease,
+        reader: Reader,
+        format: MessageFormat,
+        in_flight: Arc<InFlight>,
+    ) -> Self {
         Self {
             lease,
             reader,
-            form,
+            format,
             in_flight,
         }
     }
@@ -70,9 +75,9 @@ impl Session {
                 }
                 delivery = self.reader.next() => delivery,
             };
-            let data = match &self.form {
-                Form::Events(_) => Some(event_message(&delivery)),
-                Form::Cookies(messages) => match &delivery {
+            let data = match &self.format {
+                MessageFormat::Events(_) => Some(event_message(&delivery)),
+                MessageFormat::Cookies(messages) => match &delivery {
                     Delivery::Chunk { chunk, first } => Some(messages.of(chunk, *first)),
                     Delivery::Gap { .. } | Delivery::Idle { .. } | Delivery::End { .. } => None,
                 },
@@ -116,34 +121,36 @@ fn event_message(delivery: &Delivery) -> Bytes {
     wire::encode_event(event)
 }
 
-/// The response body of one stream.
+/// Response body of one stream.
 pub(super) struct StreamBody {
-    state: State,
-    /// Counts its in-flight bytes.
+    state: BodyState,
+    /// Counter of its in-flight bytes.
     pub(super) in_flight: Arc<InFlight>,
-    pub(super) superseded: Superseded,
+    pub(super) superseded: SupersedeToken,
     /// Reused for every delivery, to save an allocation.
     step: ReusableBoxFuture<'static, (Session, Step)>,
 }
 
-enum State {
+enum BodyState {
     Hello(Bytes),
     Streaming,
-    /// The last event was sent; this status follows.
+    /// The last event was sent; trailers with this status follow.
     Ending(Status),
     Ended,
 }
 
 impl StreamBody {
     pub(super) fn new(session: Session) -> Self {
-        let state = match &session.form {
-            Form::Events(hello) => State::Hello(wire::encode_event(Event::Hello(hello.clone()))),
-            Form::Cookies(_) => State::Streaming,
+        let state = match &session.format {
+            MessageFormat::Events(hello) => {
+                BodyState::Hello(wire::encode_event(Event::Hello(hello.clone())))
+            }
+            MessageFormat::Cookies(_) => BodyState::Streaming,
         };
         Self {
             state,
             in_flight: Arc::clone(&session.in_flight),
-            superseded: Superseded(session.lease.superseded.clone()),
+            superseded: SupersedeToken(session.lease.superseded.clone()),
             step: ReusableBoxFuture::new(session.step()),
         }
     }
@@ -157,15 +164,15 @@ impl Body for StreamBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match std::mem::replace(&mut self.state, State::Streaming) {
-            State::Hello(hello) => return Poll::Ready(Some(Ok(Frame::data(hello)))),
-            State::Streaming => {}
-            State::Ending(status) => {
-                self.state = State::Ended;
+        match std::mem::replace(&mut self.state, BodyState::Streaming) {
+            BodyState::Hello(hello) => return Poll::Ready(Some(Ok(Frame::data(hello)))),
+            BodyState::Streaming => {}
+            BodyState::Ending(status) => {
+                self.state = BodyState::Ended;
                 return Poll::Ready(Some(Ok(Frame::trailers(trailers(&status)))));
             }
-            State::Ended => {
-                self.state = State::Ended;
+            BodyState::Ended => {
+                self.state = BodyState::Ended;
                 return Poll::Ready(None);
             }
         }
@@ -176,11 +183,11 @@ impl Body for StreamBody {
                 Frame::data(data)
             }
             Step::Last(data, status) => {
-                self.state = State::Ending(status);
+                self.state = BodyState::Ending(status);
                 Frame::data(data)
             }
             Step::End(status) => {
-                self.state = State::Ended;
+                self.state = BodyState::Ended;
                 Frame::trailers(trailers(&status))
             }
         };

@@ -1,17 +1,17 @@
 //! The two streaming calls.
 
-/// The call that opened a stream. Each call has its own queues, so that a program that reads `GetCookies` and a
-/// consumer, both named after the host they share, do not end each other's streams.
+/// The call that opened a stream. Subscribers are separate per call, so that a `GetCookies` client and a consumer that both
+/// use their host name do not supersede each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Call {
-    /// One cookie a message.
+    /// One cookie per message.
     GetCookies,
     /// Chunks and gaps.
     Subscribe,
 }
 
 impl Call {
-    /// The value of the metric label.
+    /// Value of the metric label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

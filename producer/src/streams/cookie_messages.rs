@@ -1,6 +1,6 @@
-//! The messages of `GetCookies`: one per cookie, made once per chunk and shared by all streams that send the chunk.
+//! Messages of `GetCookies`: one per cookie, encoded once per chunk and shared by all streams that send the chunk.
 //!
-//! They are cached for the newest chunks that were asked for; a stream far behind the others encodes its own.
+//! A cache holds the messages of the newest requested chunks. A stream far behind the others encodes its own.
 
 use std::{
     collections::VecDeque,
@@ -12,52 +12,52 @@ use proto::wire;
 
 use crate::log::{Chunk, Sequence};
 
-/// The most chunks whose messages are kept: 6 MiB at the default chunk size, 96 MiB at the largest; enough for streams
-/// that are within a tenth of a second of each other at a million cookies a second.
-pub(crate) const CHUNKS_KEPT: usize = 64;
+/// Maximum number of cached chunks: 6 MiB of messages at the default chunk size, 96 MiB at the largest. Enough for streams
+/// that are within 0.1 s of each other at a million cookies per second.
+pub(crate) const CACHED_CHUNKS_MAX: usize = 64;
 
-/// The messages of the newest chunks.
+/// Cache of the messages of the newest chunks.
 #[derive(Debug, Default)]
 pub(super) struct CookieMessages {
-    kept: Mutex<VecDeque<Kept>>,
+    cached: Mutex<VecDeque<CachedChunk>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedChunk {
     first: Sequence,
     messages: Arc<OnceLock<Bytes>>,
 }
 
 impl CookieMessages {
-    /// The messages of `chunk` from the cookie `first` on, concatenated, each with its length prefix.
+    /// Concatenated messages of `chunk` from the cookie `first` on, each with its length prefix.
     pub(super) fn of(&self, chunk: &Chunk, first: Sequence) -> Bytes {
         if first != chunk.first() {
-            return make(chunk, first);
+            return encode(chunk, first);
         }
-        match self.slot(first) {
-            Some(slot) => slot.get_or_init(|| make(chunk, first)).clone(),
-            None => make(chunk, first),
+        match self.entry(first) {
+            Some(entry) => entry.get_or_init(|| encode(chunk, first)).clone(),
+            None => encode(chunk, first),
         }
     }
 
-    /// The slot for a chunk's messages; `None` when the chunk is older than all that are kept.
-    fn slot(&self, first: Sequence) -> Option<Arc<OnceLock<Bytes>>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.partition_point(|kept| kept.first < first);
-        if let Some(found) = kept.get(at).filter(|kept| kept.first == first) {
+    /// The cache entry of a chunk; `None` if the chunk is older than a full cache.
+    fn entry(&self, first: Sequence) -> Option<Arc<OnceLock<Bytes>>> {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cached.partition_point(|cached| cached.first < first);
+        if let Some(found) = cached.get(at).filter(|cached| cached.first == first) {
             return Some(Arc::clone(&found.messages));
         }
-        if kept.len() == CHUNKS_KEPT {
+        if cached.len() == CACHED_CHUNKS_MAX {
             if at == 0 {
                 return None;
             }
-            kept.pop_front();
+            cached.pop_front();
         }
-        let at = kept.partition_point(|kept| kept.first < first);
+        let at = cached.partition_point(|cached| cached.first < first);
         let messages = Arc::default();
-        kept.insert(
+        cached.insert(
             at,
-            Kept {
+            CachedChunk {
                 first,
                 messages: Arc::clone(&messages),
             },
@@ -66,8 +66,8 @@ impl CookieMessages {
     }
 }
 
-fn make(chunk: &Chunk, first: Sequence) -> Bytes {
-    wire::cookie_messages(&chunk.cookies_from(first)).expect("a sealed chunk is whole")
+fn encode(chunk: &Chunk, first: Sequence) -> Bytes {
+    wire::cookie_messages(&chunk.cookies_from(first)).expect("a sealed chunk is valid")
 }
 
 #[cfg(test)]
@@ -75,18 +75,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newest_chunks_share_their_messages_and_the_rest_is_forgotten() {
+    fn only_the_newest_chunks_are_cached() {
         let messages = CookieMessages::default();
-        let newest = 10 * CHUNKS_KEPT as u64;
+        let newest = 10 * CACHED_CHUNKS_MAX as u64;
         for first in (10..=newest).step_by(10) {
-            let slot = messages.slot(first).expect("newer than all kept");
-            let again = messages.slot(first).expect("just made");
-            assert!(Arc::ptr_eq(&slot, &again));
+            let entry = messages.entry(first).expect("newer than all cached");
+            let again = messages.entry(first).expect("cached");
+            assert!(Arc::ptr_eq(&entry, &again));
         }
-        assert!(messages.slot(5).is_none());
-        assert!(messages.slot(newest + 10).is_some());
-        let kept = messages.kept.lock().unwrap();
-        assert_eq!(kept.len(), CHUNKS_KEPT);
-        assert!(kept.iter().is_sorted_by_key(|kept| kept.first));
+        assert!(messages.entry(5).is_none());
+        assert!(messages.entry(newest + 10).is_some());
+        let cached = messages.cached.lock().unwrap();
+        assert_eq!(cached.len(), CACHED_CHUNKS_MAX);
+        assert!(cached.iter().is_sorted_by_key(|cached| cached.first));
     }
 }

@@ -7,13 +7,13 @@ use tonic::Status;
 
 use super::{
     Inner,
-    body::{Form, StreamBody},
+    body::{MessageFormat, StreamBody},
     request::check_name,
     resume::by_name,
     subscribers::Call,
 };
 
-/// Opens a stream at the position of the host's queue, or at the newest cookie if there is none.
+/// Opens a stream at the retained position of the host, or without one at the newest cookie.
 pub(super) fn open(
     streams: &Inner,
     request: &GetCookiesRequest,
@@ -22,16 +22,15 @@ pub(super) fn open(
     check_name(&request.host, "host")?;
     let mut span = streams.log.span();
     let (mut first, mut until) = (span.next, 0);
-    let lease =
-        streams
-            .subscribers
-            .join(Call::GetCookies, &request.host, network, |remembered| {
-                // Read after the queue's position: see `Subscribe`.
-                span = streams.log.span();
-                let start = by_name(streams, StartPosition::Newest, span, remembered);
-                (first, until) = (start.first, start.catching_up_until);
-                Ok::<_, Status>(start.of_reader(0, request.supports_age))
-            })?;
+    let lease = streams
+        .subscribers
+        .join(Call::GetCookies, &request.host, network, |retained| {
+            // Read after the position: see `Subscribe`.
+            span = streams.log.span();
+            let start = by_name(streams, StartPosition::Newest, span, retained);
+            (first, until) = (start.first, start.catching_up_until);
+            Ok::<_, Status>(start.for_client(0, request.supports_age))
+        })?;
     if lease.may_log() {
         tracing::info!(
             subscriber = request.host,
@@ -40,7 +39,7 @@ pub(super) fn open(
             "reading cookies"
         );
     }
-    let form = Form::Cookies(Arc::clone(&streams.cookie_messages));
-    let session = streams.session(lease, first, until, form);
+    let format = MessageFormat::Cookies(Arc::clone(&streams.cookie_messages));
+    let session = streams.session(lease, first, until, format);
     Ok(StreamBody::new(session))
 }

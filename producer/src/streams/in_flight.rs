@@ -1,18 +1,17 @@
-//! In-flight bytes: what streams have taken out of the log and their connections have not written yet. Counted for each
-//! stream and in total, and bounded by one budget for all streams (`--in-flight-bytes`).
+//! In-flight bytes: taken from the log by streams, but not yet written by their connections. Counted per stream and in
+//! total, and bounded by one budget for all streams (`--in-flight-bytes`).
 //!
-//! Bytes are in flight until HTTP/2 has written them to the connection or has dropped them. A client that stops reading
-//! keeps them in memory indefinitely, even after the log has moved on. When all streams together exceed the
-//! budget, the worst are cut off: `cut_off.rs` decides which.
+//! Bytes are in flight until HTTP/2 has written or dropped them. A client that stops reading keeps them in memory even after
+//! the log has evicted them. When the total exceeds the budget, the slowest streams are disconnected (`disconnect.rs`).
 //!
-//! Each stream is charged in full, although chunks are shared with the log and with other streams: the total is an
-//! upper bound of the memory, and telling shared bytes apart would cost more than it is worth.
+//! Each stream is charged in full, although chunks are shared with the log and other streams. The total is therefore an
+//! upper bound; an exact count would cost too much.
 //!
-//! Cost: three relaxed atomic operations for each chunk that is handed out, and one reading of the clock when it is
-//! released. While the total exceeds the budget, each chunk also costs a lock and a walk over the streams that were cut
-//! off; all others are walked only if they exceed the budget by themselves.
+//! Cost: three relaxed atomic operations per delivered chunk, and one clock reading on release. While the total exceeds the
+//! budget, each chunk also takes a lock and iterates over disconnected streams; over all others only if these exceed the
+//! budget by themselves.
 
-mod cut_off;
+mod disconnect;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -28,65 +27,65 @@ use tokio_util::sync::CancellationToken;
 use super::call::Call;
 use crate::log_gate::LogGate;
 
-/// What the streams of one queue have in flight, and how often they were cut off for it.
+/// In-flight bytes of one subscriber's streams, and how often they were disconnected.
 #[derive(Debug)]
-pub struct QueueInFlight {
-    subscriber: String,
+pub struct SubscriberInFlight {
+    name: String,
     call: Call,
     bytes: AtomicU64,
-    cuts: AtomicU64,
+    disconnects: AtomicU64,
 }
 
-impl QueueInFlight {
-    /// Nothing in flight yet for the queue of that name.
+impl SubscriberInFlight {
+    /// A subscriber without bytes in flight.
     #[must_use]
-    pub fn new(call: Call, subscriber: &str) -> Self {
+    pub fn new(call: Call, name: &str) -> Self {
         Self {
-            subscriber: subscriber.to_owned(),
+            name: name.to_owned(),
             call,
             bytes: AtomicU64::new(0),
-            cuts: AtomicU64::new(0),
+            disconnects: AtomicU64::new(0),
         }
     }
 
-    /// The name and the call of the queue, for the log.
+    /// Name and call of the subscriber, for log messages.
     #[must_use]
     pub(crate) fn name(&self) -> (&str, &'static str) {
-        (&self.subscriber, self.call.label())
+        (&self.name, self.call.label())
     }
 
-    /// Bytes handed to its streams that their connections have not released.
+    /// Bytes in flight on its streams.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// How often one of its streams was cut off because all streams together exceeded the budget.
+    /// How often one of its streams was disconnected because the budget was exceeded.
     #[must_use]
-    pub fn cuts(&self) -> u64 {
-        self.cuts.load(Ordering::Relaxed)
+    pub fn disconnects(&self) -> u64 {
+        self.disconnects.load(Ordering::Relaxed)
     }
 }
 
-/// The budget of in-flight bytes for all streams of one producer; clones share it.
+/// Budget of in-flight bytes for all streams of a producer; clones share it.
 #[derive(Debug, Clone)]
 pub struct StreamBudget {
-    shared: Arc<Shared>,
+    shared: Arc<BudgetShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct BudgetShared {
     bytes: IntGauge,
     bytes_max: u64,
-    began: Instant,
-    streams: Mutex<OpenStreams>,
+    started: Instant,
+    streams: Mutex<StreamTable>,
 }
 
 #[derive(Debug)]
-struct OpenStreams {
+struct StreamTable {
     all: Vec<Weak<InFlight>>,
-    /// Those that were cut off, and may still hold bytes.
-    cut: Vec<Weak<InFlight>>,
+    /// Disconnected streams, which may still have bytes in flight.
+    disconnected: Vec<Weak<InFlight>>,
     log_gate: LogGate,
 }
 
@@ -100,33 +99,33 @@ impl StreamBudget {
         let limit: IntGauge = registry.add(producer::IN_FLIGHT_LIMIT_BYTES)?;
         limit.set(i64::try_from(bytes_max).unwrap_or(i64::MAX));
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(BudgetShared {
                 bytes,
                 bytes_max,
-                began: Instant::now(),
-                streams: Mutex::new(OpenStreams {
+                started: Instant::now(),
+                streams: Mutex::new(StreamTable {
                     all: Vec::new(),
-                    cut: Vec::new(),
-                    log_gate: LogGate::new(cut_off::LINES_MAX, cut_off::LINES_INTERVAL),
+                    disconnected: Vec::new(),
+                    log_gate: LogGate::new(disconnect::LINES_MAX, disconnect::LINES_INTERVAL),
                 }),
             }),
         })
     }
 
-    /// Bytes that all streams have in flight.
+    /// Bytes in flight on all streams.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.total()
     }
 
-    /// Counts for a new stream of `queue`.
-    pub(crate) fn open(&self, queue: &Arc<QueueInFlight>) -> Arc<InFlight> {
+    /// Adds a stream of `subscriber`.
+    pub(crate) fn open(&self, subscriber: &Arc<SubscriberInFlight>) -> Arc<InFlight> {
         let stream = Arc::new(InFlight {
             shared: Arc::clone(&self.shared),
-            queue: Arc::clone(queue),
+            subscriber: Arc::clone(subscriber),
             bytes: AtomicU64::new(0),
             progress_millis: AtomicU64::new(self.shared.millis()),
-            cut: CancellationToken::new(),
+            disconnect: CancellationToken::new(),
             released: Notify::new(),
         });
         let mut streams = self.shared.streams();
@@ -136,15 +135,15 @@ impl StreamBudget {
     }
 }
 
-/// What one stream has in flight.
+/// In-flight bytes of one stream.
 #[derive(Debug)]
 pub struct InFlight {
-    shared: Arc<Shared>,
-    queue: Arc<QueueInFlight>,
+    shared: Arc<BudgetShared>,
+    subscriber: Arc<SubscriberInFlight>,
     bytes: AtomicU64,
-    /// When it last released something, or began to hold something.
+    /// When it last released bytes, or first had bytes in flight.
     progress_millis: AtomicU64,
-    cut: CancellationToken,
+    disconnect: CancellationToken,
     released: Notify,
 }
 
@@ -155,13 +154,13 @@ impl InFlight {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` until the returned [`Charge`] is dropped; cuts off the worst streams when the budget is exceeded.
+    /// Counts `bytes` until the returned [`Charge`] is dropped; disconnects the slowest streams if the budget is exceeded.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         let bytes = bytes as u64;
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
             self.note_progress();
         }
-        self.queue.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.subscriber.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.shared.bytes.add(signed(bytes));
         if self.shared.total() > self.shared.bytes_max {
             self.shared
@@ -175,11 +174,11 @@ impl InFlight {
 
     /// Cancelled when the stream must end because the budget is exceeded.
     #[must_use]
-    pub fn cut(&self) -> &CancellationToken {
-        &self.cut
+    pub fn disconnect(&self) -> &CancellationToken {
+        &self.disconnect
     }
 
-    /// Waits until nothing is in flight any more; for a stream that is over.
+    /// Waits until no bytes are in flight; for a stream that has ended.
     pub async fn released(&self) {
         while self.bytes() > 0 {
             self.released.notified().await;
@@ -202,9 +201,12 @@ pub struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         let stream = &self.stream;
-        // First, so that a stream never seems to hold less than its part of the total, which others would pay for.
+        // The total first: otherwise it could exceed the sum of the streams, and the wrong one would be disconnected.
         stream.shared.bytes.sub(signed(self.bytes));
-        stream.queue.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        stream
+            .subscriber
+            .bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
         let rest = stream.bytes.fetch_sub(self.bytes, Ordering::Relaxed) - self.bytes;
         stream.note_progress();
         if rest == 0 {
@@ -213,8 +215,8 @@ impl Drop for Charge {
     }
 }
 
-impl Shared {
-    fn streams(&self) -> MutexGuard<'_, OpenStreams> {
+impl BudgetShared {
+    fn streams(&self) -> MutexGuard<'_, StreamTable> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -223,7 +225,7 @@ impl Shared {
     }
 
     fn millis(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -1,11 +1,11 @@
-//! Counts streaming calls that were answered with an error.
+//! Counts streaming calls that were rejected with an error.
 
 use metric_defs::producer;
 use prometheus::IntCounterVec;
 use runtime::metrics::Registry;
 use tonic::{Code, Status};
 
-/// The codes of all errors that a streaming call can be answered with, and the values of the label.
+/// Status codes of rejected streaming calls, with their label values.
 const CODES: [(Code, &str); 5] = [
     (Code::InvalidArgument, "invalid_argument"),
     (Code::OutOfRange, "out_of_range"),
@@ -14,7 +14,7 @@ const CODES: [(Code, &str); 5] = [
     (Code::Unimplemented, "unimplemented"),
 ];
 
-/// Counts them by the code of the answer.
+/// Counter of rejected streaming calls by status code.
 #[derive(Debug)]
 pub struct Refusals(IntCounterVec);
 
@@ -31,12 +31,12 @@ impl Refusals {
         Ok(Self(refused))
     }
 
-    /// Counts one.
+    /// Counts a rejected call.
     pub(super) fn count(&self, status: &Status) {
         let known = CODES.iter().find(|(code, _)| *code == status.code());
         let label = known.map_or("other", |(_, label)| *label);
         self.0.with_label_values(&[label]).inc();
-        tracing::debug!(code = ?status.code(), why = status.message(), "a stream was refused");
+        tracing::debug!(code = ?status.code(), reason = status.message(), "stream rejected");
     }
 }
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_that_is_too_long_counts_under_its_code() {
+    fn rejected_call_is_counted_by_its_code() {
         let refusals = Refusals::register(&Registry::new()).unwrap();
         refusals.count(&Status::out_of_range("the request is too long"));
         let count = |label: &&&'static str| refusals.0.with_label_values(&[label]).get() > 0;

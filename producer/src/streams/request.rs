@@ -1,4 +1,4 @@
-//! The request of a streaming call: one message, bounded in size and time, and the name in it.
+//! Reads the request of a streaming call: one message, bounded in size and time.
 
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
@@ -15,36 +15,35 @@ use proto::{
 use tokio::time::timeout;
 use tonic::{Status, body::Body};
 
-/// How long a client may take to send the message of its request.
+/// Time limit for a client to send its request message.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The field of a request's cursors.
+/// Field number of the cursors in a request.
 const CURSORS: u32 = 2;
 
-/// Bytes before a message: the compression flag and the length.
+/// Size of the message prefix: compression flag and length.
 const PREFIX_BYTES: usize = 5;
 
-/// Reads the one message of a server-streaming call, to the end of the request: anything left unread would stay in
-/// memory for as long as the stream.
+/// Reads the single message of a server-streaming call, up to the end of the request: unread data would stay in memory as
+/// long as the stream.
 ///
-/// tonic's reader would allocate a buffer before anything has arrived, and then the full length that the client
-/// announces.
+/// Unlike the reader of tonic, it allocates only for data that has arrived.
 pub(super) async fn read_request<M: Message + Default>(
     request: Request<Body>,
 ) -> Result<M, Status> {
     let bytes = timeout(REQUEST_TIMEOUT, read_message(request.into_body()))
         .await
-        .map_err(|_| Status::deadline_exceeded("the request's message did not come"))??;
+        .map_err(|_| Status::deadline_exceeded("request message not received in time"))??;
     let malformed = |error| Status::invalid_argument(format!("malformed request: {error}"));
     if cursors(&bytes).map_err(malformed)? > CURSORS_MAX {
-        let message = format!("more than {CURSORS_MAX} cursors");
+        let message = format!("too many cursors; the maximum is {CURSORS_MAX}");
         return Err(Status::invalid_argument(message));
     }
     M::decode(&*bytes).map_err(malformed)
 }
 
-/// How many cursors a request has, the only repeated field of all requests: decoded, an empty one takes twenty times its
-/// encoded bytes.
+/// Counts the cursors of a request, its only repeated field. Checked before decoding, because a decoded empty cursor takes
+/// twenty times its encoded size.
 fn cursors(mut message: &[u8]) -> Result<usize, DecodeError> {
     let mut cursors = 0;
     while !message.is_empty() {
@@ -74,30 +73,32 @@ async fn read_message(mut body: Body) -> Result<Vec<u8>, Status> {
     }
     if bytes.len() < message_end(&bytes)? {
         return Err(Status::invalid_argument(
-            "the request's message is not whole",
+            "the request message is incomplete",
         ));
     }
     bytes.drain(..PREFIX_BYTES);
     Ok(bytes)
 }
 
-/// The end of the message that begins with `bytes`; the end of its prefix while that is incomplete.
+/// End of the message that begins with `bytes`, or of its prefix while that is incomplete.
 fn message_end(bytes: &[u8]) -> Result<usize, Status> {
     let Some(&[compressed, a, b, c, d]) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(PREFIX_BYTES);
     };
     if compressed != 0 {
-        return Err(Status::unimplemented("the request's message is compressed"));
+        return Err(Status::unimplemented(
+            "compressed request messages are not supported",
+        ));
     }
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
         Ok(length) if length <= REQUEST_BYTES_MAX => Ok(PREFIX_BYTES + length),
         _ => Err(Status::out_of_range(format!(
-            "the request's message is longer than {REQUEST_BYTES_MAX} bytes"
+            "the request message is longer than {REQUEST_BYTES_MAX} bytes"
         ))),
     }
 }
 
-/// Checks the name of a queue, which is in the request's field `field`.
+/// Validates the name of a subscriber, the value of the request field `field`.
 pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
     ids::check_name(name).map_err(|illegal| {
         Status::invalid_argument(match illegal {
@@ -105,7 +106,7 @@ pub(super) fn check_name(name: &str, field: &str) -> Result<(), Status> {
             InvalidId::TooLong => {
                 format!("{field} is longer than {SUBSCRIBER_NAME_BYTES_MAX} bytes")
             }
-            InvalidId::Character => format!("{field} holds a control character"),
+            InvalidId::Character => format!("{field} contains a control character"),
         })
     })
 }

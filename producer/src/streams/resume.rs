@@ -1,4 +1,4 @@
-//! Where a stream resumes: after its cursor, where its queue stands, or at one end of the log.
+//! Start of a stream: after its cursor, at the retained position of the subscriber, or at one end of the log.
 
 use proto::{
     limits::in_flight_bytes_max,
@@ -9,29 +9,29 @@ use tonic::Status;
 
 use super::{
     Inner,
-    subscribers::{self, Remembered},
+    subscribers::{RetainedPosition, StreamStart},
 };
 use crate::log::{Sequence, Span};
 
-/// The subscriber's cursor for this producer.
+/// The cursor for this producer in a request.
 pub(super) fn own_cursor<'a>(request: &'a SubscribeRequest, id: &str) -> Option<&'a Cursor> {
     let mut cursors = request.cursors.iter();
     cursors.find(|cursor| cursor.producer_id == id)
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Start {
+pub(super) struct ResumePoint {
     pub(super) first: Sequence,
     pub(super) outcome: ResumeOutcome,
-    /// The queue's bound applies from here on, or once the stream is within it: a cursor is honoured as far back as the
-    /// log reaches, and cookies are sent again regardless of the bound.
+    /// The maximum lag applies from this sequence on, or once the stream is within it. A stream that resumes may first catch
+    /// up from as far back as the log reaches.
     pub(super) catching_up_until: Sequence,
 }
 
-impl Start {
-    /// The start of a stream whose client stated this receive window, 0 for none, and whether it acts on ages.
-    pub(super) fn of_reader(self, window_bytes: u32, supports_age: bool) -> subscribers::Start {
-        subscribers::Start {
+impl ResumePoint {
+    /// The stream start for a client with this receive window, 0 if not stated, and with or without age support.
+    pub(super) fn for_client(self, window_bytes: u32, supports_age: bool) -> StreamStart {
+        StreamStart {
             first: self.first,
             outcome: self.outcome,
             window_bytes,
@@ -44,49 +44,49 @@ pub(super) fn choose(
     streams: &Inner,
     request: &SubscribeRequest,
     span: Span,
-    remembered: Option<Remembered>,
-) -> Result<Start, Status> {
+    retained: Option<RetainedPosition>,
+) -> Result<ResumePoint, Status> {
     if let Some(cursor) = own_cursor(request, &streams.config.producer_id) {
         return at_cursor(cursor, streams.log.epoch(), span);
     }
     let start = request.start();
-    Ok(by_name(streams, start, span, remembered))
+    Ok(by_name(streams, start, span, retained))
 }
 
-/// Where a stream without a cursor begins: at its queue's position, or where the request asks if there is no queue.
+/// Start of a stream without a cursor: at the retained position, or without one where the request specifies.
 pub(super) fn by_name(
     streams: &Inner,
     start: StartPosition,
     span: Span,
-    remembered: Option<Remembered>,
-) -> Start {
-    if let Some(queue) = remembered {
-        let first = rewound(streams, queue);
-        let behind_bound = span.next - queue.high_water > streams.config.queue_cookies_max;
-        return Start {
+    retained: Option<RetainedPosition>,
+) -> ResumePoint {
+    if let Some(position) = retained {
+        let first = rewound(streams, position);
+        let exceeds_lag = span.next - position.high_water > streams.config.queue_cookies_max;
+        return ResumePoint {
             first,
-            outcome: if first < span.oldest || behind_bound {
+            outcome: if first < span.oldest || exceeds_lag {
                 ResumeOutcome::ResumedWithGap
             } else {
                 ResumeOutcome::Resumed
             },
-            catching_up_until: queue.high_water,
+            catching_up_until: position.high_water,
         };
     }
     let (first, catching_up_until) = match start {
         StartPosition::Newest => (span.next, 0),
         StartPosition::Oldest => (span.oldest, Sequence::MAX),
     };
-    Start {
+    ResumePoint {
         first,
         outcome: ResumeOutcome::Fresh,
         catching_up_until,
     }
 }
 
-fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, Status> {
+fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<ResumePoint, Status> {
     if cursor.epoch != epoch {
-        return Ok(Start {
+        return Ok(ResumePoint {
             first: 1,
             outcome: ResumeOutcome::NewEpoch,
             catching_up_until: Sequence::MAX,
@@ -94,13 +94,13 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, Status> {
     }
     if cursor.sequence >= span.next {
         return Err(Status::invalid_argument(format!(
-            "cursor {} is from the future: the newest sequence of this epoch is {}",
+            "cursor {} is beyond the newest sequence of this epoch, {}",
             cursor.sequence,
             span.next - 1
         )));
     }
     let first = cursor.sequence + 1;
-    Ok(Start {
+    Ok(ResumePoint {
         first,
         outcome: if first < span.oldest {
             ResumeOutcome::ResumedWithGap
@@ -111,20 +111,19 @@ fn at_cursor(cursor: &Cursor, epoch: u64, span: Span) -> Result<Start, Status> {
     })
 }
 
-/// Where a queue that is known only by its name resumes: before its position, by what was sent to its client but may
-/// not have arrived.
-fn rewound(streams: &Inner, queue: Remembered) -> Sequence {
-    let bytes = rewind_bytes(streams.config.rewind_bytes, queue.window_bytes);
+/// Start of a subscriber without a cursor: before its retained position, by what was sent but may not have arrived.
+fn rewound(streams: &Inner, retained: RetainedPosition) -> Sequence {
+    let bytes = rewind_bytes(streams.config.rewind_bytes, retained.window_bytes);
     streams
         .log
-        .rewind(queue.position, bytes, queue.stream_began)
+        .rewind(retained.position, bytes, retained.stream_began)
 }
 
-/// How many bytes may not have arrived at a client with this receive window, 0 for unknown; never more than `most`.
-fn rewind_bytes(most: usize, window_bytes: u32) -> usize {
+/// Bytes that may not have arrived at a client with this receive window, 0 if unknown; up to `max`.
+fn rewind_bytes(max: usize, window_bytes: u32) -> usize {
     match window_bytes {
-        0 => most,
-        window_bytes => most.min(in_flight_bytes_max(window_bytes)),
+        0 => max,
+        window_bytes => max.min(in_flight_bytes_max(window_bytes)),
     }
 }
 
@@ -152,17 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn rewind_follows_the_stated_window_and_never_exceeds_the_bound() {
-        let most = REWIND_BYTES_DEFAULT;
-        assert_eq!(rewind_bytes(most, 0), most);
-        assert_eq!(rewind_bytes(most, RECEIVE_WINDOW_BYTES), most);
-        assert_eq!(rewind_bytes(most, 1 << 20), 3 << 20);
-        assert_eq!(rewind_bytes(most, u32::MAX), most);
+    fn rewind_follows_the_stated_window_up_to_the_maximum() {
+        let max = REWIND_BYTES_DEFAULT;
+        assert_eq!(rewind_bytes(max, 0), max);
+        assert_eq!(rewind_bytes(max, RECEIVE_WINDOW_BYTES), max);
+        assert_eq!(rewind_bytes(max, 1 << 20), 3 << 20);
+        assert_eq!(rewind_bytes(max, u32::MAX), max);
         assert_eq!(rewind_bytes(0, 1 << 20), 0);
     }
 
     #[test]
-    fn cursor_is_resumed_exactly_or_refused() {
+    fn stream_resumes_exactly_after_its_cursor_or_is_rejected() {
         check(7, 150, Some((151, ResumeOutcome::Resumed)));
         check(7, 199, Some((200, ResumeOutcome::Resumed)));
         check(7, 99, Some((100, ResumeOutcome::Resumed)));
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn cursor_of_another_epoch_is_not_out_of_range() {
+    fn cursor_of_another_epoch_starts_the_current_epoch() {
         for sequence in [0, 150, u64::MAX] {
             check(6, sequence, Some((1, ResumeOutcome::NewEpoch)));
             check(8, sequence, Some((1, ResumeOutcome::NewEpoch)));

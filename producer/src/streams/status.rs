@@ -1,23 +1,23 @@
-//! The statuses with which streams and other calls end, and their trailers.
+//! Final statuses of streams and other calls, and their trailers.
 
 use http::HeaderMap;
 use tonic::Status;
 
-/// The status of a stream whose queue another stream has taken.
+/// Status of a stream that was superseded.
 pub(crate) fn superseded() -> Status {
-    Status::aborted("another stream took this subscriber's queue")
+    Status::aborted("superseded by a newer stream of this subscriber")
 }
 
-/// The status of a call that ends because the producer drains.
+/// Status of a call that ends because the producer is draining.
 pub(crate) fn draining() -> Status {
     Status::unavailable("the producer is shutting down")
 }
 
-/// The trailers that carry `status`.
+/// Trailers with `status`.
 pub(crate) fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     if let Err(error) = status.add_header(&mut trailers) {
-        tracing::debug!(%error, "status does not fit a header");
+        tracing::debug!(%error, "failed to encode a status as headers");
     }
     trailers
 }

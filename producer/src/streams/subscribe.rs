@@ -7,13 +7,13 @@ use tonic::Status;
 
 use super::{
     Inner,
-    body::{Form, StreamBody},
+    body::{MessageFormat, StreamBody},
     request::check_name,
     resume::{choose, own_cursor},
     subscribers::Call,
 };
 
-/// Opens a stream as `request` asks.
+/// Opens the requested stream.
 pub(super) fn open(
     streams: &Inner,
     request: &SubscribeRequest,
@@ -24,15 +24,14 @@ pub(super) fn open(
     let mut start = None;
     let lease = streams
         .subscribers
-        .join(Call::Subscribe, name, network, |remembered| {
-            // Read after the queue's position: the stream that has the queue still advances it, but never beyond the
-            // log.
+        .join(Call::Subscribe, name, network, |retained| {
+            // Read after the position, which an older stream may still advance, but never beyond the log.
             let span = streams.log.span();
-            let chosen = choose(streams, request, span, remembered)?;
+            let chosen = choose(streams, request, span, retained)?;
             start = Some((chosen, span));
-            Ok::<_, Status>(chosen.of_reader(request.window_bytes, request.supports_age))
+            Ok::<_, Status>(chosen.for_client(request.window_bytes, request.supports_age))
         })?;
-    let (start, span) = start.expect("join asks where to start before it grants a lease");
+    let (start, span) = start.expect("join calls the closure before it grants a lease");
     let hello = Hello {
         producer_id: streams.config.producer_id.clone(),
         epoch: streams.log.epoch(),
@@ -51,12 +50,12 @@ pub(super) fn open(
             "subscribed"
         );
     }
-    let form = Form::Events(hello);
-    let session = streams.session(lease, start.first, start.catching_up_until, form);
+    let format = MessageFormat::Events(hello);
+    let session = streams.session(lease, start.first, start.catching_up_until, format);
     Ok(StreamBody::new(session))
 }
 
-/// What the subscriber will never get of earlier epochs.
+/// Cookies of earlier epochs that the subscriber lost.
 fn tail(streams: &Inner, request: &SubscribeRequest, outcome: ResumeOutcome) -> Option<Tail> {
     let config = &streams.config;
     if outcome != ResumeOutcome::NewEpoch {

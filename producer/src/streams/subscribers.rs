@@ -1,13 +1,12 @@
-//! Who subscribes: a named queue for each subscriber, which is kept for a while after its stream has ended.
+//! The subscribers of a producer, by name. A subscriber is remembered for a while after its stream has ended.
 //!
-//! A queue is a position in the log and an account of what became of every cookie since the queue was made; the log
-//! holds the cookies. A stream holds a [`Lease`] on its queue. A second stream of the same name takes the lease over
-//! from the first.
+//! A subscriber is a position in the log, and an account of the outcome of every cookie since it joined; the log holds the
+//! cookies. A stream holds a [`Lease`] of its subscriber. A second stream with the same name supersedes the first.
 //!
-//! A queue has one lock, taken once for each delivery, so its figures add up whenever they are read.
+//! Each subscriber has one lock, taken once per delivery, so its counters balance at any time.
 //!
-//! A stream that was superseded may have one delivery in hand, which is still sent. Its bytes are counted. Its cookies
-//! are not, because the newer stream begins where its own client stands, and counts them when it passes them.
+//! A superseded stream may still send one delivery. Its bytes are counted, but its cookies are not: the newer stream begins
+//! at the position of its own client, and counts them when it passes them.
 
 mod account;
 mod lease;
@@ -29,10 +28,10 @@ use tokio_util::sync::CancellationToken;
 use self::{account::Account, lease::LogGates};
 pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
-use super::in_flight::QueueInFlight;
+use super::in_flight::SubscriberInFlight;
 use crate::{log::Sequence, log_gate::LogGate};
 
-/// How a stream can begin, in the order in which a [`Snapshot`] counts it.
+/// Resume outcomes, in the order of the counters in a [`Snapshot`].
 pub const RESUMES: [ResumeOutcome; 4] = [
     ResumeOutcome::Fresh,
     ResumeOutcome::Resumed,
@@ -40,7 +39,7 @@ pub const RESUMES: [ResumeOutcome; 4] = [
     ResumeOutcome::NewEpoch,
 ];
 
-/// The value of the metric label.
+/// Value of the metric label.
 #[must_use]
 pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     match outcome {
@@ -52,100 +51,98 @@ pub fn resume_label(outcome: ResumeOutcome) -> &'static str {
     }
 }
 
-/// How many names get their own metric series: this many at once, or as many as there may be subscribers if that is
-/// more, and after that one every ten seconds. Otherwise a client that opens streams under ever new names would fill the
-/// metrics server.
-const NAMES_SHOWN: usize = 1_024;
-const NAMES_SHOWN_LATER: &str = "6/min";
+/// Number of names that get their own metric series: this many immediately, or `--subscribers` if that is more, and then one
+/// every ten seconds. This protects the metrics server from clients that open streams under many names.
+const SERIES_MAX: usize = 1_024;
+const SERIES_REFILL: &str = "6/min";
 
-/// At most this many lines of all subscribers together are logged in one interval, and as many of losses: several times
-/// as many as there are consumers, so that all that come back after a restart are logged, and a client that opens
-/// streams again and again cannot fill a disk.
+/// Maximum number of log messages about all subscribers per interval, and of those about losses. Enough for all consumers to
+/// reconnect after a restart; too few for a client that reopens streams to fill a disk.
 const LINES_MAX: u32 = 500;
 const LINES_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the log says that one subscriber loses cookies.
+/// Minimum time between log messages about losses of one subscriber.
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The address of tests.
+/// Address of clients in tests.
 #[cfg(test)]
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-/// There is no room for another subscriber.
+/// The maximum number of subscribers is reached, and all of them are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many subscribers")]
 pub struct TooManySubscribers;
 
-/// All queues of one producer; clones share them.
+/// All subscribers of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Subscribers {
-    shared: Arc<Shared>,
+    shared: Arc<SubscribersShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    queues: Mutex<Queues>,
+struct SubscribersShared {
+    table: Mutex<SubscriberTable>,
     log_gates: Arc<LogGates>,
 }
 
 #[derive(Debug)]
-struct Queues {
-    by_name: HashMap<(Call, String), Arc<Queue>>,
+struct SubscriberTable {
+    by_name: HashMap<(Call, String), Arc<Subscriber>>,
     retention: Duration,
     subscribers_max: usize,
-    names_shown: Limits<()>,
-    name_shown: Demand<()>,
-    began: Instant,
+    series_limit: Limits<()>,
+    series_demand: Demand<()>,
+    started: Instant,
 }
 
 #[derive(Debug)]
-struct Queue {
-    /// The network of its first stream: the queue counts towards the limit of this address.
+struct Subscriber {
+    /// The network of its first stream, whose limit it counts against.
     network: IpAddr,
     /// Whether it has its own metric series.
-    is_shown: bool,
-    state: Mutex<State>,
-    in_flight: Arc<QueueInFlight>,
+    has_series: bool,
+    state: Mutex<SubscriberState>,
+    in_flight: Arc<SubscriberInFlight>,
 }
 
-/// Everything of a queue that is under its lock.
+/// The part of a subscriber that its lock protects.
 #[derive(Debug)]
-struct State {
-    connection: Connection,
+struct SubscriberState {
+    stream: StreamState,
     account: Account,
-    /// Of the current or latest stream: see [`Start::window_bytes`].
+    /// See [`StreamStart::window_bytes`]; of the current or latest stream.
     window_bytes: u32,
-    /// The same.
+    /// See [`StreamStart::supports_age`]; of the current or latest stream.
     supports_age: bool,
-    /// Streams by how they began.
+    /// Number of streams by resume outcome.
     resumes: [u64; RESUMES.len()],
-    /// How far behind it was, in cookies.
+    /// Lag in cookies.
     lag: Peak,
     loss_log: LogGate,
 }
 
 #[derive(Debug)]
-enum Connection {
+enum StreamState {
     Streaming { superseded: CancellationToken },
     Ended { since: Instant },
 }
 
-/// Where a stream begins, and how that relates to what was asked for.
+/// Start of a stream, and properties of its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Start {
+pub struct StreamStart {
     /// The first sequence of the stream.
     pub first: Sequence,
-    /// Whether and how the subscriber resumed.
+    /// Resume outcome.
     pub outcome: ResumeOutcome,
-    /// The receive window that its client stated, in bytes; 0 for none.
+    /// Receive window of the client in bytes; 0 if not stated.
     pub window_bytes: u32,
-    /// Whether its client says that it acts on the age of cookies.
+    /// Whether the client supports cookie ages.
     pub supports_age: bool,
 }
 
 #[cfg(test)]
-impl Start {
-    /// The start of an unknown subscriber at `first`.
+impl StreamStart {
+    /// Start of a new subscriber at `first`.
     pub(crate) fn fresh<E>(first: Sequence) -> Result<Self, E> {
         Ok(Self {
             first,
@@ -156,164 +153,163 @@ impl Start {
     }
 }
 
-/// Where a remembered queue stands.
+/// Retained position of a subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remembered {
-    /// The sequence after the last one taken out of the log.
+pub struct RetainedPosition {
+    /// The sequence after the last one taken from the log.
     pub position: Sequence,
     /// The sequence after the newest one ever delivered or lost.
     pub high_water: Sequence,
     /// The first sequence of its latest stream.
     pub stream_began: Sequence,
-    /// The receive window that the client of that stream stated, in bytes; 0 for none.
+    /// Receive window of the client of that stream in bytes; 0 if not stated.
     pub window_bytes: u32,
 }
 
 impl Subscribers {
-    /// No subscribers yet; at most `subscribers_max`, each remembered for `retention` after its stream ended.
+    /// Begins without subscribers. Allows up to `subscribers_max`, each retained for `retention` after its stream ends.
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
-        let burst = subscribers_max.max(NAMES_SHOWN) as u64;
-        let mut names_shown = Limits::new(1);
-        let limit = Algorithm::token_bucket(NAMES_SHOWN_LATER, burst)
-            .and_then(|rate| names_shown.add(rate))
-            .expect("this rate can be kept to");
+        let burst = subscribers_max.max(SERIES_MAX) as u64;
+        let mut series_limit = Limits::new(1);
+        let limit = Algorithm::token_bucket(SERIES_REFILL, burst)
+            .and_then(|rate| series_limit.add(rate))
+            .expect("a valid rate");
         Self {
-            shared: Arc::new(Shared {
-                queues: Mutex::new(Queues {
+            shared: Arc::new(SubscribersShared {
+                table: Mutex::new(SubscriberTable {
                     by_name: HashMap::new(),
                     retention,
                     subscribers_max,
-                    names_shown,
-                    name_shown: Demand {
+                    series_limit,
+                    series_demand: Demand {
                         limit,
                         key: (),
                         requests: 1,
                     },
-                    began: Instant::now(),
+                    started: Instant::now(),
                 }),
                 log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
             }),
         }
     }
 
-    /// Takes the queue of that name. The queue is made if there is none, and the stream that has it is superseded.
+    /// Leases the subscriber `name` to a new stream: creates the subscriber if needed, and supersedes its current stream.
     ///
-    /// `network` is where the stream comes from. `start` decides where the stream begins, given what is remembered of
-    /// the queue.
+    /// `network` is that of the client. `start` returns the start of the stream, given the retained position.
     ///
     /// # Errors
-    /// The error of `start`, and [`TooManySubscribers`]; the stream that has the queue then continues.
+    /// The error of `start`, and [`TooManySubscribers`]; the current stream then continues.
     pub fn join<E: From<TooManySubscribers>>(
         &self,
         call: Call,
         name: &str,
         network: IpAddr,
-        start: impl FnOnce(Option<Remembered>) -> Result<Start, E>,
+        start: impl FnOnce(Option<RetainedPosition>) -> Result<StreamStart, E>,
     ) -> Result<Lease, E> {
-        let mut queues = self.queues();
+        let mut table = self.table();
         let now = Instant::now();
-        queues.forget_expired(now);
+        table.remove_expired(now);
         let key = (call, name.to_owned());
-        let known = queues.by_name.get(&key).map(Arc::clone);
-        let began = start(known.as_ref().map(|queue| queue.remembered()))?;
+        let known = table.by_name.get(&key).map(Arc::clone);
+        let start = start(known.as_ref().map(|subscriber| subscriber.retained()))?;
         let superseded = CancellationToken::new();
-        let connection = Connection::Streaming {
+        let stream = StreamState::Streaming {
             superseded: superseded.clone(),
         };
-        let queue = match known {
-            Some(queue) => {
-                queue.supersede(connection, began);
-                queue
+        let subscriber = match known {
+            Some(subscriber) => {
+                subscriber.supersede(stream, start);
+                subscriber
             }
             None => {
-                queues.make_room(network)?;
-                let queue = Arc::new(Queue::new(
-                    (network, queues.shows_another(now)),
-                    QueueInFlight::new(call, name),
-                    connection,
-                    began,
+                table.ensure_capacity(network)?;
+                let subscriber = Arc::new(Subscriber::new(
+                    (network, table.grants_series(now)),
+                    SubscriberInFlight::new(call, name),
+                    stream,
+                    start,
                 ));
-                queues.by_name.insert(key, Arc::clone(&queue));
-                queue
+                table.by_name.insert(key, Arc::clone(&subscriber));
+                subscriber
             }
         };
         Ok(Lease {
-            queue,
+            subscriber,
             superseded,
             log_gates: Arc::clone(&self.shared.log_gates),
         })
     }
 
-    /// The figures of all queues, by call and name.
+    /// Counters of all subscribers, sorted by call and name.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let mut all: Vec<_> = self
-            .queues()
+            .table()
             .by_name
             .iter()
-            .map(|((call, name), queue)| queue.snapshot(*call, name))
+            .map(|((call, name), subscriber)| subscriber.snapshot(*call, name))
             .collect();
         all.sort_by(|a, b| (a.call, &a.name).cmp(&(b.call, &b.name)));
         all
     }
 
-    /// Begins a new interval for the greatest lags, at a scrape; the log's next sealed sequence is at least `next`.
+    /// Begins a new interval for the maximum lags, at a scrape. `next` is the next sequence of the log, or an earlier one.
     pub fn end_interval(&self, next: Sequence) {
-        for queue in self.queues().by_name.values() {
-            let mut state = queue.state();
+        for subscriber in self.table().by_name.values() {
+            let mut state = subscriber.state();
             let lag = next.saturating_sub(state.account.position());
             state.lag.end_interval(lag);
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        let queues = self.shared.queues.lock();
-        queues.unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, SubscriberTable> {
+        let table = self.shared.table.lock();
+        table.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queues {
-    /// Whether one more name gets its own metric series.
-    fn shows_another(&mut self, now: Instant) -> bool {
-        let nanos = u64::try_from((now - self.began).as_nanos()).unwrap_or(u64::MAX);
-        let shown = &mut self.names_shown;
-        shown.reserve(&[self.name_shown], nanos, Duration::ZERO) == Decision::Now
+impl SubscriberTable {
+    /// Whether a new name gets its own metric series.
+    fn grants_series(&mut self, now: Instant) -> bool {
+        let nanos = u64::try_from((now - self.started).as_nanos()).unwrap_or(u64::MAX);
+        let limit = &mut self.series_limit;
+        limit.reserve(&[self.series_demand], nanos, Duration::ZERO) == Decision::Now
     }
 }
 
-impl Queue {
+impl Subscriber {
     fn new(
-        (network, is_shown): (IpAddr, bool),
-        in_flight: QueueInFlight,
-        connection: Connection,
-        began: Start,
+        (network, has_series): (IpAddr, bool),
+        in_flight: SubscriberInFlight,
+        stream: StreamState,
+        start: StreamStart,
     ) -> Self {
-        let mut state = State {
-            connection,
-            account: Account::new(began.first),
-            window_bytes: began.window_bytes,
-            supports_age: began.supports_age,
+        let mut state = SubscriberState {
+            stream,
+            account: Account::new(start.first),
+            window_bytes: start.window_bytes,
+            supports_age: start.supports_age,
             resumes: [0; RESUMES.len()],
             lag: Peak::default(),
             loss_log: LogGate::new(1, LOSS_LOG_INTERVAL),
         };
-        state.begin(began);
+        state.begin(start);
         Self {
             network,
-            is_shown,
+            has_series,
             state: Mutex::new(state),
             in_flight: Arc::new(in_flight),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SubscriberState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remembered(&self) -> Remembered {
+    fn retained(&self) -> RetainedPosition {
         let state = self.state();
-        Remembered {
+        RetainedPosition {
             position: state.account.position(),
             high_water: state.account.high_water(),
             stream_began: state.account.stream_began(),
@@ -321,15 +317,15 @@ impl Queue {
         }
     }
 
-    /// Gives the queue to another stream, which begins at `began`. The stream that had it is told before the lock is
-    /// released, so that its [`Lease`] neither ends the new one's nor counts what the new one will.
-    fn supersede(&self, by: Connection, began: Start) {
+    /// Supersedes the current stream. It is notified before the lock is released, so that its [`Lease`] changes the subscriber
+    /// no more.
+    fn supersede(&self, by: StreamState, start: StreamStart) {
         let mut state = self.state();
-        if let Connection::Streaming { superseded } = &state.connection {
+        if let StreamState::Streaming { superseded } = &state.stream {
             superseded.cancel();
         }
-        state.connection = by;
-        state.begin(began);
+        state.stream = by;
+        state.begin(start);
     }
 
     fn snapshot(&self, call: Call, name: &str) -> Snapshot {
@@ -337,8 +333,8 @@ impl Queue {
         Snapshot {
             name: name.to_owned(),
             call,
-            is_shown: self.is_shown,
-            connected: matches!(state.connection, Connection::Streaming { .. }),
+            has_series: self.has_series,
+            connected: matches!(state.stream, StreamState::Streaming { .. }),
             supports_age: state.supports_age,
             position: state.account.position(),
             joined: state.account.joined(),
@@ -347,18 +343,18 @@ impl Queue {
             resumes: state.resumes,
             lag_max: state.lag.get(),
             in_flight_bytes: self.in_flight.bytes(),
-            cuts: self.in_flight.cuts(),
+            disconnects: self.in_flight.disconnects(),
         }
     }
 }
 
-impl State {
+impl SubscriberState {
     /// A stream begins.
-    fn begin(&mut self, began: Start) {
-        self.account.begin(began.first);
-        self.window_bytes = began.window_bytes;
-        self.supports_age = began.supports_age;
-        let outcome = RESUMES.iter().position(|it| *it == began.outcome);
+    fn begin(&mut self, start: StreamStart) {
+        self.account.begin(start.first);
+        self.window_bytes = start.window_bytes;
+        self.supports_age = start.supports_age;
+        let outcome = RESUMES.iter().position(|it| *it == start.outcome);
         if let Some(outcome) = outcome {
             self.resumes[outcome] += 1;
         }

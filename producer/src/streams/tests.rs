@@ -1,5 +1,4 @@
-//! Both ends of the streams against a model: a list of what was appended in each epoch of the producer, and for each
-//! subscriber what it must get next.
+//! Streams against a model: the cookies appended in each epoch, and for each subscriber the next expected sequence.
 //!
 //! Calls are complete, from the bytes of the request to those of the response, but without a connection.
 
@@ -17,7 +16,7 @@ use runtime::metrics::Registry;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
 
-use self::client::{Client, Reads};
+use self::client::{CallKind, Client};
 use super::{
     Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
 };
@@ -29,7 +28,7 @@ use crate::{
     },
 };
 
-/// What a model's log and queues may hold.
+/// Bounds of the log and the subscribers.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     log_bytes_max: usize,
@@ -37,7 +36,7 @@ struct Bounds {
     rewind_bytes: usize,
 }
 
-/// One epoch of the producer, and what was appended in it.
+/// One epoch of the producer, and the cookies appended in it.
 struct Producer {
     epoch: u64,
     log: Log,
@@ -99,7 +98,7 @@ impl Producer {
         self.log.append(&mut batch).unwrap();
     }
 
-    /// Makes a call; returns the body of its response, or why there is none.
+    /// Makes a call; returns the body of its response, or its error.
     fn call(&self, call: &str, message: &impl Message) -> Result<Body, Status> {
         let mut framed = BytesMut::new();
         framed.put_u8(0);
@@ -117,7 +116,7 @@ impl Producer {
         let request = Request::post(format!("/cookiesync.v1.CookieStreamer/{call}"));
         let request = request.body(Body::new(Full::new(body))).unwrap();
         let response = now(self.streams.clone().call(request));
-        response.expect("the request is there").unwrap()
+        response.expect("the request is complete").unwrap()
     }
 }
 
@@ -134,26 +133,26 @@ enum Action {
         buyer_bytes: usize,
     },
     Seal,
-    /// Takes some frames.
-    Read {
+    /// Reads up to this many frames.
+    Sample {
         client: usize,
         frames: usize,
     },
-    /// Loses the connection.
+    /// Closes the stream.
     Leave {
         client: usize,
     },
-    /// Connects (again), perhaps while its stream is still open.
+    /// Opens a stream, perhaps while the previous one is still open.
     Join {
         client: usize,
         with_cursor: bool,
         oldest: bool,
     },
     /// Connects with a cursor beyond the log.
-    JoinFromTheFuture {
+    JoinBeyondLog {
         client: usize,
     },
-    /// The producer is killed, and starts again with a new epoch.
+    /// Kills the producer and starts a new epoch.
     Restart,
 }
 
@@ -163,11 +162,11 @@ fn action() -> impl Strategy<Value = Action> {
         6 => (1..60_usize, 0..250_usize)
             .prop_map(|(cookies, buyer_bytes)| Action::Append { cookies, buyer_bytes }),
         3 => Just(Action::Seal),
-        8 => (client(), 1..6_usize).prop_map(|(client, frames)| Action::Read { client, frames }),
+        8 => (client(), 1..6_usize).prop_map(|(client, frames)| Action::Sample { client, frames }),
         2 => client().prop_map(|client| Action::Leave { client }),
         4 => (client(), any::<bool>(), any::<bool>())
             .prop_map(|(client, with_cursor, oldest)| Action::Join { client, with_cursor, oldest }),
-        1 => client().prop_map(|client| Action::JoinFromTheFuture { client }),
+        1 => client().prop_map(|client| Action::JoinBeyondLog { client }),
         1 => Just(Action::Restart),
     ]
 }
@@ -177,10 +176,10 @@ fn run(actions: &[Action], bounds: Bounds) {
     let _entered = runtime.enter();
     let mut producer = Producer::new(1, bounds);
     let mut clients = [
-        Client::new("a", Reads::Events),
-        Client::new("b", Reads::Events),
-        Client::new("a", Reads::Cookies),
-        Client::new("c", Reads::Cookies),
+        Client::new("a", CallKind::Events),
+        Client::new("b", CallKind::Events),
+        Client::new("a", CallKind::Cookies),
+        Client::new("c", CallKind::Cookies),
     ];
     for action in actions {
         match *action {
@@ -189,14 +188,14 @@ fn run(actions: &[Action], bounds: Bounds) {
                 buyer_bytes,
             } => producer.append(cookies, buyer_bytes),
             Action::Seal => seal(&producer.log),
-            Action::Read { client, frames } => clients[client].read(&producer, frames),
+            Action::Sample { client, frames } => clients[client].read(&producer, frames),
             Action::Leave { client } => clients[client].leave(),
             Action::Join {
                 client,
                 with_cursor,
                 oldest,
             } => clients[client].join(&producer, with_cursor, oldest),
-            Action::JoinFromTheFuture { client } => clients[client].join_from_the_future(&producer),
+            Action::JoinBeyondLog { client } => clients[client].join_beyond_log(&producer),
             Action::Restart => {
                 producer = Producer::new(producer.epoch + 1, bounds);
                 clients.iter_mut().for_each(Client::producer_restarted);
@@ -213,7 +212,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_subscriber_gets_every_sequence_once_or_an_exact_gap(
+    fn each_subscriber_receives_every_sequence_once_or_an_exact_gap(
         actions in prop::collection::vec(action(), 1..80),
         log_bytes_max in 1_usize..80_000,
         queue_cookies_max in prop_oneof![1_u64..400, Just(u64::MAX)],
@@ -224,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
+fn redelivery_without_a_cursor_is_no_loss_within_the_maximum_lag() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let bounds = Bounds {
@@ -232,16 +231,16 @@ fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
         queue_cookies_max: 100,
         rewind_bytes: 1 << 20,
     };
-    for reads in [Reads::Events, Reads::Cookies] {
+    for kind in [CallKind::Events, CallKind::Cookies] {
         let mut producer = Producer::new(1, bounds);
-        let mut client = Client::new("a", reads);
+        let mut client = Client::new("a", kind);
         client.join(&producer, false, true);
         for _ in 0..10 {
             producer.append(90, 0);
             seal(&producer.log);
             client.read(&producer, 100);
         }
-        // Twice, the second time before anything of the first was read.
+        // Reconnect twice, the second time without having read anything.
         for _ in 0..2 {
             client.leave();
             client.join(&producer, false, true);
@@ -251,29 +250,29 @@ fn redelivery_by_name_is_not_a_loss_where_the_queue_is_within_its_bound() {
         assert_eq!(
             (totals.delivered, totals.redelivered),
             (900, 900),
-            "{reads:?}"
+            "{kind:?}"
         );
         assert_eq!((totals.lost_lag_limit, totals.undelivered), (0, 0));
     }
 }
 
 #[test]
-fn call_without_a_message_or_with_a_torn_one_is_refused() {
+fn call_with_an_incomplete_or_missing_message_is_rejected() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let producer = small_producer();
-    for torn in [&b""[..], b"\0\0\0\0\x02\x0a\x05", b"\0\0\0\0\x02\x0b\x0b"] {
-        let response = producer.send("Subscribe", Bytes::from_static(torn));
-        let status = Status::from_header_map(response.headers()).expect("refused");
-        assert_eq!(status.code(), Code::InvalidArgument, "{torn:?} {status}");
+    for invalid in [&b""[..], b"\0\0\0\0\x02\x0a\x05", b"\0\0\0\0\x02\x0b\x0b"] {
+        let response = producer.send("Subscribe", Bytes::from_static(invalid));
+        let status = Status::from_header_map(response.headers()).expect("rejected");
+        assert_eq!(status.code(), Code::InvalidArgument, "{invalid:?} {status}");
     }
-    // The same with a compressed one, and what may come instead.
+    // Compressed messages are rejected with the accepted encoding.
     let response = producer.send("Subscribe", Bytes::from_static(b"\x01\0\0\0\x01g"));
-    let status = Status::from_header_map(response.headers()).expect("refused");
+    let status = Status::from_header_map(response.headers()).expect("rejected");
     assert_eq!(status.code(), Code::Unimplemented);
     assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
     let empty = v1::SubscribeRequest::default();
-    let status = producer.call("Subscribe", &empty).expect_err("refused");
+    let status = producer.call("Subscribe", &empty).expect_err("rejected");
     assert_eq!(status.code(), Code::InvalidArgument);
 }
 
@@ -289,7 +288,7 @@ fn small_producer() -> Producer {
 }
 
 #[test]
-fn reader_of_either_call_that_does_not_understand_ages_counts_while_its_stream_is_open() {
+fn open_streams_without_age_support_are_counted() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let producer = small_producer();
@@ -317,9 +316,9 @@ fn reader_of_either_call_that_does_not_understand_ages_counts_while_its_stream_i
     let (old, other) = (subscribe("old", false), get_cookies("other", false));
     assert!(old.is_ok() && other.is_ok());
     assert_eq!(without_age(), ["other", "old"]);
-    let now_new = subscribe("old", true);
+    let upgraded = subscribe("old", true);
     drop(old);
-    assert!(now_new.is_ok());
+    assert!(upgraded.is_ok());
     assert_eq!(without_age(), ["other"]);
     assert!(subscribe("", false).is_err());
     drop(other);

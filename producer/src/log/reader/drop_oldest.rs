@@ -1,35 +1,33 @@
-//! When a slow reader loses its oldest cookies: further behind than its queue's bound, or than the ring goes back.
+//! When a slow reader loses its oldest cookies: its lag exceeds the maximum, or its position was evicted.
 
 use std::sync::Arc;
 
 use super::{Delivery, Reader};
 use crate::log::Sequence;
 
-/// Why a reader skips.
+/// Why a reader skips cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GapReason {
-    /// The reader was further behind than its queue's bound.
+    /// The reader exceeded its maximum lag.
     LagLimit,
-    /// The log no longer holds the sequences.
+    /// The log has evicted the sequences.
     Evicted,
 }
 
 impl Reader {
-    /// What a reader gets that is behind `next`.
+    /// The next delivery of a reader whose position is before `next`.
     pub(super) fn advance(&mut self, next: Sequence) -> Delivery {
         if self.lag <= self.queue_cookies_max {
             self.catching_up_until = 0;
         } else if self.position >= self.catching_up_until {
-            // Skip to the beginning of a chunk, so that a reader that stays slow still gets shared bytes.
-            let least = next - self.queue_cookies_max;
-            let target = self.shared.ring().boundary(least, next);
+            // Skip to the start of a chunk, so that the reader gets shared bytes.
+            let min = next - self.queue_cookies_max;
+            let target = self.shared.ring().boundary(min, next);
             return self.skip_to(target, GapReason::LagLimit);
         }
         let found = self.shared.ring().find(self.position).map(Arc::clone);
         let Some(chunk) = found else {
-            unreachable!(
-                "the ring holds everything published but what it evicted at its other end"
-            );
+            unreachable!("the ring contains all published sequences that it has not evicted");
         };
         if chunk.first() > self.position {
             return self.skip_to(chunk.first(), GapReason::Evicted);

@@ -1,10 +1,10 @@
-//! Cookies that were accepted before they are appended.
+//! Cookies that are appended after their acceptance.
 
 use std::sync::atomic::Ordering;
 
 use super::*;
 
-/// What a reader gets at once: each cookie's sequence and when it was accepted.
+/// Reads all available cookies; returns the sequence and acceptance time of each.
 pub(super) fn accepted_times(reader: &mut Reader) -> Vec<(u64, u64)> {
     let mut times = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
@@ -39,7 +39,7 @@ pub(super) fn append_accepted(log: &Log, cookies: &[(u64, u64)]) -> Result<(), C
 }
 
 #[test]
-fn cookies_accepted_before_keep_their_times_and_order_across_chunks() {
+fn late_cookies_keep_their_acceptance_times_and_order_across_chunks() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     append(&log, 1).unwrap();
@@ -61,7 +61,7 @@ fn cookies_accepted_before_keep_their_times_and_order_across_chunks() {
 }
 
 #[test]
-fn no_cookie_looks_newer_than_its_chunk_or_more_than_a_week_older() {
+fn acceptance_times_are_limited_to_the_week_before_the_chunk() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     append_accepted(&log, &[(1, u64::MAX), (2, log.unix_micros()), (3, 0)]).unwrap();
@@ -74,11 +74,11 @@ fn no_cookie_looks_newer_than_its_chunk_or_more_than_a_week_older() {
 }
 
 #[test]
-fn times_go_on_from_the_latest_when_the_clock_goes_back() {
+fn times_stay_at_the_latest_when_the_clock_goes_back() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     let ahead = log.unix_micros() + 3_600_000_000;
-    // As it was told before the clock went back.
+    // As if this time was returned before the clock was set back.
     log.shared.latest.store(ahead, Ordering::Relaxed);
     assert_eq!(log.unix_micros(), ahead);
     append_accepted(&log, &[(1, ahead - 5), (2, ahead)]).unwrap();
@@ -90,7 +90,7 @@ fn times_go_on_from_the_latest_when_the_clock_goes_back() {
 }
 
 #[test]
-fn closed_log_takes_no_cookie_that_was_accepted_before() {
+fn closed_log_rejects_late_cookies() {
     let log = Log::new(CONFIG);
     append_accepted(&log, &[(1, 1)]).unwrap();
     log.close();
@@ -100,7 +100,7 @@ fn closed_log_takes_no_cookie_that_was_accepted_before() {
 }
 
 #[test]
-fn stream_that_joins_amid_a_chunk_gets_the_ages_too() {
+fn reader_that_begins_inside_a_chunk_gets_ages() {
     let log = Log::new(CONFIG);
     let now = log.unix_micros();
     append_accepted(&log, &[(1, now - 1), (2, now - 2), (3, now - 3)]).unwrap();

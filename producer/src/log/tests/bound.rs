@@ -1,4 +1,4 @@
-//! No cookie's time is further from its acceptance than the age that its chunk may have, whatever the sealing task does.
+//! The time of a cookie is at most the maximum age of its chunk before its acceptance, even if the sealing task is late.
 
 use std::sync::atomic::Ordering;
 
@@ -9,10 +9,10 @@ use super::{
 
 const CHUNK_AGE: u64 = 10_000;
 
-/// Bytes in a chunk from which on it waits for one age instead of three.
+/// Size of a chunk from which on it is sealed at one age instead of three.
 const SMALL_BYTES: usize = 2048;
 
-/// A log whose clock only [`advance`] moves: it starts a day ahead of the system's, and never goes back.
+/// A log whose clock is a day ahead of the system clock, so that only [`advance`] moves it.
 fn log() -> Log {
     let log = Log::new(Config {
         chunk_age: Duration::from_micros(CHUNK_AGE),
@@ -27,9 +27,9 @@ fn advance(log: &Log, micros: u64) {
     log.shared.latest.fetch_add(micros, Ordering::Relaxed);
 }
 
-/// Appends `cookies` to an empty log, lets `wait` pass, and appends one more in each of the two ways; returns how much
-/// older than their acceptance these look.
-fn apart(cookies: u64, wait: u64) -> [u64; 2] {
+/// Appends `cookies` to an empty log, waits, and appends one more by each of the two methods. Returns by how much the time
+/// of the last cookie is before its acceptance.
+fn time_error(cookies: u64, wait: u64) -> [u64; 2] {
     [false, true].map(|is_late| {
         let log = log();
         let mut reader = log.reader(1, u64::MAX, 0);
@@ -50,17 +50,17 @@ fn apart(cookies: u64, wait: u64) -> [u64; 2] {
 }
 
 #[test]
-fn chunk_that_should_have_been_sealed_takes_no_further_cookie() {
+fn overdue_chunk_is_sealed_before_the_next_append() {
     for (cookies, age_max) in [(1, 3 * CHUNK_AGE), (20, 3 * CHUNK_AGE), (60, CHUNK_AGE)] {
-        assert_eq!(apart(cookies, age_max), [age_max; 2], "{cookies}");
+        assert_eq!(time_error(cookies, age_max), [age_max; 2], "{cookies}");
         for wait in [age_max + 1, 500_000, 3_600_000_000] {
-            assert_eq!(apart(cookies, wait), [0; 2], "{cookies}, {wait}");
+            assert_eq!(time_error(cookies, wait), [0; 2], "{cookies}, {wait}");
         }
     }
 }
 
 #[test]
-fn chunk_sealed_by_an_append_is_delivered_and_counted_by_its_age() {
+fn chunk_sealed_by_an_append_is_delivered_and_counted_by_age() {
     let log = log();
     let mut reader = log.reader(1, u64::MAX, 0);
     append(&log, 1).unwrap();
@@ -76,9 +76,9 @@ fn chunk_sealed_by_an_append_is_delivered_and_counted_by_its_age() {
 enum Step {
     Wait(u64),
     Append(u64),
-    /// How long ago each was accepted.
+    /// Time since the acceptance of each cookie.
     AppendAccepted(Vec<u64>),
-    /// The sealing task has its turn.
+    /// The sealing task runs.
     Seal,
 }
 
@@ -91,11 +91,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A cookie, by its sequence: when it was accepted, and in which call it was appended.
-type Accepted = (u64, usize);
+/// Acceptance time of a cookie, and the call that appended it.
+type AcceptedCookie = (u64, usize);
 
-/// How much older than its acceptance each cookie looks is within the age that was promised when it was appended.
-fn check(log: &Log, accepted: &[Accepted]) -> Result<(), TestCaseError> {
+/// Checks the time of each cookie against its acceptance, and the size of the chunk when it was appended.
+fn check(log: &Log, accepted: &[AcceptedCookie]) -> Result<(), TestCaseError> {
     let mut all = accepted.iter();
     for chunk in log.shared.ring().chunks.iter() {
         let chunk = chunk.cookies_from(chunk.first());
@@ -108,11 +108,11 @@ fn check(log: &Log, accepted: &[Accepted]) -> Result<(), TestCaseError> {
                 (last_call, bytes_before) = (call, bytes);
             }
             bytes += wire::cookie_bytes(&cookie);
-            let apart = accepted.checked_sub(cookie.accepted_unix_micros(time));
+            let error = accepted.checked_sub(cookie.accepted_unix_micros(time));
             let ages = if bytes_before < SMALL_BYTES { 3 } else { 1 };
             prop_assert!(
-                apart.is_some_and(|apart| apart <= ages * CHUNK_AGE),
-                "{apart:?} after {bytes_before} bytes"
+                error.is_some_and(|error| error <= ages * CHUNK_AGE),
+                "{error:?} after {bytes_before} bytes"
             );
         }
     }
@@ -122,11 +122,11 @@ fn check(log: &Log, accepted: &[Accepted]) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn no_time_is_further_from_its_acceptance_than_the_age_of_a_chunk(
+    fn cookie_times_are_within_the_age_of_a_chunk(
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let log = log();
-        let mut accepted: Vec<Accepted> = Vec::new();
+        let mut accepted: Vec<AcceptedCookie> = Vec::new();
         for (call, step) in steps.into_iter().enumerate() {
             let now = log.unix_micros();
             let next = accepted.len() as u64 + 1;

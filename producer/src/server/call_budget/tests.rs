@@ -1,17 +1,17 @@
-//! The call budget under greedy, slow and returning clients, on a set clock.
+//! The call budget with greedy, slow and retrying clients, in virtual time.
 
 use std::{cell::Cell, net::Ipv4Addr};
 
 use super::*;
 
-const CALLS_MAX: usize = STANDING_BYTES_MAX / (8 * 1024);
+const CALLS_MAX: usize = ACTIVE_BYTES_MAX / (8 * 1024);
 
-/// The largest requests that there is room for.
-const LARGE_MAX: usize = STANDING_BYTES_MAX / (COPIES * (REQUEST_BYTES_MAX - SMALL_REQUEST_BYTES));
+/// Number of requests of the maximum size that fit the budget.
+const LARGE_MAX: usize = ACTIVE_BYTES_MAX / (COPIES * (REQUEST_BYTES_MAX - SMALL_REQUEST_BYTES));
 
 struct Scene {
     budget: CallBudget,
-    began: Instant,
+    started: Instant,
     addresses: Cell<u32>,
 }
 
@@ -20,27 +20,27 @@ impl Scene {
         let count = || IntCounter::new("count", "count").unwrap();
         Self {
             budget: CallBudget::new(IntGauge::new("bytes", "bytes").unwrap(), count(), count()),
-            began: Instant::now(),
+            started: Instant::now(),
             addresses: Cell::new(0),
         }
     }
 
-    /// The share of another address.
+    /// The share of a new address.
     fn share(&self) -> AddressShare {
         let address = self.addresses.replace(self.addresses.get() + 1);
         self.budget.share(Ipv4Addr::from_bits(address).into())
     }
 
     fn at(&self, millis: u64) -> Instant {
-        self.began + Duration::from_millis(millis)
+        self.started + Duration::from_millis(millis)
     }
 
-    /// A call from an address of its own.
+    /// A call from a new address.
     fn call(&self, millis: u64) -> Option<Grant> {
         self.share().open(CallKind::Stream, self.at(millis))
     }
 
-    /// `count` calls; all must find room.
+    /// `count` calls, which must all be admitted.
     fn calls(&self, count: usize, millis: u64) -> Vec<Grant> {
         (0..count).map(|_| self.call(millis).unwrap()).collect()
     }
@@ -57,12 +57,12 @@ fn ended(calls: &[Grant]) -> usize {
 
 #[track_caller]
 fn check_hold_time(percent: usize, expected: Duration) {
-    let taken = (STANDING_BYTES_MAX * percent).div_ceil(100);
-    assert_eq!(hold_time(taken), expected, "{percent}");
+    let used = (ACTIVE_BYTES_MAX * percent).div_ceil(100);
+    assert_eq!(hold_time(used), expected, "{percent}");
 }
 
 #[test]
-fn hold_time_shrinks_as_the_budget_fills() {
+fn hold_time_decreases_as_the_budget_fills() {
     check_hold_time(0, Duration::MAX);
     check_hold_time(50, Duration::MAX);
     check_hold_time(70, (HOLD_TIME_MAX + HOLD_TIME_MIN) / 2);
@@ -71,7 +71,7 @@ fn hold_time_shrinks_as_the_budget_fills() {
 }
 
 #[test]
-fn all_connections_together_hold_no_more_than_the_budget() {
+fn all_connections_together_stay_within_the_budget() {
     let scene = Scene::new();
     let calls = scene.calls(CALLS_MAX, 0);
     assert_eq!(scene.bytes(), CALLS_MAX * 8 * 1024);
@@ -87,7 +87,7 @@ fn all_connections_together_hold_no_more_than_the_budget() {
 }
 
 #[test]
-fn large_requests_keep_no_small_one_out() {
+fn large_requests_do_not_block_small_ones() {
     let scene = Scene::new();
     let large = scene.calls(LARGE_MAX, 0);
     let received = |call: &Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
@@ -98,24 +98,24 @@ fn large_requests_keep_no_small_one_out() {
 }
 
 #[test]
-fn health_checks_and_reflection_keep_no_stream_out() {
+fn health_checks_and_reflection_do_not_block_streams() {
     let scene = Scene::new();
-    let ask = |kind| scene.share().open(kind, scene.at(0));
-    let health: Vec<_> = std::iter::from_fn(|| ask(CallKind::Health)).collect();
-    assert_eq!(health.len(), STANDING_BYTES_MAX / (32 * 1024));
-    assert!(ask(CallKind::Other).is_none());
+    let open = |kind| scene.share().open(kind, scene.at(0));
+    let health: Vec<_> = std::iter::from_fn(|| open(CallKind::Health)).collect();
+    assert_eq!(health.len(), ACTIVE_BYTES_MAX / (32 * 1024));
+    assert!(open(CallKind::Other).is_none());
     let streams = scene.calls(CALLS_MAX, 0);
     assert_eq!(ended(&streams), 0);
     assert!(scene.bytes() <= BYTES_MAX, "{}", scene.bytes());
 }
 
 #[test]
-fn one_address_has_a_share() {
+fn one_address_is_limited_to_its_share() {
     let scene = Scene::new();
     let now = scene.at(0);
     let greedy = scene.share();
     let first = greedy.open(CallKind::Stream, now).unwrap();
-    // In frames, as it comes.
+    // In frames.
     assert!((0..32).all(|_| first.receive(REQUEST_BYTES_MAX / 32, now)));
     let more = greedy.open(CallKind::Stream, now).unwrap();
     assert!(more.receive(REQUEST_BYTES_MAX, now));
@@ -129,7 +129,7 @@ fn one_address_has_a_share() {
 }
 
 #[test]
-fn old_calls_are_left_alone_while_there_is_room() {
+fn old_calls_continue_while_there_is_capacity() {
     let scene = Scene::new();
     let calls = scene.calls(CALLS_MAX / 2 - 1, 0);
     let hour = scene.call(3_600_000);
@@ -138,26 +138,26 @@ fn old_calls_are_left_alone_while_there_is_room() {
 }
 
 #[test]
-fn oldest_are_ended_when_others_need_room() {
+fn oldest_calls_are_ended_when_others_need_capacity() {
     let scene = Scene::new();
     let older = scene.calls(CALLS_MAX / 2, 0);
     let younger = scene.calls(CALLS_MAX / 5, 3_000);
     assert_eq!(ended(&older), 0);
-    let asking = scene.call(6_000).unwrap();
+    let new = scene.call(6_000).unwrap();
     assert_eq!((ended(&older), ended(&younger)), (older.len(), 0));
-    // They count until they are gone, and are not told twice.
+    // They count until they are dropped, and are ended only once.
     let another = scene.call(6_000).unwrap();
     assert_eq!(scene.bytes(), (older.len() + younger.len() + 2) * 8 * 1024);
     drop(older);
     let last = scene.call(3_600_000).unwrap();
     assert_eq!(ended(&younger), 0);
-    let told = scene.budget.shared.ended_early.get();
-    assert_eq!(told, (CALLS_MAX / 2) as u64);
-    drop((asking, another, last));
+    let ended_early = scene.budget.shared.ended_early.get();
+    assert_eq!(ended_early, (CALLS_MAX / 2) as u64);
+    drop((new, another, last));
 }
 
 #[test]
-fn those_with_large_requests_alone_make_room_for_large_ones() {
+fn only_calls_with_large_requests_are_ended_for_large_requests() {
     let scene = Scene::new();
     let small = scene.calls(10, 0);
     let large = scene.calls(LARGE_MAX, 0);
@@ -169,57 +169,57 @@ fn those_with_large_requests_alone_make_room_for_large_ones() {
     assert!(!late.end().is_cancelled());
 }
 
-/// All connections together make a burst of calls and then call at their rate. None is ever finished, and the requests'
+/// All connections together make a burst of calls and continue at their rate. No call is ever finished, and the requests'
 /// half is full.
 #[test]
-fn unfinished_calls_keep_nobody_out_after_their_burst() {
+fn unfinished_calls_block_others_only_during_their_burst() {
     let scene = Scene::new();
     let large = scene.calls(LARGE_MAX, 0);
     let received = |call: &Grant| call.receive(REQUEST_BYTES_MAX, scene.at(0));
     assert!(large.iter().all(received));
     let mut held = Vec::new();
     for millis in 0..2_000 {
-        // A call that is told to end is gone a millisecond later.
+        // An ended call is dropped a millisecond later.
         held.retain(|call: &Grant| !call.end().is_cancelled());
         let attempts = if millis == 0 { 8_000 } else { 2 };
         held.extend((0..attempts).filter_map(|_| scene.call(millis)));
-        let is_let_in = scene.call(millis).is_some();
-        assert!(is_let_in || millis <= 401, "{millis} ms: {}", held.len());
+        let is_admitted = scene.call(millis).is_some();
+        assert!(is_admitted || millis <= 401, "{millis} ms: {}", held.len());
     }
 }
 
-/// Calls that are told to end come back at once; another client asks only now and then.
+/// Ended calls are retried immediately; another client calls periodically.
 #[test]
-fn returning_calls_do_not_keep_an_occasional_caller_out() {
+fn retried_calls_do_not_block_another_client() {
     let scene = Scene::new();
     let mut held = Vec::new();
     for second in 0..10 {
         let at = 2_000 * second;
         held.retain(|call: &Grant| !call.end().is_cancelled());
         held.extend(std::iter::from_fn(|| scene.call(at)));
-        let asked = scene.call(at + 1_000);
-        assert!(asked.is_some_and(|call| call.receive(3 * SMALL_REQUEST_BYTES, scene.at(at))));
+        let call = scene.call(at + 1_000);
+        assert!(call.is_some_and(|call| call.receive(3 * SMALL_REQUEST_BYTES, scene.at(at))));
         let all_ended = held.iter().all(|call| call.end().is_cancelled());
         assert!(all_ended, "{second}");
     }
 }
 
 #[test]
-fn returning_calls_do_not_keep_out_others_of_their_address() {
+fn retried_calls_do_not_block_others_of_their_address() {
     let scene = Scene::new();
     let address = scene.share();
-    let ask = |at| address.open(CallKind::Health, scene.at(at));
-    let held: Vec<_> = std::iter::from_fn(|| ask(0)).collect();
+    let open = |at| address.open(CallKind::Health, scene.at(at));
+    let held: Vec<_> = std::iter::from_fn(|| open(0)).collect();
     assert_eq!(held.len(), SHARE_BYTES_MAX / (32 * 1024));
-    assert!(ask(100).is_none());
-    // No more than it takes are ended for each.
-    let asked = [ask(1_000), ask(1_000)];
-    assert!(asked.iter().all(Option::is_some));
-    assert_eq!(ended(&held), asked.len());
+    assert!(open(100).is_none());
+    // Only as many as needed are ended.
+    let calls = [open(1_000), open(1_000)];
+    assert!(calls.iter().all(Option::is_some));
+    assert_eq!(ended(&held), calls.len());
 }
 
-/// Three seconds of calls at the highest rate that all connections together may make, each from an address of its own,
-/// and none ever finished; returns how many were refused after the shortest hold time.
+/// Makes calls at the maximum rate of all connections for three seconds, each from a new address and never finished. Returns
+/// the number of calls rejected after the minimum hold time.
 fn refused_at_full_rate(scene: &Scene, kind: CallKind) -> u64 {
     let rate = match kind {
         CallKind::Stream => 2_000,
@@ -228,23 +228,23 @@ fn refused_at_full_rate(scene: &Scene, kind: CallKind) -> u64 {
     let mut open: Vec<Grant> = Vec::new();
     let mut refused = 0;
     for number in 0..3 * rate {
-        let now = scene.began + Duration::from_secs(1) * number / rate;
+        let now = scene.started + Duration::from_secs(1) * number / rate;
         open.retain(|grant| !grant.end().is_cancelled());
         match scene.share().open(kind, now) {
             Some(grant) => open.push(grant),
-            None => refused += u64::from(now > scene.began + HOLD_TIME_MIN),
+            None => refused += u64::from(now > scene.started + HOLD_TIME_MIN),
         }
     }
     refused
 }
 
 #[test]
-fn streams_that_are_never_finished_keep_no_stream_out() {
+fn unfinished_streams_at_full_rate_do_not_block_streams() {
     assert_eq!(refused_at_full_rate(&Scene::new(), CallKind::Stream), 0);
 }
 
 #[test]
-fn health_checks_and_reflection_at_full_rate_keep_only_each_other_out() {
+fn health_checks_and_reflection_at_full_rate_block_only_each_other() {
     for kind in [CallKind::Health, CallKind::Other] {
         let scene = Scene::new();
         assert!(refused_at_full_rate(&scene, kind) > 0, "{kind:?}");

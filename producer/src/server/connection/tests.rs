@@ -1,4 +1,4 @@
-//! Connections without calls and with refused ones, on a paused clock.
+//! Connections without calls and with rejected calls, on a paused clock.
 
 use std::net::Ipv4Addr;
 
@@ -9,13 +9,13 @@ use tokio::{io::DuplexStream, task::JoinSet};
 use super::*;
 use crate::{security::tokens::tests::token_check, server::call_rates::CallLimits};
 
-/// A connection that asks for tokens, and the client's end of it.
+/// Serves a connection that requires tokens; returns the end of the client.
 fn connect() -> (JoinSet<()>, DuplexStream) {
-    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let (server, client) = tokio::io::duplex(1 << 16);
     let limits = CallLimits::register(&Registry::new()).unwrap();
     let peer = Ipv4Addr::LOCALHOST.into();
     let tokens = Arc::new(token_check("the-only-good-token\n"));
-    let connection = Connection {
+    let connection = GrpcConnection {
         routes: Routes::default(),
         limits: limits.of_connection(peer, Some(tokens)),
         activity: Arc::default(),
@@ -23,23 +23,23 @@ fn connect() -> (JoinSet<()>, DuplexStream) {
         stopping: CancellationToken::new(),
     };
     let mut served = JoinSet::new();
-    served.spawn(connection.run(ours));
-    (served, theirs)
+    served.spawn(connection.run(server));
+    (served, client)
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_client_is_disconnected() {
+async fn client_without_calls_is_disconnected() {
     let began = Instant::now();
-    let (mut served, _silent) = connect();
+    let (mut served, _client) = connect();
     served.join_next().await;
     assert_eq!(began.elapsed(), FIRST_CALL_WITHIN);
 }
 
-/// Calls every five seconds until the connection is closed, for a minute at most; returns how long it lasted.
-async fn call_again_and_again(authorization: &str) -> Duration {
+/// Calls every five seconds until the connection is closed, for up to a minute; returns its duration.
+async fn call_periodically(authorization: &str) -> Duration {
     let began = Instant::now();
-    let (mut served, theirs) = connect();
-    let (mut calls, connection) = client::handshake(theirs).await.unwrap();
+    let (mut served, stream) = connect();
+    let (mut calls, connection) = client::handshake(stream).await.unwrap();
     let mut client = JoinSet::new();
     client.spawn(connection);
     let calling = async {
@@ -49,8 +49,8 @@ async fn call_again_and_again(authorization: &str) -> Duration {
                 .method("POST")
                 .uri("http://producer/a.service/Call")
                 .header("authorization", authorization);
-            let (answer, _) = calls.send_request(request.body(()).unwrap(), true)?;
-            answer.await?;
+            let (response, _) = calls.send_request(request.body(()).unwrap(), true)?;
+            response.await?;
             sleep(Duration::from_secs(5)).await;
         }
     };
@@ -63,12 +63,12 @@ async fn call_again_and_again(authorization: &str) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_calls_do_not_keep_a_connection_open() {
-    let lived = call_again_and_again("Bearer none-that-is-taken").await;
+async fn rejected_calls_do_not_keep_a_connection_open() {
+    let lived = call_periodically("Bearer an-invalid-token").await;
     assert!(
         lived <= FIRST_CALL_WITHIN + Duration::from_secs(5),
         "{lived:?}"
     );
-    let lived = call_again_and_again("Bearer the-only-good-token").await;
+    let lived = call_periodically("Bearer the-only-good-token").await;
     assert_eq!(lived, Duration::from_secs(60));
 }

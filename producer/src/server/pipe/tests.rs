@@ -1,4 +1,4 @@
-//! Response bodies that are sent to slow, stalled and vanished clients.
+//! Response bodies for slow, stalled and disconnected clients.
 
 use std::{
     collections::VecDeque,
@@ -12,25 +12,24 @@ use tokio::{io::DuplexStream, task::JoinSet};
 
 use super::*;
 use crate::streams::{
-    in_flight::{QueueInFlight, StreamBudget},
+    in_flight::{StreamBudget, SubscriberInFlight},
     subscribers::Call,
 };
 
 const FRAME_BYTES: usize = 1_000;
 const FRAMES: usize = 20;
-/// Two frames and a half.
+/// Two and a half frames.
 const WINDOW_BYTES: u32 = 2_500;
 
-/// A body that counts how many frames were taken out of it and how often it was polled. It ends after its trailers;
-/// without trailers it stays pending.
-struct Counted {
+/// A body that counts taken frames and polls. It ends after its trailers; without trailers it stays pending.
+struct CountingBody {
     frames: VecDeque<Frame<Bytes>>,
     taken: Arc<AtomicUsize>,
     polls: Arc<AtomicUsize>,
 }
 
-impl Counted {
-    /// The body and its two counters: frames taken, and polls.
+impl CountingBody {
+    /// The body, and its counters of frames and polls.
     fn body(
         frames: VecDeque<Frame<Bytes>>,
     ) -> (tonic::body::Body, Arc<AtomicUsize>, Arc<AtomicUsize>) {
@@ -46,10 +45,10 @@ impl Counted {
 
 fn in_flight() -> Arc<InFlight> {
     let budget = StreamBudget::register(&Registry::new(), u64::MAX).unwrap();
-    budget.open(&Arc::new(QueueInFlight::new(Call::Subscribe, "a")))
+    budget.open(&Arc::new(SubscriberInFlight::new(Call::Subscribe, "a")))
 }
 
-impl Body for Counted {
+impl Body for CountingBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -70,9 +69,9 @@ struct Scene {
     taken: Arc<AtomicUsize>,
     polls: Arc<AtomicUsize>,
     in_flight: Arc<InFlight>,
-    /// What the client reads.
+    /// The response at the client.
     response: h2::RecvStream,
-    /// The connection's two ends.
+    /// Both ends of the connection.
     tasks: JoinSet<()>,
 }
 
@@ -86,9 +85,9 @@ impl Scene {
         Self::with(frames).await
     }
 
-    /// The same with other frames.
+    /// Like [`begin`](Self::begin), with these frames.
     async fn with(frames: VecDeque<Frame<Bytes>>) -> Self {
-        let (body, taken, polls) = Counted::body(frames);
+        let (body, taken, polls) = CountingBody::body(frames);
         let in_flight = in_flight();
         let (client, server) = tokio::io::duplex(1 << 20);
         let mut tasks = JoinSet::new();
@@ -120,7 +119,7 @@ impl Scene {
     }
 }
 
-/// Answers one call, then serves the connection until the client closes it.
+/// Responds to one call, then serves the connection until the client closes it.
 async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InFlight>) {
     let mut connection = h2::server::Builder::new()
         .handshake::<_, Data>(stream)
@@ -129,9 +128,9 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InF
     let (_, mut respond) = connection.accept().await.unwrap().unwrap();
     let out = respond.send_response(Response::new(()), false).unwrap();
     let mut running = std::pin::pin!(async {
-        let cut = in_flight.cut().clone();
+        let disconnect = in_flight.disconnect().clone();
         let (_, mut sent) = Pipe::new(body, out, Some(in_flight)).run().await;
-        cut.cancelled().await;
+        disconnect.cancelled().await;
         sent.reset();
         std::future::pending::<()>().await;
     });
@@ -145,7 +144,7 @@ async fn serve(stream: DuplexStream, body: tonic::body::Body, in_flight: Arc<InF
     }
 }
 
-/// Lets the other tasks of this thread run until all of them wait.
+/// Lets the other tasks of this thread run until they all wait.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -153,9 +152,9 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn one_frame_is_taken_ahead_of_capacity_and_all_of_it_is_counted() {
+async fn one_frame_is_taken_before_capacity_and_counts_in_full() {
     let mut scene = Scene::begin().await;
-    // There is capacity for the first half of the third frame, which counts in full, and the fourth waits for some.
+    // Half of the third frame is sent, but it counts in full; the fourth waits for capacity.
     assert_eq!(
         (scene.taken(), scene.in_flight.bytes()),
         (4, 2 * FRAME_BYTES as u64)
@@ -176,7 +175,7 @@ async fn one_frame_is_taken_ahead_of_capacity_and_all_of_it_is_counted() {
 #[tokio::test]
 async fn stalled_stream_is_reset_and_releases_its_bytes() {
     let mut scene = Scene::begin().await;
-    scene.in_flight.cut().cancel();
+    scene.in_flight.disconnect().cancel();
     scene.in_flight.released().await;
     assert_eq!((scene.taken(), scene.in_flight.bytes()), (4, 0));
     let mut bytes = 0;
@@ -184,22 +183,22 @@ async fn stalled_stream_is_reset_and_releases_its_bytes() {
         match scene.response.data().await {
             Some(Ok(data)) => bytes += data.len(),
             Some(Err(error)) => break error,
-            None => panic!("it ended as if it were whole"),
+            None => panic!("the response ended without an error"),
         }
     };
-    // What was sent before the reset arrives.
+    // Data sent before the reset arrives.
     assert_eq!(bytes, WINDOW_BYTES as usize);
     assert_eq!(error.reason(), Some(Reason::ENHANCE_YOUR_CALM));
 }
 
 #[tokio::test]
-async fn stream_that_has_ended_but_is_not_written_can_still_be_cut_off() {
+async fn ended_stream_with_unwritten_bytes_can_be_disconnected() {
     let (client, server) = tokio::io::duplex(1 << 20);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let (mut calls, connection) = h2::client::handshake(client).await.unwrap();
         let request = Request::get("http://test/").body(()).unwrap();
-        let _answer = calls.send_request(request, true).unwrap();
+        let _response = calls.send_request(request, true).unwrap();
         connection.await.unwrap();
     });
     let mut connection = h2::server::Builder::new()
@@ -212,22 +211,22 @@ async fn stream_that_has_ended_but_is_not_written_can_still_be_cut_off() {
         Frame::data(vec![1; FRAME_BYTES].into()),
         Frame::trailers(HeaderMap::new()),
     ];
-    let (body, _, _) = Counted::body(frames.into());
+    let (body, _, _) = CountingBody::body(frames.into());
     let in_flight = in_flight();
-    // Nothing is written, because nobody polls the connection meanwhile.
+    // Nothing is written, because the connection is not polled.
     let (ended, mut sent) = Pipe::new(body, out, Some(Arc::clone(&in_flight)))
         .run()
         .await;
     assert_eq!(
         (ended, in_flight.bytes()),
-        (Ended::Whole, FRAME_BYTES as u64)
+        (PipeEnd::Complete, FRAME_BYTES as u64)
     );
     sent.reset();
     in_flight.released().await;
 }
 
 #[tokio::test]
-async fn stalled_stream_notices_that_its_client_is_gone() {
+async fn stalled_stream_detects_a_disconnected_client() {
     let mut scene = Scene::begin().await;
     drop(scene.response);
     settle().await;
@@ -239,7 +238,7 @@ async fn stalled_stream_notices_that_its_client_is_gone() {
 }
 
 #[tokio::test]
-async fn stream_with_nothing_to_send_sleeps() {
+async fn stream_without_data_is_not_polled() {
     let scene = Scene::with([Frame::data(vec![1; 10].into())].into()).await;
     let polls = scene.polls.load(Ordering::Relaxed);
     settle().await;
@@ -247,12 +246,12 @@ async fn stream_with_nothing_to_send_sleeps() {
     assert_eq!(
         scene.polls.load(Ordering::Relaxed),
         polls,
-        "it wakes itself"
+        "the stream was polled"
     );
 }
 
 #[tokio::test]
-async fn stream_with_nothing_to_send_leaves_the_whole_window_to_the_others() {
+async fn stream_without_data_reserves_none_of_the_shared_window() {
     const CONNECTION_WINDOW: usize = 65_535;
     let (client, server) = tokio::io::duplex(1 << 20);
     let mut tasks = JoinSet::new();
@@ -266,9 +265,9 @@ async fn stream_with_nothing_to_send_leaves_the_whole_window_to_the_others() {
         for frames in [VecDeque::new(), many.collect()] {
             let (_, mut respond) = connection.accept().await.unwrap().unwrap();
             let out = respond.send_response(Response::new(()), false).unwrap();
-            let (body, _, _) = Counted::body(frames);
+            let (body, _, _) = CountingBody::body(frames);
             pipes.spawn(Pipe::new(body, out, None).run());
-            // The first has its turn before the second.
+            // The first runs before the second begins.
             settle().await;
         }
         while connection.accept().await.is_some() {}
@@ -285,7 +284,7 @@ async fn stream_with_nothing_to_send_leaves_the_whole_window_to_the_others() {
     };
     let (idle, busy) = (call(), call());
     let (_idle, mut busy) = (idle.await.unwrap(), busy.await.unwrap().into_body());
-    // A client that opens its window only when it is used up would wait forever for the last byte.
+    // A client that extends its window only when it is used up would wait forever for the last byte.
     let mut received = 0;
     let read = async {
         while received < CONNECTION_WINDOW {

@@ -63,7 +63,7 @@ impl DspQueue {
         }
     }
 
-    /// Whether the FIFO can take deferred cookies.
+    /// Whether the FIFO has capacity for deferred cookies.
     fn has_capacity(&self, now: u64, active_queues: u64) -> bool {
         let max_wait = nanos(self.config.handling.max_wait);
         self.cookies.fifo.len() < FIFO_MIN && self.expected_wait(now, active_queues) <= max_wait

@@ -136,7 +136,7 @@ fn cookie_beyond_max_age_is_requeued_and_finally_parked() {
     for user in ["now", "one", "two", "late"] {
         world.offer(17, user);
     }
-    // Newer cookies always come first.
+    // Newer cookies are always released first.
     for second in 1..200 {
         world.advance_to(second * SECOND - 1);
         for number in 0..2 {

@@ -25,9 +25,9 @@ fn draw(random: &mut Rng) -> String {
         }
         _ => "",
     };
-    let whole = if random.bool() {
+    let global = if random.bool() {
         format!(
-            r#"[limits.whole]
+            r#"[limits.global]
             global = true
             rules = [ {{ id = "intake", rate = "{}/s", burst = 3 }} ]"#,
             rate(random)
@@ -52,7 +52,7 @@ fn draw(random: &mut Rng) -> String {
         mode = "{others}"
         {}
         rules = [ {{ id = "c", rate = "{}/s" }} ]
-        {whole}
+        {global}
         "#,
         shape(first),
         random.u32(3..5),

@@ -1,4 +1,4 @@
-//! Streams with bytes in flight, and which of them are cut off.
+//! Accounting of in-flight bytes, and the choice of streams to disconnect.
 
 use super::*;
 use crate::log::tests::now;
@@ -9,104 +9,110 @@ fn budget(bytes_max: u64) -> StreamBudget {
     StreamBudget::register(&Registry::new(), bytes_max).unwrap()
 }
 
-fn queue() -> Arc<QueueInFlight> {
-    Arc::new(QueueInFlight::new(Call::Subscribe, "a"))
+fn subscriber() -> Arc<SubscriberInFlight> {
+    Arc::new(SubscriberInFlight::new(Call::Subscribe, "a"))
 }
 
 fn open(budget: &StreamBudget) -> Arc<InFlight> {
-    budget.open(&queue())
+    budget.open(&subscriber())
 }
 
-/// Checks which streams are cut off; each is given by the bytes it holds and the milliseconds it has been stalled for.
+/// Checks which streams are disconnected. Each stream is given by its bytes in flight and how long it is stalled, in
+/// milliseconds.
 #[track_caller]
 fn check(bytes_max: usize, streams: &[(usize, u64)], expected: &[usize]) {
     const NOW: u64 = 1_000_000;
     let budget = budget(u64::MAX);
     let held: Vec<_> = streams
         .iter()
-        .map(|&(bytes, stood)| {
+        .map(|&(bytes, stalled)| {
             let stream = open(&budget);
             let charge = stream.charge(bytes);
-            stream.progress_millis.store(NOW - stood, Ordering::Relaxed);
+            stream
+                .progress_millis
+                .store(NOW - stalled, Ordering::Relaxed);
             (stream, charge)
         })
         .collect();
-    // A stream that is cut off still holds its bytes: that must not cost another one its stream.
+    // Twice: bytes of disconnected streams must not count against other streams.
     for _ in 0..2 {
         budget.shared.enforce(bytes_max as u64, NOW);
-        let cut = held.iter().enumerate();
-        let cut: Vec<_> = cut
-            .filter(|(_, (stream, _))| stream.cut().is_cancelled())
+        let disconnected = held.iter().enumerate();
+        let disconnected: Vec<_> = disconnected
+            .filter(|(_, (stream, _))| stream.disconnect().is_cancelled())
             .map(|(number, _)| number)
             .collect();
-        assert_eq!(cut, expected, "{streams:?}");
+        assert_eq!(disconnected, expected, "{streams:?}");
     }
-    let cuts: u64 = held.iter().map(|(stream, _)| stream.queue.cuts()).sum();
-    assert_eq!(cuts, expected.len() as u64, "{streams:?}");
+    let disconnects: u64 = held
+        .iter()
+        .map(|(stream, _)| stream.subscriber.disconnects())
+        .sum();
+    assert_eq!(disconnects, expected.len() as u64, "{streams:?}");
 }
 
 #[test]
-fn nobody_is_cut_off_within_the_budget() {
+fn no_stream_is_disconnected_within_the_budget() {
     check(100, &[(60, 5_000), (40, 5_000)], &[]);
 }
 
 #[test]
-fn the_one_that_holds_most_is_cut_off() {
+fn stream_with_most_bytes_in_flight_is_disconnected() {
     check(500 * KIB, &[(300 * KIB, 0), (250 * KIB, 0)], &[0]);
     check(500 * KIB, &[(200 * KIB, 0), (350 * KIB, 0)], &[1]);
 }
 
 #[test]
-fn of_equals_the_one_stalled_for_longest_is_cut_off() {
-    let holding = 320 * KIB;
-    let streams = [(holding, 150), (holding, 200), (holding + KIB, 50)];
+fn longest_stalled_of_equal_streams_is_disconnected() {
+    let bytes = 320 * KIB;
+    let streams = [(bytes, 150), (bytes, 200), (bytes + KIB, 50)];
     check(700 * KIB, &streams, &[1]);
 }
 
 #[test]
-fn stalled_stream_goes_before_one_that_makes_progress() {
+fn stalled_stream_is_disconnected_before_one_that_makes_progress() {
     check(400 * KIB, &[(100 * KIB, 2_000), (350 * KIB, 100)], &[0]);
 }
 
 #[test]
-fn as_many_are_cut_off_as_are_too_many_and_no_more() {
+fn only_as_many_streams_as_needed_are_disconnected() {
     let streams = [(100, 4), (100, 3), (250 * KIB, 2), (100, 1)];
     check(250, &streams, &[0, 2]);
     check(100, &[(101, 0)], &[0]);
 }
 
 #[test]
-fn stream_is_cut_off_by_what_it_is_handed() {
+fn stream_is_disconnected_when_its_next_chunk_exceeds_the_budget() {
     let budget = budget(100);
     let (small, large) = (open(&budget), open(&budget));
     let _small = small.charge(40);
-    let kept = large.charge(60);
-    assert!(!large.cut().is_cancelled() && !small.cut().is_cancelled());
+    let first = large.charge(60);
+    assert!(!large.disconnect().is_cancelled() && !small.disconnect().is_cancelled());
     large.progress_millis.store(0, Ordering::Relaxed);
     let _more = large.charge(64 * KIB);
-    assert!(large.cut().is_cancelled() && !small.cut().is_cancelled());
-    drop(kept);
+    assert!(large.disconnect().is_cancelled() && !small.disconnect().is_cancelled());
+    drop(first);
 }
 
 #[test]
-fn what_is_released_no_longer_counts() {
+fn released_bytes_no_longer_count() {
     let budget = budget(100);
-    let queue = queue();
-    let stream = budget.open(&queue);
+    let subscriber = subscriber();
+    let stream = budget.open(&subscriber);
     for _ in 0..10 {
         let first = stream.charge(60);
         let second = stream.charge(40);
-        assert_eq!((queue.bytes(), stream.bytes()), (100, 100));
+        assert_eq!((subscriber.bytes(), stream.bytes()), (100, 100));
         drop(first);
         assert_eq!(budget.shared.total(), 40);
         drop(second);
     }
-    assert_eq!((queue.bytes(), budget.shared.total()), (0, 0));
-    assert_eq!(queue.cuts(), 0);
+    assert_eq!((subscriber.bytes(), budget.shared.total()), (0, 0));
+    assert_eq!(subscriber.disconnects(), 0);
 }
 
 #[test]
-fn ended_streams_are_forgotten() {
+fn ended_streams_are_removed() {
     let budget = budget(100);
     for _ in 0..10 {
         drop(open(&budget));
@@ -115,22 +121,22 @@ fn ended_streams_are_forgotten() {
 }
 
 #[tokio::test]
-async fn stream_that_was_cut_off_is_waited_for_until_nothing_is_in_flight() {
+async fn released_waits_until_no_bytes_are_in_flight() {
     let budget = budget(100);
     let stream = open(&budget);
     let charge = stream.charge(101);
-    assert!(now(stream.released()).is_none(), "it holds something");
+    assert!(now(stream.released()).is_none(), "bytes are in flight");
     drop(charge);
     stream.released().await;
 }
 
 #[test]
-fn stream_that_exceeds_the_budget_is_cut_off_after_others_released_theirs_at_the_same_time() {
+fn budget_is_enforced_after_concurrent_releases_and_charges() {
     for round in 0..2_000 {
         let budget = budget(100);
         let first = open(&budget);
         let charges: Vec<_> = (0..200).map(|_| first.charge(20)).collect();
-        assert!(first.cut().is_cancelled());
+        assert!(first.disconnect().is_cancelled());
         std::thread::scope(|scope| {
             let releasing = scope.spawn(|| drop(charges));
             while !releasing.is_finished() {
@@ -140,6 +146,6 @@ fn stream_that_exceeds_the_budget_is_cut_off_after_others_released_theirs_at_the
         assert_eq!(budget.bytes(), 0);
         let last = open(&budget);
         let _charge = last.charge(101);
-        assert!(last.cut().is_cancelled(), "round {round}");
+        assert!(last.disconnect().is_cancelled(), "round {round}");
     }
 }

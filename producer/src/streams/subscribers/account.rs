@@ -1,56 +1,55 @@
-//! The account of one queue: what became of every cookie since the subscriber joined. Pure.
+//! The account of one subscriber: the outcome of every cookie since it joined. Pure.
 //!
 //! # The balance
 //!
 //! The account begins at the sequence `joined`. Every sequence from there up to, but not including, `high_water` is
-//! either *delivered* (handed to a stream) or *lost* (a gap said that it will not come); everything from `high_water`
-//! on is *queued*. At all times, for an `appended` read after the account:
+//! either *delivered* (handed to a stream) or *lost* (reported in a gap); everything from `high_water` on is *queued*. At
+//! any time, for an `appended` read after the account:
 //!
 //! ```text
 //! appended + 1 - joined = (delivered - undelivered) + (lost - recovered) + queued
 //! ```
 //!
-//! Counters never go down, so a sequence whose fate changes is counted a second time, on both sides:
-//! - delivered, then inside a gap of a later stream: it never arrived, and the log has moved on since. It counts as
-//!   *lost* and as *undelivered*.
-//! - lost, then delivered after all, because the subscriber came back with an older cursor, which is honoured beyond
-//!   the queue's bound. It counts as *delivered* and as *recovered*.
+//! Counters never decrease, so a sequence whose outcome changes is counted again, on both sides:
+//! - Delivered, then inside a gap of a later stream: it never arrived, and the log has evicted it. It counts as *lost* and
+//!   *undelivered*.
+//! - Lost, then delivered, because the subscriber reconnected with an older cursor, to which the maximum lag does not apply.
+//!   It counts as *delivered* and *recovered*.
 //!
 //! # Assumptions
 //!
-//! - If a stream begins after `high_water`, the subscriber has everything before its cursor: the cookies in between
+//! - If a stream begins after `high_water`, the subscriber has received everything before its cursor: the cookies in between
 //!   count as delivered.
-//! - If a stream begins before `joined`, the cookies in between were received under an account that has been forgotten;
-//!   otherwise there would be no such cursor. They count as delivered from then on: if they are sent again they are
-//!   *redelivered*, and if they lie in a gap they are lost and undelivered like any other.
-//! - The same applies if a stream begins before `joined` because its cursor is of another epoch: what it gets from
-//!   there counts as redelivered, although it is new to the subscriber. This takes a subscriber that joined at the
-//!   newest sequence, forgot that, and remembers an earlier epoch.
-//! - Delivered means handed to a stream. Whether a client that went away has received it shows in the cursor with which
-//!   it comes back.
+//! - If a stream begins before `joined`, its cursor proves that the cookies in between were received under an account that
+//!   was removed. They count as delivered: if they are sent again they are *redelivered*, and in a gap they are lost and
+//!   undelivered.
+//! - The same applies if a stream begins before `joined` because its cursor is of another epoch, although the cookies are new
+//!   to the subscriber. This happens only if a subscriber joins at the newest sequence and then uses an older cursor.
+//! - Delivered means handed to a stream. Whether a disconnected client has received it shows in its cursor when it
+//!   reconnects.
 //!
 //! # Bound
 //!
-//! Lost sequences are stored as ranges, the [`LOST_RANGES_MAX`] newest. Sequences up to the end of the newest range
-//! that was dropped keep their state: delivered again they count as redelivered, in another gap they do not count. The
-//! balance stays exact; only *recovered* and *undelivered* may then be too low.
+//! Only the newest [`LOST_RANGES_MAX`] ranges of lost sequences are stored. Sequences up to the end of a dropped range keep
+//! their outcome: delivered again they count as redelivered, and in another gap they do not count. The balance stays exact;
+//! only *recovered* and *undelivered* may be too low.
 
 use std::collections::VecDeque;
 
 use crate::log::{GapReason, Sequence};
 
-/// The most ranges of lost sequences that are kept: 1024 with the one that is added before another is dropped, or 16
-/// KiB per queue. A queue exceeds it only by more than that many separate losses.
+/// Maximum number of ranges of lost sequences: 1024 with the one that is added before another is dropped, or 16 KiB per
+/// subscriber.
 pub(super) const LOST_RANGES_MAX: usize = 1023;
 
-/// What happened to one queue. All counts are of cookies unless they say otherwise.
+/// The account of one subscriber.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
     /// The first sequence that is accounted for.
     joined: Sequence,
     /// The sequence after the newest one ever delivered or lost.
     high_water: Sequence,
-    /// The sequence after the last one taken out of the log by the current or latest stream.
+    /// The sequence after the last one taken from the log by the current or latest stream.
     position: Sequence,
     /// The first sequence of the current or latest stream.
     stream_began: Sequence,
@@ -58,20 +57,20 @@ pub(super) struct Account {
     pub(super) totals: Totals,
 }
 
-/// Counters, which never go down.
+/// Counters of cookies, unless stated otherwise. They never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Handed to a stream for the first time, or for the first time since they were lost.
+    /// Handed to a stream for the first time, or for the first time after being lost.
     pub delivered: u64,
     /// Handed to a stream again after a resume.
     pub redelivered: u64,
-    /// Lost because the subscriber was behind its bound.
+    /// Lost because the subscriber exceeded the maximum lag.
     pub lost_lag_limit: u64,
-    /// Lost because the log had moved on.
+    /// Lost because the log had evicted them.
     pub lost_evicted: u64,
-    /// Counted as delivered before they turned out to be lost.
+    /// First counted as delivered, then as lost.
     pub undelivered: u64,
-    /// Counted as lost before they were delivered after all.
+    /// First counted as lost, then as delivered.
     pub recovered: u64,
     /// Bytes handed to streams.
     pub bytes: u64,
@@ -80,7 +79,7 @@ pub struct Totals {
 }
 
 impl Account {
-    /// The account of a queue whose first stream is about to [begin](Self::begin) at `joined`.
+    /// The account of a subscriber whose first stream is about to [begin](Self::begin) at `joined`.
     pub(super) fn new(joined: Sequence) -> Self {
         Self {
             joined,
@@ -92,7 +91,7 @@ impl Account {
         }
     }
 
-    /// A stream begins at `began`; see the assumptions above.
+    /// Records that a stream begins at `began`; see the assumptions above.
     pub(super) fn begin(&mut self, began: Sequence) {
         self.totals.streams += 1;
         self.totals.delivered += self.joined.saturating_sub(began);
@@ -103,7 +102,7 @@ impl Account {
         self.stream_began = began;
     }
 
-    /// The sequences `first..=last` were handed to the stream.
+    /// Records that `first..=last` were handed to the stream.
     pub(super) fn deliver(&mut self, first: Sequence, last: Sequence) {
         let new = self.pass(first, last);
         let recovered = self.lost_ranges.take(first, last);
@@ -112,7 +111,7 @@ impl Account {
         self.totals.redelivered += last + 1 - first - new - recovered;
     }
 
-    /// The stream skipped the sequences `first..=last`.
+    /// Records that the stream skipped `first..=last`.
     pub(super) fn lose(&mut self, first: Sequence, last: Sequence, reason: GapReason) {
         let new = self.pass(first, last);
         let first = first.max(self.lost_ranges.floor);
@@ -131,11 +130,11 @@ impl Account {
         *lost += new + undelivered;
     }
 
-    /// Moves past the sequences; returns how many of them are passed for the first time.
+    /// Moves the position past the sequences; returns how many of them are passed for the first time.
     fn pass(&mut self, first: Sequence, last: Sequence) -> u64 {
         debug_assert!(
             self.joined <= first && first <= self.high_water,
-            "a stream goes on from its position"
+            "a stream continues from its position"
         );
         let next = last + 1;
         let new = next - first.max(self.high_water.min(next));
@@ -144,7 +143,7 @@ impl Account {
         new
     }
 
-    /// The sequence after the last one taken out of the log.
+    /// The sequence after the last one taken from the log.
     pub(super) fn position(&self) -> Sequence {
         self.position
     }
@@ -165,7 +164,7 @@ impl Account {
     }
 }
 
-/// Disjoint, non-adjacent ranges of sequences in ascending order; at most `max` of them, the newest.
+/// Disjoint, non-adjacent ranges of sequences in ascending order; only the newest `max`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ranges {
     /// First and last sequence, inclusive.
@@ -184,9 +183,9 @@ impl Ranges {
         }
     }
 
-    /// Removes what lies in `first..=last`; returns how many sequences that were.
+    /// Removes the sequences `first..=last`; returns how many of them were contained.
     fn take(&mut self, first: Sequence, last: Sequence) -> u64 {
-        // The usual case: the stream is at the head, beyond all losses.
+        // The usual case: the stream is beyond all losses.
         if self.ranges.back().is_none_or(|&(_, newest)| newest < first) {
             return 0;
         }
@@ -196,7 +195,7 @@ impl Ranges {
             return 0;
         }
         let (left, right) = (self.ranges[from].0, self.ranges[to - 1].1);
-        let taken = self
+        let removed = self
             .ranges
             .drain(from..to)
             .map(|(begin, end)| end.min(last) + 1 - begin.max(first))
@@ -208,10 +207,10 @@ impl Ranges {
             self.ranges.insert(from, (left, first - 1));
         }
         self.bound();
-        taken
+        removed
     }
 
-    /// Adds `first..=last`, none of which is contained yet.
+    /// Adds `first..=last`, of which none is contained.
     fn put(&mut self, mut first: Sequence, mut last: Sequence) {
         let mut at = self.ranges.partition_point(|&(_, end)| end < first);
         if let Some(&(begin, end)) = self.ranges.get(at)

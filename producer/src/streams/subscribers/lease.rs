@@ -1,4 +1,4 @@
-//! A stream's exclusive right to its queue, through which it records what it delivers.
+//! The lease of a subscriber: the exclusive right of one stream, which records its deliveries.
 
 use std::{
     sync::Arc,
@@ -7,11 +7,11 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Connection, Queue};
-use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::QueueInFlight};
+use super::{StreamState, Subscriber};
+use crate::{log::Delivery, log_gate::LogGate, streams::in_flight::SubscriberInFlight};
 
-/// What is logged of all subscribers together. Losses have a gate of their own, so that a client that only opens and closes
-/// streams does not keep them out of the log.
+/// Rate limits of log messages about all subscribers. Losses have a separate gate, so that clients that open and close streams do
+/// not suppress them.
 #[derive(Debug)]
 pub(super) struct LogGates {
     streams: LogGate,
@@ -27,34 +27,33 @@ impl LogGates {
     }
 }
 
-/// The right to stream one queue; dropping it starts the queue's retention.
+/// The lease of one subscriber. Dropping it starts the retention time.
 #[derive(Debug)]
 pub struct Lease {
-    pub(super) queue: Arc<Queue>,
-    /// Cancelled when another stream of the same name has taken the queue.
+    pub(super) subscriber: Arc<Subscriber>,
+    /// Cancelled when a newer stream of the same name supersedes this one.
     pub(in crate::streams) superseded: CancellationToken,
     pub(super) log_gates: Arc<LogGates>,
 }
 
 impl Lease {
-    /// Whether one more line about a stream that begins or ends may be logged; says how many could not be before.
+    /// Whether a message about the start or end of a stream may be logged; logs the number of suppressed messages.
     pub(in crate::streams) fn may_log(&self) -> bool {
         let admitted = self.log_gates.streams.admit(Instant::now());
-        if let Some(lines) = admitted.filter(|left_out| *left_out > 0) {
+        if let Some(lines) = admitted.filter(|suppressed| *suppressed > 0) {
             tracing::info!(lines, "log messages about subscribers were suppressed");
         }
         admitted.is_some()
     }
 
-    /// Counts the in-flight bytes of the queue's streams.
-    pub(in crate::streams) fn in_flight(&self) -> &Arc<QueueInFlight> {
-        &self.queue.in_flight
+    /// Counter of the in-flight bytes of this subscriber's streams.
+    pub(in crate::streams) fn in_flight(&self) -> &Arc<SubscriberInFlight> {
+        &self.subscriber.in_flight
     }
 
-    /// Records what was taken out of the log, its size on the wire in `bytes`, and how far behind the stream was
-    /// before, in cookies.
+    /// Records a delivery with its size on the wire in bytes, and the lag in cookies before it.
     pub fn record(&self, delivery: &Delivery, bytes: usize, lag: u64) {
-        let mut state = self.queue.state();
+        let mut state = self.subscriber.state();
         state.account.totals.bytes += bytes as u64;
         if self.superseded.is_cancelled() {
             return;
@@ -70,10 +69,10 @@ impl Lease {
                 state.account.lose(first, last, reason);
                 let now = Instant::now();
                 let all = || self.log_gates.losses.admit(now).is_some();
-                let left_out = state.loss_log.admit_if(now, all);
+                let suppressed = state.loss_log.admit_if(now, all);
                 drop(state);
-                if let Some(more_gaps) = left_out {
-                    let (subscriber, call) = self.queue.in_flight.name();
+                if let Some(more_gaps) = suppressed {
+                    let (subscriber, call) = self.subscriber.in_flight.name();
                     tracing::warn!(
                         subscriber,
                         call,
@@ -92,16 +91,16 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = self.subscriber.state();
         if self.superseded.is_cancelled() {
             return;
         }
-        state.connection = Connection::Ended {
+        state.stream = StreamState::Ended {
             since: Instant::now(),
         };
         drop(state);
         if self.may_log() {
-            let (subscriber, call) = self.queue.in_flight.name();
+            let (subscriber, call) = self.subscriber.in_flight.name();
             tracing::info!(subscriber, call, "subscriber disconnected");
         }
     }

@@ -1,74 +1,76 @@
-//! When names are forgotten: a queue whose stream has ended is kept for the retention time, or until another subscriber
-//! needs its room.
+//! Retention of disconnected subscribers: for the retention time, or until they are evicted for new subscribers.
 
 use std::{
     net::IpAddr,
     time::{Duration, Instant},
 };
 
-use super::{Connection, Queue, Queues, Subscribers, TooManySubscribers};
+use super::{StreamState, Subscriber, SubscriberTable, Subscribers, TooManySubscribers};
 
-/// How many queues one address may have: this many, or half of all if that is more. Beyond that it makes room at the
-/// cost of its own queues alone.
+/// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber of the
+/// address can evict only its own.
 pub(super) const PER_ADDRESS_MIN: usize = 512;
 
 impl Subscribers {
-    /// Changes how many there may be and how long each is remembered, from now on. No stream is ended by this.
+    /// Changes the limits of new subscribers. No stream is ended.
     pub fn set_limits(&self, retention: Duration, subscribers_max: usize) {
-        let mut queues = self.queues();
-        queues.retention = retention;
-        queues.subscribers_max = subscribers_max;
+        let mut table = self.table();
+        table.retention = retention;
+        table.subscribers_max = subscribers_max;
     }
 
-    /// Forgets the queues whose streams ended longer ago than the retention time.
+    /// Removes subscribers that disconnected longer ago than the retention time.
     pub fn sweep(&self) {
-        self.queues().forget_expired(Instant::now());
+        self.table().remove_expired(Instant::now());
     }
 }
 
-impl Queues {
-    pub(super) fn forget_expired(&mut self, now: Instant) {
+impl SubscriberTable {
+    pub(super) fn remove_expired(&mut self, now: Instant) {
         self.by_name
-            .retain(|_, queue| match queue.state().connection {
-                Connection::Streaming { .. } => true,
-                Connection::Ended { since } => now - since < self.retention,
+            .retain(|_, subscriber| match subscriber.state().stream {
+                StreamState::Streaming { .. } => true,
+                StreamState::Ended { since } => now - since < self.retention,
             });
     }
 
-    /// Makes room for one more queue of `network`.
+    /// Ensures capacity for one more subscriber of `network`, by eviction if necessary.
     ///
     /// # Errors
-    /// When there is none, since all queues that could make room have a stream.
-    pub(super) fn make_room(&mut self, network: IpAddr) -> Result<(), TooManySubscribers> {
-        let most = self.subscribers_max;
-        let is_own = |queue: &Queue| queue.network == network;
-        let own = self.by_name.values().filter(|queue| is_own(queue)).count();
-        if own >= PER_ADDRESS_MIN.max(most / 2) {
-            self.forget_longest_ended(is_own)
-        } else if self.by_name.len() >= most {
-            self.forget_longest_ended(|_| true)
+    /// When all subscribers that could be evicted are connected.
+    pub(super) fn ensure_capacity(&mut self, network: IpAddr) -> Result<(), TooManySubscribers> {
+        let max = self.subscribers_max;
+        let is_own = |subscriber: &Subscriber| subscriber.network == network;
+        let own = self
+            .by_name
+            .values()
+            .filter(|subscriber| is_own(subscriber))
+            .count();
+        if own >= PER_ADDRESS_MIN.max(max / 2) {
+            self.evict_longest_disconnected(is_own)
+        } else if self.by_name.len() >= max {
+            self.evict_longest_disconnected(|_| true)
         } else {
             Ok(())
         }
     }
 
-    /// Forgets the queue among `candidates` whose stream ended first.
-    fn forget_longest_ended(
+    /// Evicts the candidate that disconnected first.
+    fn evict_longest_disconnected(
         &mut self,
-        candidates: impl Fn(&Queue) -> bool,
+        candidates: impl Fn(&Subscriber) -> bool,
     ) -> Result<(), TooManySubscribers> {
-        let longest_ended = self
+        let first_ended = self
             .by_name
             .iter()
-            .filter(|(_, queue)| candidates(queue))
-            .filter_map(|(key, queue)| match queue.state().connection {
-                Connection::Streaming { .. } => None,
-                Connection::Ended { since } => Some((since, key)),
+            .filter(|(_, subscriber)| candidates(subscriber))
+            .filter_map(|(key, subscriber)| match subscriber.state().stream {
+                StreamState::Streaming { .. } => None,
+                StreamState::Ended { since } => Some((since, key)),
             })
             .min_by_key(|&(since, _)| since)
             .map(|(_, key)| key.clone());
-        self.by_name
-            .remove(&longest_ended.ok_or(TooManySubscribers)?);
+        self.by_name.remove(&first_ended.ok_or(TooManySubscribers)?);
         Ok(())
     }
 }

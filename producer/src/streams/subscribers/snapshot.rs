@@ -1,9 +1,9 @@
-//! The figures of a queue, for metrics and the status page.
+//! Counters of a subscriber, for metrics and the status page.
 
 use super::{Call, RESUMES, Totals};
 use crate::log::Sequence;
 
-/// The figures of one queue at one moment.
+/// State and counters of one subscriber at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The subscriber's name.
@@ -11,12 +11,12 @@ pub struct Snapshot {
     /// The call it uses.
     pub call: Call,
     /// Whether it has its own metric series.
-    pub is_shown: bool,
+    pub has_series: bool,
     /// Whether a stream is open.
     pub connected: bool,
-    /// Whether the reader of its current or latest stream says that it acts on the age of cookies.
+    /// Whether the client of its current or latest stream supports cookie ages.
     pub supports_age: bool,
-    /// The sequence after the last one taken out of the log.
+    /// The sequence after the last one taken from the log.
     pub position: Sequence,
     /// The first sequence that is accounted for.
     pub joined: Sequence,
@@ -24,24 +24,24 @@ pub struct Snapshot {
     pub high_water: Sequence,
     /// Its counters.
     pub totals: Totals,
-    /// Its streams by how they began: see [`RESUMES`].
+    /// Number of streams by resume outcome: see [`RESUMES`].
     pub resumes: [u64; RESUMES.len()],
-    /// The greatest lag since the scrape before the last, in sealed cookies: see [`Peak`](runtime::metrics::Peak).
+    /// Maximum lag in sealed cookies since the scrape before the last: see [`Peak`](runtime::metrics::Peak).
     pub lag_max: u64,
-    /// In-flight bytes of its streams.
+    /// Bytes in flight on its streams.
     pub in_flight_bytes: u64,
-    /// Streams cut off because all streams together exceeded the budget of in-flight bytes.
-    pub cuts: u64,
+    /// Number of streams disconnected because the budget of in-flight bytes was exceeded.
+    pub disconnects: u64,
 }
 
 impl Snapshot {
-    /// Cookies appended since the queue's account began; `appended` is the log's count, read after this snapshot.
+    /// Cookies appended since the subscriber joined; `appended` is the count of the log, read after this snapshot.
     #[must_use]
     pub fn appended(&self, appended: u64) -> u64 {
         appended + 1 - self.joined
     }
 
-    /// Cookies that are neither delivered nor lost yet, sealed or not; `appended` as above.
+    /// Cookies that are neither delivered nor lost, sealed or not; `appended` as above.
     #[must_use]
     pub fn queued(&self, appended: u64) -> u64 {
         appended + 1 - self.high_water

@@ -1,4 +1,4 @@
-//! Queues that are joined, left, taken over and forgotten.
+//! Subscribers that join, leave, supersede each other and are evicted.
 
 use super::{retention::PER_ADDRESS_MIN, *};
 use crate::log::{Delivery, GapReason};
@@ -10,7 +10,7 @@ fn join(
     name: &str,
     first: Sequence,
 ) -> Result<Lease, TooManySubscribers> {
-    subscribers.join(Call::Subscribe, name, HERE, |_| Start::fresh(first))
+    subscribers.join(Call::Subscribe, name, HERE, |_| StreamStart::fresh(first))
 }
 
 fn gap(first: Sequence, last: Sequence) -> Delivery {
@@ -28,7 +28,7 @@ fn only(subscribers: &Subscribers) -> Snapshot {
 }
 
 #[test]
-fn what_is_passed_again_counts_once() {
+fn gap_that_is_passed_twice_counts_once() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 5).unwrap();
     lease.record(&gap(5, 14), 0, 0);
@@ -43,14 +43,18 @@ fn what_is_passed_again_counts_once() {
 }
 
 #[test]
-fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
+fn superseded_stream_no_longer_changes_the_subscriber() {
     let subscribers = Subscribers::new(HOUR, 10);
     let older = join(&subscribers, "a", 1).unwrap();
     let newer = join(&subscribers, "a", 1).unwrap();
     assert!(older.superseded.is_cancelled());
     older.record(&gap(1, 5), 7, 0);
     assert_eq!(only(&subscribers).position, 1);
-    assert_eq!(only(&subscribers).totals.bytes, 7, "it is still sent");
+    assert_eq!(
+        only(&subscribers).totals.bytes,
+        7,
+        "its last delivery is sent"
+    );
     drop(older);
     assert!(only(&subscribers).connected);
     drop(newer);
@@ -58,7 +62,7 @@ fn newest_stream_has_the_queue_and_the_older_one_cannot_touch_it() {
 }
 
 #[test]
-fn refused_stream_leaves_the_one_that_runs() {
+fn rejected_stream_does_not_supersede_the_current_one() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
     let refused = subscribers.join(Call::Subscribe, "a", HERE, |_| Err(TooManySubscribers));
@@ -67,55 +71,55 @@ fn refused_stream_leaves_the_one_that_runs() {
 }
 
 #[test]
-fn same_name_is_another_queue_for_the_other_call() {
+fn subscribers_with_the_same_name_are_separate_per_call() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
-    let other = subscribers.join(Call::GetCookies, "a", HERE, |remembered| {
-        assert_eq!(remembered, None);
-        Start::fresh::<TooManySubscribers>(1)
+    let other = subscribers.join(Call::GetCookies, "a", HERE, |retained| {
+        assert_eq!(retained, None);
+        StreamStart::fresh::<TooManySubscribers>(1)
     });
     assert!(other.is_ok());
     assert!(!lease.superseded.is_cancelled());
 }
 
 #[test]
-fn departed_subscriber_is_remembered_and_then_forgotten() {
+fn disconnected_subscriber_is_retained_and_then_removed() {
     let subscribers = Subscribers::new(HOUR, 10);
     drop(join(&subscribers, "a", 7).unwrap());
     subscribers.sweep();
     let mut found = None;
-    let lease = subscribers.join(Call::Subscribe, "a", HERE, |remembered| {
-        found = remembered;
-        Start::fresh::<TooManySubscribers>(7)
+    let lease = subscribers.join(Call::Subscribe, "a", HERE, |retained| {
+        found = retained;
+        StreamStart::fresh::<TooManySubscribers>(7)
     });
-    assert_eq!(found.map(|queue| queue.position), Some(7));
+    assert_eq!(found.map(|retained| retained.position), Some(7));
     drop(lease);
 
-    let forgetful = Subscribers::new(Duration::ZERO, 10);
-    drop(join(&forgetful, "a", 7).unwrap());
-    forgetful.sweep();
-    assert!(forgetful.snapshot().is_empty());
+    let without_retention = Subscribers::new(Duration::ZERO, 10);
+    drop(join(&without_retention, "a", 7).unwrap());
+    without_retention.sweep();
+    assert!(without_retention.snapshot().is_empty());
 }
 
 #[test]
-fn full_house_makes_room_by_forgetting_the_longest_gone() {
+fn new_subscriber_evicts_the_longest_disconnected_one() {
     let subscribers = Subscribers::new(HOUR, 2);
-    drop(join(&subscribers, "gone", 1).unwrap());
-    let _here = join(&subscribers, "here", 1).unwrap();
+    drop(join(&subscribers, "disconnected", 1).unwrap());
+    let _connected = join(&subscribers, "connected", 1).unwrap();
     let _new = join(&subscribers, "new", 1).unwrap();
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
-    assert_eq!(names, ["here", "new"]);
+    assert_eq!(names, ["connected", "new"]);
     assert!(join(&subscribers, "more", 1).is_err());
 }
 
 #[test]
-fn one_address_neither_keeps_others_out_nor_has_them_forgotten() {
-    let most = PER_ADDRESS_MIN + 2;
-    let subscribers = Subscribers::new(HOUR, most);
+fn one_address_neither_blocks_nor_evicts_subscribers_of_others() {
+    let max = PER_ADDRESS_MIN + 2;
+    let subscribers = Subscribers::new(HOUR, max);
     let join_from = |network: [u8; 4], name: &str| {
         let network = IpAddr::from(network);
         subscribers.join(Call::Subscribe, name, network, |_| {
-            Start::fresh::<TooManySubscribers>(1)
+            StreamStart::fresh::<TooManySubscribers>(1)
         })
     };
     drop(join_from([10, 0, 0, 1], "away").unwrap());
@@ -124,18 +128,18 @@ fn one_address_neither_keeps_others_out_nor_has_them_forgotten() {
         .collect();
     assert!(join_from([10, 0, 0, 66], "more").is_err());
     let _other = join_from([10, 0, 0, 2], "other").unwrap();
-    // Only its own queues whose streams have ended make room.
+    // Only its own disconnected subscribers are evicted.
     drop(greedy.pop());
     greedy.push(join_from([10, 0, 0, 66], "more").unwrap());
     let names: Vec<_> = subscribers.snapshot().into_iter().map(|s| s.name).collect();
-    assert_eq!(names.len(), most);
+    assert_eq!(names.len(), max);
     assert!(names.contains(&"away".to_owned()) && names.contains(&"more".to_owned()));
-    // A name that exists already needs no other queue.
+    // An existing name needs no capacity.
     assert!(join_from([10, 0, 0, 66], "away").is_ok());
 }
 
 #[test]
-fn greatest_lag_is_seen_by_a_scrape_after_it_is_gone() {
+fn maximum_lag_is_reported_by_the_next_two_scrapes() {
     let subscribers = Subscribers::new(HOUR, 10);
     let lease = join(&subscribers, "a", 1).unwrap();
     lease.record(&gap(1, 90), 0, 100);
@@ -154,7 +158,7 @@ fn greatest_lag_is_seen_by_a_scrape_after_it_is_gone() {
 }
 
 #[test]
-fn lag_of_a_subscriber_that_takes_nothing_is_seen_too() {
+fn maximum_lag_includes_subscribers_that_read_nothing() {
     let subscribers = Subscribers::new(HOUR, 10);
     drop(join(&subscribers, "a", 1).unwrap());
     subscribers.end_interval(51);
@@ -162,7 +166,7 @@ fn lag_of_a_subscriber_that_takes_nothing_is_seen_too() {
 }
 
 #[test]
-fn streams_are_counted_by_how_they_began() {
+fn streams_are_counted_by_resume_outcome() {
     let subscribers = Subscribers::new(HOUR, 10);
     for outcome in [
         ResumeOutcome::Fresh,
@@ -171,7 +175,8 @@ fn streams_are_counted_by_how_they_began() {
         ResumeOutcome::Resumed,
     ] {
         let joined = subscribers.join(Call::Subscribe, "a", HERE, |_| {
-            Start::fresh::<TooManySubscribers>(1).map(|fresh| Start { outcome, ..fresh })
+            StreamStart::fresh::<TooManySubscribers>(1)
+                .map(|fresh| StreamStart { outcome, ..fresh })
         });
         assert!(joined.is_ok());
     }
@@ -181,14 +186,14 @@ fn streams_are_counted_by_how_they_began() {
 }
 
 #[test]
-fn ever_new_names_get_no_more_series_than_there_are() {
+fn number_of_names_with_series_is_bounded() {
     let subscribers = Subscribers::new(Duration::ZERO, 10);
-    let is_shown = |name: usize| {
+    let has_series = |name: usize| {
         let lease = join(&subscribers, &name.to_string(), 1).unwrap();
-        let is_shown = only(&subscribers).is_shown;
+        let has_series = only(&subscribers).has_series;
         drop(lease);
-        is_shown
+        has_series
     };
-    let shown = (0..2 * NAMES_SHOWN).filter(|&name| is_shown(name));
-    assert_eq!(shown.count(), NAMES_SHOWN);
+    let with_series = (0..2 * SERIES_MAX).filter(|&name| has_series(name));
+    assert_eq!(with_series.count(), SERIES_MAX);
 }

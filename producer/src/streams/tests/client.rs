@@ -1,4 +1,4 @@
-//! One subscriber, and what the model knows of it.
+//! One subscriber, and its expected state.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -11,9 +11,9 @@ use tonic::{Code, Status, body::Body};
 
 use super::{Producer, now};
 
-/// Which call it makes.
+/// The call that a client makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reads {
+pub(super) enum CallKind {
     Events,
     Cookies,
 }
@@ -21,21 +21,20 @@ pub(super) enum Reads {
 #[derive(Debug)]
 pub(super) struct Client {
     name: &'static str,
-    reads: Reads,
+    kind: CallKind,
     stream: Option<Stream>,
-    /// The epoch and the newest sequence that it has processed.
+    /// Epoch and newest sequence that it has processed.
     cursor: Option<(u64, u64)>,
-    /// What the producer remembers of it.
-    queue: Option<Queue>,
+    /// What the producer retains of it.
+    retained: Option<Retained>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Queue {
-    /// Its position.
+struct Retained {
     position: u64,
-    /// The farthest position so far.
+    /// The maximum position so far.
     high_water: u64,
-    /// Where its latest stream began.
+    /// First sequence of its latest stream.
     began: u64,
 }
 
@@ -43,29 +42,29 @@ struct Queue {
 struct Stream {
     body: Body,
     buffer: BytesMut,
-    /// The sequence that must come next.
+    /// The next expected sequence.
     next: u64,
-    /// The `Hello` has not arrived yet.
-    greets: bool,
-    /// The bound of the queue applies from this sequence on, or once this stream was within it.
+    /// The `Hello` has not been received yet.
+    expects_hello: bool,
+    /// The maximum lag applies from this sequence on, or once the stream is within it.
     until: u64,
 }
 
-/// What a read of a stream returns.
-enum Got {
+/// Result of reading a stream.
+enum Frame {
     Data,
     Nothing,
     End(Status),
 }
 
 impl Client {
-    pub(super) fn new(name: &'static str, reads: Reads) -> Self {
+    pub(super) fn new(name: &'static str, kind: CallKind) -> Self {
         Self {
             name,
-            reads,
+            kind,
             stream: None,
             cursor: None,
-            queue: None,
+            retained: None,
         }
     }
 
@@ -73,16 +72,16 @@ impl Client {
         self.stream = None;
     }
 
-    /// The producer has forgotten everything.
+    /// The producer restarts without any state.
     pub(super) fn producer_restarted(&mut self) {
         self.stream = None;
-        self.queue = None;
+        self.retained = None;
     }
 
     pub(super) fn join(&mut self, producer: &Producer, with_cursor: bool, oldest: bool) {
-        let body = match self.reads {
-            Reads::Events => producer.call("Subscribe", &self.request(with_cursor, oldest)),
-            Reads::Cookies => {
+        let body = match self.kind {
+            CallKind::Events => producer.call("Subscribe", &self.request(with_cursor, oldest)),
+            CallKind::Cookies => {
                 let host = self.name.to_owned();
                 let request = v1::GetCookiesRequest {
                     host,
@@ -91,29 +90,31 @@ impl Client {
                 producer.call("GetCookies", &request)
             }
         };
-        let body = body.expect("nothing is wrong with the request");
+        let body = body.expect("a valid request");
         let older = self.stream.take();
         let span = producer.log.span();
         let cursor = self
             .cursor
-            .filter(|_| with_cursor && self.reads == Reads::Events);
-        let (first, until) = match (cursor, self.queue) {
+            .filter(|_| with_cursor && self.kind == CallKind::Events);
+        let (first, until) = match (cursor, self.retained) {
             (Some((epoch, sequence)), _) if epoch == producer.epoch => (sequence + 1, u64::MAX),
             (Some(_), _) => (1, u64::MAX),
-            (None, Some(queue)) => {
+            (None, Some(retained)) => {
                 let bytes = producer.bounds.rewind_bytes;
-                let first = producer.log.rewind(queue.position, bytes, queue.began);
-                assert!((queue.began..=queue.position).contains(&first));
-                assert!(bytes > 0 || first == queue.position);
-                (first, queue.high_water)
+                let first = producer
+                    .log
+                    .rewind(retained.position, bytes, retained.began);
+                assert!((retained.began..=retained.position).contains(&first));
+                assert!(bytes > 0 || first == retained.position);
+                (first, retained.high_water)
             }
-            (None, None) if oldest && self.reads == Reads::Events => (span.oldest, u64::MAX),
+            (None, None) if oldest && self.kind == CallKind::Events => (span.oldest, u64::MAX),
             (None, None) => (span.next, 0),
         };
         let high_water = self
-            .queue
-            .map_or(first, |queue| queue.high_water.max(first));
-        self.queue = Some(Queue {
+            .retained
+            .map_or(first, |retained| retained.high_water.max(first));
+        self.retained = Some(Retained {
             position: first,
             high_water,
             began: first,
@@ -122,7 +123,7 @@ impl Client {
             body,
             buffer: BytesMut::new(),
             next: first,
-            greets: self.reads == Reads::Events,
+            expects_hello: self.kind == CallKind::Events,
             until,
         });
         if let Some(older) = older {
@@ -149,13 +150,13 @@ impl Client {
         }
     }
 
-    /// Is refused; the current stream continues.
-    pub(super) fn join_from_the_future(&mut self, producer: &Producer) {
+    /// The call is rejected; the current stream continues.
+    pub(super) fn join_beyond_log(&mut self, producer: &Producer) {
         let own = self
             .cursor
             .replace((producer.epoch, producer.log.span().next));
-        let refused = producer.call("Subscribe", &self.request(true, false));
-        let status = refused.expect_err("it is refused");
+        let rejected = producer.call("Subscribe", &self.request(true, false));
+        let status = rejected.expect_err("rejected");
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         self.cursor = own;
     }
@@ -167,16 +168,16 @@ impl Client {
             };
             let expected = stream.expect(producer);
             match stream.frame() {
-                Got::Nothing => {
-                    return assert_eq!(expected, Expected::Nothing, "what is sealed is delivered");
+                Frame::Nothing => {
+                    return assert_eq!(expected, Expected::Nothing, "sealed cookies are delivered");
                 }
-                Got::End(status) => panic!("{status}"),
-                Got::Data => self.take(producer, expected),
+                Frame::End(status) => panic!("{status}"),
+                Frame::Data => self.take(producer, expected),
             }
         }
     }
 
-    /// Reads what is left after the producer was told to stop.
+    /// Reads the rest after the log was closed.
     pub(super) fn read_to_the_end(&mut self, producer: &Producer) {
         let appended = producer.appended.len() as u64;
         loop {
@@ -185,9 +186,9 @@ impl Client {
             };
             let expected = stream.expect(producer);
             match stream.frame() {
-                Got::Nothing => panic!("a closed log ends its streams"),
-                Got::Data => self.take(producer, expected),
-                Got::End(status) => {
+                Frame::Nothing => panic!("a closed log ends its streams"),
+                Frame::Data => self.take(producer, expected),
+                Frame::End(status) => {
                     assert_eq!(status.code(), Code::Unavailable);
                     return assert_eq!(stream.next, appended + 1, "the newest chunk stays");
                 }
@@ -196,33 +197,33 @@ impl Client {
     }
 
     fn take(&mut self, producer: &Producer, expected: Expected) {
-        let stream = self.stream.as_mut().expect("it has just brought something");
-        if self.reads == Reads::Cookies {
+        let stream = self.stream.as_mut().expect("it has just returned data");
+        if self.kind == CallKind::Cookies {
             stream.take_cookies(producer);
         }
         while let Some(message) = stream.message() {
             stream.take_event(producer, message, &expected);
         }
-        if let Some(queue) = &mut self.queue {
-            queue.position = stream.next;
-            queue.high_water = queue.high_water.max(stream.next);
+        if let Some(retained) = &mut self.retained {
+            retained.position = stream.next;
+            retained.high_water = retained.high_water.max(stream.next);
         }
-        if !stream.greets && stream.next > 1 {
+        if !stream.expects_hello && stream.next > 1 {
             self.cursor = Some((producer.epoch, stream.next - 1));
         }
     }
 }
 
-/// What a stream must bring next; a stream of single cookies skips gaps silently.
+/// The next expected event of a stream; `GetCookies` skips gaps silently.
 #[derive(Debug, PartialEq, Eq)]
 enum Expected {
     Hello,
     Chunk,
-    /// A gap, after which at the earliest this sequence comes.
+    /// A gap that ends before this sequence or later.
     LagLimit {
-        least: u64,
+        min: u64,
     },
-    /// A gap, after which this sequence comes.
+    /// A gap that ends before this sequence.
     Evicted {
         next: u64,
     },
@@ -233,7 +234,7 @@ impl Stream {
     fn expect(&mut self, producer: &Producer) -> Expected {
         let span = producer.log.span();
         let lag = span.next - self.next;
-        if self.greets {
+        if self.expects_hello {
             return Expected::Hello;
         }
         if lag <= producer.bounds.queue_cookies_max {
@@ -242,8 +243,8 @@ impl Stream {
         if lag == 0 {
             Expected::Nothing
         } else if lag > producer.bounds.queue_cookies_max && self.next >= self.until {
-            let least = span.next - producer.bounds.queue_cookies_max;
-            Expected::LagLimit { least }
+            let min = span.next - producer.bounds.queue_cookies_max;
+            Expected::LagLimit { min }
         } else if self.next < span.oldest {
             Expected::Evicted { next: span.oldest }
         } else {
@@ -251,20 +252,20 @@ impl Stream {
         }
     }
 
-    fn frame(&mut self) -> Got {
+    fn frame(&mut self) -> Frame {
         let frame = match now(self.body.frame()) {
-            None => return Got::Nothing,
+            None => return Frame::Nothing,
             Some(None) => panic!("a stream ends with trailers"),
             Some(Some(frame)) => frame.expect("a body that cannot fail"),
         };
         match frame.into_data() {
             Ok(data) => {
                 self.buffer.extend_from_slice(&data);
-                Got::Data
+                Frame::Data
             }
             Err(frame) => {
                 let trailers = frame.into_trailers().expect("neither data nor trailers");
-                Got::End(Status::from_header_map(&trailers).expect("a status"))
+                Frame::End(Status::from_header_map(&trailers).expect("a status"))
             }
         }
     }
@@ -291,7 +292,7 @@ impl Stream {
                 );
                 let mut count = 0;
                 for cookie in chunk.cookies() {
-                    let cookie = cookie.expect("a whole cookie");
+                    let cookie = cookie.expect("a valid cookie");
                     let (user_id, buyer_uid) = &producer.appended[at(self.next)];
                     assert_eq!(
                         (cookie.user_id, cookie.buyer_uid),
@@ -306,9 +307,9 @@ impl Stream {
                 assert_eq!(gap.first_sequence, self.next);
                 let next = gap.last_sequence + 1;
                 match *expected {
-                    Expected::LagLimit { least } => {
+                    Expected::LagLimit { min } => {
                         assert_eq!(gap.reason(), v1::GapReason::LagLimit);
-                        assert!((least..=last).contains(&next), "{next} {least}");
+                        assert!((min..=last).contains(&next), "{next} {min}");
                     }
                     Expected::Evicted { next: oldest } => {
                         assert_eq!(gap.reason(), v1::GapReason::Evicted);
@@ -319,8 +320,8 @@ impl Stream {
                 self.next = next;
             }
             StreamMessage::Event(Event::Hello(hello)) => {
-                assert!(self.greets, "once, and first");
-                self.greets = false;
+                assert!(self.expects_hello, "only as the first event");
+                self.expects_hello = false;
                 assert_eq!(hello.epoch, producer.epoch);
                 assert_eq!(hello.first_sequence, self.next);
                 assert!(hello.oldest_sequence <= hello.next_sequence);
@@ -344,7 +345,7 @@ impl Stream {
             let sequence: u64 = sequence.parse().expect("as appended");
             assert_eq!(epoch, producer.epoch.to_string());
             let is_next = match self.expect(producer) {
-                // The chunk was within the ring and the bound when it was taken, but may not be any more.
+                // The chunk was in the log and within the maximum lag when it was taken, but may not be any more.
                 Expected::Chunk => sequence == self.next,
                 _ => sequence >= self.next,
             };
@@ -354,18 +355,18 @@ impl Stream {
         }
     }
 
-    /// Another stream has taken its queue: a `Hello` may still come, then it ends.
+    /// A superseded stream ends, perhaps after its `Hello`.
     fn check_superseded(mut self) {
         loop {
             match self.frame() {
-                Got::Data => assert!(std::mem::take(&mut self.greets), "nothing but a hello"),
-                Got::Nothing => panic!("it ends"),
-                Got::End(status) => return assert_eq!(status.code(), Code::Aborted),
+                Frame::Data => assert!(std::mem::take(&mut self.expects_hello), "only a hello"),
+                Frame::Nothing => panic!("a superseded stream ends"),
+                Frame::End(status) => return assert_eq!(status.code(), Code::Aborted),
             }
         }
     }
 }
 
 fn at(sequence: u64) -> usize {
-    usize::try_from(sequence - 1).expect("as many as appended")
+    usize::try_from(sequence - 1).expect("a small number")
 }

@@ -1,21 +1,21 @@
-//! Accounts by example, and against a model that keeps the fate of every single sequence.
+//! Accounts by examples, and against a model with the outcome of every sequence.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What the model knows of one sequence.
+/// Outcome of one sequence in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum SequenceOutcome {
     Queued,
     Delivered,
     Lost,
 }
 
-/// The fates of the sequences from 1 on; those before `joined` do not matter.
+/// Outcomes of the sequences from 1 on; those before `joined` do not count.
 #[derive(Debug)]
 struct Model {
-    fates: Vec<Fate>,
+    outcomes: Vec<SequenceOutcome>,
     joined: usize,
     position: usize,
     totals: Totals,
@@ -24,27 +24,27 @@ struct Model {
 impl Model {
     fn new(joined: usize) -> Self {
         Self {
-            fates: vec![Fate::Queued; joined - 1],
+            outcomes: vec![SequenceOutcome::Queued; joined - 1],
             joined,
             position: joined,
             totals: Totals::default(),
         }
     }
 
-    fn fate(&mut self, sequence: usize) -> &mut Fate {
-        &mut self.fates[sequence - 1]
+    fn outcome(&mut self, sequence: usize) -> &mut SequenceOutcome {
+        &mut self.outcomes[sequence - 1]
     }
 
     fn begin(&mut self, began: usize) {
         self.totals.streams += 1;
         for sequence in began..self.joined {
-            *self.fate(sequence) = Fate::Delivered;
+            *self.outcome(sequence) = SequenceOutcome::Delivered;
             self.totals.delivered += 1;
         }
         self.joined = self.joined.min(began);
         for sequence in self.joined..began {
-            if *self.fate(sequence) == Fate::Queued {
-                *self.fate(sequence) = Fate::Delivered;
+            if *self.outcome(sequence) == SequenceOutcome::Queued {
+                *self.outcome(sequence) = SequenceOutcome::Delivered;
                 self.totals.delivered += 1;
             }
         }
@@ -53,15 +53,15 @@ impl Model {
 
     fn deliver(&mut self, cookies: usize) {
         for sequence in self.position..self.position + cookies {
-            match *self.fate(sequence) {
-                Fate::Queued => self.totals.delivered += 1,
-                Fate::Delivered => self.totals.redelivered += 1,
-                Fate::Lost => {
+            match *self.outcome(sequence) {
+                SequenceOutcome::Queued => self.totals.delivered += 1,
+                SequenceOutcome::Delivered => self.totals.redelivered += 1,
+                SequenceOutcome::Lost => {
                     self.totals.recovered += 1;
                     self.totals.delivered += 1;
                 }
             }
-            *self.fate(sequence) = Fate::Delivered;
+            *self.outcome(sequence) = SequenceOutcome::Delivered;
         }
         self.position += cookies;
     }
@@ -72,32 +72,32 @@ impl Model {
                 GapReason::LagLimit => &mut self.totals.lost_lag_limit,
                 GapReason::Evicted => &mut self.totals.lost_evicted,
             };
-            match self.fates[sequence - 1] {
-                Fate::Queued => *lost += 1,
-                Fate::Delivered => {
+            match self.outcomes[sequence - 1] {
+                SequenceOutcome::Queued => *lost += 1,
+                SequenceOutcome::Delivered => {
                     *lost += 1;
                     self.totals.undelivered += 1;
                 }
-                Fate::Lost => {}
+                SequenceOutcome::Lost => {}
             }
-            *self.fate(sequence) = Fate::Lost;
+            *self.outcome(sequence) = SequenceOutcome::Lost;
         }
         self.position += cookies;
     }
 
-    fn count(&self, fate: Fate) -> u64 {
-        let fates = &self.fates[self.joined - 1..];
-        fates.iter().filter(|&&of_one| of_one == fate).count() as u64
+    fn count(&self, outcome: SequenceOutcome) -> u64 {
+        let outcomes = &self.outcomes[self.joined - 1..];
+        outcomes.iter().filter(|&&it| it == outcome).count() as u64
     }
 }
 
 #[derive(Debug, Clone)]
 enum Action {
     Append(usize),
-    /// How many of the queued cookies are delivered.
+    /// Number of queued cookies that are delivered.
     Deliver(prop::sample::Index),
     Lose(prop::sample::Index, GapReason),
-    /// Where the next stream begins: anywhere up to the next sequence.
+    /// Start of the next stream, up to the next sequence.
     Begin(prop::sample::Index),
     /// The next stream begins this far before the position.
     Rewind(usize),
@@ -120,11 +120,13 @@ fn sequence(number: usize) -> Sequence {
 }
 
 fn apply(action: &Action, model: &mut Model, account: &mut Account) {
-    let next = model.fates.len() + 1;
+    let next = model.outcomes.len() + 1;
     let (position, left) = (model.position, next - model.position);
     let at = sequence(position);
     match action {
-        Action::Append(cookies) => model.fates.extend(vec![Fate::Queued; *cookies]),
+        Action::Append(cookies) => model
+            .outcomes
+            .extend(vec![SequenceOutcome::Queued; *cookies]),
         Action::Deliver(index) if left > 0 => {
             let cookies = 1 + index.index(left);
             model.deliver(cookies);
@@ -147,7 +149,7 @@ fn begin(began: usize, model: &mut Model, account: &mut Account) {
 }
 
 /// The fields in the order of [`Totals`].
-fn figures(totals: &Totals) -> [u64; 8] {
+fn as_array(totals: &Totals) -> [u64; 8] {
     let Totals {
         delivered,
         redelivered,
@@ -170,7 +172,7 @@ fn figures(totals: &Totals) -> [u64; 8] {
     ]
 }
 
-/// Delivered and lost, as they are now.
+/// Cookies currently counted as delivered and as lost.
 fn net(totals: &Totals) -> (u64, u64) {
     let lost = totals.lost_lag_limit + totals.lost_evicted;
     let delivered = totals.delivered.checked_sub(totals.undelivered);
@@ -183,7 +185,7 @@ fn net(totals: &Totals) -> (u64, u64) {
 
 proptest! {
     #[test]
-    fn every_sequence_has_one_fate_at_all_times(
+    fn every_sequence_has_exactly_one_outcome(
         joined in 1_usize..50,
         actions in prop::collection::vec(action(), 1..150),
     ) {
@@ -192,27 +194,27 @@ proptest! {
         account.begin(sequence(joined));
         for action in &actions {
             apply(action, &mut model, &mut account);
-            prop_assert_eq!(figures(&account.totals), figures(&model.totals));
+            prop_assert_eq!(as_array(&account.totals), as_array(&model.totals));
             prop_assert_eq!(account.position(), sequence(model.position));
             prop_assert_eq!(account.joined(), sequence(model.joined));
-            let queued = sequence(model.fates.len() + 1) - account.high_water();
-            prop_assert_eq!(queued, model.count(Fate::Queued));
-            let counted = (model.count(Fate::Delivered), model.count(Fate::Lost));
+            let queued = sequence(model.outcomes.len() + 1) - account.high_water();
+            prop_assert_eq!(queued, model.count(SequenceOutcome::Queued));
+            let counted = (model.count(SequenceOutcome::Delivered), model.count(SequenceOutcome::Lost));
             prop_assert_eq!(net(&account.totals), counted);
         }
     }
 
     #[test]
-    fn account_adds_up_and_never_goes_back_whatever_ranges_it_dropped(
+    fn account_balances_and_never_decreases_when_ranges_are_dropped(
         ranges_max in 0_usize..4,
         actions in prop::collection::vec(action(), 1..150),
     ) {
         let (mut model, mut account) = (Model::new(1), Account::new(1));
         account.lost_ranges.max = ranges_max;
         for action in &actions {
-            let before = figures(&account.totals);
+            let before = as_array(&account.totals);
             apply(action, &mut model, &mut account);
-            prop_assert!(before.iter().zip(figures(&account.totals)).all(|(before, now)| *before <= now));
+            prop_assert!(before.iter().zip(as_array(&account.totals)).all(|(before, now)| *before <= now));
             prop_assert!(account.lost_ranges.ranges.len() <= ranges_max);
             let (delivered, lost) = net(&account.totals);
             prop_assert_eq!(account.high_water() - account.joined(), delivered + lost);
@@ -234,7 +236,7 @@ fn delivered_sequences_in_a_later_gap_become_lost() {
 }
 
 #[test]
-fn lost_sequences_that_are_delivered_after_all_are_recovered_once() {
+fn lost_sequences_that_are_delivered_later_are_recovered_once() {
     let mut account = Account::new(1);
     account.begin(1);
     account.lose(1, 60, GapReason::LagLimit);
@@ -249,7 +251,7 @@ fn lost_sequences_that_are_delivered_after_all_are_recovered_once() {
 }
 
 #[test]
-fn what_a_cursor_claims_counts_as_delivered() {
+fn sequences_before_a_cursor_count_as_delivered() {
     let mut account = Account::new(11);
     account.begin(11);
     account.deliver(11, 20);
@@ -262,7 +264,7 @@ fn what_a_cursor_claims_counts_as_delivered() {
 }
 
 #[test]
-fn adjacent_losses_are_one_range_and_a_hole_makes_two() {
+fn adjacent_losses_are_merged_and_recovered_ones_split_a_range() {
     let mut account = Account::new(1);
     account.begin(1);
     account.lose(1, 10, GapReason::LagLimit);
