@@ -1,4 +1,4 @@
-//! What a limit is: an algorithm with its numbers, checked; and what it promises in words and in one figure.
+//! The algorithms: parameters and their checks, options in a limits file, shares, guarantees, and descriptions.
 
 use std::{fmt, time::Duration};
 
@@ -8,96 +8,95 @@ use crate::rate::{
     Count, PERIOD_MAX, Parsed, REQUESTS_MAX, Rate, RateError, Time, in_range, period,
 };
 
-/// Most entries a sliding log keeps, each of 8 bytes for each key.
+/// Maximum `limit` of a sliding log, which stores 8 bytes per call and key.
 pub const LOG_MAX: u64 = 1 << 20;
 
-/// Most steps of a step window; it keeps 16 bytes for each in which calls were made, for each key.
+/// Maximum number of steps of a step window, which stores 16 bytes per used step and key.
 pub const STEPS_MAX: u64 = 1 << 16;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// When the windows of a fixed window begin.
+/// Start of the windows of a fixed-window limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// At whole multiples of the window since the Unix epoch: at full minutes, hours, days of UTC.
+    /// Multiples of the window since the Unix epoch: full minutes, hours or days in UTC.
     #[default]
     Clock,
-    /// At the first call after the window before has ended.
+    /// The first call after the end of the previous window.
     FirstCall,
 }
 
-/// An algorithm and its numbers. See the crate's page for how to choose one.
+/// An algorithm with its parameters. The crate's page helps to choose one.
 ///
-/// Append new variants and never reorder them: a saved limit has the position of its variant. Any other change needs another version
-/// (`VERSION` in the limiter's `engine/records.rs`).
+/// Append new variants and never reorder them: the limiter saves a variant by its position. Any other change of the saved form
+/// requires a new `VERSION` in the limiter's `engine/records.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
-    /// GCRA, which is a token bucket refilled continuously: `burst` at once, then the rate.
+    /// Token bucket with continuous refill, implemented as GCRA.
     TokenBucket {
-        /// The rate.
+        /// Refill rate.
         rate: Rate,
-        /// How many may go at once after a pause; at least 1.
+        /// Capacity in requests, at least 1.
         burst: u64,
     },
-    /// A token bucket to which tokens come in steps: all of `rate`'s requests, once each time that `rate` names.
+    /// Token bucket with stepwise refill: `300/min` adds 300 tokens once a minute.
     SteppedBucket {
-        /// How many tokens come, and how often.
+        /// Tokens added at each step, and interval between steps.
         rate: Rate,
-        /// How many tokens there may be.
+        /// Capacity in requests.
         burst: u64,
     },
-    /// A queue that leaks at the rate: calls go one by one, and so many may wait.
+    /// Queue with evenly spaced departures. Calls that find the queue full are refused.
     LeakyBucket {
-        /// How fast it leaks.
+        /// Departure rate.
         rate: Rate,
-        /// How many calls it holds; the rest is refused.
+        /// Maximum number of waiting calls.
         capacity: u64,
     },
-    /// So many in each window; twice as many may pass around its edge.
+    /// Counter per window. Up to twice the limit may pass around a window boundary.
     FixedWindow {
-        /// Most calls in a window.
+        /// Maximum number of requests per window.
         limit: u64,
-        /// Its length.
+        /// Window length.
         window: Duration,
-        /// When it begins.
+        /// Start of the windows.
         aligned: Alignment,
     },
-    /// So many in any window: each call is remembered until it has left the window.
+    /// Timestamps of the calls in the sliding window: exact.
     SlidingLog {
-        /// Most calls in a window, at most [`LOG_MAX`].
+        /// Maximum number of requests in any window, up to [`LOG_MAX`].
         limit: u64,
-        /// Its length.
+        /// Window length.
         window: Duration,
     },
-    /// Two fixed windows, of which the former counts by the share that the sliding window still covers.
+    /// Counters of the current and the previous fixed window. The previous one is weighted by its overlap with the sliding window.
     SlidingCounter {
-        /// Most calls in a window.
+        /// Maximum number of requests in any window.
         limit: u64,
-        /// Its length.
+        /// Window length.
         window: Duration,
     },
-    /// A sliding window that moves in steps, with a counter for each step: the calls of a step leave it a window after the latest of them.
-    /// Takes calls that were made before now.
+    /// Sliding window with a counter per step. The calls of a step leave the window together, one window after the latest of them.
+    /// Counts reported calls at the time they were made.
     StepWindow {
-        /// Most calls in a window.
+        /// Maximum number of requests in any window.
         limit: u64,
-        /// Its length.
+        /// Window length.
         window: Duration,
-        /// How far it moves at once; see [`default_step`].
+        /// Step length; see [`default_step`].
         step: Duration,
     },
-    /// Slow after a pause, and at the rate when warm (as Guava's `SmoothWarmingUp` is): a call passes at once when those before are
-    /// paid for, and the next waits for what it costs.
+    /// Evenly spaced calls, slower after idle time, like Guava's `SmoothWarmingUp`.
     WarmUp {
-        /// The rate when warm.
+        /// Rate when warm.
         rate: Rate,
-        /// How long it takes to warm up, and to cool down.
+        /// Time to warm up, and to cool down.
         warm_up: Duration,
     },
 }
 
-/// The names that rules have for algorithms.
+/// Algorithm names in limits files.
 pub const ALGORITHMS: [&str; 9] = [
     "token_bucket",
     "stepped_bucket",
@@ -110,7 +109,7 @@ pub const ALGORITHMS: [&str; 9] = [
     "warm_up",
 ];
 
-/// An algorithm as a rule of a file names it, with its options; windows and limits are those of the rule's rate.
+/// The algorithm of a rule in a limits file, with its options. The rule's `rate` gives the window and its limit.
 #[derive(Deserialize)]
 #[serde(tag = "algorithm", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Options {
@@ -140,7 +139,7 @@ pub(crate) enum Options {
     },
 }
 
-/// What a leaky bucket does with a call that finds it full.
+/// Whether the calls of a leaky bucket wait.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WhenFull {
@@ -150,13 +149,12 @@ pub(crate) enum WhenFull {
 }
 
 impl Options {
-    /// The algorithm with these options, not yet checked.
+    /// The algorithm with these options. Its parameters are unchecked.
     pub(crate) fn algorithm(self, rate: Rate) -> Algorithm {
         let (limit, window) = rate.written();
         let window = Duration::from_nanos(window);
         let bucket = |burst| Algorithm::TokenBucket { rate, burst };
-        let count =
-            |given: Option<Parsed<Count>>, unless_set| given.map_or(unless_set, |it| it.0.0);
+        let count = |option: Option<Parsed<Count>>, default| option.map_or(default, |it| it.0.0);
         match self {
             Self::TokenBucket { burst } => bucket(count(burst, 1)),
             Self::Spacing {} => bucket(1),
@@ -191,8 +189,8 @@ impl Options {
     }
 }
 
-/// The step of a window that names none, in parts of what the window's length is: 10 ms up to 10 s, 100 ms up to a minute, 1 s
-/// up to an hour, 1 min up to a day, else 1 h.
+/// Default step of a step window: 10 ms for windows up to 10 s, 100 ms up to a minute, 1 s up to an hour, 1 min up to a day, and
+/// 1 h above.
 #[must_use]
 pub fn default_step(window: Duration) -> Duration {
     let seconds = |number| Duration::from_secs(number);
@@ -206,38 +204,46 @@ pub fn default_step(window: Duration) -> Duration {
 }
 
 impl Algorithm {
-    /// A token bucket of this rate, written as in `300/s`, which lets so many go at once.
+    /// A token bucket with a rate such as `300/s`.
+    ///
+    /// ```
+    /// use limits::Algorithm;
+    ///
+    /// let bucket = Algorithm::token_bucket("300/s", 30)?;
+    /// assert_eq!(bucket.to_string(), "300/s, with bursts of up to 30: at most 330 in any second");
+    /// # Ok::<(), limits::RateError>(())
+    /// ```
     ///
     /// # Errors
-    /// When the text is not a rate, or the burst is zero or too large.
+    /// If the rate is malformed, or the burst is 0 or too large.
     pub fn token_bucket(rate: &str, burst: u64) -> Result<Self, RateError> {
         let rate = rate.parse()?;
         Self::TokenBucket { rate, burst }.checked()
     }
 
-    /// The same, if its numbers can be kept to.
+    /// Returns the algorithm if its parameters are valid.
     ///
     /// # Errors
-    /// When a number is zero, or larger than is allowed.
+    /// If a parameter is 0 or too large.
     pub fn checked(self) -> Result<Self, RateError> {
         if let Some((limit, window)) = self.window() {
-            in_range("a limit", limit, REQUESTS_MAX)?;
+            in_range("limit", limit, REQUESTS_MAX)?;
             period(window)?;
         }
         match self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => {
-                in_range("a burst", burst, REQUESTS_MAX)?;
+                in_range("burst", burst, REQUESTS_MAX)?;
             }
             Self::LeakyBucket { capacity, .. } => {
-                in_range("a capacity", capacity, REQUESTS_MAX)?;
+                in_range("capacity", capacity, REQUESTS_MAX)?;
             }
             Self::SlidingLog { limit, .. } => {
-                in_range("a limit of a sliding log", limit, LOG_MAX)?;
+                in_range("limit of a sliding log", limit, LOG_MAX)?;
             }
             Self::StepWindow { window, step, .. } => {
                 let (window, step) = (period(window)?, period(step)?);
-                in_range("a step in nanoseconds", step, window)?;
-                in_range("a number of steps", window.div_ceil(step), STEPS_MAX)?;
+                in_range("step in nanoseconds", step, window)?;
+                in_range("number of steps", window.div_ceil(step), STEPS_MAX)?;
             }
             Self::WarmUp { warm_up, .. } => {
                 period(warm_up)?;
@@ -247,8 +253,9 @@ impl Algorithm {
         Ok(self)
     }
 
-    /// The limit and the window of those that count in windows of time, and not by a rate.
-    pub(crate) fn window(&self) -> Option<(u64, Duration)> {
+    /// Limit and window length of the window algorithms.
+    #[must_use]
+    pub fn window(&self) -> Option<(u64, Duration)> {
         match *self {
             Self::FixedWindow { limit, window, .. }
             | Self::SlidingLog { limit, window }
@@ -258,52 +265,51 @@ impl Algorithm {
         }
     }
 
-    /// What one of so many keeps to by itself, so that all together keep to this: a part of the rate. Bursts and capacities are rounded up, limits
-    /// of windows down.
+    /// The static share of one of `members` processes that enforce this limit independently: 1/`members` of it. Bursts and capacities
+    /// are rounded up, window limits down.
     ///
     /// # Errors
-    /// When a part is too small to be kept to.
-    pub fn static_share(mut self, parts: u64) -> Result<Self, RateError> {
+    /// If the share is too small.
+    pub fn static_share(mut self, members: u64) -> Result<Self, RateError> {
         match &mut self {
-            Self::TokenBucket { rate, burst: room }
-            | Self::SteppedBucket { rate, burst: room }
+            Self::TokenBucket { rate, burst: size }
+            | Self::SteppedBucket { rate, burst: size }
             | Self::LeakyBucket {
                 rate,
-                capacity: room,
+                capacity: size,
             } => {
-                *rate = rate.divided(parts)?;
-                *room = room.div_ceil(parts);
+                *rate = rate.divided(members)?;
+                *size = size.div_ceil(members);
             }
-            Self::WarmUp { rate, .. } => *rate = rate.divided(parts)?,
+            Self::WarmUp { rate, .. } => *rate = rate.divided(members)?,
             Self::FixedWindow { limit, .. }
             | Self::SlidingLog { limit, .. }
             | Self::SlidingCounter { limit, .. }
-            | Self::StepWindow { limit, .. } => *limit /= parts,
+            | Self::StepWindow { limit, .. } => *limit /= members,
         }
         self.checked()
     }
 
-    /// What one of several keeps to while it has this share of it, in millionths: that share of the rate, and of a burst or a capacity, rounded
-    /// up. With no share nothing new goes, for ten years. `None` of windows and logs: what moves from one to the other within a window would be counted
-    /// twice.
+    /// A share of this limit in millionths: of the rate, and of the burst or capacity, rounded up. A share of 0 admits one call in ten
+    /// years. `None` for windows and logs: quota that moves between processes within a window would be used twice.
     #[must_use]
     pub fn share(mut self, millionths: u64) -> Option<Self> {
         const WHOLE: u64 = 1_000_000;
         let share = millionths.min(WHOLE);
-        let (Self::TokenBucket { rate, burst: room }
+        let (Self::TokenBucket { rate, burst: size }
         | Self::LeakyBucket {
             rate,
-            capacity: room,
+            capacity: size,
         }) = &mut self
         else {
             return None;
         };
         *rate = rate.share(share);
-        *room = room.saturating_mul(share).div_ceil(WHOLE).max(1);
+        *size = size.saturating_mul(share).div_ceil(WHOLE).max(1);
         Some(self)
     }
 
-    /// The name that rules have for it.
+    /// Its name in limits files.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -318,20 +324,20 @@ impl Algorithm {
         }
     }
 
-    /// Most requests that one call may be for: more would never pass.
+    /// Maximum number of requests of one call. Larger calls are never admitted.
     #[must_use]
     pub fn max_burst(&self) -> u64 {
         match *self {
             Self::TokenBucket { burst, .. } | Self::SteppedBucket { burst, .. } => burst,
-            // Without a window, one by one.
+            // The others admit requests one by one.
             _ => self.window().map_or(1, |(limit, _)| limit),
         }
     }
 
-    /// What it lets go in the long run, if there is always somebody who waits for one request.
+    /// Long-run throughput under constant demand for single requests.
     ///
     /// # Panics
-    /// When its numbers were not [checked](Self::checked).
+    /// If the parameters were not [checked](Self::checked).
     #[must_use]
     pub fn mean_rate(&self) -> Rate {
         match *self {
@@ -342,20 +348,19 @@ impl Algorithm {
             Self::FixedWindow { limit, window, .. }
             | Self::SlidingLog { limit, window }
             | Self::StepWindow { limit, window, .. } => {
-                Rate::new(limit, window).expect("its numbers were checked")
+                Rate::new(limit, window).expect("the parameters were checked")
             }
-            // After a full window, the first call of the next has no room before one of the full one has left it; and of one,
-            // none in all of the next.
+            // After a full window, one request of the next window must wait until the weight of the full one has dropped. With a
+            // limit of 1, that takes the entire next window.
             Self::SlidingCounter { limit, window } => match limit {
                 1 => Rate::new(1, window.saturating_mul(2).min(PERIOD_MAX)),
                 limit => Rate::new(limit - 1, window),
             }
-            .expect("its numbers were checked"),
+            .expect("the parameters were checked"),
         }
     }
 
-    /// Most requests that can be released in any window of so many nanoseconds (from a moment, without the moment that ends it),
-    /// whatever is asked for. What a partner sees at worst.
+    /// Maximum number of requests that can be admitted in any half-open interval of `nanos` nanoseconds: the worst case for the partner.
     #[must_use]
     pub fn max_in(&self, nanos: u64) -> u64 {
         let windows = |limit: u64, window: Duration, more: u64| {
@@ -388,29 +393,29 @@ impl Algorithm {
 }
 
 impl fmt::Display for Algorithm {
-    /// The promise in words.
+    /// What the algorithm guarantees.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TokenBucket { rate, burst: 1 } => {
-                write!(formatter, "{rate}, evenly spaced, nothing saved up")
+                write!(formatter, "{rate}, evenly spaced, without bursts")
             }
             Self::TokenBucket { rate, burst } => write!(
                 formatter,
-                "{rate}, and bursts of up to {burst} after a pause: at most {} in any second",
+                "{rate}, with bursts of up to {burst}: at most {} in any second",
                 self.max_in(SECOND)
             ),
             Self::SteppedBucket { rate, burst } => {
                 let (tokens, step) = rate.written();
                 write!(
                     formatter,
-                    "{tokens} tokens each {}, and up to {burst} saved: at most {} in any second",
+                    "{tokens} tokens every {}, up to {burst} accumulated: at most {} in any second",
                     Time(step),
                     self.max_in(SECOND)
                 )
             }
             Self::LeakyBucket { rate, capacity } => write!(
                 formatter,
-                "{rate}, evenly spaced; up to {capacity} wait, and what comes beyond is refused"
+                "{rate}, evenly spaced; up to {capacity} calls wait, further calls are refused"
             ),
             Self::FixedWindow {
                 limit,
@@ -418,11 +423,11 @@ impl fmt::Display for Algorithm {
                 aligned,
             } => write!(
                 formatter,
-                "{limit} in each window of {} that begins {}; up to {} around its edge",
+                "{limit} in each window of {}, {}; up to {} around a window boundary",
                 Time::from(*window),
                 match aligned {
-                    Alignment::Clock => "by the clock (UTC)",
-                    Alignment::FirstCall => "with a call",
+                    Alignment::Clock => "aligned to UTC",
+                    Alignment::FirstCall => "starting with a call",
                 },
                 limit.saturating_mul(2)
             ),
@@ -431,7 +436,7 @@ impl fmt::Display for Algorithm {
             }
             Self::SlidingCounter { limit, window } => write!(
                 formatter,
-                "about {limit} in any {}: counted as if the calls of the window before were spread evenly",
+                "about {limit} in any {}, assuming that the calls of the previous window were spread evenly",
                 Time::from(*window)
             ),
             Self::StepWindow {
@@ -440,7 +445,7 @@ impl fmt::Display for Algorithm {
                 step,
             } => write!(
                 formatter,
-                "at most {limit} in any {}, which moves in steps of {}",
+                "at most {limit} in any {}, counted in steps of {}",
                 Time::from(*window),
                 Time::from(*step)
             ),
@@ -454,78 +459,4 @@ impl fmt::Display for Algorithm {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn step_is_found_by_the_length_of_the_window() {
-        for (seconds, step_millis) in [
-            (1, 10),
-            (10, 10),
-            (11, 100),
-            (60, 100),
-            (61, 1_000),
-            (3_600, 1_000),
-            (3_601, 60_000),
-            (86_400, 60_000),
-            (86_401, 3_600_000),
-        ] {
-            let step = default_step(Duration::from_secs(seconds));
-            assert_eq!(step, Duration::from_millis(step_millis), "{seconds} s");
-        }
-        let just_above = Duration::from_secs(10) + Duration::from_nanos(1);
-        assert_eq!(default_step(just_above), Duration::from_millis(100));
-    }
-
-    #[test]
-    fn promise_is_in_words() {
-        let words = Algorithm::token_bucket("300/s", 300).unwrap().to_string();
-        assert_eq!(
-            words,
-            "300/s, and bursts of up to 300 after a pause: at most 600 in any second"
-        );
-        let log = Algorithm::SlidingLog {
-            limit: 1_000,
-            window: Duration::from_secs(60),
-        };
-        assert_eq!(log.to_string(), "at most 1000 in any 1min");
-    }
-
-    #[test]
-    fn numbers_out_of_range_are_refused() {
-        assert!(Algorithm::token_bucket("1/s", 0).is_err());
-        let window = Duration::from_secs(1);
-        for unfit in [
-            Algorithm::SlidingLog {
-                limit: LOG_MAX + 1,
-                window,
-            },
-            Algorithm::StepWindow {
-                limit: 1,
-                window,
-                step: Duration::ZERO,
-            },
-            Algorithm::StepWindow {
-                limit: 1,
-                window,
-                step: window * 2,
-            },
-            Algorithm::StepWindow {
-                limit: 1,
-                window,
-                step: Duration::from_nanos(1),
-            },
-            Algorithm::FixedWindow {
-                limit: 0,
-                window,
-                aligned: Alignment::Clock,
-            },
-            Algorithm::SlidingCounter {
-                limit: 1,
-                window: Duration::ZERO,
-            },
-        ] {
-            assert!(unfit.checked().is_err(), "{unfit:?}");
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
-//! What is kept for each key of each limit: a bounded table, whose idle entries make room for new ones.
+//! The key table: a bounded table of the states of all keys. Idle entries are evicted for new keys.
 //!
-//! Half of the places are shared out to all limits alike, and the other half is for those who come first: so a limit whose keys
-//! strangers invent takes no more than half of the room.
+//! Half of the entries is divided equally among all limits, and the other half is first come, first served. Untrusted clients that invent
+//! keys under one limit therefore cannot evict all keys of other limits.
 
 use std::hash::{BuildHasher, Hash};
 
@@ -9,55 +9,55 @@ use hashbrown::HashTable;
 
 use crate::{decision::LimitId, meter::KeyState};
 
-/// Keys that were idle are looked for at each new key: so many of those there are.
-const LOOKED_AT: usize = 2;
+/// Entries scanned for idle keys at each insertion.
+const SCANNED: usize = 2;
 
-/// The same when there is no room left.
-const LOOKED_AT_WHEN_FULL: usize = 256;
+/// Entries scanned for idle keys at an insertion into a full table.
+const SCANNED_WHEN_FULL: usize = 256;
 
-/// Of no more entries, none is forgotten to make room.
-const FEW: usize = 1_024;
+/// Tables with fewer entries evict nothing before they are full.
+const SMALL: usize = 1_024;
 
 /// All entries are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableFull;
 
 #[derive(Debug)]
-pub(crate) struct Keys<K> {
-    /// Places of entries, by limit and key. With a seed of its own: keys may be chosen by strangers.
+pub(crate) struct KeyTable<K> {
+    /// Indexes of entries by limit and key. The hash has a random seed, because untrusted clients may choose the keys.
     table: HashTable<u32>,
     pub(crate) entries: Vec<Entry<K>>,
-    /// Places of entries that are free.
+    /// Indexes of free entries.
     free: Vec<u32>,
     max: usize,
-    of_limits: Vec<Taken>,
-    /// How many places each limit has for itself.
-    own: usize,
-    /// How many are taken beyond those, by all limits.
-    beyond: usize,
-    /// What states have beside themselves, and most of that.
+    of_limits: Vec<LimitTotals>,
+    /// Number of entries that are guaranteed to each limit.
+    guaranteed: usize,
+    /// Number of entries in use beyond the guaranteed ones, in all limits.
+    extra: usize,
+    /// Heap memory of all states, and its maximum.
     bytes: usize,
     bytes_max: usize,
     hasher: foldhash::fast::RandomState,
-    /// Where the next idle entries are looked for.
+    /// Index of the last scanned entry, like the hand of the CLOCK algorithm.
     hand: usize,
     changes: Changes<K>,
 }
 
-/// What changed since somebody asked last.
+/// The changes since they were last taken.
 #[derive(Debug)]
 struct Changes<K> {
-    /// Whether somebody asks.
     are_tracked: bool,
-    /// Places of entries, each once.
+    /// Indexes of changed entries, without duplicates.
     changed: Vec<u32>,
-    forgotten: Vec<(LimitId, K)>,
+    evicted: Vec<(LimitId, K)>,
 }
 
-/// What a limit takes.
+/// The resources of one limit.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+struct LimitTotals {
     keys: usize,
+    /// Heap memory of each key.
     bytes_each: usize,
 }
 
@@ -65,14 +65,14 @@ struct Taken {
 pub(crate) struct Entry<K> {
     pub(crate) key: Option<K>,
     pub(crate) limit: LimitId,
-    /// Whether it was taken from since it was last looked at.
+    /// Whether the state was changed since the last scan.
     was_used: bool,
-    /// Whether it is listed as changed.
+    /// Whether the entry is listed in `changed`.
     is_changed: bool,
     pub(crate) state: KeyState,
 }
 
-impl<K: Hash + Eq> Keys<K> {
+impl<K: Hash + Eq> KeyTable<K> {
     pub(crate) fn new(max: usize, bytes_max: usize) -> Self {
         Self {
             table: HashTable::new(),
@@ -80,8 +80,8 @@ impl<K: Hash + Eq> Keys<K> {
             free: Vec::new(),
             max: max.min(u32::MAX as usize),
             of_limits: Vec::new(),
-            own: 0,
-            beyond: 0,
+            guaranteed: 0,
+            extra: 0,
             bytes: 0,
             bytes_max,
             hasher: foldhash::fast::RandomState::default(),
@@ -89,25 +89,25 @@ impl<K: Hash + Eq> Keys<K> {
             changes: Changes {
                 are_tracked: false,
                 changed: Vec::new(),
-                forgotten: Vec::new(),
+                evicted: Vec::new(),
             },
         }
     }
 
-    /// Has [`take_changes`](Self::take_changes) told of what changes from now on.
+    /// Records changes for [`take_changes`](Self::take_changes) from now on.
     pub(crate) fn track_changes(&mut self) {
         self.changes.are_tracked = true;
     }
 
-    /// Calls `each` for every key that was forgotten or whose state changed since the last time, with that state.
+    /// Calls `each` for every key whose state changed since the last call, and with `None` for every evicted key.
     pub(crate) fn take_changes(&mut self, mut each: impl FnMut(LimitId, &K, Option<&KeyState>)) {
-        for (limit, key) in std::mem::take(&mut self.changes.forgotten) {
+        for (limit, key) in std::mem::take(&mut self.changes.evicted) {
             if self.find(limit, &key).is_none() {
                 each(limit, &key, None);
             }
         }
-        for place in std::mem::take(&mut self.changes.changed) {
-            let entry = &mut self.entries[place as usize];
+        for index in std::mem::take(&mut self.changes.changed) {
+            let entry = &mut self.entries[index as usize];
             entry.is_changed = false;
             if let Some(key) = &entry.key {
                 each(entry.limit, key, Some(&entry.state));
@@ -115,7 +115,7 @@ impl<K: Hash + Eq> Keys<K> {
         }
     }
 
-    /// Forgets the keys of these limits.
+    /// Removes all keys of these limits.
     pub(crate) fn clear_limits(&mut self, limits: &[LimitId]) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
@@ -125,47 +125,49 @@ impl<K: Hash + Eq> Keys<K> {
         }
     }
 
-    /// One more limit, whose keys take so much beside their places.
+    /// Adds a limit whose keys take `bytes_each` of heap memory.
     pub(crate) fn add_limit(&mut self, bytes_each: usize) {
         let keys = 0;
-        self.of_limits.push(Taken { keys, bytes_each });
-        self.own = self.max / 2 / self.of_limits.len();
-        let beyond = self.of_limits.iter();
-        self.beyond = beyond.map(|it| it.keys.saturating_sub(self.own)).sum();
+        self.of_limits.push(LimitTotals { keys, bytes_each });
+        self.guaranteed = self.max / 2 / self.of_limits.len();
+        let limits = self.of_limits.iter();
+        self.extra = limits
+            .map(|it| it.keys.saturating_sub(self.guaranteed))
+            .sum();
     }
 
-    /// Keys of a limit take so much from now on.
+    /// Sets the heap memory of each key of a limit.
     pub(crate) fn change_limit(&mut self, limit: LimitId, bytes_each: usize) {
         let of = &mut self.of_limits[limit.index()];
         self.bytes = self.bytes - of.keys * of.bytes_each + of.keys * bytes_each;
         of.bytes_each = bytes_each;
     }
 
-    pub(crate) fn is_beyond_bytes(&self) -> bool {
+    pub(crate) fn exceeds_bytes(&self) -> bool {
         self.bytes > self.bytes_max
     }
 
-    /// Whether one can be inserted, whatever is shared out.
-    pub(crate) fn has_place(&self, limit: LimitId) -> bool {
+    /// Whether a key can be inserted regardless of guaranteed entries.
+    pub(crate) fn has_free_entry(&self, limit: LimitId) -> bool {
         let bytes = self.of_limits[limit.index()].bytes_each;
         self.len() < self.max && (bytes == 0 || self.bytes.saturating_add(bytes) <= self.bytes_max)
     }
 
-    /// Whether one can be inserted of each of these limits.
-    fn has_room(&self, wanted: impl Iterator<Item = LimitId>) -> bool {
-        let (mut length, mut beyond, mut added) = (self.len(), self.beyond, 0_usize);
-        for limit in wanted {
+    /// Whether a key of each of these limits can be inserted.
+    fn has_capacity(&self, limits: impl Iterator<Item = LimitId>) -> bool {
+        let (mut length, mut extra, mut added) = (self.len(), self.extra, 0_usize);
+        for limit in limits {
             let of = &self.of_limits[limit.index()];
             length += 1;
             added = added.saturating_add(of.bytes_each);
-            if of.keys >= self.own {
-                beyond += 1;
-                if beyond + self.own * self.of_limits.len() > self.max {
+            if of.keys >= self.guaranteed {
+                extra += 1;
+                if extra + self.guaranteed * self.of_limits.len() > self.max {
                     return false;
                 }
             }
         }
-        // Bookings may take all bytes; a key that needs none has its place all the same.
+        // Bookings may use up all bytes. Keys that need none still have their entries.
         length <= self.max && (added == 0 || self.bytes.saturating_add(added) <= self.bytes_max)
     }
 
@@ -173,151 +175,143 @@ impl<K: Hash + Eq> Keys<K> {
         self.table.len()
     }
 
-    /// Those of one limit.
+    /// Number of keys of one limit.
     pub(crate) fn len_of(&self, limit: LimitId) -> usize {
         self.of_limits[limit.index()].keys
-    }
-
-    /// Where keys may be, from 0 on.
-    pub(crate) fn places(&self) -> usize {
-        self.entries.len()
     }
 
     #[inline]
     pub(crate) fn find(&self, limit: LimitId, key: &K) -> Option<u32> {
         let hash = self.hasher.hash_one((limit, key));
         let entries = &self.entries;
-        let is_it = |place: &u32| {
-            let entry = &entries[*place as usize];
+        let is_it = |index: &u32| {
+            let entry = &entries[*index as usize];
             entry.limit == limit && entry.key.as_ref() == Some(key)
         };
         self.table.find(hash, is_it).copied()
     }
 
     #[inline]
-    pub(crate) fn state(&self, place: u32) -> &KeyState {
-        &self.entries[place as usize].state
+    pub(crate) fn state(&self, index: u32) -> &KeyState {
+        &self.entries[index as usize].state
     }
 
     #[inline]
-    pub(crate) fn update(&mut self, place: u32, change: impl FnOnce(&mut KeyState)) {
-        let state = self.state_mut(place);
-        let booked = state.booked_bytes();
+    pub(crate) fn update(&mut self, index: u32, change: impl FnOnce(&mut KeyState)) {
+        let state = self.state_mut(index);
+        let before = state.bookings_bytes();
         change(state);
-        let now = state.booked_bytes();
-        self.bytes = self.bytes - booked + now;
+        let after = state.bookings_bytes();
+        self.bytes = self.bytes - before + after;
     }
 
-    /// To be changed without what it [has](Self::update) of bookings.
+    /// For changes that leave the bookings as they are; [`update`](Self::update) accounts for their memory.
     #[inline]
-    pub(crate) fn state_mut(&mut self, place: u32) -> &mut KeyState {
-        let entry = &mut self.entries[place as usize];
+    pub(crate) fn state_mut(&mut self, index: u32) -> &mut KeyState {
+        let entry = &mut self.entries[index as usize];
         entry.was_used = true;
         if self.changes.are_tracked && !entry.is_changed {
             entry.is_changed = true;
-            self.changes.changed.push(place);
+            self.changes.changed.push(index);
         }
         &mut entry.state
     }
 
-    /// Changes the states of those of some limits.
-    pub(crate) fn each_of(
+    /// Changes the states of all keys of some limits.
+    pub(crate) fn update_all(
         &mut self,
-        is_of: impl Fn(LimitId) -> bool,
+        is_affected: impl Fn(LimitId) -> bool,
         mut change: impl FnMut(LimitId, &mut KeyState),
     ) {
         for index in 0..self.entries.len() {
             let Entry { key, limit, .. } = &self.entries[index];
-            if key.is_some() && is_of(*limit) {
-                let (place, limit) = (u32::try_from(index), *limit);
-                let place = place.expect("less than 2^32 entries");
-                self.update(place, |state| change(limit, state));
+            if key.is_some() && is_affected(*limit) {
+                let (index, limit) = (u32::try_from(index), *limit);
+                let index = index.expect("less than 2^32 entries");
+                self.update(index, |state| change(limit, state));
             }
         }
     }
 
-    /// Sees to it that one can be inserted of each of these limits; those that are `kept` stay.
+    /// Evicts idle keys, except those in `kept`, until a key of each of these limits can be inserted.
     pub(crate) fn make_room(
         &mut self,
-        wanted: impl Iterator<Item = LimitId> + Clone,
+        limits: impl Iterator<Item = LimitId> + Clone,
         kept: &[Option<u32>],
         is_idle: impl Fn(LimitId, &KeyState) -> bool,
     ) -> Result<(), TableFull> {
         let is_idle =
-            |place, limit, state: &KeyState| !kept.contains(&Some(place)) && is_idle(limit, state);
-        // So that idle ones leave as new ones come, and seldom any has to be looked for.
-        if self.free.len() < wanted.clone().count() && self.entries.len() >= FEW {
-            self.look(LOOKED_AT, true, &is_idle);
+            |index, limit, state: &KeyState| !kept.contains(&Some(index)) && is_idle(limit, state);
+        // Evict about as many keys as are inserted, so that long scans are rare.
+        if self.free.len() < limits.clone().count() && self.entries.len() >= SMALL {
+            self.scan(SCANNED, true, &is_idle);
         }
-        if self.has_room(wanted.clone()) {
+        if self.has_capacity(limits.clone()) {
             return Ok(());
         }
-        self.look(LOOKED_AT_WHEN_FULL, false, &is_idle);
-        if self.has_room(wanted) {
-            Ok(())
-        } else {
-            Err(TableFull)
-        }
+        self.scan(SCANNED_WHEN_FULL, false, &is_idle);
+        let has_capacity = self.has_capacity(limits);
+        has_capacity.then_some(()).ok_or(TableFull)
     }
 
     pub(crate) fn evict_idle(
         &mut self,
-        looked_at: usize,
+        entries: usize,
         is_idle: impl Fn(LimitId, &KeyState) -> bool,
     ) -> usize {
-        self.look(looked_at, false, &|_, limit, state: &KeyState| {
-            is_idle(limit, state)
+        self.scan(entries, false, &|_, limit, it: &KeyState| {
+            is_idle(limit, it)
         })
     }
 
-    /// Looks at so many entries, and forgets those that are idle, unless they were used since the last look and such are
-    /// `spared`: a key that comes back all the time is not made anew each time. Returns how many that were.
-    fn look(
+    /// Scans the next `entries` entries and evicts those that are idle. With `spare_used`, keys used since the last scan stay, so that
+    /// active keys are not recreated again and again. Returns the number of evicted keys.
+    fn scan(
         &mut self,
-        looked_at: usize,
-        spared: bool,
+        entries: usize,
+        spare_used: bool,
         is_idle: &impl Fn(u32, LimitId, &KeyState) -> bool,
     ) -> usize {
-        let mut forgotten = 0;
-        for _ in 0..looked_at.min(self.entries.len()) {
+        let mut evicted = 0;
+        for _ in 0..entries.min(self.entries.len()) {
             self.hand = (self.hand + 1) % self.entries.len();
-            let place = u32::try_from(self.hand).expect("less than 2^32 entries");
+            let index = u32::try_from(self.hand).expect("less than 2^32 entries");
             let entry = &mut self.entries[self.hand];
             let was_used = std::mem::take(&mut entry.was_used);
-            let is_spared = spared && was_used;
-            if !is_spared && entry.key.is_some() && is_idle(place, entry.limit, &entry.state) {
-                self.remove(place);
-                forgotten += 1;
+            let is_spared = spare_used && was_used;
+            if !is_spared && entry.key.is_some() && is_idle(index, entry.limit, &entry.state) {
+                self.remove(index);
+                evicted += 1;
             }
         }
-        forgotten
+        evicted
     }
 
-    fn remove(&mut self, place: u32) {
-        let entry = &mut self.entries[place as usize];
+    fn remove(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
         if let Some(key) = entry.key.take() {
             let hash = self.hasher.hash_one((entry.limit, &key));
-            if let Ok(found) = self.table.find_entry(hash, |it| *it == place) {
+            if let Ok(found) = self.table.find_entry(hash, |it| *it == index) {
                 found.remove();
             }
             let state = std::mem::replace(&mut entry.state, KeyState::none());
             if self.changes.are_tracked {
-                self.changes.forgotten.push((entry.limit, key));
+                self.changes.evicted.push((entry.limit, key));
             }
             let of = &mut self.of_limits[entry.limit.index()];
             of.keys -= 1;
-            self.beyond -= usize::from(of.keys >= self.own);
-            self.bytes -= of.bytes_each + state.booked_bytes();
-            self.free.push(place);
+            self.extra -= usize::from(of.keys >= self.guaranteed);
+            self.bytes -= of.bytes_each + state.bookings_bytes();
+            self.free.push(index);
         }
     }
 
-    /// Inserts what is not there, for which there is room.
+    /// Inserts a new key. The table must have capacity for it.
     pub(crate) fn insert(&mut self, limit: LimitId, key: K, state: KeyState) -> u32 {
         let of = &mut self.of_limits[limit.index()];
-        self.beyond += usize::from(of.keys >= self.own);
+        self.extra += usize::from(of.keys >= self.guaranteed);
         of.keys += 1;
-        self.bytes += of.bytes_each + state.booked_bytes();
+        self.bytes += of.bytes_each + state.bookings_bytes();
         let hash = self.hasher.hash_one((limit, &key));
         let entry = Entry {
             key: Some(key),
@@ -326,10 +320,10 @@ impl<K: Hash + Eq> Keys<K> {
             is_changed: false,
             state,
         };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.entries[place as usize] = entry;
-                place
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = entry;
+                index
             }
             None => {
                 self.entries.push(entry);
@@ -337,11 +331,11 @@ impl<K: Hash + Eq> Keys<K> {
             }
         };
         let (entries, hasher) = (&self.entries, &self.hasher);
-        let rehash = |place: &u32| {
-            let entry = &entries[*place as usize];
+        let rehash = |index: &u32| {
+            let entry = &entries[*index as usize];
             hasher.hash_one((entry.limit, entry.key.as_ref().expect("it is in the table")))
         };
-        self.table.insert_unique(hash, place, rehash);
-        place
+        self.table.insert_unique(hash, index, rehash);
+        index
     }
 }

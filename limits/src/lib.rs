@@ -1,82 +1,82 @@
-//! Rate limits: one reservation for every algorithm, over any number of limits at once.
+//! Rate limits: one reservation for any algorithm, over any number of limits.
 //!
-//! [`Limits::reserve`] decides on a call: it may go [now](Decision::Now), [at a moment](Decision::At) that is not far off, or
-//! it is [refused](Decision::Refused), and then no limit has counted it. Time is a number of nanoseconds that the caller hands
-//! in, and nothing here waits: the caller sees to it that the call goes at the moment that it is told.
+//! [`Limits::reserve`] decides on a call. The call may be made [now](Decision::Now), gets a [slot in the future](Decision::At), or is
+//! [refused](Decision::Refused); a refused call uses no quota. The caller passes the time in nanoseconds, and waits for the slot: the
+//! library reads no clock and does not block.
 //!
 //! ```
 //! use std::time::Duration;
 //! use limits::{Algorithm, Decision, Demand, Limits};
 //!
-//! // Room for 10,000 keys in all limits together.
+//! // Up to 10,000 keys in all limits.
 //! let mut limits = Limits::new(10_000);
-//! // Each client: 2 a second, 5 at once after a pause. All of them together: 100 a second.
+//! // Each client: 2/s with bursts of 5. All clients together: 100/s with bursts of 10.
 //! let client = limits.add(Algorithm::token_bucket("2/s", 5)?)?;
-//! let whole = limits.add(Algorithm::token_bucket("100/s", 10)?)?;
+//! let total = limits.add(Algorithm::token_bucket("100/s", 10)?)?;
 //!
-//! let now = 1_700_000_000_000_000_000; // since the Unix epoch, so that windows begin with minutes and hours
+//! let now = 1_700_000_000_000_000_000; // since the Unix epoch, so that windows align with minutes and hours
 //! let demands = [
 //!     Demand { limit: client, key: "alice", requests: 1 },
-//!     Demand { limit: whole, key: "", requests: 1 },
+//!     Demand { limit: total, key: "", requests: 1 },
 //! ];
 //! for _ in 0..5 {
 //!     assert_eq!(limits.reserve(&demands, now, Duration::ZERO), Decision::Now);
 //! }
-//! // The sixth may wait for up to a second, and waits for half of one.
+//! // The sixth call may wait up to a second. Its slot is half a second away.
 //! let sixth = limits.reserve(&demands, now, Duration::from_secs(1));
 //! assert_eq!(sixth, Decision::At { at: now + 500_000_000, limit: client });
-//! // Nobody waits for longer than the maximum wait: with none, all that would have to wait is refused.
+//! // Without a wait, the seventh call is refused.
 //! let seventh = limits.reserve(&demands, now, Duration::ZERO);
 //! assert!(matches!(seventh, Decision::Refused { limit, .. } if limit == client));
 //! # Ok::<(), limits::RateError>(())
 //! ```
 //!
-//! - A maximum wait of zero *polices*; a longer one *shapes*. [`Limits::peek`] tells the moment and changes nothing.
-//! - Several limits of a call hold together: it goes when all let it, and of a refused one none has counted anything.
-//! - Each key has an allowance of its own. A limit of all calls together has one key for all of them.
-//! - Keys of real programs come and go: number them, or hand in a hash of them, so that a decision copies no text.
-//! - It is one table, changed by each decision: threads share it under a lock, or each has one.
-//! - A limit can be [changed](Limits::change_all) while calls wait, and these can be [planned anew](Limits::replan).
-//! - Calls that were made without asking can be [counted](Limits::record_all).
-//! - What keys have used can be [saved](Limits::take_changes) and [restored](Limits::restore), in another process and under changed limits.
-//! - [`rules`] reads limits from TOML. The program `limiter` checks such files, and replays recorded traffic through them.
+//! - A maximum wait of zero *polices* calls; a longer one *shapes* them. [`Limits::peek`] returns the earliest slot and changes nothing.
+//! - A call under several limits is admitted when all of them admit it. If it is refused, none of them counts it.
+//! - Each key has its own quota. A global limit uses one key for all calls.
+//! - Use numbers or hashes as keys, so that a decision copies no strings.
+//! - The table changes with every decision: share it between threads under a lock, or use one per thread.
+//! - Limits can be [changed](Limits::change_all) while calls wait, and waiting calls can be [rescheduled](Limits::reschedule).
+//! - Calls that were made without a reservation can be [recorded](Limits::record).
+//! - The usage of keys can be [saved](Limits::take_changes) and [restored](Limits::restore), in another process and under changed limits.
+//! - [`rules`] parses limits files in TOML. The program `limiter` checks such files and replays recorded traffic through them.
 //!
-//! # Which algorithm
+//! # Algorithms
 //!
-//! | algorithm | what passes | for |
+//! | algorithm | admits | use |
 //! |---|---|---|
-//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after a pause; with a burst of 1, one each interval | nearly everything |
-//! | [`LeakyBucket`](Algorithm::LeakyBucket) | one each interval, of which so many may wait if there is a maximum wait | smoothing |
-//! | [`SteppedBucket`](Algorithm::SteppedBucket) | as many as there are tokens, which come all at once | to mirror a partner that does it so |
-//! | [`FixedWindow`](Algorithm::FixedWindow) | so many a minute by the clock; twice as many around its edge | to mirror, and for quotas |
-//! | [`SlidingLog`](Algorithm::SlidingLog) | exactly so many in any window; 8 bytes for each | small limits that must be exact |
-//! | [`SlidingCounter`](Algorithm::SlidingCounter) | about so many in any window | large limits that need not be |
-//! | [`StepWindow`](Algorithm::StepWindow) | so many in any window, in steps | to mirror, when calls are told late |
-//! | [`WarmUp`](Algorithm::WarmUp) | a third of the rate after a pause, then the rate | what is slow when cold |
+//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after idle time; with a burst of 1, evenly spaced calls | default |
+//! | [`LeakyBucket`](Algorithm::LeakyBucket) | evenly spaced calls, with a bounded number of waiting calls | smoothing |
+//! | [`SteppedBucket`](Algorithm::SteppedBucket) | calls as long as there are tokens, which are added in steps | mirroring a partner that does the same |
+//! | [`FixedWindow`](Algorithm::FixedWindow) | a number per minute of the clock; twice as many around a window boundary | mirroring a partner; quotas |
+//! | [`SlidingLog`](Algorithm::SlidingLog) | an exact number in any window; 8 bytes per call | small exact limits |
+//! | [`SlidingCounter`](Algorithm::SlidingCounter) | approximately a number in any window | large limits |
+//! | [`StepWindow`](Algorithm::StepWindow) | up to a number in any window, in steps | mirroring a partner; calls that are reported late |
+//! | [`WarmUp`](Algorithm::WarmUp) | a third of the rate after idle time, then the rate | services with cold caches |
 //!
-//! `docs/limits.md` shows what each does to the same traffic.
+//! `docs/limits.md` shows the effect of each algorithm on the same traffic.
 //!
-//! # What is defined
+//! # Guarantees
 //!
-//! - **Rates** are exact: 300 a second are 300 per second, not one each 3,333,333 ns. Moments are rounded up to whole
-//!   nanoseconds, and that does not add up.
-//! - **Large calls**: one for more requests than the limit ever lets go at once is refused as
-//!   [`TooMany`](Refusal::TooMany); one for no requests passes.
-//! - **Time** must not go back. If it does, it stands still here, for all keys, until it has caught up. It ends in the year 2262.
-//! - **Order**: a call gets the earliest moment at which all its limits permit it and every call that already has a moment. Calls
-//!   that ask for the same get moments in the order in which they ask; another may go before a call that waits for some other limit,
-//!   or for more requests. No call loses the moment that it was given.
-//! - **Refused calls** do not count, unless a limit says so ([`Limit::count_refused`]).
-//! - **Memory** is bounded: idle keys, which are the same as unknown ones, make room. When none is found among some hundred, new
-//!   keys are refused. A token bucket takes some 100 bytes with its key. While there is room before moments that were
-//!   given out, they are remembered, 16 bytes each: at most 4,096 for each key (256 in logs and step windows), and within the bytes of the table. A call that needs one
-//!   more is refused until the first of them is over. The table has a seed of its own.
-//! - **Numbers** are at most 10^12 requests and ten years, so that nothing overflows.
+//! - **Rates** are exact: 300/s is 300 per second, not one per 3,333,333 ns. Slots are rounded up to whole nanoseconds, and rounding
+//!   errors do not accumulate.
+//! - **Large calls**: a call with more requests than the limit ever admits at one time is refused as [`TooMany`](Refusal::TooMany). A call
+//!   with no requests is admitted.
+//! - **Time** should be monotonic. If it goes back, the latest time is used for all keys. It ends in the year 2262.
+//! - **Order**: a call gets the earliest slot that all its limits admit while every existing slot remains admissible. Calls with the same
+//!   demands get slots in call order. A call may get an earlier slot than a waiting call with another limit or with more requests.
+//!   Existing slots never move.
+//! - **Refused calls** do not count, except under limits with [`Limit::count_refused`].
+//! - **Memory** is bounded. Idle keys, which are equivalent to new ones, are evicted for new keys. If no idle key is found among a few
+//!   hundred, the new key is refused. A token bucket takes some 100 bytes including its key. Future slots with gaps before them take 16
+//!   bytes each, up to 4,096 per key (256 in logs and step windows) and within the memory bound of the table; further such calls are
+//!   refused until a slot has passed. The hash of keys is seeded randomly.
+//! - **Bounds**: up to 10^12 requests and ten years, so that no arithmetic overflows.
 //!
 //! # Cost
 //!
-//! A lookup for each limit, and no allocation for known keys. A decision takes 16 ns under one token bucket and 47 to 50 ns under three,
-//! where `governor` takes 28 ns under one (`cargo bench -p limits`: 1,000 keys, one thread, medians of three runs).
+//! One lookup per limit, and no allocation for known keys. A decision takes 16 ns under one token bucket and 47 to 50 ns under three;
+//! `governor` takes 28 ns under one (`cargo bench -p limits`: 1,000 keys, one thread, medians of three runs).
 
 mod algorithm;
 mod decision;

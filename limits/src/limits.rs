@@ -1,7 +1,7 @@
-//! All limits and what they keep for each key; one reservation over any number of them.
+//! The set of limits with the states of their keys, and reservations over several limits.
 
 mod change;
-mod concerns;
+mod demands;
 mod recording;
 mod remaining;
 mod rescheduling;
@@ -9,67 +9,66 @@ mod saving;
 
 use std::{borrow::Cow, hash::Hash, time::Duration};
 
-use self::concerns::{Concern, Concerns};
+use self::demands::{MergedDemand, MergedDemands};
 use crate::{
     decision::{Decision, Demand, Limit, LimitId, Refusal},
-    keys::{Keys, TableFull},
+    keys::{KeyTable, TableFull},
     meter::{KeyState, Meter},
     rate::RateError,
 };
 
-/// Most limits that one call may be under.
+/// Maximum number of demands of one call.
 pub const DEMANDS_MAX: usize = 16;
 
-/// How often the limits of a call are asked again for the moment that another gave, before the last answer of each stands.
+/// Rounds in which the limits of a call may move its slot, before it is placed after all bookings.
 const ROUNDS_MAX: usize = 64;
 
-/// Time stands still here: what is due later still has a moment.
+/// The maximum time. Slots may be later.
 const END_OF_TIME: u64 = u64::MAX / 2;
 
 #[derive(Debug, Clone)]
-struct Rule {
+struct ActiveLimit {
     limit: Limit,
     meter: Meter,
-    /// Of keys that were never seen, where that is not a fresh one.
-    unseen: Option<KeyState>,
+    /// The state of new keys, if it is not the fresh one.
+    initial: Option<KeyState>,
 }
 
-impl Rule {
-    /// The state that a key begins with.
-    fn first(&self) -> KeyState {
-        let unseen = self.unseen.clone();
-        unseen.unwrap_or_else(|| self.meter.fresh())
+impl ActiveLimit {
+    /// The state of a new key.
+    fn initial(&self) -> KeyState {
+        let initial = self.initial.clone();
+        initial.unwrap_or_else(|| self.meter.fresh())
     }
 }
 
-/// Limits, and what they keep. Pure: time is what the caller says it is, in nanoseconds.
+/// A set of limits with the states of their keys. Pure: the caller passes the time in nanoseconds.
 ///
-/// Time should not go back. When it does, it stands still here until it has caught up, so that no limit is exceeded.
+/// The time should be monotonic. If it goes back, the latest time is used instead, so that no limit is exceeded.
 ///
-/// Memory is bounded: `keys_max` keys in all limits together. A key that is idle, which is the same as
-/// one that was never seen, makes room for others. Half of the places belong to all limits alike, and the others to those who come first:
-/// the keys of one limit do not take all the room of another.
+/// Memory is bounded to `keys_max` keys in all limits. Idle keys, which are equivalent to new ones, are evicted. Half of the entries is
+/// divided equally among the limits, and the other half is first come, first served.
 #[derive(Debug)]
 pub struct Limits<K> {
-    rules: Vec<Rule>,
-    keys: Keys<K>,
-    /// The latest time that was told.
+    limits: Vec<ActiveLimit>,
+    keys: KeyTable<K>,
+    /// The latest time that was passed.
     clock: u64,
 }
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// No limits yet, and room for so many keys.
+    /// An empty set with capacity for `keys_max` keys.
     #[must_use]
     pub fn new(keys_max: usize) -> Self {
         Self::with_memory(keys_max, usize::MAX)
     }
 
-    /// The same, with so many bytes at most beside those places: logs and step windows take 8 bytes for each call or step of their windows.
+    /// An empty set with capacity for `keys_max` keys and `bytes_max` bytes of sliding logs, step windows and bookings.
     #[must_use]
     pub fn with_memory(keys_max: usize, bytes_max: usize) -> Self {
         Self {
-            rules: Vec::new(),
-            keys: Keys::new(keys_max, bytes_max),
+            limits: Vec::new(),
+            keys: KeyTable::new(keys_max, bytes_max),
             clock: 0,
         }
     }
@@ -77,52 +76,51 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     /// Adds a limit.
     ///
     /// # Errors
-    /// When its numbers cannot be kept to.
+    /// If its parameters are invalid.
     ///
     /// # Panics
-    /// When there are 2^32 of them.
+    /// If there are 2^32 limits.
     pub fn add(&mut self, limit: impl Into<Limit>) -> Result<LimitId, RateError> {
         let limit = limit.into();
         let algorithm = limit.algorithm.checked()?;
-        let id = u32::try_from(self.rules.len()).expect("less than 2^32 limits");
+        let id = u32::try_from(self.limits.len()).expect("less than 2^32 limits");
         let meter = Meter::new(&algorithm);
-        self.keys.add_limit(meter.bytes_each());
-        self.rules.push(Rule {
+        self.keys.add_limit(meter.bytes_per_key());
+        self.limits.push(ActiveLimit {
             meter,
             limit,
-            unseen: None,
+            initial: None,
         });
         Ok(LimitId(id))
     }
 
-    /// A limit as it is now.
+    /// The current configuration of a limit.
     ///
     /// # Panics
-    /// When it is of another [`Limits`].
+    /// If the limit belongs to another [`Limits`].
     #[must_use]
     pub fn limit(&self, id: LimitId) -> &Limit {
-        &self.rules[id.index()].limit
+        &self.limits[id.index()].limit
     }
 
-    /// Decides on a call, and takes what it asks for at the moment when it may go: of all limits, or of none.
+    /// Reserves the earliest slot that all limits of a call admit. Either all limits count the call, or none.
     ///
-    /// A call that would have to wait for longer than `max_wait` is refused: with 0, all that would have to wait. Of several
-    /// limits, the latest moment counts, and its limit is the binding one.
+    /// A call that would wait longer than `max_wait` is refused. With several limits, the one with the longest wait is the binding one.
     ///
-    /// Costs a lookup for each demand, and no allocation for keys that are known.
+    /// Costs one lookup per demand, and no allocation for known keys.
     ///
     /// # Panics
-    /// When there are more than [`DEMANDS_MAX`] demands, or one is on a limit of another [`Limits`].
+    /// If there are more than [`DEMANDS_MAX`] demands, or a limit belongs to another [`Limits`].
     #[inline]
     pub fn reserve(&mut self, demands: &[Demand<K>], now: u64, max_wait: Duration) -> Decision {
         self.reserve_from(demands, 0, now, max_wait)
     }
 
-    /// The same for a call that must not go before `from`, whatever the limits say: its time is taken then. Where nothing else makes
-    /// it wait, the binding limit is that of the first demand.
+    /// Like [`reserve`](Self::reserve), for a call that must not be made before `from`. If no limit makes it wait, the limit of the first
+    /// demand is the binding one.
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve) does.
+    /// Like [`reserve`](Self::reserve).
     #[inline]
     pub fn reserve_from(
         &mut self,
@@ -131,7 +129,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         now: u64,
         max_wait: Duration,
     ) -> Decision {
-        // Few limits need not pay for the room of many.
+        // Calls with few limits do not pay for large arrays.
         match demands.len() {
             0..=1 => self.reserve_of::<1>(demands, from, now, max_wait),
             2..=4 => self.reserve_of::<4>(demands, from, now, max_wait),
@@ -146,122 +144,134 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         now: u64,
         max_wait: Duration,
     ) -> Decision {
-        let now = self.pass_to(now);
-        let mut concerns = self.concerns::<MAX>(demands);
-        let decision = self.decide(&concerns, from, now, max_wait);
+        let now = self.advance_clock(now);
+        let mut merged = self.merge::<MAX>(demands);
+        let decision = self.decide(&merged, from, now, max_wait);
         if let Some(at) = decision.at(now) {
-            if let Err((limit, TableFull)) = self.make_entries(&mut concerns, demands, now) {
+            if let Err((limit, TableFull)) = self.create_entries(&mut merged, demands, now) {
                 let reason = Refusal::TableFull;
                 return Decision::Refused { limit, reason };
             }
-            for concern in concerns.all() {
-                let entry = concern.entry.expect("its entry was made");
-                let meter = &self.rules[concern.limit.index()].meter;
+            for it in merged.all() {
+                let entry = it.entry.expect("the entry exists");
+                let meter = &self.limits[it.limit.index()].meter;
                 let state = self.keys.state_mut(entry);
-                if !meter.take_now(state, concern.requests, at, now) {
-                    self.update(concern, |meter, state| {
-                        meter.take(state, concern.requests, at, now);
+                if !meter.take_now(state, it.requests, at, now) {
+                    self.update(it, |meter, state| {
+                        meter.take(state, it.requests, at, now);
                     });
                 }
             }
         } else {
-            self.count_refused(&mut concerns, demands, now);
+            self.count_refused(&merged, demands, now);
         }
         decision
     }
 
-    /// When a call could go if it asked at `now`, and which limit is the binding one. Changes nothing.
+    /// The earliest slot of a call at `now`, and the binding limit. Changes nothing.
+    ///
+    /// ```
+    /// use limits::{Algorithm, Demand, Limits, Refusal};
+    ///
+    /// let mut limits = Limits::new(100);
+    /// let limit = limits.add(Algorithm::token_bucket("10/s", 5)?)?;
+    /// let demand = |requests| [Demand { limit, key: "alice", requests }];
+    /// assert_eq!(limits.peek(&demand(5), 0), Ok((0, None)));
+    /// // No call can exceed the burst, however long it waits.
+    /// assert_eq!(limits.peek(&demand(6), 0), Err((limit, Refusal::TooMany { max: 5 })));
+    /// # Ok::<(), limits::RateError>(())
+    /// ```
     ///
     /// # Errors
-    /// When it could not, however long it waited: it is for too many requests, or a queue is full.
+    /// If the call is not admitted at any time because it has too many requests, or if a queue is full.
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve) does.
+    /// Like [`reserve`](Self::reserve).
     pub fn peek(
         &self,
         demands: &[Demand<K>],
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
-        let now = self.at_clock(now);
-        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), now, now)
+        self.peek_from(demands, 0, now)
     }
 
-    /// The same for a call that must not go before `from`.
+    /// Like [`peek`](Self::peek), for a call that must not be made before `from`.
     ///
     /// # Errors
-    /// As [`peek`](Self::peek).
+    /// Like [`peek`](Self::peek).
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve) does.
+    /// Like [`reserve`](Self::reserve).
     pub fn peek_from(
         &self,
         demands: &[Demand<K>],
         from: u64,
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
-        let now = self.at_clock(now);
-        self.earliest(&self.concerns::<DEMANDS_MAX>(demands), from, now)
+        let now = self.monotonic(now);
+        self.earliest(&self.merge::<DEMANDS_MAX>(demands), from, now)
     }
 
-    /// The state of a key, or that of one that was never seen.
+    /// The state of a key, or the initial one for a new key.
     fn state_of(&self, limit: LimitId, key: &K) -> Cow<'_, KeyState> {
         match self.keys.find(limit, key) {
             Some(entry) => Cow::Borrowed(self.keys.state(entry)),
-            None => Cow::Owned(self.rules[limit.index()].first()),
+            None => Cow::Owned(self.limits[limit.index()].initial()),
         }
     }
 
-    /// Forgets keys that are idle, looking at most at so many. There is no need to; their places serve the next keys.
-    pub fn evict_idle(&mut self, looked_at: usize, now: u64) -> usize {
-        let now = self.pass_to(now);
-        let rules = &self.rules;
-        self.keys.evict_idle(looked_at, |limit, state| {
-            rules[limit.index()].meter.is_idle(state, now)
+    /// Scans the next `entries` entries and evicts idle keys. Optional, because insertions evict idle keys too. Returns the number of
+    /// evicted keys.
+    pub fn evict_idle(&mut self, entries: usize, now: u64) -> usize {
+        let now = self.advance_clock(now);
+        let limits = &self.limits;
+        self.keys.evict_idle(entries, |limit, state| {
+            limits[limit.index()].meter.is_idle(state, now)
         })
     }
 
-    /// How many keys are kept, of all limits together.
+    /// Number of keys of all limits.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// How many of them one limit has.
+    /// Number of keys of one limit.
     ///
     /// # Panics
-    /// When the limit is of another [`Limits`].
+    /// If the limit belongs to another [`Limits`].
     #[must_use]
     pub fn keys_of(&self, limit: LimitId) -> usize {
         self.keys.len_of(limit)
     }
 
-    fn pass_to(&mut self, now: u64) -> u64 {
-        self.clock = self.at_clock(now);
+    fn advance_clock(&mut self, now: u64) -> u64 {
+        self.clock = self.monotonic(now);
         self.clock
     }
 
-    fn at_clock(&self, now: u64) -> u64 {
+    fn monotonic(&self, now: u64) -> u64 {
         now.min(END_OF_TIME).max(self.clock)
     }
 
-    /// Changes the state of an entry that was made.
+    /// Changes the state of an existing entry.
     #[inline]
-    fn update(&mut self, concern: &Concern, change: impl FnOnce(&Meter, &mut KeyState)) {
-        let entry = concern.entry.expect("its entry was made");
-        let meter = &self.rules[concern.limit.index()].meter;
+    fn update(&mut self, it: &MergedDemand, change: impl FnOnce(&Meter, &mut KeyState)) {
+        let entry = it.entry.expect("the entry exists");
+        let meter = &self.limits[it.limit.index()].meter;
         self.keys.update(entry, |state| change(meter, state));
     }
 
-    /// What a call concerns: what it asks of one limit for one key more than once is asked for together.
-    fn concerns<const MAX: usize>(&self, demands: &[Demand<K>]) -> Concerns<MAX> {
+    /// Merges demands with the same limit and key, and looks up their entries.
+    fn merge<const MAX: usize>(&self, demands: &[Demand<K>]) -> MergedDemands<MAX> {
         assert!(demands.len() <= MAX, "too many limits for one call");
-        let nothing = Concern {
+        let nothing = MergedDemand {
             limit: LimitId(0),
             requests: 0,
             entry: None,
             demand: 0,
         };
-        let mut concerns = Concerns {
+        let mut merged = MergedDemands {
             all: [nothing; MAX],
             length: 0,
         };
@@ -269,98 +279,107 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             if demand.requests == 0 {
                 continue;
             }
-            let same = concerns.all[..concerns.length]
+            let same = merged.all[..merged.length]
                 .iter_mut()
                 .find(|it| it.limit == demand.limit && demands[it.demand].key == demand.key);
             if let Some(same) = same {
                 same.requests = same.requests.saturating_add(demand.requests);
                 continue;
             }
-            concerns.all[concerns.length] = Concern {
+            merged.all[merged.length] = MergedDemand {
                 limit: demand.limit,
                 requests: demand.requests,
                 entry: self.keys.find(demand.limit, &demand.key),
                 demand: index,
             };
-            concerns.length += 1;
+            merged.length += 1;
         }
-        concerns
+        merged
     }
 
-    /// The first moment from `now` and from `from` on at which all limits let a call go, and which one made it wait.
+    /// The earliest slot, from `now` and `from` on, that all limits admit, and the limit that moved it last.
+    ///
+    /// Each limit moves the slot to its earliest one at or after the current slot, until a round moves nothing. For example, A admits one
+    /// request per 100 ms; its slots at 0.80 s and 1.00 s are taken. B admits two requests per second of the clock, and has counted two
+    /// since 0 s. A call at 0.85 s gets the slot 1.10 s, and A is the binding limit:
+    ///
+    /// | round | A | B |
+    /// |---|---|---|
+    /// | 1 | 0.90 s | 1.00 s, in the next window |
+    /// | 2 | 1.10 s, because 1.00 s is taken | 1.10 s |
+    /// | 3 | 1.10 s | 1.10 s |
     #[inline]
     fn earliest<const MAX: usize>(
         &self,
-        concerns: &Concerns<MAX>,
+        merged: &MergedDemands<MAX>,
         from: u64,
         now: u64,
     ) -> Result<(u64, Option<LimitId>), (LimitId, Refusal)> {
         let (mut at, mut binding) = (now.max(from), None);
-        for concern in concerns.all() {
-            let rule = &self.rules[concern.limit.index()];
-            if !rule.meter.can_pass(concern.requests) {
-                let max = rule.limit.algorithm.max_burst();
-                return Err((concern.limit, Refusal::TooMany { max }));
+        for it in merged.all() {
+            let active = &self.limits[it.limit.index()];
+            if !active.meter.can_admit(it.requests) {
+                let max = active.limit.algorithm.max_burst();
+                return Err((it.limit, Refusal::TooMany { max }));
             }
         }
         for round in 0..2 * ROUNDS_MAX {
             let before = at;
-            for concern in concerns.all() {
-                let rule = &self.rules[concern.limit.index()];
-                let state = match (concern.entry, &rule.unseen) {
+            for it in merged.all() {
+                let active = &self.limits[it.limit.index()];
+                let state = match (it.entry, &active.initial) {
                     (Some(entry), _) => self.keys.state(entry),
-                    (None, Some(unseen)) => unseen,
+                    (None, Some(initial)) => initial,
                     (None, None) => continue,
                 };
-                let meter = &rule.meter;
-                let mut from = at;
+                let (meter, mut from) = (&active.meter, at);
                 if round == ROUNDS_MAX {
-                    // Their gaps do not fit together, so behind all of them.
+                    // The gaps of these limits never align, so search after all bookings.
                     from = from.max(state.latest());
                 }
-                let earliest = meter.earliest(state, concern.requests, from);
-                if round == 0 && meter.timeout < u64::MAX {
-                    // A queue bounds the wait for itself, and not for others.
-                    let wait = meter.earliest(state, concern.requests, now) - now;
-                    if let Some(over) = wait.checked_sub(meter.timeout).filter(|over| *over > 0) {
-                        let retry_after = Duration::from_nanos(over);
-                        return Err((concern.limit, Refusal::Wait { retry_after }));
+                let earliest = meter.earliest(state, it.requests, from);
+                if round == 0 && meter.queue_wait_max < u64::MAX {
+                    // A queue bounds only the wait for its own limit.
+                    let wait = meter.earliest(state, it.requests, now) - now;
+                    if wait > meter.queue_wait_max {
+                        let retry_after = Duration::from_nanos(wait - meter.queue_wait_max);
+                        return Err((it.limit, Refusal::Wait { retry_after }));
                     }
                 }
                 if earliest > at {
-                    (at, binding) = (earliest, Some(concern.limit));
+                    (at, binding) = (earliest, Some(it.limit));
                 }
             }
-            // What one limit allows at a later moment, another may not any more.
-            if at == before || concerns.length == 1 {
+            // A limit that admits the earlier slot may not admit the later one.
+            if at == before || merged.length == 1 {
                 break;
             }
         }
         Ok((at, binding))
     }
 
-    /// Whether all limits can remember what a call leaves to others before its moment.
+    /// Checks that all limits can store the booking of a future slot.
     #[cold]
     #[inline(never)]
-    fn can_be_remembered<const MAX: usize>(
+    fn check_bookable<const MAX: usize>(
         &self,
-        concerns: &Concerns<MAX>,
+        merged: &MergedDemands<MAX>,
         at: u64,
         now: u64,
     ) -> Result<(), (LimitId, Refusal)> {
-        let may_grow = !self.keys.is_beyond_bytes();
-        for concern in concerns.all() {
-            let rule = &self.rules[concern.limit.index()];
-            let state = match concern.entry {
+        let may_grow = !self.keys.exceeds_bytes();
+        for it in merged.all() {
+            let active = &self.limits[it.limit.index()];
+            let state = match it.entry {
                 Some(entry) => Cow::Borrowed(self.keys.state(entry)),
                 None if may_grow => continue,
-                None => Cow::Owned(rule.first()),
+                None => Cow::Owned(active.initial()),
             };
-            let meter = &rule.meter;
-            let remembered_at = meter.remembered_at(&state, concern.requests, at, now, may_grow);
-            if remembered_at > now {
-                let retry_after = Duration::from_nanos(remembered_at - now);
-                return Err((concern.limit, Refusal::Wait { retry_after }));
+            let meter = &active.meter;
+            let bookable_at = meter.bookable_at(&state, it.requests, at, now, may_grow);
+            if bookable_at > now {
+                let retry_after = Duration::from_nanos(bookable_at - now);
+                return Err((it.limit, Refusal::Wait { retry_after }));
             }
         }
         Ok(())
@@ -369,17 +388,17 @@ impl<K: Hash + Eq + Clone> Limits<K> {
     #[inline]
     fn decide<const MAX: usize>(
         &self,
-        concerns: &Concerns<MAX>,
+        merged: &MergedDemands<MAX>,
         from: u64,
         now: u64,
         max_wait: Duration,
     ) -> Decision {
-        let (at, binding) = match self.earliest(concerns, from, now) {
+        let (at, binding) = match self.earliest(merged, from, now) {
             Ok(found) => found,
             Err((limit, reason)) => return Decision::Refused { limit, reason },
         };
-        let held_up = || concerns.all().first().filter(|_| at > now);
-        let Some(limit) = binding.or_else(|| held_up().map(|it| it.limit)) else {
+        let delayed = || merged.all().first().filter(|_| at > now);
+        let Some(limit) = binding.or_else(|| delayed().map(|it| it.limit)) else {
             return Decision::Now;
         };
         let wait = at - now;
@@ -389,75 +408,64 @@ impl<K: Hash + Eq + Clone> Limits<K> {
             let reason = Refusal::Wait { retry_after };
             return Decision::Refused { limit, reason };
         }
-        match self.can_be_remembered(concerns, at, now) {
+        match self.check_bookable(merged, at, now) {
             Ok(()) => Decision::At { at, limit },
             Err((limit, reason)) => Decision::Refused { limit, reason },
         }
     }
 
-    /// Makes what is missing, or nothing.
-    fn make_entries<const MAX: usize>(
+    /// Creates the missing entries, or none.
+    fn create_entries<const MAX: usize>(
         &mut self,
-        concerns: &mut Concerns<MAX>,
+        merged: &mut MergedDemands<MAX>,
         demands: &[Demand<K>],
         now: u64,
     ) -> Result<(), (LimitId, TableFull)> {
-        let missing = || concerns.all().iter().filter(|it| it.entry.is_none());
+        let missing = || merged.all().iter().filter(|it| it.entry.is_none());
         let Some(first) = missing().next().map(|it| it.limit) else {
             return Ok(());
         };
-        for concern in missing() {
-            let Rule { meter, unseen, .. } = &mut self.rules[concern.limit.index()];
-            if unseen.as_ref().is_some_and(|it| meter.is_idle(it, now)) {
-                *unseen = None;
+        for it in missing() {
+            let ActiveLimit { meter, initial, .. } = &mut self.limits[it.limit.index()];
+            if initial.as_ref().is_some_and(|it| meter.is_idle(it, now)) {
+                *initial = None;
             }
         }
-        let (rules, keys) = (&self.rules, &mut self.keys);
-        let concerned: [Option<u32>; MAX] = std::array::from_fn(|index| concerns.all[index].entry);
+        let (limits, keys) = (&self.limits, &mut self.keys);
+        let known: [Option<u32>; MAX] = std::array::from_fn(|index| merged.all[index].entry);
         let is_idle =
-            |limit: LimitId, state: &KeyState| rules[limit.index()].meter.is_idle(state, now);
-        let wanted = missing().map(|it| it.limit);
-        if let Err(no_room) = keys.make_room(wanted, &concerned, is_idle) {
-            return Err((first, no_room));
-        }
-        for concern in concerns
-            .all_mut()
-            .iter_mut()
-            .filter(|it| it.entry.is_none())
-        {
-            let state = rules[concern.limit.index()].first();
-            let key = demands[concern.demand].key.clone();
-            concern.entry = Some(keys.insert(concern.limit, key, state));
+            |limit: LimitId, state: &KeyState| limits[limit.index()].meter.is_idle(state, now);
+        keys.make_room(missing().map(|it| it.limit), &known, is_idle)
+            .map_err(|full| (first, full))?;
+        let new = merged.all_mut().iter_mut();
+        for it in new.filter(|it| it.entry.is_none()) {
+            let state = limits[it.limit.index()].initial();
+            let key = demands[it.demand].key.clone();
+            it.entry = Some(keys.insert(it.limit, key, state));
         }
         Ok(())
     }
 
-    /// Lets those limits count a refused call that count them.
+    /// Counts a refused call under the limits that have `count_refused`.
     #[cold]
     fn count_refused<const MAX: usize>(
         &mut self,
-        concerns: &mut Concerns<MAX>,
+        merged: &MergedDemands<MAX>,
         demands: &[Demand<K>],
         now: u64,
     ) {
-        let counts =
-            |limits: &Self, it: &Concern| limits.rules[it.limit.index()].limit.count_refused;
-        if !concerns.all().iter().any(|it| counts(self, it)) {
-            return;
-        }
-        let mut counting = Concerns {
+        let counts = |it: &&MergedDemand| self.limits[it.limit.index()].limit.count_refused;
+        let mut counting = MergedDemands {
             length: 0,
-            ..*concerns
+            ..*merged
         };
-        for concern in concerns.all().iter().filter(|it| counts(self, it)) {
-            counting.all[counting.length] = *concern;
+        for it in merged.all().iter().filter(counts) {
+            counting.all[counting.length] = *it;
             counting.length += 1;
         }
-        if self.make_entries(&mut counting, demands, now).is_ok() {
-            for concern in counting.all() {
-                self.update(concern, |meter, state| {
-                    meter.force(state, concern.requests, now)
-                });
+        if self.create_entries(&mut counting, demands, now).is_ok() {
+            for it in counting.all() {
+                self.update(it, |meter, state| meter.charge(state, it.requests, now));
             }
         }
     }

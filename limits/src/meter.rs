@@ -1,422 +1,420 @@
-//! The state that one limit keeps for one key, whatever its algorithm: when may the next go, and take it.
+//! The meter of a limit: finds and takes slots in the state of one key, for any algorithm.
 //!
-//! All times are nanoseconds on one clock that does not go back. A state that was never used is the same as one that has
-//! been idle for long enough, so idle states can be forgotten.
+//! All times are nanoseconds of one monotonic clock. A key that has been idle for long enough has the state of a new key, so idle keys can
+//! be evicted.
 
-/// `$body` for the methods of kinds and the amounts that fit them.
-macro_rules! fitting {
-    ($kinds:tt, $amounts:tt, $names:tt => $body:expr) => {
-        fitting!($kinds, $amounts, $names => $body, unreachable!("an amount is made and changed by its meter"))
+/// Evaluates `$body` with the meters and the states of matching variants.
+macro_rules! dispatch {
+    ($kinds:tt, $states:tt, $names:tt => $body:expr) => {
+        dispatch!($kinds, $states, $names => $body, unreachable!("a meter only uses states that it created"))
     };
-    (($($kind:expr),+), ($($amount:expr),+), ($($meter:ident),+; $($inner:ident),+) => $body:expr, $else:expr) => {
-        match ($(&$kind,)+ $($amount),+) {
-            ($(Kind::Gcra($meter),)+ $(Amount::Gcra($inner)),+) => $body,
-            ($(Kind::Stepped($meter),)+ $(Amount::Stepped($inner)),+) => $body,
-            ($(Kind::Fixed($meter),)+ $(Amount::Fixed($inner)),+) => $body,
-            ($(Kind::Counter($meter),)+ $(Amount::Counter($inner)),+) => $body,
-            ($(Kind::Log($meter),)+ $(Amount::Log($inner)),+) => $body,
-            ($(Kind::Steps($meter),)+ $(Amount::Steps($inner)),+) => $body,
-            ($(Kind::WarmUp($meter),)+ $(Amount::WarmUp($inner)),+) => $body,
+    (($($kind:expr),+), ($($state:expr),+), ($($meter:ident),+; $($inner:ident),+) => $body:expr, $else:expr) => {
+        match ($(&$kind,)+ $($state),+) {
+            ($(Kind::Gcra($meter),)+ $(AlgorithmState::Gcra($inner)),+) => $body,
+            ($(Kind::SteppedBucket($meter),)+ $(AlgorithmState::SteppedBucket($inner)),+) => $body,
+            ($(Kind::FixedWindow($meter),)+ $(AlgorithmState::FixedWindow($inner)),+) => $body,
+            ($(Kind::SlidingCounter($meter),)+ $(AlgorithmState::SlidingCounter($inner)),+) => $body,
+            ($(Kind::SlidingLog($meter),)+ $(AlgorithmState::SlidingLog($inner)),+) => $body,
+            ($(Kind::StepWindow($meter),)+ $(AlgorithmState::StepWindow($inner)),+) => $body,
+            ($(Kind::WarmUp($meter),)+ $(AlgorithmState::WarmUp($inner)),+) => $body,
             _ => $else,
         }
     };
 }
 
-mod booked;
+mod bookings;
 mod change;
 mod gcra;
-mod log;
-mod stepped;
-mod steps;
+mod sliding_log;
+mod step_window;
+mod stepped_bucket;
 mod warm_up;
 mod windows;
 
-use std::{borrow::Cow, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{Algorithm, default_step};
 
-use booked::Booked;
+use bookings::Bookings;
 pub use change::CarryOver;
-use gcra::{Gcra, Pace};
-use log::{Log, Logged};
-use stepped::{Stepped, Tokens};
-use steps::{Counted, Steps};
-use warm_up::{Heat, WarmUp};
-use windows::{Counter, Counts, Fixed, Window};
+use gcra::{Gcra, GcraState};
+use sliding_log::{SlidingLog, SlidingLogState};
+use step_window::{StepWindow, StepWindowState};
+use stepped_bucket::{SteppedBucket, SteppedBucketState};
+use warm_up::{WarmUp, WarmUpState};
+use windows::{FixedWindow, FixedWindowState, SlidingCounter, SlidingCounterState};
 
-/// An algorithm with its numbers in the form that a decision needs.
+/// An algorithm with its parameters, prepared for decisions.
 #[derive(Debug, Clone)]
 pub(crate) struct Meter {
     kind: Kind,
-    /// Most requests of one call.
-    most: u64,
-    /// The longest that a call may wait for this limit, in nanoseconds.
-    pub(crate) timeout: u64,
+    /// Maximum number of requests of one call.
+    max_burst: u64,
+    /// Maximum wait for this limit in nanoseconds: that of a leaky bucket's queue.
+    pub(crate) queue_wait_max: u64,
 }
 
 #[derive(Debug, Clone)]
 enum Kind {
     Gcra(Gcra),
-    Stepped(Stepped),
-    Fixed(Fixed),
-    Counter(Counter),
-    Log(Log),
-    Steps(Steps),
+    SteppedBucket(SteppedBucket),
+    FixedWindow(FixedWindow),
+    SlidingCounter(SlidingCounter),
+    SlidingLog(SlidingLog),
+    StepWindow(StepWindow),
     WarmUp(WarmUp),
 }
 
-/// What a limit keeps for one key. `serde` saves it in any form; only a limit of the same algorithm understands it.
+/// The state of one key under one limit. It can be saved with `serde`, and restored under a limit with the same algorithm.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KeyState {
-    /// By all that was given out.
-    used: Used,
-    /// None while there is no room before any of that.
-    booked: Option<Box<Booked>>,
+    /// After all calls, including future slots.
+    usage: Usage,
+    /// Future slots with gaps before them, if there are any.
+    bookings: Option<Box<Bookings>>,
 }
 
-/// What calls used, by which is known when the next may go after the latest of them.
+/// The usage after a sequence of calls. It determines the earliest slot after the last of them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Used {
-    amount: Amount,
-    /// The latest moment that was given out.
+struct Usage {
+    state: AlgorithmState,
+    /// The latest slot.
     last: u64,
 }
 
-/// Append new variants and never reorder them: a saved state has the position of its variant, as that of [`Algorithm`].
+/// Append new variants and never reorder them: like [`Algorithm`], a state is saved with the position of its variant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-enum Amount {
-    Gcra(Pace),
-    Stepped(Tokens),
-    Fixed(Window),
-    Counter(Counts),
-    // Larger than all others.
-    Log(Box<Logged>),
-    Steps(Box<Counted>),
-    WarmUp(Heat),
+enum AlgorithmState {
+    Gcra(GcraState),
+    SteppedBucket(SteppedBucketState),
+    FixedWindow(FixedWindowState),
+    SlidingCounter(SlidingCounterState),
+    // Boxed because these are larger than the others.
+    SlidingLog(Box<SlidingLogState>),
+    StepWindow(Box<StepWindowState>),
+    WarmUp(WarmUpState),
 }
 
-/// What an algorithm does with what it keeps for one key. A new algorithm is a file with this, a [`Kind`] and an [`Amount`] here, and an
-/// [`Algorithm`].
-trait Method {
-    type Amount;
+/// The operations of one algorithm. CONTRIBUTING.md describes how to add an algorithm.
+trait MeterKind {
+    type State;
 
-    /// What was never used.
-    fn fresh(&self) -> Self::Amount;
+    /// The state of a new key.
+    fn fresh(&self) -> Self::State;
 
-    /// The first moment from `from` on at which so many may go.
-    fn earliest(&self, amount: &Self::Amount, requests: u64, from: u64) -> u64;
+    /// The earliest slot at or after `from` for `requests` requests.
+    fn earliest(&self, state: &Self::State, requests: u64, from: u64) -> u64;
 
-    /// Counts so many as made at `at`.
-    fn force(&self, amount: &mut Self::Amount, requests: u64, at: u64);
+    /// Counts requests at `at`.
+    fn charge(&self, state: &mut Self::State, requests: u64, at: u64);
 
-    /// The same for calls that were made without having been asked for, as far as they have an effect: a bucket is empty at worst, at
-    /// `latest`. Windows end by themselves.
-    fn tell(&self, amount: &mut Self::Amount, requests: u64, at: u64, _latest: u64) {
-        self.force(amount, requests, at);
+    /// Counts reported calls at `at`. They empty a bucket as of `latest`, but do not overdraw it. Windows have no such debt.
+    fn charge_reported(&self, state: &mut Self::State, requests: u64, at: u64, _latest: u64) {
+        self.charge(state, requests, at);
     }
 
-    /// Gives back what was taken at `at`, as far as it is known how it was before.
-    fn give_back(&self, _amount: &mut Self::Amount, _requests: u64, _at: u64) {}
+    /// Refunds requests that were charged at `at`, as far as the earlier state is known.
+    fn refund(&self, _state: &mut Self::State, _requests: u64, _at: u64) {}
 
-    /// Whether what follows at `at` is the same after both.
-    fn is_same(&self, one: &Self::Amount, other: &Self::Amount, at: u64) -> bool;
+    /// Whether both states lead to the same decisions from `at` on.
+    fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool;
 
-    /// Whether it is as one that was never used, from `now` on.
-    fn is_idle(&self, amount: &Self::Amount, now: u64) -> bool;
+    /// Whether the state is equivalent to that of a new key from `now` on.
+    fn is_idle(&self, state: &Self::State, now: u64) -> bool;
 
-    /// How many requests are used at `now`: those that a fresh one could take more.
-    fn used(&self, amount: &Self::Amount, now: u64) -> u64;
+    /// Number of requests in use at `now`: those that a new key could make in addition.
+    fn used(&self, state: &Self::State, now: u64) -> u64;
 
-    /// How long a call matters at most, where nothing but calls that may go at once were made.
-    fn reach(&self) -> u64;
+    /// Maximum time for which a call affects decisions, if no call had to wait.
+    fn lookback(&self) -> u64;
 
-    /// Takes over an amount of `from`, if it was counted in the same windows.
-    fn takes_over(&self, _from: &Self, _amount: &mut Self::Amount) -> bool {
+    /// Converts a state of `from`, if both count in the same windows. Otherwise returns false.
+    fn adopts(&self, _from: &Self, _state: &mut Self::State) -> bool {
         false
     }
 
-    /// Whether it can reckon with the numbers of one that was saved.
-    fn fits(&self, _amount: &Self::Amount) -> bool {
+    /// Whether a restored state is within the numeric bounds of this meter.
+    fn is_valid(&self, _amount: &Self::State) -> bool {
         true
     }
 
-    /// Gives one that was restored the room of a fresh one.
-    fn reserve(&self, _amount: &mut Self::Amount) {}
+    /// Gives a restored state the capacity of a new one.
+    fn preallocate(&self, _state: &mut Self::State) {}
 }
 
 impl KeyState {
-    /// Of an entry that is free.
+    /// Placeholder for a free entry.
     pub(crate) fn none() -> Self {
-        Used::from(Amount::Fixed(Window::default())).into()
+        let state = AlgorithmState::FixedWindow(FixedWindowState::default());
+        Usage { state, last: 0 }.into()
     }
 
-    /// What it has beside itself.
+    /// Heap memory in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.used.heap_bytes() + self.booked_bytes()
+        self.usage.heap_bytes() + self.bookings_bytes()
     }
 
-    /// The same, for what there is room before.
+    /// Heap memory of the bookings in bytes.
     #[inline]
-    pub(crate) fn booked_bytes(&self) -> usize {
-        self.booked.as_ref().map_or(0, |it| it.heap_bytes())
+    pub(crate) fn bookings_bytes(&self) -> usize {
+        self.bookings.as_ref().map_or(0, |it| it.heap_bytes())
     }
 
-    /// The latest moment that was given out.
+    /// The latest slot.
     pub(crate) fn latest(&self) -> u64 {
-        self.used.last
+        self.usage.last
     }
 }
 
-impl From<Amount> for Used {
-    fn from(amount: Amount) -> Self {
-        Self { amount, last: 0 }
+impl From<Usage> for KeyState {
+    fn from(usage: Usage) -> Self {
+        Self {
+            usage,
+            bookings: None,
+        }
     }
 }
 
-impl From<Used> for KeyState {
-    fn from(used: Used) -> Self {
-        Self { used, booked: None }
-    }
-}
-
-impl Used {
+impl Usage {
     fn heap_bytes(&self) -> usize {
-        match &self.amount {
-            // Their boxes are of the same size whatever the limit is, as places are.
-            Amount::Log(logged) => logged.heap_bytes(),
-            Amount::Steps(counted) => counted.heap_bytes(),
+        match &self.state {
+            // The boxes themselves have the same size under every limit, like table entries.
+            AlgorithmState::SlidingLog(state) => state.heap_bytes(),
+            AlgorithmState::StepWindow(state) => state.heap_bytes(),
             _ => 0,
         }
     }
 }
 
 impl Meter {
-    /// Of a checked algorithm.
+    /// The meter of an algorithm with checked parameters.
     pub(crate) fn new(algorithm: &Algorithm) -> Self {
-        let mut timeout = u64::MAX;
+        let mut queue_wait_max = u64::MAX;
         let kind = match *algorithm {
             Algorithm::TokenBucket { rate, burst } => Kind::Gcra(Gcra::new(rate, burst)),
             Algorithm::LeakyBucket { rate, capacity } => {
                 let gcra = Gcra::new(rate, 1);
-                timeout = gcra.time_of(capacity);
+                queue_wait_max = gcra.nanos_of(capacity);
                 Kind::Gcra(gcra)
             }
-            Algorithm::SteppedBucket { rate, burst } => Kind::Stepped(Stepped::new(rate, burst)),
+            Algorithm::SteppedBucket { rate, burst } => {
+                Kind::SteppedBucket(SteppedBucket::new(rate, burst))
+            }
             Algorithm::FixedWindow {
                 limit,
                 window,
                 aligned,
-            } => Kind::Fixed(Fixed::new(limit, window, aligned)),
+            } => Kind::FixedWindow(FixedWindow::new(limit, window, aligned)),
             Algorithm::SlidingCounter { limit, window } => {
-                Kind::Counter(Counter::new(limit, window))
+                Kind::SlidingCounter(SlidingCounter::new(limit, window))
             }
-            Algorithm::SlidingLog { limit, window } => Kind::Log(Log::new(limit, window)),
+            Algorithm::SlidingLog { limit, window } => {
+                Kind::SlidingLog(SlidingLog::new(limit, window))
+            }
             Algorithm::StepWindow {
                 limit,
                 window,
                 step,
-            } => Kind::Steps(Steps::new(limit, window, step)),
+            } => Kind::StepWindow(StepWindow::new(limit, window, step)),
             Algorithm::WarmUp { rate, warm_up } => Kind::WarmUp(WarmUp::new(rate, warm_up)),
         };
         Self {
             kind,
-            most: algorithm.max_burst(),
-            timeout,
+            max_burst: algorithm.max_burst(),
+            queue_wait_max,
         }
     }
 
-    /// Gives a state that was restored the room of a fresh one.
-    pub(crate) fn reserve(&self, state: &mut KeyState) {
-        fitting!((self.kind), (&mut state.used.amount), (meter; inner) => meter.reserve(inner));
+    /// Gives a restored state the capacity of a new one.
+    pub(crate) fn preallocate(&self, state: &mut KeyState) {
+        dispatch!((self.kind), (&mut state.usage.state), (meter; inner) => meter.preallocate(inner));
     }
 
-    /// Whether a state is of this algorithm, with numbers that it can reckon with.
-    pub(crate) fn fits(&self, state: &KeyState) -> bool {
-        let fits = |used: &Used| fitting!((self.kind), (&used.amount), (meter; inner) => meter.fits(inner), false);
-        let booked_fits = |it: &Booked| fits(&it.before) && self.can_keep(it);
-        fits(&state.used) && state.booked.as_deref().is_none_or(booked_fits)
+    /// Whether a restored state belongs to this algorithm and is within its numeric bounds.
+    pub(crate) fn is_valid(&self, state: &KeyState) -> bool {
+        let is_valid = |usage: &Usage| dispatch!((self.kind), (&usage.state), (meter; inner) => meter.is_valid(inner), false);
+        let can_hold = |it: &Bookings| is_valid(&it.before) && self.can_hold(it);
+        is_valid(&state.usage) && state.bookings.as_deref().is_none_or(can_hold)
     }
 
-    /// A state that was never used.
+    /// The state of a new key.
     pub(crate) fn fresh(&self) -> KeyState {
-        self.fresh_used().into()
+        self.fresh_usage().into()
     }
 
-    fn fresh_used(&self) -> Used {
-        let amount = match &self.kind {
-            Kind::Gcra(meter) => Amount::Gcra(meter.fresh()),
-            Kind::Stepped(meter) => Amount::Stepped(meter.fresh()),
-            Kind::Fixed(meter) => Amount::Fixed(meter.fresh()),
-            Kind::Counter(meter) => Amount::Counter(meter.fresh()),
-            Kind::Log(meter) => Amount::Log(Box::new(meter.fresh())),
-            Kind::Steps(meter) => Amount::Steps(Box::new(meter.fresh())),
-            Kind::WarmUp(meter) => Amount::WarmUp(meter.fresh()),
+    fn fresh_usage(&self) -> Usage {
+        let state = match &self.kind {
+            Kind::Gcra(meter) => AlgorithmState::Gcra(meter.fresh()),
+            Kind::SteppedBucket(meter) => AlgorithmState::SteppedBucket(meter.fresh()),
+            Kind::FixedWindow(meter) => AlgorithmState::FixedWindow(meter.fresh()),
+            Kind::SlidingCounter(meter) => AlgorithmState::SlidingCounter(meter.fresh()),
+            Kind::SlidingLog(meter) => AlgorithmState::SlidingLog(Box::new(meter.fresh())),
+            Kind::StepWindow(meter) => AlgorithmState::StepWindow(Box::new(meter.fresh())),
+            Kind::WarmUp(meter) => AlgorithmState::WarmUp(meter.fresh()),
         };
-        amount.into()
+        Usage { state, last: 0 }
     }
 
-    /// What each state has beside itself.
-    pub(crate) fn bytes_each(&self) -> usize {
+    /// Heap memory of each key in bytes, without bookings.
+    pub(crate) fn bytes_per_key(&self) -> usize {
         self.fresh().heap_bytes()
     }
 
-    /// Whether a call for so many can ever pass.
+    /// Whether a call with this number of requests is ever admitted.
     #[inline]
-    pub(crate) fn can_pass(&self, requests: u64) -> bool {
-        requests <= self.most
+    pub(crate) fn can_admit(&self, requests: u64) -> bool {
+        requests <= self.max_burst
     }
 
-    /// The first moment from `from` on at which so many may go, of what [`can_pass`](Self::can_pass).
+    /// The earliest slot at or after `from` for requests that [can be admitted](Self::can_admit).
     #[inline]
     pub(crate) fn earliest(&self, state: &KeyState, requests: u64, from: u64) -> u64 {
-        match (&self.kind, &state.used.amount, &state.booked) {
-            // By far the most.
-            (Kind::Gcra(meter), Amount::Gcra(pace), None) => {
-                meter.earliest(pace, requests, from.max(state.used.last))
+        match (&self.kind, &state.usage.state, &state.bookings) {
+            // The most frequent case.
+            (Kind::Gcra(meter), AlgorithmState::Gcra(inner), None) => {
+                meter.earliest(inner, requests, from.max(state.usage.last))
             }
-            (_, _, booked) => {
-                let gap = booked.as_ref().and_then(|it| self.gap(it, requests, from));
-                gap.unwrap_or_else(|| self.next(&state.used, requests, from))
+            (_, _, bookings) => {
+                let gap = bookings
+                    .as_ref()
+                    .and_then(|it| self.gap(it, requests, from));
+                gap.unwrap_or_else(|| self.earliest_after(&state.usage, requests, from))
             }
         }
     }
 
-    /// The same after all that was given out.
-    fn next(&self, used: &Used, requests: u64, from: u64) -> u64 {
-        let from = from.max(used.last);
-        fitting!((self.kind), (&used.amount), (meter; inner) => meter.earliest(inner, requests, from))
+    /// The earliest slot after all calls in `usage`.
+    fn earliest_after(&self, usage: &Usage, requests: u64, from: u64) -> u64 {
+        let from = from.max(usage.last);
+        dispatch!((self.kind), (&usage.state), (meter; inner) => meter.earliest(inner, requests, from))
     }
 
-    /// Takes so many at once from a bucket without bookings, as by far the most calls do; else says no, and does nothing.
+    /// Takes an immediate slot in a token bucket without bookings, the most frequent case. In all others, returns false and does nothing.
     #[inline]
     pub(crate) fn take_now(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) -> bool {
-        let used = &mut state.used;
-        match (&self.kind, &mut used.amount, &state.booked) {
-            (Kind::Gcra(meter), Amount::Gcra(pace), None) if at <= now => {
-                if used.last <= now {
-                    meter.pass(pace, now);
+        let usage = &mut state.usage;
+        match (&self.kind, &mut usage.state, &state.bookings) {
+            (Kind::Gcra(meter), AlgorithmState::Gcra(inner), None) if at <= now => {
+                if usage.last <= now {
+                    meter.expire(inner, now);
                 }
-                meter.force(pace, requests, at);
-                used.last = at;
+                meter.charge(inner, requests, at);
+                usage.last = at;
                 true
             }
             _ => false,
         }
     }
 
-    /// Takes so many at a moment that [`earliest`](Self::earliest) gave, and that can be [remembered](Self::remembered_at).
+    /// Takes a slot that [`earliest`](Self::earliest) returned and that is [bookable](Self::bookable_at).
     pub(crate) fn take(&self, state: &mut KeyState, requests: u64, at: u64, now: u64) {
-        self.pass(state, now);
-        if state.booked.is_some() {
-            self.take_between(state, requests, at, now);
+        self.expire(state, now);
+        if state.bookings.is_some() {
+            self.insert(state, requests, at, now);
         } else if at > now {
             self.book(state, requests, at, now);
         } else {
-            self.take_used(&mut state.used, requests, at);
+            self.take_last(&mut state.usage, requests, at);
         }
     }
 
-    fn take_used(&self, used: &mut Used, requests: u64, at: u64) {
-        fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.force(inner, requests, at));
-        used.last = at;
+    /// Takes a slot after all others.
+    fn take_last(&self, usage: &mut Usage, requests: u64, at: u64) {
+        dispatch!((self.kind), (&mut usage.state), (meter; inner) => meter.charge(inner, requests, at));
+        usage.last = at;
     }
 
-    /// Whether what follows at `at` is the same after both.
-    fn is_same(&self, one: &Used, other: &Used, at: u64) -> bool {
-        fitting!((self.kind), (&one.amount, &other.amount), (meter; one, other) => meter.is_same(one, other, at))
+    /// Whether both usages lead to the same decisions from `at` on.
+    fn is_equivalent(&self, one: &Usage, other: &Usage, at: u64) -> bool {
+        dispatch!((self.kind), (&one.state, &other.state), (meter; one, other) => meter.is_equivalent(one, other, at))
     }
 
-    /// Counts so many that were made at `at` all the same: refused ones, or others' calls.
-    pub(crate) fn force(&self, state: &mut KeyState, requests: u64, at: u64) {
-        // More than ever goes at once makes a key wait no longer than that.
-        let requests = requests.min(self.most);
-        self.count_before(state, at, |used| {
-            fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.force(inner, requests, at));
+    /// Counts requests at `at` whether or not they are admitted: refused calls, or usage carried over from another algorithm.
+    pub(crate) fn charge(&self, state: &mut KeyState, requests: u64, at: u64) {
+        // A call can be larger than the maximum burst, but delays later calls by no more than that.
+        let requests = requests.min(self.max_burst);
+        self.charge_with(state, at, |usage| {
+            dispatch!((self.kind), (&mut usage.state), (meter; inner) => meter.charge(inner, requests, at));
         });
     }
 
-    /// Counts so many that were made at `at`, as far as they have an effect: a bucket is empty at worst, a queue full.
-    pub(crate) fn tell(&self, state: &mut KeyState, requests: u64, at: u64) {
-        let queue = Some(self.timeout).filter(|it| *it < u64::MAX);
+    /// Counts reported calls at `at`. They empty a bucket or fill a queue, but never exceed it.
+    pub(crate) fn charge_reported(&self, state: &mut KeyState, requests: u64, at: u64) {
+        let queue = Some(self.queue_wait_max).filter(|it| *it < u64::MAX);
         let end = at.saturating_add(queue.unwrap_or(0));
-        self.count_before(state, at, |used| {
-            let latest = end.max(used.last);
-            fitting!((self.kind), (&mut used.amount), (meter; inner) => meter.tell(inner, requests, at, latest));
+        self.charge_with(state, at, |usage| {
+            let latest = end.max(usage.last);
+            dispatch!((self.kind), (&mut usage.state), (meter; inner) => meter.charge_reported(inner, requests, at, latest));
         });
     }
 
-    /// Forgets what is over at `now` and is of no use to anyone.
+    /// Removes what no longer affects decisions at `now`.
     #[inline]
-    pub(crate) fn pass(&self, state: &mut KeyState, now: u64) {
-        if state.booked.is_some() {
-            self.pass_bookings(state, now);
+    pub(crate) fn expire(&self, state: &mut KeyState, now: u64) {
+        if state.bookings.is_some() {
+            self.expire_bookings(state, now);
         }
-        let used = &mut state.used;
-        if let (Kind::Gcra(meter), Amount::Gcra(pace)) = (&self.kind, &mut used.amount)
-            && used.last <= now
+        let usage = &mut state.usage;
+        if let (Kind::Gcra(meter), AlgorithmState::Gcra(inner)) = (&self.kind, &mut usage.state)
+            && usage.last <= now
         {
-            meter.pass(pace, now);
+            meter.expire(inner, now);
         }
     }
 
-    /// Whether the state is as one that was never used, from `now` on.
+    /// Whether the state is equivalent to that of a new key from `now` on.
     pub(crate) fn is_idle(&self, state: &KeyState, now: u64) -> bool {
-        let Used { amount, last } = &state.used;
-        *last <= now && fitting!((self.kind), (amount), (meter; inner) => meter.is_idle(inner, now))
+        let Usage { state, last } = &state.usage;
+        *last <= now && dispatch!((self.kind), (state), (meter; inner) => meter.is_idle(inner, now))
     }
 
-    /// What is used of a key at `now`, before bookings to come.
-    fn now_used<'a>(&self, state: &'a KeyState, now: u64) -> Cow<'a, Used> {
-        match &state.booked {
-            Some(booked) => Cow::Owned(self.used_at(booked, now)),
-            None => Cow::Borrowed(&state.used),
+    /// Number of requests in use at `now`, without future bookings: those that a new key could make in addition.
+    pub(crate) fn used(&self, state: &KeyState, now: u64) -> u64 {
+        match &state.bookings {
+            Some(bookings) => self.used_of(&self.usage_at(bookings, now), now),
+            None => self.used_of(&state.usage, now),
         }
     }
 
-    /// How many requests are used at `now`: those that a fresh state could take more.
-    pub(crate) fn used(&self, state: &KeyState, now: u64) -> u64 {
-        self.amount_used(&self.now_used(state, now).amount, now)
+    fn used_of(&self, usage: &Usage, now: u64) -> u64 {
+        dispatch!((self.kind), (&usage.state), (meter; inner) => meter.used(inner, now))
     }
 
-    fn amount_used(&self, amount: &Amount, now: u64) -> u64 {
-        fitting!((self.kind), (amount), (meter; inner) => meter.used(inner, now))
-    }
-
-    /// By how much the clocks of those who tell of calls may be ahead: a step, of a window or of what comes nearest to one.
+    /// Tolerance for reported calls whose time is in the future: one step of a step window, or of a window of comparable length.
     pub(crate) fn step(&self) -> u64 {
         match &self.kind {
-            Kind::Steps(meter) => meter.step(),
+            Kind::StepWindow(meter) => meter.step(),
             _ => {
-                let step = default_step(Duration::from_nanos(self.reach()));
-                u64::try_from(step.as_nanos()).expect("an hour at most")
+                let step = default_step(Duration::from_nanos(self.lookback()));
+                u64::try_from(step.as_nanos()).expect("up to an hour")
             }
         }
     }
 
-    /// How long a call matters at most, where nothing but calls that may go at once were made.
-    fn reach(&self) -> u64 {
+    /// Maximum time for which a call affects decisions, if no call had to wait.
+    fn lookback(&self) -> u64 {
         match &self.kind {
-            Kind::Gcra(meter) => meter.reach(),
-            Kind::Stepped(meter) => meter.reach(),
-            Kind::Fixed(meter) => meter.reach(),
-            Kind::Counter(meter) => meter.reach(),
-            Kind::Log(meter) => meter.reach(),
-            Kind::Steps(meter) => meter.reach(),
-            Kind::WarmUp(meter) => meter.reach(),
+            Kind::Gcra(meter) => meter.lookback(),
+            Kind::SteppedBucket(meter) => meter.lookback(),
+            Kind::FixedWindow(meter) => meter.lookback(),
+            Kind::SlidingCounter(meter) => meter.lookback(),
+            Kind::SlidingLog(meter) => meter.lookback(),
+            Kind::StepWindow(meter) => meter.lookback(),
+            Kind::WarmUp(meter) => meter.lookback(),
         }
     }
 
-    /// Whether a call that was made at `at` has an effect at `now`.
-    pub(crate) fn matters(&self, at: u64, now: u64) -> bool {
-        at.saturating_add(self.reach()) > now
+    /// Whether a call at `at` affects decisions at `now`.
+    pub(crate) fn is_relevant(&self, at: u64, now: u64) -> bool {
+        at.saturating_add(self.lookback()) > now
     }
 
-    /// When a call that was made at `at` counts as made.
-    pub(crate) fn at_or_now(&self, at: u64, now: u64) -> u64 {
+    /// The time at which this meter counts a call that was made at `at` and reported at `now`.
+    pub(crate) fn charge_time(&self, at: u64, now: u64) -> u64 {
         match &self.kind {
-            Kind::Steps(_) => at,
+            Kind::StepWindow(_) => at,
             _ => now,
         }
     }

@@ -1,64 +1,63 @@
-//! Rates, times and sizes as people write them: `300/s`, `1000/1h`, `50 000/day`, `250ms`, `64MiB`.
+//! Rates, times and sizes in text form: `300/s`, `1000/1h`, `50 000/day`, `250ms`, `64MiB`.
 //!
-//! A rate is a fraction of whole numbers and stays one: 300 a second are 300 per 1,000,000,000 ns, never one each
-//! 3,333,333 ns, which would be 300.00003 a second.
+//! A rate is an exact fraction: 300/s is 300 per 1,000,000,000 ns, not one per 3,333,333 ns, which would be 300.00003/s.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-/// Most requests that a rate, a burst or a limit may name: a million millions.
+/// Maximum number of requests in a rate, burst or limit: 10^12.
 pub const REQUESTS_MAX: u64 = 1_000_000_000_000;
 
-/// Longest time that a rate or a window may name: ten years.
+/// Maximum period of a rate or window: ten years.
 pub const PERIOD_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 const SECOND: u64 = 1_000_000_000;
 
-/// So many requests in so long a time, in lowest terms.
+/// A number of requests per period, in lowest terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "(u64, u64)", try_from = "(u64, u64)")]
 pub struct Rate {
     requests: u64,
     nanos: u64,
-    /// As it was written: `1000/1h` and `1000/3600s` are one rate, but not one text.
+    /// Before reduction to lowest terms: `1000/1h` is displayed as such, and a window algorithm counts 1000 per hour.
     written: (u64, u64),
 }
 
-/// Why a text or a number is not a rate, a time, a count or a size.
+/// The error of an invalid rate, time, number or size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateError {
-    /// The text has another form.
-    #[error("`{0}` is not a rate: write requests/time, as in 300/s, 1000/1h or 50 000/day")]
+    /// Malformed rate.
+    #[error("invalid rate `{0}`: write REQUESTS/TIME, such as 300/s, 1000/1h or 50 000/day")]
     Rate(String),
-    /// The text has another form.
-    #[error("`{0}` is not a time: write a number and ns, us, ms, s, min, h or day")]
+    /// Malformed time.
+    #[error("invalid time `{0}`: write a number and ns, us, ms, s, min, h or day")]
     Time(String),
-    /// The text has another form.
-    #[error("`{0}` is not a whole number")]
+    /// Malformed number.
+    #[error("invalid number `{0}`: write a whole number")]
     Count(String),
-    /// The text has another form.
-    #[error("`{0}` is not a number of bytes: write a whole number, alone or with KiB, MiB or GiB")]
+    /// Malformed size.
+    #[error("invalid size `{0}`: write a whole number, without a unit or with KiB, MiB or GiB")]
     Bytes(String),
-    /// A zero, or more than is allowed.
-    #[error("{what} of {value} is not allowed: 1 to {most}")]
+    /// Zero, or more than the maximum.
+    #[error("invalid {what} {value}: use 1 to {max}")]
     Range {
-        /// What has this value.
+        /// Name of the parameter.
         what: &'static str,
-        /// The value.
+        /// Its value.
         value: u64,
-        /// The largest that is allowed.
-        most: u64,
+        /// Its maximum.
+        max: u64,
     },
 }
 
 impl Rate {
-    /// So many requests in so long a time.
+    /// A rate of `requests` per period.
     ///
     /// # Errors
-    /// When either is zero, or more than [`REQUESTS_MAX`] or [`PERIOD_MAX`].
+    /// If either is 0 or exceeds [`REQUESTS_MAX`] or [`PERIOD_MAX`].
     pub fn new(requests: u64, per: Duration) -> Result<Self, RateError> {
-        let requests = in_range("a number of requests", requests, REQUESTS_MAX)?;
+        let requests = in_range("number of requests", requests, REQUESTS_MAX)?;
         let nanos = period(per)?;
         let divisor = gcd(requests, nanos);
         Ok(Self {
@@ -80,31 +79,32 @@ impl Rate {
         self.nanos
     }
 
-    /// The requests and the nanoseconds as they were given.
+    /// Requests and nanoseconds before reduction to lowest terms.
     #[must_use]
     pub fn written(&self) -> (u64, u64) {
         self.written
     }
 
-    /// One of so many equal parts of it.
+    /// This rate divided by `divisor`.
     ///
     /// # Errors
-    /// When it is not a part, or too small a one.
-    pub fn divided(&self, parts: u64) -> Result<Self, RateError> {
+    /// If `divisor` is 0, or the result is too small.
+    pub fn divided(&self, divisor: u64) -> Result<Self, RateError> {
         let (requests, nanos) = self.written;
-        let parts = in_range("a number of parts", parts, REQUESTS_MAX)?;
-        if requests.is_multiple_of(parts) {
-            return Self::new(requests / parts, Duration::from_nanos(nanos));
+        let divisor = in_range("divisor", divisor, REQUESTS_MAX)?;
+        if requests.is_multiple_of(divisor) {
+            return Self::new(requests / divisor, Duration::from_nanos(nanos));
         }
-        Self::new(requests, Duration::from_nanos(nanos.saturating_mul(parts)))
+        let nanos = nanos.saturating_mul(divisor);
+        Self::new(requests, Duration::from_nanos(nanos))
     }
 
-    /// So many millionths of it; rounded down where it would be slower than one request in [`PERIOD_MAX`], or its numbers too large.
+    /// A share of this rate in millionths, but at least one request per [`PERIOD_MAX`]. Rounded down if the exact fraction is too large.
     pub(crate) fn share(&self, millionths: u64) -> Self {
         if millionths == 0 {
             return Self::new(1, PERIOD_MAX).expect("ten years fit");
         }
-        let most = u64::try_from(PERIOD_MAX.as_nanos()).expect("ten years fit");
+        let nanos_max = PERIOD_MAX.as_nanos();
         let requests = u128::from(self.requests) * u128::from(millionths);
         let nanos = u128::from(self.nanos) * 1_000_000;
         let fits = |requests: u128, nanos: u128| {
@@ -112,20 +112,20 @@ impl Rate {
             let divisor = gcd(requests, nanos);
             Self::new(requests / divisor, Duration::from_nanos(nanos / divisor)).ok()
         };
-        let one = fits(1, nanos.div_ceil(requests).min(most.into()));
+        let one = fits(1, nanos.div_ceil(requests).min(nanos_max));
         fits(requests, nanos)
             .or(one)
             .expect("one request within ten years")
     }
 
-    /// How many requests fit into so long a time, rounded down.
+    /// Number of requests in `nanos` nanoseconds, rounded down.
     #[must_use]
     pub fn requests_in(&self, nanos: u64) -> u64 {
         let requests = u128::from(nanos) * u128::from(self.requests) / u128::from(self.nanos);
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 
-    /// How many nanoseconds so many requests take, rounded up.
+    /// Nanoseconds for `requests` requests, rounded up.
     #[must_use]
     pub fn nanos_of(&self, requests: u64) -> u64 {
         let nanos = u128::from(requests) * u128::from(self.nanos);
@@ -151,14 +151,14 @@ impl FromStr for Rate {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let wrong = || RateError::Rate(text.to_owned());
-        let (requests, per) = text.split_once('/').ok_or_else(wrong)?;
-        let Count(requests) = requests.parse().map_err(|_| wrong())?;
+        let error = || RateError::Rate(text.to_owned());
+        let (requests, per) = text.split_once('/').ok_or_else(error)?;
+        let Count(requests) = requests.parse().map_err(|_| error())?;
         let per = per.trim();
         let per = if per.starts_with(|first: char| first.is_ascii_digit()) {
-            per.parse::<Time>().map_err(|_| wrong())?.into()
+            per.parse::<Time>().map_err(|_| error())?.into()
         } else {
-            Duration::from_nanos(unit(per).ok_or_else(wrong)?)
+            Duration::from_nanos(unit(per).ok_or_else(error)?)
         };
         Self::new(requests, per)
     }
@@ -171,7 +171,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A whole number of requests; digits may be grouped by spaces or underscores.
+/// A whole number; digits may be grouped by spaces or underscores.
 #[derive(Debug, Clone, Copy)]
 pub struct Count(pub u64);
 
@@ -189,11 +189,11 @@ impl FromStr for Count {
     }
 }
 
-/// A number that may have a fraction, times a unit; `None` when the product is not whole.
+/// A decimal number times a unit, or `None` if the product is not whole.
 fn times(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.trim().split_once('.').unwrap_or((number, "0"));
     let places = 10_u64.checked_pow(u32::try_from(fraction.trim().len()).ok()?)?;
-    let [whole, fraction] = [whole, fraction].map(|part| part.parse::<Count>().ok());
+    let [whole, fraction] = [whole, fraction].map(|digits| digits.parse::<Count>().ok());
     let fraction = u128::from(fraction?.0) * u128::from(unit);
     let is_whole = fraction.is_multiple_of(places.into());
     let fraction = u64::try_from(fraction / u128::from(places)).ok();
@@ -214,16 +214,19 @@ fn unit(name: &str) -> Option<u64> {
     })
 }
 
-/// A time in nanoseconds that is neither zero nor beyond [`PERIOD_MAX`].
+/// A duration in nanoseconds.
+///
+/// # Errors
+/// If it is 0 or exceeds [`PERIOD_MAX`].
 pub(crate) fn period(time: Duration) -> Result<u64, RateError> {
-    let most = u64::try_from(PERIOD_MAX.as_nanos()).expect("ten years fit");
+    let max = u64::try_from(PERIOD_MAX.as_nanos()).expect("ten years fit");
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    in_range("a time in nanoseconds", nanos, most)
+    in_range("time in nanoseconds", nanos, max)
 }
 
-pub(crate) fn in_range(what: &'static str, value: u64, most: u64) -> Result<u64, RateError> {
-    if value == 0 || value > most {
-        return Err(RateError::Range { what, value, most });
+pub(crate) fn in_range(what: &'static str, value: u64, max: u64) -> Result<u64, RateError> {
+    if value == 0 || value > max {
+        return Err(RateError::Range { what, value, max });
     }
     Ok(value)
 }
@@ -237,34 +240,28 @@ pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// A text of a file, or a whole number.
+/// A string or a whole number in a limits file.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text or a whole number")]
-enum Word {
+#[serde(untagged, expecting = "expected a string or a whole number")]
+enum Scalar {
     Number(i64),
     Text(String),
 }
 
-impl fmt::Display for Word {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Number(number) => number.fmt(formatter),
-            Self::Text(text) => formatter.write_str(text),
-        }
-    }
-}
-
-/// What a file has as a text, or as a whole number.
+/// A value that is parsed from a string or a whole number.
 pub(crate) struct Parsed<T>(pub(crate) T);
 
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Parsed<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let word = Word::deserialize(from)?.to_string();
-        word.parse().map(Self).map_err(Error::custom)
+        let text = match Scalar::deserialize(from)? {
+            Scalar::Number(number) => number.to_string(),
+            Scalar::Text(text) => text,
+        };
+        text.parse().map(Self).map_err(Error::custom)
     }
 }
 
-/// Nanoseconds as people write them: `1.5s`, `250ms`, `1h`.
+/// A time in nanoseconds, with a text form such as `1.5s`, `250ms` or `1h`.
 #[derive(Debug, Clone, Copy)]
 pub struct Time(pub u64);
 
@@ -278,19 +275,15 @@ const UNITS: [(u64, &str); 6] = [
 ];
 
 impl Time {
-    /// In the largest unit of which it is a whole number.
+    /// The exact time, in the largest unit in which it is a whole number.
     fn exact(self) -> String {
         let whole = |&&(unit, _): &&(u64, &str)| self.0 >= unit && self.0.is_multiple_of(unit);
         let (unit, name) = UNITS.iter().find(whole).copied().unwrap_or((1, "ns"));
-        let plural = if name == "day" && self.0 != unit {
-            "s"
-        } else {
-            ""
-        };
+        let plural = ["", "s"][usize::from(name == "day" && self.0 != unit)];
         format!("{}{name}{plural}", self.0 / unit)
     }
 
-    /// As the time of a rate: `s` instead of `1s`.
+    /// The period of a rate: `s` instead of `1s`.
     fn short(self) -> String {
         let text = self.exact();
         match text.strip_prefix('1') {
@@ -301,7 +294,7 @@ impl Time {
 }
 
 impl From<Duration> for Time {
-    /// 584 years stand for what is longer.
+    /// Saturates at 584 years.
     fn from(time: Duration) -> Self {
         Self(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -310,14 +303,14 @@ impl From<Duration> for Time {
 impl FromStr for Time {
     type Err = RateError;
 
-    /// A time such as `250ms`, `1 h` or `2 days`, in whole nanoseconds; neither zero nor longer than [`PERIOD_MAX`].
+    /// Parses a time such as `250ms`, `1 h` or `2 days`, from 1 ns to [`PERIOD_MAX`].
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let wrong = || RateError::Time(text.to_owned());
+        let error = || RateError::Time(text.to_owned());
         let text = text.trim();
         let end = text.find(|it: char| it.is_ascii_alphabetic() || it == 'µ');
-        let (number, name) = text.split_at(end.ok_or_else(wrong)?);
-        let unit = unit(name.trim()).ok_or_else(wrong)?;
-        let nanos = times(number, unit).ok_or_else(wrong)?;
+        let (number, name) = text.split_at(end.ok_or_else(error)?);
+        let unit = unit(name.trim()).ok_or_else(error)?;
+        let nanos = times(number, unit).ok_or_else(error)?;
         period(Duration::from_nanos(nanos)).map(Self)
     }
 }
@@ -329,7 +322,7 @@ impl From<Time> for Duration {
 }
 
 impl fmt::Display for Time {
-    /// Whole minutes, hours and days as such; all else with three digits after the point, at most, and not rounded up.
+    /// Exact if it is a whole number of seconds. Otherwise truncated to up to three decimals.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 >= SECOND && self.0.is_multiple_of(SECOND) {
             return formatter.write_str(&self.exact());
@@ -346,34 +339,34 @@ impl fmt::Display for Time {
     }
 }
 
-/// A number of bytes as people write it: `64MiB`, `1000 bytes`.
+/// A number of bytes, with a text form such as `64MiB` or `1000 bytes`.
 #[derive(Debug, Clone, Copy)]
 pub struct Bytes(pub u64);
 
 impl FromStr for Bytes {
     type Err = RateError;
 
-    /// A whole number of bytes or of a unit, such as `65536`, `64KiB` or `16 GiB`.
+    /// Parses a size such as `65536`, `64KiB` or `16 GiB`.
     fn from_str(text: &str) -> Result<Self, RateError> {
-        let wrong = || RateError::Bytes(text.to_owned());
+        let error = || RateError::Bytes(text.to_owned());
         let end = text.find(|it: char| it.is_ascii_alphabetic());
         let (number, name) = text.split_at(end.unwrap_or(text.len()));
         let unit = match name.trim() {
             "" | "B" => 1,
             name => {
                 let size = SIZES.iter().find(|(_, it)| *it == name);
-                size.ok_or_else(wrong)?.0
+                size.ok_or_else(error)?.0
             }
         };
-        let Count(number) = number.parse().map_err(|_| wrong())?;
-        number.checked_mul(unit).map(Self).ok_or_else(wrong)
+        let Count(number) = number.parse().map_err(|_| error())?;
+        number.checked_mul(unit).map(Self).ok_or_else(error)
     }
 }
 
 const SIZES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
 impl fmt::Display for Bytes {
-    /// In the largest unit of which it is a whole number.
+    /// In the largest unit in which it is a whole number.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = |(unit, _): &&(u64, &str)| self.0 >= *unit && self.0.is_multiple_of(*unit);
         match SIZES.iter().find(whole) {
@@ -396,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read_as_people_write_them() {
+    fn rates_are_parsed_with_units_and_grouped_digits() {
         check("300/s", 3, 10_000_000, "300/s");
         check("1000/1h", 1, 3_600_000_000, "1000/h");
         check("50 000/day", 1, 1_728_000_000, "50000/day");
@@ -409,19 +402,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_rate_is_refused() {
+    fn malformed_rates_are_rejected() {
         for text in [
             "", "300", "300/", "/s", "3.5/s", "-1/s", "300/x", "300/5", "0/s", "1/0s", "+3/s",
         ] {
             let error = text.parse::<Rate>().unwrap_err().to_string();
-            assert!(error.contains("not"), "{text}: {error}");
+            assert!(error.contains("invalid"), "{text}: {error}");
         }
         assert!("1000000000001/s".parse::<Rate>().is_err());
         assert!("1/11000days".parse::<Rate>().is_err());
     }
 
     #[test]
-    fn times_are_shown_without_rounding_up() {
+    fn displayed_times_are_truncated() {
         for (nanos, shown) in [
             (0, "0ns"),
             (999, "999ns"),
@@ -439,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_and_shown_in_binary_units() {
+    fn sizes_are_parsed_and_displayed_in_binary_units() {
         for (text, bytes, shown) in [
             ("65536", 65_536, "64KiB"),
             ("64MiB", 64 << 20, "64MiB"),

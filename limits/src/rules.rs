@@ -1,49 +1,49 @@
-//! Limits in a file, as TOML: who is under which.
+//! Limits files in TOML.
 //!
 //! ```toml
-//! unknown = "default"            # what a key gets that no limit names: a limit, "refuse" (which it is unless set), or "unlimited"
+//! unknown = "default"            # limit of unlisted keys: a limit's name, "refuse" (default) or "unlimited"
 //!
 //! [limits.default]
 //! rules = [ { id = "slow", rate = "10/s", burst = 20 } ]
 //!
-//! [limits.dsp-17]                # of the key of this name, or of all in `keys`, each by itself
+//! [limits.dsp-17]                # applies to the key of this name, or to each key in `keys`
 //! keys = ["17", "117"]
 //! rules = [
 //!   { id = "peak", rate = "300/s", burst = 300 },
 //!   { id = "hour", rate = "900 000/h", algorithm = "sliding_counter" },
 //! ]
-//! mode = "shape"                 # what is done with what is over: "observe" (unless set), "police" or "shape"
+//! mode = "shape"                 # handling of calls over the limit: "observe" (default), "police" or "shape"
 //! shape = { max_wait = "30s", max_age = "60s", queue_bytes = "64MiB" }
 //! dead_letter = { base = "30s", cap = "15m", max_requeues = 8, share = 0.1 }
 //!
-//! [limits.whole]                 # of all calls together
+//! [limits.whole]                 # applies to all calls together
 //! global = true
 //! rules = [ { id = "intake", rate = "2000/s", burst = 50 } ]
 //! ```
 //!
-//! A limit with `from_call = true` has no rules and no keys: the program `limiter` takes its rule from each call.
+//! A limit with `from_call = true` has no rules and no keys: `limiter serve` takes the rule from each call.
 //!
-//! `share = "1/3"` at the top is for one of three who have the same file and each keep to a third of every limit. `[sharing]` is for those who
-//! share the limits by way of a server, as the load is:
+//! `share = "1/3"` at the top enforces a third of every limit, for three processes with the same file. `[sharing]` shares the limits
+//! through a server instead:
 //!
 //! ```toml
 //! [sharing]
 //! mode = "lease"                 # or "exact"
-//! redis = "redis://10.0.0.5:6379" # with TLS rediss://, and tls_ca = "FILE"; tls_cert and tls_key for a server that wants them
-//! group = "eu"                   # all that name the same group on this server share the limits of the same names
-//! refresh = "1s"                 # these are the defaults from here on; members_max has none
+//! redis = "redis://10.0.0.5:6379" # or rediss:// with tls_ca = "FILE", and tls_cert and tls_key for a client certificate
+//! group = "eu"                   # processes with the same group share limits of the same name
+//! refresh = "1s"                 # defaults from here on; members_max has none
 //! ttl = "3s"
 //! timeout = "50ms"
 //! forget_after = "1day"
 //! ```
 //!
-//! A rule is a token bucket unless `algorithm` says otherwise: `token_bucket` (`burst`), `stepped_bucket` (`burst`),
-//! `leaky_bucket` (`capacity`, `when_full = "queue"` or `"drop"`), `spacing`, `fixed_window` (`aligned = "clock"` or `"first_call"`), `sliding_log`,
-//! `sliding_counter`, `step_window` (`step`), `warm_up` (`warm_up`). Of windows, `rate = "1000/h"` is a limit of 1000 in a
-//! window of an hour. `count_refused = true` counts refused calls too.
+//! The algorithm of a rule is one of: `token_bucket` (default; `burst`), `stepped_bucket` (`burst`), `leaky_bucket` (`capacity`,
+//! `when_full = "queue"` or `"drop"`), `spacing`, `fixed_window` (`aligned = "clock"` or `"first_call"`), `sliding_log`,
+//! `sliding_counter`, `step_window` (`step`), `warm_up` (`warm_up`). For windows, `rate = "1000/h"` is a limit of 1000 in a window of one
+//! hour. `count_refused = true` counts refused calls.
 //!
-//! A [`Handling`] is for who enforces the limits: nothing here, nor the program `limiter`, drops, holds or puts back a call. All
-//! of `shape` and `dead_letter` may be left out; the numbers above are what they are then.
+//! The [`Handling`] is for the process that enforces the limits; neither this crate nor `limiter` drops or queues calls. All keys of
+//! `shape` and `dead_letter` are optional, with the defaults above.
 
 mod document;
 mod handling;
@@ -63,57 +63,57 @@ use crate::{
     limits::Limits,
 };
 
-/// All that a file says.
+/// The contents of a limits file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// In the order of their names.
+    /// All limits, by name.
     pub limits: Vec<NamedLimit>,
-    /// What a key gets that no limit names.
+    /// The limit of unlisted keys.
     pub unknown: Unknown,
-    /// How several who have this file keep to it together; none when each does for itself.
+    /// How several processes share the limits; `None` if each enforces them independently.
     pub sharing: Option<Sharing>,
 }
 
-/// The rules of some keys, or of every call.
+/// A limit with its keys and rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedLimit {
     /// Its name in the file.
     pub name: String,
-    /// Whose; empty for every call.
+    /// Its keys; empty for a global limit and for the limit of unlisted keys.
     pub keys: Vec<String>,
-    /// Whether it is of all calls together.
+    /// Whether it applies to all calls together.
     pub global: bool,
-    /// At least one, unless each call says its rule.
+    /// At least one rule, except for a limit with `from_call`.
     pub rules: Vec<Rule>,
-    /// Whether the program `limiter` takes its rule from each call: no key is under it.
+    /// Whether `limiter serve` takes its rule from each call.
     pub from_call: bool,
-    /// Whether the file says the mode; the plan in words does only then.
+    /// Whether the file sets the mode. Otherwise the plan does not show the handling.
     pub has_explicit_mode: bool,
-    /// What is done with what is over them; of a limit of every call, and unless the file says it, the default.
+    /// Handling of calls over the limit; the default for a global limit.
     pub handling: Handling,
 }
 
-/// One rule.
+/// One rule of a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name within its limit.
+    /// Its id, unique within the limit.
     pub id: String,
-    /// What it is.
+    /// Its algorithm and parameters.
     pub limit: Limit,
 }
 
-/// What a key gets that no limit names.
+/// The limit of unlisted keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unknown {
-    /// None of its calls may go.
+    /// All their calls are refused.
     Refuse,
-    /// Only the limits of every call hold for it.
+    /// Only the global limits apply.
     Unlimited,
-    /// The limit of this place in [`Rules::limits`].
+    /// The limit with this index in [`Rules::limits`].
     Limit(usize),
 }
 
-/// All that is wrong with a file, a sentence each.
+/// The errors of a limits file, one sentence each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<String>);
 
@@ -126,40 +126,50 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 impl Rules {
-    /// Reads a file's text.
+    /// Parses a limits file.
+    ///
+    /// ```
+    /// use limits::rules::Rules;
+    ///
+    /// let rules = Rules::parse("[limits.alpha]\nrules = [ { id = 'peak', rate = '300/s', burst = 30 } ]")?;
+    /// assert_eq!(rules.for_key("alpha"), Some(vec![0]));
+    /// assert_eq!(rules.for_key("beta"), None, "calls of unlisted keys are refused by default");
+    ///
+    /// let errors = Rules::parse("[limits.alpha]\nrules = [ { id = 'peak', rate = '300/s', brust = 30 } ]").unwrap_err();
+    /// assert_eq!(errors.to_string(), "line 2: limits.alpha.rules[0]: unknown key `brust`: did you mean `burst`?");
+    /// # Ok::<(), limits::rules::ConfigErrors>(())
+    /// ```
     ///
     /// # Errors
-    /// With everything that is wrong with it.
+    /// All errors of the file, with line numbers.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        Document::parse(text)?.rules()
+        Document::parse(text)?.rules_with_lines(&document::lines(text))
     }
 
-    /// The limits that hold for a key, and whether any of them names it or stands for those that none names. `None` when
-    /// its calls are rejected.
+    /// The indexes of the limits that apply to a key, or `None` if its calls are refused.
     #[must_use]
     pub fn for_key(&self, key: &str) -> Option<Vec<usize>> {
-        let named = |limit: &NamedLimit| limit.keys.iter().any(|it| it == key);
-        let own = self.limits.iter().position(named);
-        let own = match (&self.unknown, own) {
+        let is_listed = |limit: &NamedLimit| limit.keys.iter().any(|it| it == key);
+        let own = match (&self.unknown, self.limits.iter().position(is_listed)) {
             (_, Some(own)) => Some(own),
             (Unknown::Limit(limit), None) => Some(*limit),
             (Unknown::Unlimited, None) => None,
             (Unknown::Refuse, None) => return None,
         };
-        let global = |index: &usize| self.limits[*index].global;
-        let whole = (0..self.limits.len()).filter(global);
-        Some(own.into_iter().chain(whole).collect())
+        let is_global = |index: &usize| self.limits[*index].global;
+        let global = (0..self.limits.len()).filter(is_global);
+        Some(own.into_iter().chain(global).collect())
     }
 
-    /// Adds all rules to `limits`: the numbers that they have there, by the place of their limit and their own.
+    /// Adds all rules to `limits`. Returns their ids by the indexes of limit and rule.
     ///
     /// # Panics
-    /// When there are 2^32 limits.
+    /// If there are 2^32 limits.
     pub fn add_to<K: std::hash::Hash + Eq + Clone>(
         &self,
         limits: &mut Limits<K>,
     ) -> Vec<Vec<LimitId>> {
-        let mut add = |rule: &Rule| limits.add(rule.limit).expect("it was checked");
+        let mut add = |rule: &Rule| limits.add(rule.limit).expect("a checked limit");
         let limits = self.limits.iter();
         limits
             .map(|limit| limit.rules.iter().map(&mut add).collect())
@@ -168,35 +178,24 @@ impl Rules {
 }
 
 impl fmt::Display for Rules {
-    /// The effective plan in words; with `#` as a producer goes by it, in which all keys that no limit names are one.
+    /// The effective plan; with `#` for a producer, where all unlisted keys share one limit.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
-            let whose = match (limit.global, &*limit.keys) {
-                (true, _) => "every call".to_owned(),
+            let keys = match (limit.global, &*limit.keys) {
+                (true, _) => "all calls together".to_owned(),
                 (false, []) if limit.from_call => {
-                    "each counter by the rule of its calls".to_owned()
+                    "each counter, by the rule in its calls".to_owned()
                 }
-                (false, []) if formatter.alternate() => {
-                    "all keys that no limit names, together".to_owned()
-                }
-                (false, []) => "keys that no limit names, each by itself".to_owned(),
+                (false, []) if formatter.alternate() => "all unlisted keys together".to_owned(),
+                (false, []) => "each unlisted key".to_owned(),
                 (false, [key]) => format!("key {key}"),
-                (false, keys) => format!("keys {}, each by itself", keys.join(", ")),
+                (false, keys) => format!("each of the keys {}", keys.join(", ")),
             };
-            writeln!(formatter, "{}: {whose}", limit.name)?;
-            for rule in &limit.rules {
-                let refused = if rule.limit.count_refused {
-                    "; refused calls count too"
-                } else {
-                    ""
-                };
-                let algorithm = rule.limit.algorithm;
-                writeln!(
-                    formatter,
-                    "  {} ({}): {algorithm}{refused}",
-                    rule.id,
-                    algorithm.name()
-                )?;
+            writeln!(formatter, "{}: {keys}", limit.name)?;
+            for Rule { id, limit } in &limit.rules {
+                let (algorithm, name) = (limit.algorithm, limit.algorithm.name());
+                let refused = ["", "; refused calls count"][usize::from(limit.count_refused)];
+                writeln!(formatter, "  {id} ({name}): {algorithm}{refused}")?;
             }
             if limit.has_explicit_mode {
                 writeln!(formatter, "  {}", limit.handling)?;
@@ -206,15 +205,10 @@ impl fmt::Display for Rules {
             writeln!(formatter, "{sharing}")?;
         }
         match &self.unknown {
-            Unknown::Refuse => writeln!(formatter, "calls of other keys are refused"),
-            Unknown::Unlimited => writeln!(formatter, "other keys have no limit of their own"),
+            Unknown::Refuse => writeln!(formatter, "unlisted keys: refused"),
+            Unknown::Unlimited => writeln!(formatter, "unlisted keys: unlimited"),
             Unknown::Limit(limit) => {
-                let others = match formatter.alternate() {
-                    true => "all other keys together",
-                    false => "other keys",
-                };
-                let limit = &self.limits[*limit].name;
-                writeln!(formatter, "{others}: as {limit}")
+                writeln!(formatter, "unlisted keys: {}", self.limits[*limit].name)
             }
         }
     }

@@ -161,6 +161,30 @@ fn demand(limit: LimitId, key: u32) -> Demand<u32> {
     }
 }
 
+/// The example of `Limits::earliest`.
+#[test]
+fn slot_moves_until_all_limits_agree() {
+    const MILLI: u64 = SECOND / 1_000;
+    let mut limits = Limits::new(10);
+    let a = limits.add(bucket(100 * MILLI, 1)).unwrap();
+    let window = Algorithm::FixedWindow {
+        limit: 2,
+        window: Duration::from_secs(1),
+        aligned: Alignment::Clock,
+    };
+    let b = limits.add(window).unwrap();
+    let second = 1_000_000 * SECOND;
+    let max_wait = Duration::from_secs(1);
+    limits.record(&[demand(b, 0); 2], second, second).unwrap();
+    let now = second + 800 * MILLI;
+    limits.reserve(&[demand(a, 0)], now, max_wait);
+    limits.reserve_from(&[demand(a, 0)], second + SECOND, now, max_wait);
+    let call = [demand(a, 0), demand(b, 0)];
+    let decision = limits.reserve(&call, second + 850 * MILLI, max_wait);
+    let at = second + 1_100 * MILLI;
+    assert_eq!(decision, Decision::At { at, limit: a });
+}
+
 #[test]
 fn user_who_books_far_ahead_holds_up_nobody_else() {
     let window = Duration::from_secs(1);

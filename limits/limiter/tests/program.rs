@@ -36,7 +36,11 @@ fn example(name: &str) -> String {
 #[test]
 fn check_rejects_rules_that_exact_sharing_does_not_support() {
     let example = example("shared-limits.toml");
-    check(&["check", &example], 0, &["a server decides on each call"]);
+    check(
+        &["check", &example],
+        0,
+        &["the server decides on every call"],
+    );
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");
     let text = fs::read_to_string(&example).unwrap();
@@ -71,7 +75,7 @@ fn example_is_valid() {
     check(
         &["check", &example],
         0,
-        &["at most 600 in any second", "other keys: as default"],
+        &["at most 600 in any second", "unlisted keys: default"],
     );
 }
 
@@ -113,9 +117,9 @@ fn check_rejects_what_the_program_in_for_does_not_support() {
     // In a producer, unlisted DSPs share one counter.
     let example = example("producer-limits.toml");
     let together = [
-        "default: all keys that no limit names, together",
-        "keys 42, 142, each by itself",
-        "all other keys together: as default",
+        "default: all unlisted keys together",
+        "each of the keys 42, 142",
+        "unlisted keys: default",
     ];
     check(&["check", "--for=producer", &example], 0, &together);
 }
@@ -124,10 +128,10 @@ fn check_rejects_what_the_program_in_for_does_not_support() {
 fn replay_ignores_modes() {
     let example = example("producer-limits.toml");
     let modes = [
-        "mode observe: what is over passes and is counted",
-        "mode police: what is over is dropped",
-        "mode shape: what is over waits, for up to 30s",
-        "other keys: as default",
+        "mode observe: calls over the limit pass and are counted",
+        "mode police: calls over the limit are dropped",
+        "mode shape: calls over the limit wait up to 30s",
+        "unlisted keys: default",
     ];
     check(&["check", &example], 0, &modes);
     let dir = TempDir::new().unwrap();
@@ -198,7 +202,7 @@ fn invalid_input_is_reported_and_fails() {
     let file = file.to_str().unwrap();
     let expected = [
         "rules[0]: missing field `id`",
-        "rules[1]: `1/x` is not a rate",
+        "line 2: limits.a.rules[1].rate: invalid rate `1/x`",
         "rules[2]: missing field `rate`",
     ];
     check(&["check", file], 1, &expected);
@@ -216,7 +220,7 @@ fn invalid_input_is_reported_and_fails() {
     check(
         &["replay", file, "--rate", "1/fortnight"],
         2,
-        &["is not a rate"],
+        &["invalid rate"],
     );
     check(
         &["replay", file, "--rate", "1/s", "--rules", file],
@@ -234,8 +238,8 @@ fn invalid_input_is_reported_and_fails() {
     )
     .unwrap();
     let expected = [
-        "limits.a: unknown variant `hold`, expected one of `observe`, `police`, `shape`",
-        "limits.b: shape: max_wait is more than 1h",
+        "line 3: limits.a.mode: unknown value `hold`, expected one of `observe`, `police`, `shape`",
+        "line 7: limits.b.shape.max_wait: out of range: use up to 1h",
     ];
     check(&["check", path.to_str().unwrap()], 1, &expected);
     check(&[], 2, &["Usage"]);

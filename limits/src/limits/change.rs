@@ -1,4 +1,4 @@
-//! Limits get other numbers while calls wait.
+//! Changes of limits while calls wait.
 
 use std::hash::Hash;
 
@@ -10,15 +10,33 @@ use crate::{
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Gives any number of limits, one after the other, other numbers at `now`, or other algorithms: visits all keys of all limits, once.
-    /// What their keys have used follows as each `carry` says. Calls that wait keep their moments; see [`replan`](Self::replan). Keys in use
-    /// stay, also when they take more memory then than there may be.
+    /// Changes the parameters or algorithms of any number of limits at `now`, in one pass over all keys. The changes take effect in the
+    /// given order.
+    ///
+    /// The usage of keys is converted as each [`CarryOver`] defines. Waiting calls keep their slots; see [`reschedule`](Self::reschedule).
+    /// Keys in use are not evicted, even if they exceed the memory bound under the new limits.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use limits::{Algorithm, CarryOver, Decision, Demand, Limits};
+    ///
+    /// let mut limits = Limits::new(100);
+    /// let limit = limits.add(Algorithm::token_bucket("1/s", 5)?)?;
+    /// let now = 1_700_000_000_000_000_000;
+    /// let call = [Demand { limit, key: "alice", requests: 4 }];
+    /// assert_eq!(limits.reserve(&call, now, Duration::ZERO), Decision::Now);
+    /// // The four used requests stay used: of the new burst of ten, six remain.
+    /// let faster = Algorithm::token_bucket("2/s", 10)?;
+    /// limits.change_all(&[(limit, faster.into(), CarryOver::Usage)], now)?;
+    /// assert_eq!(limits.remaining(limit, &"alice", now).requests, 6);
+    /// # Ok::<(), limits::RateError>(())
+    /// ```
     ///
     /// # Errors
-    /// When the numbers of one cannot be kept to: then nothing changes.
+    /// If the parameters of a limit are invalid. Then nothing changes.
     ///
     /// # Panics
-    /// When a limit is of another [`Limits`].
+    /// If a limit belongs to another [`Limits`].
     pub fn change_all(
         &mut self,
         changes: &[(LimitId, Limit, CarryOver)],
@@ -27,47 +45,47 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         for (_, limit, _) in changes {
             limit.algorithm.checked()?;
         }
-        let now = self.pass_to(now);
+        let now = self.advance_clock(now);
         for (id, limit, _) in changes {
             let meter = Meter::new(&limit.algorithm);
-            self.keys.change_limit(*id, meter.bytes_each());
+            self.keys.change_limit(*id, meter.bytes_per_key());
         }
-        if self.keys.is_beyond_bytes() {
-            // Only what is in use is made larger.
+        if self.keys.exceeds_bytes() {
+            // Only keys in use may exceed the bound.
             self.evict_idle(usize::MAX, now);
         }
         let mut steps: Vec<Vec<(Meter, Meter, CarryOver)>> = Vec::new();
-        // Where the steps of each limit are.
-        let mut places = vec![usize::MAX; self.rules.len()];
+        // Index of each limit's changes in `steps`.
+        let mut indexes = vec![usize::MAX; self.limits.len()];
         for (id, limit, carry) in changes {
             let meter = Meter::new(&limit.algorithm);
-            let rule = &mut self.rules[id.index()];
-            rule.limit = *limit;
-            let from = std::mem::replace(&mut rule.meter, meter.clone());
-            let unseen = match &rule.unseen {
-                Some(state) => Some(meter.carried(&from, state, *carry, now)),
-                // A key that comes later has saved up what one would have that was there, and idle, all the time.
+            let active = &mut self.limits[id.index()];
+            active.limit = *limit;
+            let from = std::mem::replace(&mut active.meter, meter.clone());
+            let initial = match &active.initial {
+                Some(state) => Some(meter.carried_over(&from, state, *carry, now)),
+                // A new key has the same remaining quota as a key that was idle during the change.
                 None if *carry == CarryOver::Remaining => {
-                    Some(meter.carried(&from, &from.fresh(), *carry, now))
+                    Some(meter.carried_over(&from, &from.fresh(), *carry, now))
                 }
                 None => None,
             };
-            rule.unseen = unseen.filter(|it| !meter.is_idle(it, now));
-            let place = &mut places[id.index()];
-            if *place == usize::MAX {
-                *place = steps.len();
+            active.initial = initial.filter(|it| !meter.is_idle(it, now));
+            let index = &mut indexes[id.index()];
+            if *index == usize::MAX {
+                *index = steps.len();
                 steps.push(Vec::new());
             }
-            steps[*place].push((from, meter, *carry));
+            steps[*index].push((from, meter, *carry));
         }
-        let steps_of = |limit: LimitId| steps.get(places[limit.index()]);
-        let carry_over = |limit, state: &mut _| {
+        let steps_of = |limit: LimitId| steps.get(indexes[limit.index()]);
+        let convert = |limit, state: &mut _| {
             for (from, to, carry) in steps_of(limit).into_iter().flatten() {
-                *state = to.carried(from, state, *carry, now);
+                *state = to.carried_over(from, state, *carry, now);
             }
         };
-        self.keys
-            .each_of(|limit| steps_of(limit).is_some(), carry_over);
+        let is_changed = |limit| steps_of(limit).is_some();
+        self.keys.update_all(is_changed, convert);
         Ok(())
     }
 }

@@ -1,55 +1,55 @@
-//! Calls that were made without having been asked for here.
+//! Reported calls: calls that were made without a reservation.
 
 use std::hash::Hash;
 
-use super::{Limits, concerns::Concern};
+use super::{Limits, demands::MergedDemand};
 use crate::{
     DEMANDS_MAX,
     decision::{Demand, RecordError, RecordOutcome},
 };
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// Counts calls that were made at `at` without having been asked for here: all of their limits count them, or none. A step window
-    /// counts them when they were made, all others as made now. What was made so long ago that it does not matter to a limit any more
-    /// has no effect on that one; and a time that is ahead by no more than a step of any of the limits is now. Calls
-    /// that a bucket would not have let go leave it empty, and its queue full.
+    /// Counts calls that were made at `at` without a reservation. Either all limits count them, or none.
+    ///
+    /// Step windows count them at `at`, all other algorithms at `now`. A limit ignores calls that are too old to affect it. If `at` is in
+    /// the future by up to one step of any of the limits, `now` is used. Calls that a bucket would not have admitted leave it empty, and
+    /// its queue full.
     ///
     /// # Errors
-    /// When `at` is farther in the future, or there is no room for a key.
+    /// If `at` is further in the future, or the key table is full.
     ///
     /// # Panics
-    /// As [`reserve`](Self::reserve) does.
+    /// Like [`reserve`](Self::reserve).
     pub fn record(
         &mut self,
         demands: &[Demand<K>],
         at: u64,
         now: u64,
     ) -> Result<RecordOutcome, RecordError> {
-        let now = self.pass_to(now);
-        let mut concerns = self.concerns::<DEMANDS_MAX>(demands);
-        let steps = concerns.all().iter();
-        let steps = steps.map(|it| self.rules[it.limit.index()].meter.step());
+        let now = self.advance_clock(now);
+        let mut merged = self.merge::<DEMANDS_MAX>(demands);
+        let steps = merged.all().iter();
+        let steps = steps.map(|it| self.limits[it.limit.index()].meter.step());
         if at > now.saturating_add(steps.max().unwrap_or(0)) {
             return Err(RecordError::TooEarly);
         }
         let at = at.min(now);
-        let matters = |it: &Concern| self.rules[it.limit.index()].meter.matters(at, now);
-        if !concerns.all().iter().any(matters) {
+        let is_relevant =
+            |it: &MergedDemand| self.limits[it.limit.index()].meter.is_relevant(at, now);
+        if !merged.all().iter().any(is_relevant) {
             return Ok(RecordOutcome::TooOld);
         }
-        self.make_entries(&mut concerns, demands, now)
+        self.create_entries(&mut merged, demands, now)
             .map_err(|_| RecordError::TableFull)?;
-        let mut recorded = RecordOutcome::TooOld;
-        for concern in concerns.all() {
-            let meter = &self.rules[concern.limit.index()].meter;
-            if meter.matters(at, now) {
-                recorded = RecordOutcome::Counted;
-                let made = meter.at_or_now(at, now);
-                self.update(concern, |meter, state| {
-                    meter.tell(state, concern.requests, made)
+        for it in merged.all() {
+            let meter = &self.limits[it.limit.index()].meter;
+            if meter.is_relevant(at, now) {
+                let at = meter.charge_time(at, now);
+                self.update(it, |meter, state| {
+                    meter.charge_reported(state, it.requests, at);
                 });
             }
         }
-        Ok(recorded)
+        Ok(RecordOutcome::Counted)
     }
 }

@@ -1,4 +1,4 @@
-//! What a limit leaves to a key.
+//! The remaining quota of a key.
 
 use std::hash::Hash;
 
@@ -6,37 +6,34 @@ use super::Limits;
 use crate::decision::{LimitId, Remaining};
 
 impl<K: Hash + Eq + Clone> Limits<K> {
-    /// How many requests a limit would let go at once for a key, and when one more.
+    /// The number of requests that a key could make now in one call, and the time at which it could make one more.
     ///
     /// # Panics
-    /// When the limit is of another [`Limits`].
+    /// If the limit belongs to another [`Limits`].
     #[must_use]
     pub fn remaining(&self, limit: LimitId, key: &K, now: u64) -> Remaining {
-        let now = self.at_clock(now);
-        let rule = &self.rules[limit.index()];
+        let now = self.monotonic(now);
+        let active = &self.limits[limit.index()];
         let state = &*self.state_of(limit, key);
-        let most = rule.limit.algorithm.max_burst();
-        let goes = |requests| requests == 0 || rule.meter.earliest(state, requests, now) <= now;
-        let is_it = |requests| goes(requests) && (requests == most || !goes(requests + 1));
-        // What is used says it, but for roundings and gaps between slots.
-        let mut requests = most.saturating_sub(rule.meter.used(state, now));
-        if !is_it(requests) {
-            let (mut goes_at_least, mut never) = (0, most + 1);
-            while goes_at_least + 1 < never {
-                let middle = goes_at_least.midpoint(never);
-                if goes(middle) {
-                    goes_at_least = middle;
+        let max = active.limit.algorithm.max_burst();
+        let fits = |requests| requests == 0 || active.meter.earliest(state, requests, now) <= now;
+        let is_maximum = |requests| fits(requests) && (requests == max || !fits(requests + 1));
+        // Correct except for rounding and gaps between slots.
+        let mut requests = max.saturating_sub(active.meter.used(state, now));
+        if !is_maximum(requests) {
+            let mut too_many = max + 1;
+            requests = 0;
+            while requests + 1 < too_many {
+                let middle = requests.midpoint(too_many);
+                if fits(middle) {
+                    requests = middle;
                 } else {
-                    never = middle;
+                    too_many = middle;
                 }
             }
-            requests = goes_at_least;
         }
-        let more_at = if requests == most {
-            now
-        } else {
-            rule.meter.earliest(state, requests + 1, now)
-        };
+        let next = || active.meter.earliest(state, requests + 1, now);
+        let more_at = if requests == max { now } else { next() };
         Remaining { requests, more_at }
     }
 }

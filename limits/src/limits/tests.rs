@@ -36,7 +36,7 @@ fn known_keys_take_no_more_bytes_than_new_ones() {
             let now = START + call * SECOND / 17;
             limits.reserve(&[demand(id, 0)], now, Duration::ZERO);
             let bytes = limits.state_of(id, &0).heap_bytes();
-            let expected = Meter::new(&algorithm).bytes_each();
+            let expected = Meter::new(&algorithm).bytes_per_key();
             assert_eq!(bytes, expected, "{algorithm:?}");
         }
     }

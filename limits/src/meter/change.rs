@@ -1,83 +1,83 @@
-//! How a state follows when its limit gets other numbers, and when calls that wait are planned anew.
+//! Changes of a limit's parameters: carry-over of usage, and cancellation of future slots for rescheduling.
 
-use super::{Amount, KeyState, Kind, Meter, Method as _, Used};
+use super::{AlgorithmState, KeyState, Kind, Meter, MeterKind as _, Usage};
 
-/// How a state follows its limit when that gets other numbers.
+/// What happens to the usage of keys when the parameters of their limit change.
 ///
-/// Of token buckets and leaky buckets each does as it says. Windows of the same length keep what they counted, and whatever
-/// changes its kind or its window takes over how many requests are used at that moment; these only tell
-/// [`Reset`](Self::Reset) from the others.
+/// Token buckets and leaky buckets support all variants. For other algorithms, `Remaining` is the same as `Usage`: the counts stay if the
+/// window does, and otherwise the number of used requests is charged to a new state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CarryOver {
-    /// What was used stays used, counted in requests: who is ten requests ahead of the old rate is ten ahead of the new.
+    /// Keep the number of used requests: a key that is ten requests ahead of the old rate is ten requests ahead of the new one.
     #[default]
     Usage,
-    /// All begin anew.
+    /// Reset all usage.
     Reset,
-    /// What is left stays left, up to the new burst: who may send three at once still may.
+    /// Keep the remaining requests, up to the new burst: a key that may make three more requests still may.
     Remaining,
 }
 
 impl Meter {
-    /// Forgets what is to go after `now`: these calls, from the last to the first. What is not known any more counts as used.
-    pub(crate) fn reopen(
+    /// Cancels future slots: these calls, from the last to the first. Usage before them that is no longer known counts as used.
+    pub(crate) fn cancel(
         &self,
         state: &mut KeyState,
         calls: impl Iterator<Item = (u64, u64)>,
         now: u64,
     ) {
-        self.pass(state, now);
+        self.expire(state, now);
         let mut known = u64::MAX;
-        if let Some(booked) = state.booked.take() {
-            state.used = booked.before;
-            known = state.used.last;
+        if let Some(bookings) = state.bookings.take() {
+            state.usage = bookings.before;
+            known = state.usage.last;
         }
-        state.used.last = state.used.last.min(now);
+        let Usage { state, last } = &mut state.usage;
+        *last = now.min(*last);
         let calls = calls.filter(|(at, _)| *at <= known);
-        if let (Kind::Gcra(meter), Amount::Gcra(pace)) = (&self.kind, &mut state.used.amount) {
+        if let (Kind::Gcra(meter), AlgorithmState::Gcra(inner)) = (&self.kind, &mut *state) {
             let all = calls.map(|(_, requests)| requests);
-            return meter.reopen(pace, all.fold(0, u64::saturating_add), now);
+            return meter.cancel(inner, all.fold(0, u64::saturating_add), now);
         }
         for (at, requests) in calls {
-            let amount = &mut state.used.amount;
-            fitting!((self.kind), (amount), (meter; inner) => meter.give_back(inner, requests, at));
+            dispatch!((self.kind), (&mut *state), (meter; inner) => meter.refund(inner, requests, at));
         }
     }
 
-    /// The state that `old` becomes when its limit changes from `from` to this at `now`.
-    pub(crate) fn carried(
+    /// The state that corresponds to `old` after its limit changes from `from` to this one at `now`.
+    pub(crate) fn carried_over(
         &self,
         from: &Self,
         old: &KeyState,
         carry: CarryOver,
         now: u64,
     ) -> KeyState {
-        let carried = |used: &Used| self.carried_used(from, used, carry, now);
-        let mut state = KeyState::from(carried(&old.used));
-        if let Some(booked) = old.booked.as_deref().filter(|_| carry != CarryOver::Reset) {
-            self.carry_bookings(booked, &mut state, carried);
+        let convert = |usage: &Usage| self.convert(from, usage, carry, now);
+        let mut state = KeyState::from(convert(&old.usage));
+        let bookings = old.bookings.as_deref();
+        if let Some(bookings) = bookings.filter(|_| carry != CarryOver::Reset) {
+            self.carry_bookings(bookings, &mut state, convert);
         }
         state
     }
 
-    fn carried_used(&self, from: &Self, old: &Used, carry: CarryOver, now: u64) -> Used {
+    fn convert(&self, from: &Self, old: &Usage, carry: CarryOver, now: u64) -> Usage {
         if carry == CarryOver::Reset {
-            return self.fresh_used();
+            return self.fresh_usage();
         }
-        let mut used = old.clone();
-        if let (Kind::Gcra(from), Kind::Gcra(to), Amount::Gcra(pace)) =
-            (&from.kind, &self.kind, &mut used.amount)
+        let mut usage = old.clone();
+        let state = &mut usage.state;
+        if let (Kind::Gcra(from), Kind::Gcra(to), AlgorithmState::Gcra(inner)) =
+            (&from.kind, &self.kind, &mut *state)
         {
-            *pace = to.carried(from, pace, old.last, carry, now);
-            return used;
+            *inner = to.carried_over(from, inner, old.last, carry, now);
+            return usage;
         }
-        let amount = &mut used.amount;
-        if fitting!((self.kind, from.kind), (amount), (to, from; inner) => to.takes_over(from, inner), false)
+        if dispatch!((self.kind, from.kind), (state), (to, from; inner) => to.adopts(from, inner), false)
         {
-            return used;
+            return usage;
         }
         let mut state = self.fresh();
-        self.force(&mut state, from.amount_used(&old.amount, now), now);
-        state.used
+        self.charge(&mut state, from.used_of(old, now), now);
+        state.usage
     }
 }

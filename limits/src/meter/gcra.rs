@@ -1,35 +1,34 @@
-//! GCRA: a token bucket with continuous refill, in one number, the *theoretical arrival time* (TAT).
+//! GCRA: a token bucket with continuous refill, stored as one number, the *theoretical arrival time* (TAT).
 //!
-//! A rate of `r` requests in `p` nanoseconds has an interval of `p/r`, which is seldom whole. So the TAT is counted in parts
-//! of 1/r ns, in which the interval is `p` and nothing is rounded: `at = max(from, TAT + p·(n-1) - p·(burst-1))`, then
-//! `TAT = max(TAT, at) + p·n`. Only the moment that is told is rounded up, to a whole nanosecond, and what it was rounded by is not
-//! lost: the next follows the TAT, not the moment.
+//! A rate of `r` requests in `p` nanoseconds has an emission interval of `p/r`, which is rarely whole. The TAT is therefore counted in
+//! units of 1/r ns, in which the interval is `p` and nothing is rounded. The earliest slot for `n` requests is
+//! `at = max(from, TAT + p·(n-1) - p·(burst-1))`, and taking it sets `TAT = max(TAT, at) + p·n`. Only the slot is rounded up to a whole
+//! nanosecond. The error does not accumulate, because the next slot follows from the TAT.
 
 use serde::{Deserialize, Serialize};
 
-use super::{CarryOver, Method};
+use super::{CarryOver, MeterKind};
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Gcra {
-    /// Parts of a nanosecond.
+    /// Units per nanosecond: the requests of the rate.
     requests: u64,
-    /// The interval between two requests, in those parts.
+    /// Emission interval in units: the nanoseconds of the rate.
     nanos: u64,
-    /// By how much the TAT may be ahead, in those parts.
+    /// Burst tolerance in units.
     tolerance: u128,
 }
 
-/// The state.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Pace {
-    /// When the next would be due if all were evenly spaced, in parts of a nanosecond.
+pub(crate) struct GcraState {
+    /// Theoretical arrival time of the next request, in units.
     tat: u128,
-    /// What was taken to go at this moment or before was taken before the limit was changed; 0 when all that is forgotten.
+    /// Latest slot that was taken under earlier parameters of the limit; 0 if its effect has expired.
     carried: u64,
 }
 
-/// Beyond every TAT that there can be: 2^64 ns in parts of 10^12 to the nanosecond.
+/// Exclusive maximum of the TAT: 2^64 ns at 10^12 units per nanosecond.
 const TAT_END: u128 = 1 << 112;
 
 impl Gcra {
@@ -41,32 +40,32 @@ impl Gcra {
         }
     }
 
-    /// The time of so many intervals, rounded down.
-    pub(crate) fn time_of(&self, requests: u64) -> u64 {
-        let parts = u128::from(self.nanos) * u128::from(requests);
-        u64::try_from(parts / u128::from(self.requests)).unwrap_or(u64::MAX)
+    /// The duration of `requests` emission intervals in nanoseconds, rounded down.
+    pub(crate) fn nanos_of(&self, requests: u64) -> u64 {
+        let units = u128::from(self.nanos) * u128::from(requests);
+        u64::try_from(units / u128::from(self.requests)).unwrap_or(u64::MAX)
     }
 
     #[inline]
-    fn parts(&self, nanos: u64) -> u128 {
+    fn units(&self, nanos: u64) -> u128 {
         u128::from(nanos) * u128::from(self.requests)
     }
 
     #[inline]
-    fn parts_of(&self, requests: u64) -> u128 {
+    fn units_of(&self, requests: u64) -> u128 {
         u128::from(self.nanos) * u128::from(requests)
     }
 
-    /// The first moment from `from` on at which a bucket with this TAT has room for so many.
+    /// The earliest slot at or after `from` for `requests` requests, given the TAT.
     #[inline]
     fn due(&self, tat: u128, requests: u64, from: u64) -> u64 {
-        let due = (tat + self.parts_of(requests - 1)).saturating_sub(self.tolerance);
-        let from_parts = self.parts(from);
-        if due <= from_parts {
+        let due = (tat + self.units_of(requests - 1)).saturating_sub(self.tolerance);
+        let from_units = self.units(from);
+        if due <= from_units {
             return from;
         }
-        let wait = due - from_parts;
-        // A wait of a few seconds is one division of 64 bits.
+        let wait = due - from_units;
+        // Fast path: a wait of a few seconds takes one 64-bit division.
         let nanos = match u64::try_from(wait) {
             Ok(wait) => wait.div_ceil(self.requests),
             Err(_) => {
@@ -77,128 +76,125 @@ impl Gcra {
         from.saturating_add(nanos)
     }
 
-    /// Where a call at `at` begins to count. Rounding up to a whole nanosecond is not a pause.
+    /// The larger of TAT and `at`, in units. A slot that was rounded up to a whole nanosecond does not advance the TAT.
     #[inline]
     fn base(&self, tat: u128, at: u64) -> u128 {
-        let at = self.parts(at);
+        let at = self.units(at);
         let is_pause = at >= tat.saturating_add(u128::from(self.requests));
         if is_pause { at } else { tat }
     }
 
+    /// Clears the mark of earlier parameters once their effect has expired.
     #[inline]
-    /// Forgets what calls at other prices left, when that is over.
-    pub(crate) fn pass(&self, pace: &mut Pace, now: u64) {
-        if pace.carried > 0 && self.is_idle(pace, now) {
-            pace.carried = 0;
+    pub(crate) fn expire(&self, state: &mut GcraState, now: u64) {
+        if state.carried > 0 && self.is_idle(state, now) {
+            state.carried = 0;
         }
     }
 
-    /// Forgets all that is to go after `now`, which is for so many requests. What has gone has left the bucket empty at worst.
-    pub(crate) fn reopen(&self, pace: &mut Pace, requests: u64, now: u64) {
+    /// Cancels all future slots, which are for `requests` requests. Past calls have at most emptied the bucket.
+    pub(crate) fn cancel(&self, state: &mut GcraState, requests: u64, now: u64) {
         let interval = u128::from(self.nanos);
-        let now_parts = self.parts(now);
-        let left = pace.tat.saturating_sub(self.parts_of(requests));
-        pace.tat = if pace.carried == 0 {
-            left.min(now_parts + self.tolerance + interval)
+        let now_units = self.units(now);
+        let rest = state.tat.saturating_sub(self.units_of(requests));
+        state.tat = if state.carried == 0 {
+            rest.min(now_units + self.tolerance + interval)
         } else {
-            // Taken at other prices, and with another burst: at least the latest of what has gone is left.
-            left.max(pace.tat.min(now_parts + interval))
+            // Some slots were taken under another rate or burst, so the exact TAT is unknown. Keep at least one interval.
+            rest.max(state.tat.min(now_units + interval))
         };
     }
 
-    /// The state after a change, of which the latest moment was `last`.
-    pub(crate) fn carried(
+    /// Converts a state of `from` whose latest slot is `last`.
+    pub(crate) fn carried_over(
         &self,
         from: &Self,
-        old: &Pace,
+        old: &GcraState,
         last: u64,
         carry: CarryOver,
         now: u64,
-    ) -> Pace {
-        let debt = self.carried_debt(from, old.tat.saturating_sub(from.parts(now)), carry);
+    ) -> GcraState {
+        let debt = self.carried_debt(from, old.tat.saturating_sub(from.units(now)), carry);
         let tat = match debt {
             0 => 0,
-            debt => self.parts(now).saturating_add(debt),
+            debt => self.units(now).saturating_add(debt),
         };
-        Pace {
+        GcraState {
             tat,
             carried: last.max(old.carried),
         }
     }
 
-    /// By how much the TAT is ahead after a change, in parts of the new kind.
+    /// How far the TAT is ahead of `now` after the change, in new units.
     fn carried_debt(&self, from: &Self, debt: u128, carry: CarryOver) -> u128 {
-        let in_new = |parts| scaled(parts, self.nanos, from.nanos);
+        let in_new = |units| scaled(units, self.nanos, from.nanos);
         match carry {
             CarryOver::Reset => 0,
             CarryOver::Usage => in_new(debt),
             CarryOver::Remaining => {
-                let [old_most, new_most] =
-                    [from, self].map(|it| it.tolerance + u128::from(it.nanos));
-                if debt <= old_most {
-                    new_most.saturating_sub(in_new(old_most - debt))
+                let [old_max, new_max] = [from, self].map(|it| it.tolerance + u128::from(it.nanos));
+                if debt <= old_max {
+                    new_max.saturating_sub(in_new(old_max - debt))
                 } else {
-                    new_most + in_new(debt - old_most)
+                    new_max + in_new(debt - old_max)
                 }
             }
         }
     }
 }
 
-impl Method for Gcra {
-    type Amount = Pace;
+impl MeterKind for Gcra {
+    type State = GcraState;
 
-    fn fresh(&self) -> Pace {
-        Pace::default()
+    fn fresh(&self) -> Self::State {
+        GcraState::default()
     }
 
-    fn fits(&self, pace: &Pace) -> bool {
-        pace.tat < TAT_END
+    fn is_valid(&self, state: &Self::State) -> bool {
+        state.tat < TAT_END
     }
 
-    /// How long a burst takes to be paid for.
-    fn reach(&self) -> u64 {
-        let parts = self.tolerance + u128::from(self.nanos);
-        u64::try_from(parts.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
-    }
-
-    #[inline]
-    fn earliest(&self, pace: &Pace, requests: u64, from: u64) -> u64 {
-        self.due(pace.tat, requests, from)
+    /// Time to refill an empty bucket.
+    fn lookback(&self) -> u64 {
+        let units = self.tolerance + u128::from(self.nanos);
+        u64::try_from(units.div_ceil(u128::from(self.requests))).unwrap_or(u64::MAX)
     }
 
     #[inline]
-    fn force(&self, pace: &mut Pace, requests: u64, at: u64) {
-        let base = self.base(pace.tat, at);
-        pace.tat = base.saturating_add(self.parts_of(requests));
+    fn earliest(&self, state: &Self::State, requests: u64, from: u64) -> u64 {
+        self.due(state.tat, requests, from)
     }
 
-    /// Counts so many as made at `at`. They leave the bucket empty at worst, at `latest`.
-    fn tell(&self, pace: &mut Pace, requests: u64, at: u64, latest: u64) {
-        let empty = self.parts(latest) + self.tolerance + u128::from(self.nanos);
-        let tat = pace.tat;
-        self.force(pace, requests, at);
-        pace.tat = pace.tat.min(empty).max(tat);
+    #[inline]
+    fn charge(&self, state: &mut Self::State, requests: u64, at: u64) {
+        let base = self.base(state.tat, at);
+        state.tat = base.saturating_add(self.units_of(requests));
     }
 
-    /// Whether what follows at `at` is the same after both.
-    fn is_same(&self, one: &Pace, other: &Pace, at: u64) -> bool {
+    fn charge_reported(&self, state: &mut Self::State, requests: u64, at: u64, latest: u64) {
+        let empty = self.units(latest) + self.tolerance + u128::from(self.nanos);
+        let tat = state.tat;
+        self.charge(state, requests, at);
+        state.tat = state.tat.min(empty).max(tat);
+    }
+
+    fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool {
         self.base(one.tat, at) == self.base(other.tat, at)
     }
 
-    fn is_idle(&self, pace: &Pace, now: u64) -> bool {
-        pace.tat <= self.parts(now)
+    fn is_idle(&self, state: &Self::State, now: u64) -> bool {
+        state.tat <= self.units(now)
     }
 
-    fn used(&self, pace: &Pace, now: u64) -> u64 {
-        let debt = pace.tat.saturating_sub(self.parts(now));
+    fn used(&self, state: &Self::State, now: u64) -> u64 {
+        let debt = state.tat.saturating_sub(self.units(now));
         let requests = debt.div_ceil(u128::from(self.nanos));
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 }
 
-/// `parts · to / from`, rounded up.
-fn scaled(parts: u128, to: u64, from: u64) -> u128 {
+/// `units · to / from`, rounded up.
+fn scaled(units: u128, to: u64, from: u64) -> u128 {
     let (to, from) = (u128::from(to), u128::from(from));
-    (parts / from).saturating_mul(to) + (parts % from * to).div_ceil(from)
+    (units / from).saturating_mul(to) + (units % from * to).div_ceil(from)
 }

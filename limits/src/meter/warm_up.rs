@@ -1,33 +1,31 @@
-//! The warm-up limiter: a call passes at once when those before it are paid for, and the next waits for what it costs.
+//! The warm-up limiter: evenly spaced calls whose interval is up to three times longer after idle time. Each call delays the next one.
 //!
-//! What was not used is *stored*, up to the warm-up time, as time; and a stored request is dearer the more is stored, because
-//! who did nothing for long is cold. A fresh one is stored to the brim. The price of a moment of stored time, `x` of it
-//! stored, is 1 up to half of the warm-up time, and grows from there to 3 at its end: `1 + 4·(x - half)/warm_up`. With 1 request
-//! a second and a second of warm-up, the first costs 0.5 s above the half at a price of 2 on average, and 0.5 s below at
-//! 1: the second passes after 1.5 s.
+//! Idle time is *stored*, up to `warm_up`; a new key has stored all of it. A call consumes one interval of stored time. While `x` is
+//! stored, the cost per consumed time is 1 up to `half = warm_up/2`, and above that `1 + 4·(x - half)/warm_up`, up to 3. Example: with
+//! 1/s and a warm-up of 1 s, the first call consumes 0.5 s above the half at an average cost of 2, and 0.5 s below it at 1. The second
+//! call is possible after 1.5 s.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Method;
+use super::MeterKind;
 use crate::rate::Rate;
 
 #[derive(Debug, Clone)]
 pub(crate) struct WarmUp {
-    /// Parts of a nanosecond; see [`gcra`](super::gcra).
+    /// Units per nanosecond, as in [`gcra`](super::gcra).
     requests: u64,
-    /// The interval when warm, in those parts.
+    /// Interval when warm, in units.
     nanos: u64,
     warm_up: u64,
 }
 
-/// The state.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Heat {
-    /// When all that has passed is paid for, in parts of a nanosecond.
+pub(crate) struct WarmUpState {
+    /// Earliest time of the next call, in units.
     free: u128,
-    /// Time stored at that moment, in nanoseconds.
+    /// Stored time at that moment, in nanoseconds.
     stored: u64,
 }
 
@@ -40,11 +38,11 @@ impl WarmUp {
         }
     }
 
-    fn parts(&self, nanos: u64) -> u128 {
+    fn units(&self, nanos: u64) -> u128 {
         u128::from(nanos) * u128::from(self.requests)
     }
 
-    /// What the stored time from `low` to `high` costs more than it is long, rounded up.
+    /// Surcharge for consuming the stored time from `high` down to `low`, rounded up.
     fn surcharge(&self, low: u64, high: u64) -> u64 {
         let half = self.warm_up / 2;
         let above = |stored: u64| u128::from(stored.saturating_sub(half));
@@ -54,78 +52,78 @@ impl WarmUp {
     }
 
     /// The stored time at `at`.
-    fn stored(&self, heat: &Heat, at: u64) -> u64 {
-        let idle = self.parts(at).saturating_sub(heat.free) / u128::from(self.requests);
+    fn stored(&self, state: &WarmUpState, at: u64) -> u64 {
+        let idle = self.units(at).saturating_sub(state.free) / u128::from(self.requests);
         let idle = u64::try_from(idle).unwrap_or(u64::MAX);
-        heat.stored.saturating_add(idle).min(self.warm_up)
+        state.stored.saturating_add(idle).min(self.warm_up)
     }
 
-    /// Where a call at `at` begins to count. Rounding up to a whole nanosecond is not a pause.
-    fn base(&self, heat: &Heat, at: u64) -> u128 {
-        let at = self.parts(at);
-        let is_pause = at >= heat.free.saturating_add(u128::from(self.requests));
-        if is_pause { at } else { heat.free }
+    /// The start of a call's cost, in units. Rounding up to a whole nanosecond does not count as idle time.
+    fn base(&self, state: &WarmUpState, at: u64) -> u128 {
+        let at = self.units(at);
+        let is_idle = at >= state.free.saturating_add(u128::from(self.requests));
+        if is_idle { at } else { state.free }
     }
 }
 
-impl Method for WarmUp {
-    type Amount = Heat;
+impl MeterKind for WarmUp {
+    type State = WarmUpState;
 
-    fn fresh(&self) -> Heat {
-        Heat {
+    fn fresh(&self) -> Self::State {
+        WarmUpState {
             free: 0,
             stored: self.warm_up,
         }
     }
 
-    /// How long a limiter takes to get cold again.
-    fn reach(&self) -> u64 {
+    /// Time to cool down after a call.
+    fn lookback(&self) -> u64 {
         let interval = self.nanos.div_ceil(self.requests);
         self.warm_up.saturating_mul(2).saturating_add(interval)
     }
 
-    fn is_same(&self, one: &Heat, other: &Heat, at: u64) -> bool {
-        let as_at = |heat| (self.base(heat, at), self.stored(heat, at));
+    fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool {
+        let as_at = |state| (self.base(state, at), self.stored(state, at));
         as_at(one) == as_at(other)
     }
 
-    fn earliest(&self, heat: &Heat, _requests: u64, from: u64) -> u64 {
-        let wait = heat.free.saturating_sub(self.parts(from));
+    fn earliest(&self, state: &Self::State, _requests: u64, from: u64) -> u64 {
+        let wait = state.free.saturating_sub(self.units(from));
         let wait = wait.div_ceil(u128::from(self.requests));
         from.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
     }
 
-    fn force(&self, heat: &mut Heat, requests: u64, at: u64) {
-        let stored = self.stored(heat, at);
-        let base = self.base(heat, at);
+    fn charge(&self, state: &mut Self::State, requests: u64, at: u64) {
+        let stored = self.stored(state, at);
+        let base = self.base(state, at);
         let interval = u128::from(self.nanos) * u128::from(requests);
         let used = interval.div_ceil(u128::from(self.requests));
         let used = u64::try_from(used).unwrap_or(u64::MAX).min(stored);
-        heat.stored = stored - used;
-        let surcharge = self.parts(self.surcharge(heat.stored, stored));
-        heat.free = base.saturating_add(interval).saturating_add(surcharge);
+        state.stored = stored - used;
+        let surcharge = self.units(self.surcharge(state.stored, stored));
+        state.free = base.saturating_add(interval).saturating_add(surcharge);
     }
 
-    /// Counts calls told of as made at `at`: one follows the latest that was given out at worst.
-    fn tell(&self, heat: &mut Heat, _requests: u64, at: u64, latest: u64) {
-        let latest = self.parts(latest) + u128::from(self.nanos);
-        if heat.free < latest {
-            self.force(heat, 1, at);
+    /// Counts at most one call after `latest`.
+    fn charge_reported(&self, state: &mut Self::State, _requests: u64, at: u64, latest: u64) {
+        let latest = self.units(latest) + u128::from(self.nanos);
+        if state.free < latest {
+            self.charge(state, 1, at);
         }
     }
 
-    /// What was stored is not known any more: it is given back as time.
-    fn give_back(&self, heat: &mut Heat, requests: u64, _at: u64) {
+    /// The consumed stored time is unknown by now, so only the interval is refunded.
+    fn refund(&self, state: &mut Self::State, requests: u64, _at: u64) {
         let interval = u128::from(self.nanos) * u128::from(requests);
-        heat.free = heat.free.saturating_sub(interval);
+        state.free = state.free.saturating_sub(interval);
     }
 
-    fn is_idle(&self, heat: &Heat, now: u64) -> bool {
-        heat.free <= self.parts(now) && self.stored(heat, now) == self.warm_up
+    fn is_idle(&self, state: &Self::State, now: u64) -> bool {
+        state.free <= self.units(now) && self.stored(state, now) == self.warm_up
     }
 
-    fn used(&self, heat: &Heat, now: u64) -> u64 {
-        let debt = heat.free.saturating_sub(self.parts(now));
+    fn used(&self, state: &Self::State, now: u64) -> u64 {
+        let debt = state.free.saturating_sub(self.units(now));
         u64::try_from(debt.div_ceil(u128::from(self.nanos))).unwrap_or(u64::MAX)
     }
 }

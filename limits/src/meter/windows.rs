@@ -1,28 +1,28 @@
-//! Windows with a counter: the fixed window, and the sliding counter, which is two of them.
+//! Algorithms with a counter per window: fixed window and sliding counter.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Method;
+use super::MeterKind;
 use crate::{algorithm::Alignment, rate::Time};
 
-/// So many in each window.
+/// A counter per window.
 #[derive(Debug, Clone)]
-pub(crate) struct Fixed {
+pub(crate) struct FixedWindow {
     limit: u64,
     window: u64,
     aligned: Alignment,
 }
 
-/// The latest window in which something was taken.
+/// The latest window with calls.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Window {
+pub(crate) struct FixedWindowState {
     start: u64,
     count: u64,
 }
 
-impl Fixed {
+impl FixedWindow {
     pub(crate) fn new(limit: u64, window: Duration, aligned: Alignment) -> Self {
         Self {
             limit,
@@ -31,38 +31,35 @@ impl Fixed {
         }
     }
 
-    fn end(&self, window: &Window) -> u64 {
+    fn end(&self, window: &FixedWindowState) -> u64 {
         window.start.saturating_add(self.window)
     }
 }
 
-impl Method for Fixed {
-    type Amount = Window;
+impl MeterKind for FixedWindow {
+    type State = FixedWindowState;
 
-    fn fresh(&self) -> Window {
-        Window::default()
+    fn fresh(&self) -> Self::State {
+        Self::State::default()
     }
 
-    fn takes_over(&self, from: &Self, _window: &mut Window) -> bool {
+    fn adopts(&self, from: &Self, _window: &mut Self::State) -> bool {
         (self.window, self.aligned) == (from.window, from.aligned)
     }
 
-    fn reach(&self) -> u64 {
+    fn lookback(&self) -> u64 {
         self.window
     }
 
-    fn earliest(&self, window: &Window, requests: u64, from: u64) -> u64 {
+    fn earliest(&self, window: &Self::State, requests: u64, from: u64) -> u64 {
         let from = from.max(window.start);
         let end = self.end(window);
-        let has_room = window.count.saturating_add(requests) <= self.limit;
-        if window.count == 0 || has_room || from >= end {
-            from
-        } else {
-            end
-        }
+        let fits = window.count.saturating_add(requests) <= self.limit;
+        let is_open = window.count == 0 || fits || from >= end;
+        if is_open { from } else { end }
     }
 
-    fn force(&self, window: &mut Window, requests: u64, at: u64) {
+    fn charge(&self, window: &mut Self::State, requests: u64, at: u64) {
         if window.count == 0 || at >= self.end(window) {
             window.start = match self.aligned {
                 Alignment::Clock => at - at % self.window,
@@ -73,56 +70,52 @@ impl Method for Fixed {
         window.count = window.count.saturating_add(requests);
     }
 
-    fn is_same(&self, one: &Window, other: &Window, at: u64) -> bool {
-        let as_at = |it: &Window| (self.used(it, at) > 0).then_some((it.start, it.count));
+    fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool {
+        let as_at = |it: &Self::State| (self.used(it, at) > 0).then_some((it.start, it.count));
         as_at(one) == as_at(other)
     }
 
-    fn give_back(&self, window: &mut Window, requests: u64, at: u64) {
+    fn refund(&self, window: &mut Self::State, requests: u64, at: u64) {
         if at < window.start {
-            // When windows begin with calls, where the one before began is not known any more.
+            // If windows start with calls, the start of the previous one is unknown by now.
             if window.count > 0 || self.aligned == Alignment::FirstCall {
                 return;
             }
-            // Nothing is left of the latest window. The one before had no room, or somebody would not have waited.
+            // The latest window is empty now. The previous one must have been full, because this call had to wait.
             let windows = (window.start - at).div_ceil(self.window);
-            window.start = window
-                .start
-                .saturating_sub(windows.saturating_mul(self.window));
+            let nanos = windows.saturating_mul(self.window);
+            window.start = window.start.saturating_sub(nanos);
             window.count = self.limit;
         }
         window.count = window.count.saturating_sub(requests);
     }
 
-    fn is_idle(&self, window: &Window, now: u64) -> bool {
+    fn is_idle(&self, window: &Self::State, now: u64) -> bool {
         window.count == 0 || self.end(window) <= now
     }
 
-    fn used(&self, window: &Window, now: u64) -> u64 {
-        if self.end(window) <= now {
-            0
-        } else {
-            window.count
-        }
+    fn used(&self, window: &Self::State, now: u64) -> u64 {
+        let is_over = self.end(window) <= now;
+        if is_over { 0 } else { window.count }
     }
 }
 
-/// So many in a window and the share of the one before that the sliding window still covers.
+/// Counters of the current and the previous window. The previous one is weighted by its overlap with the sliding window.
 #[derive(Debug, Clone)]
-pub(crate) struct Counter {
+pub(crate) struct SlidingCounter {
     limit: u64,
     window: u64,
 }
 
-/// The latest window in which something was taken, and the one before.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Counts {
+/// The latest window with calls, and the one before it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SlidingCounterState {
     start: u64,
-    before: u64,
+    previous: u64,
     count: u64,
 }
 
-impl Counter {
+impl SlidingCounter {
     pub(crate) fn new(limit: u64, window: Duration) -> Self {
         Self {
             limit,
@@ -130,53 +123,51 @@ impl Counter {
         }
     }
 
-    /// The counts as they are at `at`.
-    fn at(&self, counts: &Counts, at: u64) -> Counts {
+    /// The counters as of `at`.
+    fn at(&self, state: &SlidingCounterState, at: u64) -> SlidingCounterState {
         let start = at - at % self.window;
-        let (before, count) = match start.saturating_sub(counts.start) / self.window {
-            0 => return counts.clone(),
-            1 => (counts.count, 0),
+        let (previous, count) = match start.saturating_sub(state.start) / self.window {
+            0 => return state.clone(),
+            1 => (state.count, 0),
             _ => (0, 0),
         };
-        Counts {
+        SlidingCounterState {
             start,
-            before,
+            previous,
             count,
         }
     }
 }
 
-impl Method for Counter {
-    type Amount = Counts;
+impl MeterKind for SlidingCounter {
+    type State = SlidingCounterState;
 
-    fn fresh(&self) -> Counts {
-        Counts::default()
+    fn fresh(&self) -> Self::State {
+        Self::State::default()
     }
 
-    fn takes_over(&self, from: &Self, _counts: &mut Counts) -> bool {
+    fn adopts(&self, from: &Self, _state: &mut Self::State) -> bool {
         self.window == from.window
     }
 
-    fn reach(&self) -> u64 {
+    fn lookback(&self) -> u64 {
         self.window.saturating_mul(2)
     }
 
-    fn earliest(&self, counts: &Counts, requests: u64, from: u64) -> u64 {
-        let mut from = from.max(counts.start);
-        // In this window, in the next, or in the one after that, of which nothing is known yet.
+    fn earliest(&self, state: &Self::State, requests: u64, from: u64) -> u64 {
+        let mut from = from.max(state.start);
+        // In this window, the next one, or the one after that, which is empty.
         for _ in 0..2 {
-            let counts = self.at(counts, from);
-            let end = counts.start.saturating_add(self.window);
-            let room = self
-                .limit
-                .checked_sub(counts.count.saturating_add(requests));
-            if let Some(room) = room {
-                // before · (window - elapsed) <= room · window
-                let covered = match counts.before {
+            let state = self.at(state, from);
+            let end = state.start.saturating_add(self.window);
+            let free = self.limit.checked_sub(state.count.saturating_add(requests));
+            if let Some(free) = free {
+                // previous · (window - elapsed) <= free · window
+                let covered = match state.previous {
                     0 => self.window,
-                    before => {
-                        let covered = u128::from(room) * u128::from(self.window);
-                        let covered = covered / u128::from(before);
+                    previous => {
+                        let covered = u128::from(free) * u128::from(self.window);
+                        let covered = covered / u128::from(previous);
                         u64::try_from(covered).unwrap_or(u64::MAX).min(self.window)
                     }
                 };
@@ -190,53 +181,49 @@ impl Method for Counter {
         from
     }
 
-    fn force(&self, counts: &mut Counts, requests: u64, at: u64) {
-        *counts = self.at(counts, at);
-        counts.count = counts.count.saturating_add(requests);
+    fn charge(&self, state: &mut Self::State, requests: u64, at: u64) {
+        *state = self.at(state, at);
+        state.count = state.count.saturating_add(requests);
     }
 
-    fn tell(&self, counts: &mut Counts, requests: u64, at: u64, _latest: u64) {
-        // More than ever goes at once makes a key wait no longer than that.
-        self.force(counts, requests.min(self.limit), at);
+    fn charge_reported(&self, state: &mut Self::State, requests: u64, at: u64, _latest: u64) {
+        // Requests above the limit have no further effect.
+        self.charge(state, requests.min(self.limit), at);
     }
 
-    fn is_same(&self, one: &Counts, other: &Counts, at: u64) -> bool {
-        let as_at = |it: &Counts| {
-            let it = self.at(it, at);
-            (it.start, it.before, it.count)
-        };
-        as_at(one) == as_at(other)
+    fn is_equivalent(&self, one: &Self::State, other: &Self::State, at: u64) -> bool {
+        self.at(one, at) == self.at(other, at)
     }
 
-    fn give_back(&self, counts: &mut Counts, requests: u64, at: u64) {
-        let known = if counts.count == 0 { 2 } else { 1 };
-        if at < counts.start.saturating_sub(known * self.window) {
+    fn refund(&self, state: &mut Self::State, requests: u64, at: u64) {
+        let known = if state.count == 0 { 2 } else { 1 };
+        if at < state.start.saturating_sub(known * self.window) {
             return;
         }
-        // Nothing is left of the latest window: the one before is the latest, and that before it was full, for all that is known.
-        while at < counts.start && counts.count == 0 && counts.start >= self.window {
-            counts.start -= self.window;
-            counts.count = std::mem::replace(&mut counts.before, self.limit);
+        // If the latest window is empty, the previous one becomes the latest. The one before that is assumed to have been full.
+        while at < state.start && state.count == 0 && state.start >= self.window {
+            state.start -= self.window;
+            state.count = std::mem::replace(&mut state.previous, self.limit);
         }
-        if at >= counts.start {
-            counts.count = counts.count.saturating_sub(requests);
+        if at >= state.start {
+            state.count = state.count.saturating_sub(requests);
         } else {
-            counts.before = counts.before.saturating_sub(requests);
+            state.previous = state.previous.saturating_sub(requests);
         }
     }
 
-    fn is_idle(&self, counts: &Counts, now: u64) -> bool {
-        let at = self.at(counts, now);
-        at.before == 0 && at.count == 0
+    fn is_idle(&self, state: &Self::State, now: u64) -> bool {
+        let at = self.at(state, now);
+        at.previous == 0 && at.count == 0
     }
 
-    /// Rounded up.
-    fn used(&self, counts: &Counts, now: u64) -> u64 {
-        let at = self.at(counts, now);
-        let left = at.start.saturating_add(self.window).saturating_sub(now);
-        let before = u128::from(at.before) * u128::from(left);
-        let before = before.div_ceil(u128::from(self.window));
+    /// Rounds up.
+    fn used(&self, state: &Self::State, now: u64) -> u64 {
+        let at = self.at(state, now);
+        let covered = at.start.saturating_add(self.window).saturating_sub(now);
+        let previous = u128::from(at.previous) * u128::from(covered);
+        let previous = previous.div_ceil(u128::from(self.window));
         at.count
-            .saturating_add(u64::try_from(before).unwrap_or(u64::MAX))
+            .saturating_add(u64::try_from(previous).unwrap_or(u64::MAX))
     }
 }

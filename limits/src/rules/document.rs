@@ -1,69 +1,105 @@
-//! Limits as they are written: the terms of each under its name, before anything is made of them. TOML in a file, or JSON with the same
-//! names and values, by `serde`.
+//! Unparsed limits: the tables of a limits file, as TOML or, through `serde`, as JSON. They can be replaced one by one.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
+use toml::{
+    Spanned, Table, Value,
+    de::{DeTable, DeValue},
+};
 
 use super::{ConfigErrors, Rules, reader};
 
-/// All that a file says.
+/// The tables of a limits file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Document(Table);
 
-/// What it says of one limit.
+/// The table of one limit.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LimitDefinition(Table);
 
+/// The line of each key and array element, by its path, such as `limits.a.rules[0]`.
+pub(super) type Lines = BTreeMap<String, usize>;
+
 impl Document {
-    /// Reads TOML.
+    /// Parses TOML.
     ///
     /// # Errors
-    /// When it is not TOML; whether the limits are in order is for [`rules`](Self::rules) to say.
+    /// If the syntax is invalid. The limits are checked by [`rules`](Self::rules).
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         let table = text.parse().map_err(|error: toml::de::Error| {
-            // Where and what, but not the line itself: it may hold a password.
-            let before = error.span().and_then(|span| text.get(..span.start));
-            let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+            // Only the line number, because the line may contain a password.
+            let line = error.span().map_or(1, |span| line_of(text, span.start));
             ConfigErrors(vec![format!("line {line}: {}", error.message())])
         })?;
         Ok(Self(table))
     }
 
-    /// What it means.
+    /// The limits of this document.
     ///
     /// # Errors
-    /// With everything that is wrong with it.
+    /// All errors, without line numbers; [`Rules::parse`] adds them.
     pub fn rules(&self) -> Result<Rules, ConfigErrors> {
-        reader::read(self.0.clone())
+        self.rules_with_lines(&Lines::new())
     }
 
-    /// The terms of a limit.
+    pub(super) fn rules_with_lines(&self, lines: &Lines) -> Result<Rules, ConfigErrors> {
+        reader::read(self.0.clone(), lines)
+    }
+
+    /// The table of a limit.
     #[must_use]
     pub fn definition(&self, name: &str) -> Option<LimitDefinition> {
         let limits = self.0.get("limits").and_then(Value::as_table);
-        let terms = limits?.get(name)?.as_table()?;
-        Some(LimitDefinition(terms.clone()))
+        let definition = limits?.get(name)?.as_table()?;
+        Some(LimitDefinition(definition.clone()))
     }
 
-    /// Puts terms in the place of those of the limit of this name, if there is one, as a whole.
-    pub fn set(&mut self, name: &str, terms: LimitDefinition) {
+    /// Adds a limit, or replaces the entire table of the limit with this name.
+    pub fn set(&mut self, name: &str, definition: LimitDefinition) {
         let limits = self.0.entry("limits");
         let limits = limits.or_insert_with(|| Value::Table(Table::new()));
         if let Value::Table(limits) = limits {
-            limits.insert(name.to_owned(), Value::Table(terms.0));
+            limits.insert(name.to_owned(), Value::Table(definition.0));
         }
     }
 }
 
 impl fmt::Display for Document {
-    /// As TOML.
+    /// TOML.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(formatter)
     }
+}
+
+/// The lines of a valid TOML document.
+pub(super) fn lines(text: &str) -> Lines {
+    let mut lines = Lines::new();
+    for (key, value) in DeTable::parse(text).iter().flat_map(|it| it.get_ref()) {
+        add_lines(text, key.get_ref().to_string(), value, &mut lines);
+    }
+    lines
+}
+
+fn add_lines(text: &str, path: String, value: &Spanned<DeValue<'_>>, lines: &mut Lines) {
+    if let DeValue::Table(table) = value.get_ref() {
+        for (key, value) in table {
+            let path = format!("{path}.{}", key.get_ref().escape_debug());
+            add_lines(text, path, value, lines);
+        }
+    }
+    let array = value.get_ref().as_array();
+    for (index, value) in array.into_iter().flat_map(|it| it.iter().enumerate()) {
+        add_lines(text, format!("{path}[{index}]"), value, lines);
+    }
+    lines.insert(path, line_of(text, value.span().start));
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.get(..offset).unwrap_or_default();
+    before.matches('\n').count() + 1
 }
 
 #[cfg(test)]
@@ -75,31 +111,31 @@ mod tests {
                         dead_letter = { share = 0.1 }";
 
     #[test]
-    fn same_limits_are_read_of_toml_and_json() {
-        let written = Document::parse(FILE).unwrap();
-        let json = serde_json::to_vec(&written).unwrap();
-        let of_json: Document = serde_json::from_slice(&json).unwrap();
-        assert_eq!(of_json, written);
-        let of_toml = Document::parse(&of_json.to_string()).unwrap();
-        assert_eq!(of_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
+    fn toml_and_json_have_the_same_limits() {
+        let document = Document::parse(FILE).unwrap();
+        let json = serde_json::to_vec(&document).unwrap();
+        let from_json: Document = serde_json::from_slice(&json).unwrap();
+        assert_eq!(from_json, document);
+        let from_toml = Document::parse(&from_json.to_string()).unwrap();
+        assert_eq!(from_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
         assert!(serde_json::from_str::<LimitDefinition>("[]").is_err());
         assert!(serde_json::from_str::<LimitDefinition>("{\"rules\": null}").is_err());
     }
 
     #[test]
-    fn terms_take_the_place_of_others_as_a_whole() {
-        let mut written = Document::parse(FILE).unwrap();
+    fn definition_replaces_the_entire_table() {
+        let mut document = Document::parse(FILE).unwrap();
         let other = "{\"rules\": [{\"id\": \"x\", \"rate\": \"9/s\"}]}";
         let other: LimitDefinition = serde_json::from_str(other).unwrap();
-        written.set("b", other.clone());
-        written.set("c", other.clone());
-        assert_eq!(written.definition("b"), Some(other));
-        assert_eq!(written.definition("d"), None);
-        let rules = written.rules().unwrap();
+        document.set("b", other.clone());
+        document.set("c", other.clone());
+        assert_eq!(document.definition("b"), Some(other));
+        assert_eq!(document.definition("d"), None);
+        let rules = document.rules().unwrap();
         assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
-        let wrong = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";
-        written.set("c", serde_json::from_str(wrong).unwrap());
-        let errors = written.rules().unwrap_err().to_string();
+        let invalid = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";
+        document.set("c", serde_json::from_str(invalid).unwrap());
+        let errors = document.rules().unwrap_err().to_string();
         assert!(errors.contains("limits.c.rules[0]"), "{errors}");
     }
 }

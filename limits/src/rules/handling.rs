@@ -1,4 +1,4 @@
-//! What is done with calls that are over a limit: `mode`, `shape`, `dead_letter`.
+//! Handling of calls over a limit: `mode`, `shape` and `dead_letter`.
 
 use std::{fmt, time::Duration};
 
@@ -6,53 +6,53 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::rate::{Bytes, Parsed, Time};
 
-/// How calls under a limit are handled by who enforces it. Nothing in this crate does: it decides when a call may go.
+/// How the process that enforces a limit handles calls over it. This crate only decides when a call may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handling {
-    /// What is done with what is over; the rest here is of [`Mode::Shape`] only.
+    /// The mode. The other fields apply only to [`Mode::Shape`].
     pub mode: Mode,
-    /// The longest planned wait. What would wait longer is planned again later.
+    /// Maximum wait of a reservation. Calls that would wait longer are rescheduled later.
     pub max_wait: Duration,
-    /// The longest time since a call was accepted; then it is a dead letter. At least the maximum wait.
+    /// Age at which a waiting call becomes a dead letter, at least `max_wait`.
     pub max_age: Duration,
-    /// The most bytes that wait, for each key.
+    /// Queue capacity of each key.
     pub queue_bytes: u64,
-    /// What is done with dead letters.
+    /// Requeueing of dead letters.
     pub requeue: RequeuePolicy,
 }
 
-/// What is done with calls that are over their limits.
+/// Handling of calls over their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// They pass, and what would have been done with them is counted.
+    /// They pass and are counted.
     #[default]
     Observe,
     /// They are dropped.
     Police,
-    /// They wait for their moment.
+    /// They wait for their slot.
     Shape,
 }
 
-/// How dead letters are put back.
+/// How dead letters are requeued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct RequeuePolicy {
-    /// The delay before the first time; it doubles with each further one.
+    /// Delay before the first requeue. It doubles each time.
     #[serde(deserialize_with = "time")]
     pub base: Duration,
-    /// The longest delay. At least the base.
+    /// Maximum delay, at least `base`.
     #[serde(deserialize_with = "time")]
     pub cap: Duration,
-    /// How often a call is put back before it is parked.
+    /// Number of requeues before a call is parked.
     #[serde(rename = "max_requeues")]
     pub requeues_max: u32,
-    /// The most of the rate that calls which are put back may take, in thousandths.
+    /// Maximum share of the rate for requeued calls, in thousandths.
     #[serde(rename = "share", deserialize_with = "permille")]
     pub share_permille: u16,
 }
 
-/// How long and in how much space calls wait, as it is written.
+/// The table `shape`.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(super) struct Shape {
@@ -80,32 +80,25 @@ impl Handling {
         }
     }
 
-    /// What is wrong with its numbers.
-    pub(super) fn errors(&self) -> impl Iterator<Item = &'static str> {
+    /// The fields that are out of range, and their ranges.
+    pub(super) fn errors(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         const HOUR: Duration = Duration::from_secs(3_600);
         const DAY: Duration = Duration::from_secs(86_400);
         let requeue = &self.requeue;
-        let has_room = (64 << 10..=16 << 30).contains(&self.queue_bytes);
+        let has_valid_queue = (64 << 10..=16 << 30).contains(&self.queue_bytes);
+        let has_valid_count = requeue.requeues_max <= 64;
+        let has_valid_age = self.max_wait <= self.max_age;
         let bounds = [
-            (self.max_wait <= HOUR, "shape: max_wait is more than 1h"),
-            (self.max_age <= DAY, "shape: max_age is more than 1day"),
-            (
-                self.max_wait <= self.max_age,
-                "shape: max_age is less than max_wait",
-            ),
-            (has_room, "shape: queue_bytes is not 64KiB to 16GiB"),
-            (
-                requeue.base <= requeue.cap,
-                "dead_letter: base is more than the cap",
-            ),
-            (requeue.cap <= DAY, "dead_letter: cap is more than 1day"),
-            (
-                requeue.requeues_max <= 64,
-                "dead_letter: max_requeues is more than 64",
-            ),
+            (self.max_wait <= HOUR, "shape.max_wait", "up to 1h"),
+            (self.max_age <= DAY, "shape.max_age", "up to 1day"),
+            (has_valid_age, "shape.max_age", "at least max_wait"),
+            (has_valid_queue, "shape.queue_bytes", "64KiB to 16GiB"),
+            (requeue.base <= requeue.cap, "dead_letter.base", "up to cap"),
+            (requeue.cap <= DAY, "dead_letter.cap", "up to 1day"),
+            (has_valid_count, "dead_letter.max_requeues", "up to 64"),
         ];
-        let broken = bounds.into_iter().filter(|(holds, _)| !holds);
-        broken.map(|(_, what)| what)
+        let broken = bounds.into_iter().filter(|(holds, ..)| !holds);
+        broken.map(|(_, field, range)| (field, range))
     }
 }
 
@@ -134,26 +127,26 @@ fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     Parsed::<Time>::deserialize(from).map(|time| time.0.into())
 }
 
-/// Whole thousandths: the division rounds as the reader of decimal numbers does, so equal numbers are equal floats.
+/// Whole thousandths. The division rounds like the parser of decimal numbers, so that equal numbers are equal floats.
 fn permille<'de, D: Deserializer<'de>>(from: D) -> Result<u16, D::Error> {
     let share = f64::deserialize(from)?;
     let found = (1..=500).find(|permille| f64::from(*permille) / 1_000.0 == share);
-    let wrong = || format!("`{share}` is not a share: write 0.001 to 0.5, in thousandths");
-    found.ok_or_else(|| Error::custom(wrong()))
+    let error = || format!("invalid share `{share}`: use 0.001 to 0.5 in steps of 0.001");
+    found.ok_or_else(|| Error::custom(error()))
 }
 
 impl fmt::Display for Handling {
-    /// The mode and its numbers in words.
+    /// The mode with its parameters.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mode {
             Mode::Observe => {
-                formatter.write_str("mode observe: what is over passes and is counted")
+                formatter.write_str("mode observe: calls over the limit pass and are counted")
             }
-            Mode::Police => formatter.write_str("mode police: what is over is dropped"),
+            Mode::Police => formatter.write_str("mode police: calls over the limit are dropped"),
             Mode::Shape => write!(
                 formatter,
-                "mode shape: what is over waits, for up to {} at a time and in at most {} for each key; {} after it was \
-                 accepted it is a dead letter{}",
+                "mode shape: calls over the limit wait up to {} at a time, in a queue of up to {} per key; {} after they were \
+                 accepted they become dead letters{}",
                 Time::from(self.max_wait),
                 Bytes(self.queue_bytes),
                 Time::from(self.max_age),
@@ -164,21 +157,17 @@ impl fmt::Display for Handling {
 }
 
 impl fmt::Display for RequeuePolicy {
-    /// What becomes of a dead letter.
+    /// What happens to dead letters.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [base, cap] = [self.base, self.cap].map(Time::from);
-        let most = self.requeues_max;
-        if most == 0 {
-            return formatter.write_str(" and parked");
+        let max = self.requeues_max;
+        if max == 0 {
+            return formatter.write_str(" and are parked");
         }
-        write!(
-            formatter,
-            ", put back up to {most} times, after {base} to {cap}"
-        )?;
         let percent = f64::from(self.share_permille) / 10.0;
         write!(
             formatter,
-            " and within {percent} % of the rate, then parked"
+            ", requeued up to {max} times, after {base} to {cap} and within {percent}% of the rate, then parked"
         )
     }
 }

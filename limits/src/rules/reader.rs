@@ -1,5 +1,5 @@
-//! Reads limits from tables. `serde` reads each table by itself, so that the errors of all tables are reported together. What it
-//! cannot read is not checked further: defaults in its place would add errors that the file does not have.
+//! Parses and checks the tables of a limits file. Each table is deserialized separately, so that the errors of all tables are reported
+//! together. A table that cannot be deserialized is not checked further, because default values would cause misleading errors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::{
     ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, SharingMode,
-    Unknown, handling::Shape,
+    Unknown, document::Lines, handling::Shape,
 };
 use crate::{
     algorithm::Options,
@@ -21,13 +21,18 @@ use crate::{
     rate::{Parsed, Rate, Time},
 };
 
-/// Maximum number of processes that keep to limits together.
-const PARTS_MAX: u64 = 1000;
+/// Path of the table of shared limits.
+const SHARING: &str = "sharing";
 
-/// Longest name of a group.
+const INVALID_NAME: &str = "invalid name: use at least one character, and no control characters";
+
+/// Maximum number of processes that share limits.
+const MEMBERS_MAX: u64 = 1000;
+
+/// Maximum length of a group's name.
 const GROUP_CHARS_MAX: usize = 64;
 
-/// What a file says beside its limits.
+/// The top-level keys except `limits` and `sharing`.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Top {
@@ -73,11 +78,12 @@ struct SharingTable {
     forget_after: Option<Parsed<Time>>,
 }
 
-/// Reads what is written.
-pub(super) fn read(table: Table) -> Result<Rules, ConfigErrors> {
+/// Parses and checks a document, whose keys are at these lines.
+pub(super) fn read(table: Table, lines: &Lines) -> Result<Rules, ConfigErrors> {
     let mut reader = Reader {
         errors: Vec::new(),
-        parts: 1,
+        lines,
+        members: 1,
     };
     let rules = reader.rules(table);
     if reader.errors.is_empty() {
@@ -87,57 +93,81 @@ pub(super) fn read(table: Table) -> Result<Rules, ConfigErrors> {
     }
 }
 
-/// Reads tables, and notes what is wrong with them.
-struct Reader {
+struct Reader<'a> {
     errors: Vec<String>,
-    /// Of how many who keep to the limits together this is one.
-    parts: u64,
+    lines: &'a Lines,
+    /// Number of processes that enforce the limits, from `share = "1/N"`.
+    members: u64,
 }
 
-impl Reader {
-    fn wrong(&mut self, path: &str, what: impl fmt::Display) {
-        self.errors.push(format!("{path}: {what}"));
+impl Reader<'_> {
+    fn error(&mut self, path: &str, what: impl fmt::Display) {
+        self.error_at(path, path, what);
     }
 
-    /// Reads one table, which may have had the keys of `others` too; `None` when something is wrong with it.
+    /// Adds an error, with the line of the longest known prefix of the path `place`.
+    fn error_at(&mut self, place: &str, path: &str, what: impl fmt::Display) {
+        let is_prefix = |known: &str| {
+            let rest = place.strip_prefix(known);
+            rest.is_some_and(|it| it.is_empty() || it.starts_with(['.', '[']))
+        };
+        let known = self.lines.iter().filter(|(known, _)| is_prefix(known));
+        let line = known.max_by_key(|(known, _)| known.len());
+        let line = line.map_or(String::new(), |(_, line)| format!("line {line}: "));
+        let path = if path.is_empty() { "the file" } else { path };
+        self.errors.push(format!("{line}{path}: {what}"));
+    }
+
+    /// Deserializes one table. `others` are valid keys that the caller has removed from it.
     fn table<T: DeserializeOwned>(
         &mut self,
         path: &str,
         value: Value,
         others: &[&str],
     ) -> Option<T> {
-        // What stands in its place may be a password.
+        // The value may be a password, so only its type is reported.
         if !value.is_table() {
-            self.wrong(path, format!("a table is needed, not {}", value.type_str()));
+            self.error(path, format!("expected a table, not {}", value.type_str()));
             return None;
         }
-        let wrong = |error: toml::de::Error| {
-            let what = error.message();
-            let text = error.to_string();
-            // The table within it is in a line of its own.
-            let within = text.strip_prefix(what).unwrap_or_default();
-            let what = unknown_key(what, others).unwrap_or_else(|| what.to_owned());
-            self.wrong(path, (what + within).trim_end().replace('\n', " "));
+        let error: toml::de::Error = match value.try_into() {
+            Ok(table) => return Some(table),
+            Err(error) => error,
         };
-        value.try_into().map_err(wrong).ok()
+        let (message, text) = (error.message(), error.to_string());
+        // The text ends with "in `FIELD`" if the value of a field is invalid.
+        let field = text
+            .strip_prefix(message)
+            .and_then(|it| it.split('`').nth(1));
+        let others = if field.is_none() { others } else { &[] };
+        let (key, mut what) = explain(message, others);
+        if path == SHARING && field.is_some() {
+            // The rejected value may be a misplaced URL with a password, so only the hint after it is reported.
+            let mut hint = [", expected", ": write", ": use"].iter();
+            let hint = hint.find_map(|it| message.rfind(it));
+            what = format!("invalid value{}", &message[hint.unwrap_or(message.len())..]);
+        }
+        let path = child(path, field.unwrap_or_default());
+        self.error_at(&child(&path, key), &path, what);
+        None
     }
 
     fn rules(&mut self, mut table: Table) -> Rules {
         let limits = match table.remove("limits") {
             Some(Value::Table(limits)) if !limits.is_empty() => limits,
             _ => {
-                self.wrong("limits", "at least one is needed, as [limits.NAME]");
+                self.error("limits", "add at least one table [limits.NAME]");
                 Table::new()
             }
         };
-        let sharing = table.remove("sharing");
-        let top: Option<Top> = self.table("the file", table.into(), &["limits", "sharing"]);
+        let sharing = table.remove(SHARING);
+        let top: Option<Top> = self.table("", table.into(), &["limits", SHARING]);
         let is_read = top.is_some();
         let top = top.unwrap_or_default();
         if let Some(share) = &top.share {
-            self.parts = self.parts_of(share);
+            self.members = self.members_of(share);
             if sharing.is_some() {
-                self.wrong("sharing", "share and [sharing] exclude each other");
+                self.error("share", "share and [sharing] are mutually exclusive");
             }
         }
         let unknown = match top.unknown.as_deref() {
@@ -146,17 +176,17 @@ impl Reader {
             Some(name) => match limits.keys().position(|it| it == name) {
                 Some(index) => Unknown::Limit(index),
                 None => {
-                    let what = "is neither refuse nor unlimited nor a limit's name";
-                    self.wrong("unknown", format!("`{name}` {what}"));
+                    let what = "use \"refuse\", \"unlimited\" or the name of a limit";
+                    self.error("unknown", format!("unknown limit `{name}`: {what}"));
                     Unknown::Refuse
                 }
             },
         };
-        let stands_in = |index| unknown == Unknown::Limit(index);
+        let is_default = |index| unknown == Unknown::Limit(index);
         let limits = limits.into_iter().enumerate();
         let rules = Rules {
             limits: limits
-                .filter_map(|(index, (name, limit))| self.limit(name, limit, stands_in(index)))
+                .filter_map(|(index, (name, limit))| self.limit(name, limit, is_default(index)))
                 .collect(),
             sharing: sharing.and_then(|sharing| self.sharing(sharing)),
             unknown,
@@ -167,14 +197,14 @@ impl Reader {
         rules
     }
 
-    /// Checks limits against each other.
+    /// Checks the limits against each other.
     fn check(&mut self, limits: &[NamedLimit]) {
         let mut limit_of = BTreeMap::new();
         for NamedLimit { name, keys, .. } in limits {
             for key in keys {
                 if let Some(first) = limit_of.insert(key, name) {
                     let what = format!("key {key} is already in limits.{first}");
-                    self.wrong(&format!("limits.{name}"), what);
+                    self.error(&format!("limits.{name}"), what);
                 }
             }
         }
@@ -182,18 +212,18 @@ impl Reader {
             let of_kind = limits.iter().filter(move |it| it.global == global);
             of_kind.map(|limit| limit.rules.len())
         };
-        let most = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
-        if most > DEMANDS_MAX {
-            let what = format!("{most} rules for one call are more than {DEMANDS_MAX}");
-            self.wrong("limits", what);
+        let rules = count(false).max().unwrap_or(0) + count(true).sum::<usize>();
+        if rules > DEMANDS_MAX {
+            let what = format!("a call can have up to {DEMANDS_MAX} rules, not {rules}");
+            self.error("limits", what);
         }
     }
 
-    /// Reads a limit; `None` when its table cannot be read.
-    fn limit(&mut self, name: String, value: Value, stands_in: bool) -> Option<NamedLimit> {
+    /// Parses a limit; `is_default` if it is that of unlisted keys. `None` if its table is invalid.
+    fn limit(&mut self, name: String, value: Value, is_default: bool) -> Option<NamedLimit> {
         let path = format!("limits.{}", name.escape_debug());
         if name.is_empty() || name.chars().any(char::is_control) {
-            self.wrong(&path, "a name is needed, without control characters");
+            self.error(&path, INVALID_NAME);
         }
         let mut table: Table = self.table(&path, value, &[])?;
         let rules = table.remove("rules");
@@ -212,50 +242,51 @@ impl Reader {
             shape,
             dead_letter,
         } = read;
-        if global && stands_in {
-            self.wrong("unknown", format!("{name} is of every call already"));
+        if global && is_default {
+            self.error("unknown", format!("limit {name} is global already"));
         }
-        if from_call && (global || stands_in) {
-            self.wrong(&path, "from_call excludes global, and being `unknown`");
+        if from_call && (global || is_default) {
+            self.error(&path, "from_call excludes global, and use as `unknown`");
         }
         if from_call && (keys.is_some() || rules.is_some()) {
-            let what = "from_call excludes keys and rules: each call says its rule";
-            self.wrong(&path, what);
+            let what = "from_call excludes keys and rules: each call has its own rule";
+            self.error(&path, what);
         }
         if global && keys.is_some() {
-            self.wrong(&path, "global and keys exclude each other");
+            self.error(&path, "global and keys are mutually exclusive");
         }
         let keys = match keys {
             Some(keys) if keys.is_empty() => {
-                self.wrong(&path, "keys is empty");
+                self.error(&format!("{path}.keys"), "add at least one key");
                 Vec::new()
             }
             Some(keys) => keys.into_iter().map(|it| it.0).collect(),
-            None if global || stands_in || from_call => Vec::new(),
+            None if global || is_default || from_call => Vec::new(),
             None => vec![name.clone()],
         };
         let is_handled = mode.is_some() || shape.is_some() || dead_letter.is_some();
         if global && is_handled {
-            let what = "mode, shape and dead_letter are not for a limit of every call, which has no calls of its own";
-            self.wrong(&path, what);
+            let what = "a global limit has no mode, shape or dead_letter: set them in the limits of its keys";
+            self.error(&path, what);
         } else if mode != Some(Mode::Shape) && (shape.is_some() || dead_letter.is_some()) {
-            let what = "shape and dead_letter are for mode = \"shape\" only";
-            self.wrong(&path, what);
+            let what = "shape and dead_letter require mode = \"shape\"";
+            self.error(&path, what);
         }
         let handling = Handling::new(
             mode.unwrap_or_default(),
             shape.unwrap_or_default(),
             dead_letter.unwrap_or_default(),
         );
-        for what in handling.errors() {
-            self.wrong(&path, what);
+        for (field, range) in handling.errors() {
+            let what = format!("out of range: use {range}");
+            self.error(&format!("{path}.{field}"), what);
         }
         Some(NamedLimit {
             rules: match rules {
                 Some(Value::Array(rules)) if !rules.is_empty() => self.rules_of(&path, rules),
                 None if from_call => Vec::new(),
                 _ => {
-                    self.wrong(&path, "needs rules = [ { id = …, rate = … }, … ]");
+                    self.error(&path, "add rules = [ { id = \"…\", rate = \"…\" } ]");
                     Vec::new()
                 }
             },
@@ -275,7 +306,7 @@ impl Reader {
             let path = format!("{path}.rules[{index}]");
             if let Some(rule) = self.rule(&path, rule) {
                 if !ids.insert(rule.id.clone()) {
-                    self.wrong(&path, format!("the id {} is another rule's too", rule.id));
+                    self.error(&path, format!("duplicate id {}", rule.id));
                 }
                 read.push(rule);
             }
@@ -294,13 +325,13 @@ impl Reader {
             options,
         } = self.table(path, value, &["id", "rate", "count_refused", "algorithm"])?;
         if id.trim().is_empty() || id.chars().any(char::is_control) {
-            self.wrong(path, "id: a name is needed, without control characters");
+            self.error(&format!("{path}.id"), INVALID_NAME);
         }
         let algorithm = options.algorithm(rate).checked();
-        let algorithm = algorithm.and_then(|it| it.static_share(self.parts));
-        let algorithm = algorithm.map_err(|error| self.wrong(path, error)).ok()?;
+        let algorithm = algorithm.and_then(|it| it.static_share(self.members));
+        let algorithm = algorithm.map_err(|error| self.error(path, error)).ok()?;
         if count_refused && algorithm.window().is_none() {
-            self.wrong(path, "count_refused is for windows and logs only");
+            self.error(path, "count_refused requires a window or a log");
         }
         let limit = Limit {
             algorithm,
@@ -310,36 +341,33 @@ impl Reader {
     }
 
     /// The N of `share = "1/N"`.
-    fn parts_of(&mut self, share: &str) -> u64 {
-        let parts = share.strip_prefix("1/").and_then(|it| it.parse().ok());
-        let parts = parts.filter(|parts| (1..=PARTS_MAX).contains(parts));
-        parts.unwrap_or_else(|| {
-            let what = format!("`{share}` is none from \"1/1\" to \"1/{PARTS_MAX}\"");
-            self.wrong("share", what);
+    fn members_of(&mut self, share: &str) -> u64 {
+        let members = share.strip_prefix("1/").and_then(|it| it.parse().ok());
+        let members = members.filter(|it| (1..=MEMBERS_MAX).contains(it));
+        members.unwrap_or_else(|| {
+            let what = format!("invalid share `{share}`: use \"1/1\" to \"1/{MEMBERS_MAX}\"");
+            self.error("share", what);
             1
         })
     }
 
-    /// None when each keeps to the limits for itself.
     fn sharing(&mut self, sharing: Value) -> Option<Sharing> {
-        const PATH: &str = "sharing";
-        let read: SharingTable = self.table(PATH, sharing, &[])?;
+        let read: SharingTable = self.table(SHARING, sharing, &[])?;
         let members_max = read.members_max;
-        if members_max.is_some_and(|it| !(1..=PARTS_MAX).contains(&it)) {
-            self.wrong(PATH, format!("members_max is 1 to {PARTS_MAX}"));
+        if members_max.is_some_and(|it| !(1..=MEMBERS_MAX).contains(&it)) {
+            let what = format!("out of range: use 1 to {MEMBERS_MAX}");
+            self.error("sharing.members_max", what);
         }
-        // It is a part of a key's name, and of the slot in which it is.
-        let is_name = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        // The group is part of the server's keys.
+        let is_valid = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
         let group = read.group;
-        if group.is_empty() || group.len() > GROUP_CHARS_MAX || !group.chars().all(is_name) {
+        if !(1..=GROUP_CHARS_MAX).contains(&group.len()) || !group.chars().all(is_valid) {
             let what = format!(
-                "group is 1 to {GROUP_CHARS_MAX} letters, digits, dots, hyphens or underscores: \
-                 all that name the same group on this server share the limits of the same names"
+                "invalid group: use 1 to {GROUP_CHARS_MAX} letters, digits, dots, hyphens or underscores"
             );
-            self.wrong(PATH, what);
+            self.error("sharing.group", what);
         }
-        let time =
-            |given: Option<Parsed<Time>>, unless_set| given.map_or(unless_set, |it| it.0.into());
+        let time = |it: Option<Parsed<Time>>, default| it.map_or(default, |it| it.0.into());
         let refresh = time(read.refresh, Duration::from_secs(1));
         Some(Sharing {
             mode: read.mode,
@@ -357,18 +385,38 @@ impl Reader {
     }
 }
 
-/// The text for a key that `serde` does not know, which lists those that it expects; `others` may be meant too.
-fn unknown_key(error: &str, others: &[&str]) -> Option<String> {
-    let rest = error.strip_prefix("unknown field `")?;
-    let (unknown, expected) = rest.split_once('`')?;
+fn child(path: &str, key: &str) -> String {
+    let dot = if path.is_empty() || key.is_empty() {
+        ""
+    } else {
+        "."
+    };
+    [path, dot, key].concat()
+}
+
+/// Rewrites an error of `serde` about an unknown key or value, and suggests the most similar one that is expected or in `others`.
+/// Returns the key, or an empty text, and the error.
+fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
+    let parts = || {
+        let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;
+        let (unknown, expected) = rest.split_once('`')?;
+        Some((kind == "field", unknown, expected))
+    };
+    let Some((is_key, unknown, expected)) = parts() else {
+        return ("", error.to_owned());
+    };
     let known = expected.split('`').skip(1).step_by(2);
-    let known = known.chain(others.iter().copied());
-    let nearest = known
-        .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
-        .min()
-        .filter(|(slips, known)| *slips <= (known.len() / 4).max(1));
-    Some(match nearest {
-        Some((_, known)) => format!("unknown key `{unknown}`: did you mean `{known}`?"),
-        None => format!("unknown key `{unknown}`{expected}"),
-    })
+    let others = others.iter().filter(|_| is_key).copied();
+    let known: Vec<&str> = known.chain(others).collect();
+    let similarity = |known: &&str| strsim::jaro_winkler(unknown, known);
+    let nearest = known.iter().copied();
+    let nearest = nearest.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    let hint = match nearest.filter(|it| similarity(it) > 0.8) {
+        Some(known) => format!(": did you mean `{known}`?"),
+        None => format!(", expected one of `{}`", known.join("`, `")),
+    };
+    match is_key {
+        true => (unknown, format!("unknown key `{unknown}`{hint}")),
+        false => ("", format!("unknown value `{unknown}`{hint}")),
+    }
 }

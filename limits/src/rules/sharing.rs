@@ -1,4 +1,4 @@
-//! How several who have the same file keep to its limits together; for who enforces them.
+//! The `[sharing]` table: how several processes share the limits of one file.
 
 use std::{fmt, time::Duration};
 
@@ -6,40 +6,40 @@ use serde::Deserialize;
 
 use crate::rate::Time;
 
-/// That limits are shared, and how.
+/// The settings of `[sharing]`. `Debug` and `Display` omit the server's URL, which may contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sharing {
-    /// Who decides.
+    /// How decisions are made.
     pub mode: SharingMode,
-    /// The server's address, with what it takes to log in. Never shown.
+    /// URL of the server, with user and password.
     pub redis: String,
-    /// A file with the authorities that may sign its certificate; needed where the address is one with TLS.
+    /// PEM file with the certificate authorities of the server; required for TLS.
     pub tls_ca: Option<String>,
-    /// Files with a certificate and its key, for a server that wants one.
+    /// PEM file with a client certificate.
     pub tls_cert: Option<String>,
-    /// See `tls_cert`.
+    /// PEM file with the key of the client certificate.
     pub tls_key: Option<String>,
-    /// All who name the same group, on the same server, share the limits of the same names.
+    /// Name of the group. Processes with the same group and server share limits of the same name.
     pub group: String,
-    /// Most who share them at a time; none when nobody knows.
+    /// Maximum number of processes; `None` if unknown.
     pub members_max: Option<u64>,
-    /// How often a share is asked for.
+    /// Interval between requests for shares.
     pub refresh: Duration,
-    /// How long it lasts without an answer.
+    /// Duration of a lease.
     pub ttl: Duration,
-    /// How long an answer may take.
+    /// Maximum response time of the server.
     pub timeout: Duration,
-    /// For how long one that nobody hears of keeps its safe share.
+    /// How long a silent process keeps its fallback share.
     pub forget_after: Duration,
 }
 
-/// Who decides under shared limits.
+/// How decisions under shared limits are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SharingMode {
-    /// Each by itself, by its share of the rate, which the server hands out each second.
+    /// By each process, within a share of each rate that the server leases to it.
     Lease,
-    /// The server, each time.
+    /// By the server, for every call.
     Exact,
 }
 
@@ -52,21 +52,19 @@ impl fmt::Debug for Sharing {
 impl fmt::Display for Sharing {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let group = &self.group;
+        let [refresh, ttl, timeout] = [self.refresh, self.ttl, self.timeout].map(Time::from);
         match self.mode {
             SharingMode::Lease => write!(
                 formatter,
-                "shared by the group {group}: each has a share of each rate, asked for each {}, which lasts {}",
-                Time::from(self.refresh),
-                Time::from(self.ttl)
+                "shared by group {group}: each process leases a share of each rate, renewed every {refresh}, valid for {ttl}"
             )?,
             SharingMode::Exact => write!(
                 formatter,
-                "shared by the group {group}: a server decides on each call, within {}",
-                Time::from(self.timeout)
+                "shared by group {group}: the server decides on every call, within {timeout}"
             )?,
         }
         match self.members_max {
-            Some(most) => write!(formatter, "; at most {most} at a time"),
+            Some(max) => write!(formatter, "; up to {max} processes"),
             None => Ok(()),
         }
     }

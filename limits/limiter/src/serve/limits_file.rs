@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use limits::rules::{ConfigErrors, Document};
+use limits::rules::{ConfigErrors, Document, Rules};
 use runtime::reload::{NamedFile, Source};
 
 use super::limit_sources::{EffectiveLimits, LimitSources, TermsByName};
@@ -43,6 +43,8 @@ impl Source for File {
         };
         let text = std::str::from_utf8(&contents[0]);
         let text = text.map_err(|_| vec![self.file.error("not UTF-8")])?;
+        // Reports errors with line numbers, which a document does not have.
+        Rules::parse(text).map_err(named)?;
         let document = Document::parse(text).map_err(named)?;
         EffectiveLimits::of(document.clone(), TermsByName::new()).map_err(named)?;
         if let Some(sources) = self.sources.get() {

@@ -68,7 +68,7 @@ async fn check(mongod: &mut Mongod) -> Result<()> {
         .await?;
     set(&collection, "c", "4/s").await?;
     limiter
-        .wait_readiness("collection: limits.wrong: needs rules")
+        .wait_readiness("collection: limits.wrong: add rules")
         .await?;
     collection.delete_one(doc! { "_id": "wrong" }).await?;
     wait_limit(&mut limiter, "c", is("collection", "4/s")).await?;

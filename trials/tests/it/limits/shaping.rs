@@ -282,7 +282,7 @@ async fn all_limit_errors_are_reported_before_a_port_is_bound() -> Result<()> {
         "`shapes`",
         "limits.whole",
         "--limits-spool",
-        "needs rules",
+        "add rules",
     ] {
         ensure!(output.text.contains(error), "{error}: {}", output.text);
     }

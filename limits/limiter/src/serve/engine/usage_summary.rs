@@ -131,11 +131,6 @@ fn add(
 
 /// Whether it is a window of an hour or more, whose usage operators watch before it is exhausted.
 fn is_quota(algorithm: &Algorithm) -> bool {
-    match algorithm {
-        Algorithm::FixedWindow { window, .. }
-        | Algorithm::SlidingLog { window, .. }
-        | Algorithm::SlidingCounter { window, .. }
-        | Algorithm::StepWindow { window, .. } => *window >= Duration::from_secs(3_600),
-        _ => false,
-    }
+    let window = algorithm.window();
+    window.is_some_and(|(_, window)| window >= Duration::from_secs(3_600))
 }
