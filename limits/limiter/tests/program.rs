@@ -88,15 +88,15 @@ fn check_rejects_what_the_program_in_for_does_not_support() {
     for (limit, expected) in [
         (
             format!("[limits.dsp]\nkeys = [17]\n{rules}"),
-            "unknown: name the limit that all other DSPs share",
+            "unknown: set the limit that all unlisted DSPs share",
         ),
         (
             format!("unknown = \"unlimited\"\n[limits.dsp]\nkeys = [\"partner\"]\n{rules}"),
-            "limits.dsp: `partner` is not a DSP",
+            "limits.dsp: invalid DSP `partner`",
         ),
         (
             format!("unknown = \"unlimited\"\n[limits.dsp]\n{rules}"),
-            "limits.dsp: `dsp` is not a DSP",
+            "limits.dsp: invalid DSP `dsp`",
         ),
         (
             "unknown = \"unlimited\"\n[limits.dsp]\nfrom_call = true\n".to_owned(),

@@ -1,17 +1,17 @@
-//! The rules of a file of limits that a producer can go by: limits of DSPs, kept alone or on lease.
+//! Limits files of producers: additional checks for DSP limits, and the configuration of leases.
 
 use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 
 use crate::{Address, lease, terms::Terms};
 
-/// Most DSPs that a file may name.
+/// Maximum number of DSPs in a limits file.
 pub const DSPS_MAX: usize = 4096;
 
-/// Most shares of a group whose members are known: the server goes over all of them for each question, in the time of `timeout`, and does nothing else
-/// meanwhile.
+/// Maximum number of shares in a group with `members_max`. For each request, the server processes all of them within `timeout` and is blocked
+/// during that time.
 const SHARES_MAX: u64 = 4096;
 
-/// What a producer cannot go by, though the rules are in order.
+/// The errors of valid rules that a producer does not support.
 #[must_use]
 pub fn check(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();
@@ -19,17 +19,17 @@ pub fn check(rules: &Rules) -> Vec<String> {
     for limit in &rules.limits {
         if limit.from_call {
             errors.push(format!(
-                "limits.{}: from_call is for limiter serve: a producer gets no rules from calls",
+                "limits.{}: from_call is for limiter serve; a producer has no calls with rules",
                 limit.name
             ));
         }
         for key in &limit.keys {
             dsps += 1;
-            // The number as it is written elsewhere too: `017` would be another key.
+            // Only the canonical form: `017` would be a different key.
             let is_dsp = |dsp: &u32| *dsp > 0 && dsp.to_string() == *key;
             if key.parse().ok().filter(is_dsp).is_none() {
                 errors.push(format!(
-                    "limits.{}: `{}` is not a DSP, which is a number from 1 to 4294967295: name them, as in keys = [17]",
+                    "limits.{}: invalid DSP `{}`: use numbers from 1 to 4294967295, as in keys = [17]",
                     limit.name,
                     key.escape_debug()
                 ));
@@ -38,31 +38,31 @@ pub fn check(rules: &Rules) -> Vec<String> {
     }
     if rules.unknown == Unknown::Refuse {
         errors.push(
-            "unknown: name the limit that all other DSPs share, or \"unlimited\"; \
-             who is to refuse unknown DSPs sets --unknown-dsps"
+            "unknown: set the limit that all unlisted DSPs share, or \"unlimited\"; \
+             to reject unlisted DSPs, set --unknown-dsps"
                 .to_owned(),
         );
     }
-    if let Some(whole) = rules.limits.iter().find(|limit| limit.global)
+    if let Some(global) = rules.limits.iter().find(|limit| limit.global)
         && rules.unknown == Unknown::Unlimited
     {
         errors.push(format!(
-            "unknown: what is unlimited would not count under {}, which is of every cookie: name the limit that all other DSPs share",
-            whole.name
+            "unknown: \"unlimited\" conflicts with the global limit {}: set the limit that all unlisted DSPs share",
+            global.name
         ));
     }
     if let Some(sharing) = &rules.sharing {
         check_sharing(rules, sharing, &mut errors);
     }
     if dsps > DSPS_MAX {
-        errors.push(format!("{dsps} DSPs are more than {DSPS_MAX}"));
+        errors.push(format!("too many DSPs: {dsps} exceed {DSPS_MAX}"));
     }
     errors
 }
 
 fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
     if sharing.mode == SharingMode::Exact {
-        let what = "sharing: mode: exact sharing is for limiter serve: use mode = \"lease\"";
+        let what = "sharing.mode: exact sharing is for limiter serve: use mode = \"lease\"";
         return errors.push(what.to_owned());
     }
     let config = lease_config(sharing, "");
@@ -71,14 +71,14 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
     }
     let count = rules.limits.len();
     if count > lease::LIMITS_MAX {
-        let most = lease::LIMITS_MAX;
-        errors.push(format!("sharing: {count} limits are more than {most}"));
+        let max = lease::LIMITS_MAX;
+        errors.push(format!("sharing: too many limits: {count} exceed {max}"));
     }
     let members_max = sharing.members_max.unwrap_or(1);
     let shares = count as u64 * members_max;
     if shares > SHARES_MAX {
         errors.push(format!(
-            "sharing: {count} limits of {members_max} members are {shares} shares, more than {SHARES_MAX}: spread them over several groups, with a file each"
+            "sharing: too many shares: {count} limits for {members_max} members exceed {SHARES_MAX}: split the file into several groups"
         ));
     }
     for limit in &rules.limits {
@@ -88,12 +88,12 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
             match (algorithm.share(1), sharing.members_max) {
                 (Some(_), _) => {}
                 (None, None) => errors.push(format!(
-                    "limits.{name}: {id}: shares of a {} cannot move within its window: set sharing.members_max, and each has its part of it",
+                    "limits.{name}: {id}: a {} cannot be leased: set sharing.members_max, so that each producer enforces a static share",
                     algorithm.name()
                 )),
-                (None, Some(parts)) => {
-                    if let Err(error) = algorithm.static_share(parts) {
-                        errors.push(format!("limits.{name}: {id}: its part is too small: {error}"));
+                (None, Some(members)) => {
+                    if let Err(error) = algorithm.static_share(members) {
+                        errors.push(format!("limits.{name}: {id}: 1/{members} is too small: {error}"));
                     }
                 }
             }
@@ -101,10 +101,10 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
     }
 }
 
-/// What a producer of this name needs to take part in shared limits.
+/// The lease configuration of the producer `member`.
 ///
 /// # Errors
-/// When the address or the times are wrong.
+/// If the address or the times are invalid.
 pub fn lease_config(sharing: &Sharing, member: &str) -> Result<lease::Config, String> {
     let terms = Terms {
         refresh: Terms::micros(sharing.refresh),

@@ -1,14 +1,15 @@
-//! Exact limits: each decision is the server's, for all limits of a call at once. For small limits and quotas, at a call to the server each.
+//! Exact limits: the server decides on every call, under all of its limits in one script run. For small limits and quotas, at the cost of one
+//! request to the server per call.
 //!
-//! All limits of a group are in one slot of a cluster. The server's clock counts, in microseconds. An answer takes no longer than its budget, and
-//! after a few calls without one the server is not asked for a second (a circuit breaker): what holds meanwhile is for the caller to say. A
-//! call that got no answer in time may have been counted all the same.
+//! All keys of a group are in one hash slot of a cluster. Time is the server's clock in microseconds. A decision takes at most the budget.
+//! After a few calls without a reply, a circuit breaker stops requests for a second; until then the caller decides what applies. A call
+//! whose reply is late may have been counted.
 //!
-//! Few questions are under way at a time, so that all of them can be answered within the budget: callers wait here for half of it at most, where
-//! what is given up was not counted. A server that answers others meanwhile is not lost.
+//! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to half
+//! of the budget to send its request; if it gives up, the call was not counted. A server that replies to other calls counts as available.
 //!
-//! Nothing is kept here of limits and keys: each call says the rules that it is under, so they may change at any time. The server keeps the state of a
-//! key until nothing of it is used; what was used stays used, in requests, when a rule of the same name is another.
+//! No limits or keys are stored here: each call contains its rules, so they can change at any time. The server stores the state of a key
+//! while it has usage. If a rule changes but keeps its name, the number of used requests is carried over.
 
 mod rule;
 
@@ -32,76 +33,76 @@ pub use self::rule::{
 };
 use crate::server::{Address, Breaker, ServerError};
 
-/// The script that decides.
+/// The script that decides on calls.
 pub const SCRIPT: &str = include_str!("exact.lua");
 
-/// The largest number that the server's arithmetic has every smaller one of.
+/// Maximum number in the script: Lua represents all smaller whole numbers exactly.
 const NUMBER_MAX: u64 = 1 << 52;
 
-/// Most questions under way: so many of the slowest, of one to two milliseconds, take half of the usual budget.
-const UNDER_WAY_MAX: usize = 16;
+/// Maximum number of requests in flight. As many of the slowest, of 1 to 2 ms each, take half of the default budget.
+const IN_FLIGHT_MAX: usize = 16;
 
-/// What is needed for exact limits.
+/// Configuration of exact limits.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The server.
     pub server: Address,
-    /// Whose limits these are.
+    /// Name of the group. All processes of the same group share their limits.
     pub group: String,
-    /// How long an answer may take.
+    /// Maximum time for a decision.
     pub budget: Duration,
 }
 
-/// What a call asks of one rule. Names and keys become part of a key of the server: they should be bounded.
+/// The requests of a call under one rule. Name and key become part of a key on the server, so their lengths should be bounded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRequest {
-    /// The name of the rule: those of the same name and group are the same to all processes.
+    /// Name of the rule, shared by all processes of the group.
     pub name: Arc<str>,
-    /// What it is.
+    /// The rule.
     pub rule: ExactRule,
-    /// Whose allowance it is.
+    /// The key; each key has its own quota.
     pub key: Arc<str>,
-    /// How many requests the call is for.
+    /// Number of requests.
     pub requests: u64,
 }
 
-/// Why a call has no answer.
+/// The reason why there is no decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ExactError {
-    /// The server gave none in time, or is not there.
-    #[error("the server of shared limits gives no answer")]
+    /// The server did not respond in time, or is not connected.
+    #[error("sharing server unavailable")]
     Unavailable,
-    /// It is there and answers others.
-    #[error("the server of shared limits has too much to do")]
+    /// The server responds to other calls.
+    #[error("sharing server overloaded")]
     Busy,
 }
 
-/// Decisions of a server.
+/// Limits that a server decides on.
 #[derive(Debug)]
 pub struct ExactLimits {
     config: Config,
     breaker: Breaker,
-    /// Of questions that are under way.
-    places: Arc<Semaphore>,
-    /// Questions keep their places until they are answered, or the server had its time, also when nobody waits for them any more.
-    questions: TaskTracker,
+    /// Permits of requests in flight.
+    permits: Arc<Semaphore>,
+    /// Requests keep their permits until the reply or the end of the budget, even if the caller is gone.
+    requests: TaskTracker,
     replies: AtomicU64,
 }
 
 impl ExactLimits {
-    /// Without a connection, which [`run`](Self::run) makes.
+    /// Limits without a connection. [`run`](Self::run) connects.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
             config,
             breaker: Breaker::default(),
-            places: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
-            questions: TaskTracker::new(),
+            permits: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
+            requests: TaskTracker::new(),
             replies: AtomicU64::new(0),
         }
     }
 
-    /// Keeps a connection until `stop`. Without one, all calls are [`Lost`](ExactError::Unavailable).
+    /// Keeps a connection to the server until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let Config {
             server,
@@ -112,120 +113,121 @@ impl ExactLimits {
         stop.run_until_cancelled(keep).await;
     }
 
-    /// Asks for a call under these rules: all of them count it, or none. It must not go for so long yet, whatever they say. What is asked of one rule for one
-    /// key more than once is asked for together.
+    /// Decides on a call: all rules count it, or none. Its slot is at least `pause` from now. Requests with the same rule and key are added
+    /// up.
     ///
     /// # Errors
-    /// When there is no answer within the budget: the call may have been counted, or not. It was not where it waited for its turn.
+    /// If there is no reply within the budget. The call may have been counted, unless it never got a permit.
     pub async fn decide(
         &self,
-        asks: &[RuleRequest],
-        question: Operation,
+        requests: &[RuleRequest],
+        operation: Operation,
         pause: Duration,
     ) -> Result<ExactDecision, ExactError> {
         let (began, budget) = (Instant::now(), self.config.budget);
         if !self.is_connected() {
             return Err(ExactError::Unavailable);
         }
-        let place = timeout(budget / 2, Arc::clone(&self.places).acquire_owned()).await;
+        let permit = timeout(budget / 2, Arc::clone(&self.permits).acquire_owned()).await;
         let Some(link) = self.breaker.link() else {
             return Err(ExactError::Unavailable);
         };
-        let Ok(Ok(place)) = place else {
+        let Ok(Ok(permit)) = permit else {
             return Err(ExactError::Busy);
         };
-        let answered = self.replies();
-        let left = budget.saturating_sub(began.elapsed());
-        let asked = merged(asks);
-        let (keys, arguments) = self.question(asks, &asked, question, pause);
-        let (asking, lost) = (link.clone(), ServerError::Timeout(budget));
-        let answer = self.questions.spawn(async move {
-            let _place = place;
-            asking.run(&keys, &arguments, left).await
+        let replies = self.replies();
+        let rest = budget.saturating_sub(began.elapsed());
+        let merged = merge(requests);
+        let (keys, arguments) = self.script_call(requests, &merged, operation, pause);
+        let sender = link.clone();
+        let reply = self.requests.spawn(async move {
+            let _permit = permit;
+            sender.run(&keys, &arguments, rest).await
         });
-        let answer = answer.await.unwrap_or(Err(lost));
-        match answer.and_then(|values| answer_of(asks, &asked, &values)) {
-            Ok(answer) => {
-                self.breaker.heard();
+        let reply = reply.await.unwrap_or(Err(ServerError::Timeout(budget)));
+        match reply.and_then(|values| decision_of(requests, &merged, &values)) {
+            Ok(decision) => {
+                self.breaker.record_success();
                 self.replies.fetch_add(1, Ordering::Relaxed);
-                Ok(answer)
+                Ok(decision)
             }
-            Err(error) if error.may_be_of_call() && self.replies() != answered => {
+            Err(error) if error.may_concern_one_call() && self.replies() != replies => {
                 Err(ExactError::Busy)
             }
             Err(error) => {
-                self.breaker.missed(&link, error);
+                self.breaker.record_failure(&link, error);
                 Err(ExactError::Unavailable)
             }
         }
     }
 
-    /// How many calls the server answered.
+    /// Number of replies from the server.
     #[must_use]
     pub fn replies(&self) -> u64 {
         self.replies.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a server.
+    /// Whether the server is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.breaker.link().is_some()
     }
 
-    /// The keys and arguments of the script for what is asked.
-    fn question(
+    /// The keys and arguments of the script.
+    fn script_call(
         &self,
-        asks: &[RuleRequest],
-        asked: &[(usize, u64)],
-        question: Operation,
+        requests: &[RuleRequest],
+        merged: &[(usize, u64)],
+        operation: Operation,
         pause: Duration,
     ) -> (Vec<String>, Vec<String>) {
-        let key = |ask: &RuleRequest| {
-            // The length tells where the name ends.
-            let (group, name) = (&self.config.group, &ask.name);
+        let key = |it: &RuleRequest| {
+            // The length makes the end of the name unambiguous.
+            let (group, name, key) = (&self.config.group, &it.name, &it.key);
             let length = name.len();
-            format!("cookiesync:{{{group}}}:exact:{length}:{name}:{}", ask.key)
+            format!("cookiesync:{{{group}}}:exact:{length}:{name}:{key}")
         };
-        let keys = asked.iter().map(|(place, _)| key(&asks[*place])).collect();
-        let rules = asked.iter().map(|(place, _)| asks[*place].rule);
-        let mut arguments = question.arguments(rules, pause);
-        for (place, requests) in asked {
-            arguments.extend(asks[*place].rule.arguments(*requests));
+        let keys = merged.iter().map(|(index, _)| key(&requests[*index]));
+        let rules = merged.iter().map(|(index, _)| requests[*index].rule);
+        let mut arguments = operation.arguments(rules, pause);
+        for (index, count) in merged {
+            arguments.extend(requests[*index].rule.arguments(*count));
         }
-        (keys, arguments)
+        (keys.collect(), arguments)
     }
 }
 
-/// The script's answer, by the places of the asks.
-fn answer_of(
-    asks: &[RuleRequest],
-    asked: &[(usize, u64)],
+/// Parses the script's reply, and maps it from merged to original requests.
+fn decision_of(
+    requests: &[RuleRequest],
+    merged: &[(usize, u64)],
     values: &[Value],
 ) -> Result<ExactDecision, ServerError> {
-    let mut answer = ExactDecision::read(values)?;
-    let place_of = |index: usize| asked.get(index).map(|(place, _)| *place);
-    answer.binding = answer.binding.and_then(place_of);
-    let lefts = asked.iter().zip(&answer.remaining);
-    let left_of = |ask: &RuleRequest| {
-        let mut lefts = lefts.clone();
-        let found = lefts.find(|((place, _), _)| same(&asks[*place], ask));
-        found.map(|(_, left)| *left)
+    let mut decision = ExactDecision::read(values)?;
+    let index_of = |index: usize| merged.get(index).map(|(index, _)| *index);
+    decision.binding = decision.binding.and_then(index_of);
+    let all = merged.iter().zip(&decision.remaining);
+    let remaining = |request: &RuleRequest| {
+        let mut all = all.clone();
+        let found = all.find(|((index, _), _)| is_same(&requests[*index], request));
+        found.map(|(_, remaining)| *remaining)
     };
-    answer.remaining = asks.iter().filter_map(left_of).collect();
-    Ok(answer)
+    decision.remaining = requests.iter().filter_map(remaining).collect();
+    Ok(decision)
 }
 
-fn same(one: &RuleRequest, other: &RuleRequest) -> bool {
+fn is_same(one: &RuleRequest, other: &RuleRequest) -> bool {
     (&one.name, &one.key) == (&other.name, &other.key)
 }
 
-/// The places of what is asked, each once, and for how many requests together.
-fn merged(asks: &[RuleRequest]) -> Vec<(usize, u64)> {
-    let mut all: Vec<(usize, u64)> = Vec::with_capacity(asks.len());
-    for (place, ask) in asks.iter().enumerate() {
-        match all.iter_mut().find(|(it, _)| same(&asks[*it], ask)) {
-            Some((_, requests)) => *requests = requests.saturating_add(ask.requests),
-            None => all.push((place, ask.requests)),
+/// The indexes of requests with distinct rules and keys, and the number of requests of each.
+fn merge(requests: &[RuleRequest]) -> Vec<(usize, u64)> {
+    let mut all: Vec<(usize, u64)> = Vec::with_capacity(requests.len());
+    for (index, request) in requests.iter().enumerate() {
+        let mut known = all.iter_mut();
+        match known.find(|(it, _)| is_same(&requests[*it], request)) {
+            Some((_, count)) => *count = count.saturating_add(request.requests),
+            None => all.push((index, request.requests)),
         }
     }
     all
@@ -237,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(key: &str, requests: u64) -> RuleRequest {
+    fn request(key: &str, requests: u64) -> RuleRequest {
         let limit = Algorithm::token_bucket("1/s", 8).unwrap();
         RuleRequest {
             name: Arc::from("a"),
@@ -248,10 +250,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_script_does_not_have_is_refused_by_name() {
+    fn unsupported_algorithms_are_rejected_by_name() {
         let second = Duration::from_secs(1);
         let rate = "1/s".parse().unwrap();
-        let unfit = [
+        let unsupported = [
             (
                 Algorithm::SlidingLog {
                     limit: 1,
@@ -288,11 +290,11 @@ mod tests {
             ),
         ];
         let error = |limit: Limit| ExactRule::new(&limit).unwrap_err();
-        for (algorithm, name) in unfit {
+        for (algorithm, name) in unsupported {
             assert_eq!(error(algorithm.into()), UnsupportedLimit::Algorithm(name));
         }
-        let fine = Algorithm::token_bucket("1/ns", 1).unwrap();
-        assert_eq!(error(fine.into()), UnsupportedLimit::Nanoseconds);
+        let nanoseconds = Algorithm::token_bucket("1/ns", 1).unwrap();
+        assert_eq!(error(nanoseconds.into()), UnsupportedLimit::Nanoseconds);
         let large = Algorithm::token_bucket("1/3000days", 100).unwrap();
         assert_eq!(error(large.into()), UnsupportedLimit::Numbers);
         let window = Algorithm::FixedWindow {
@@ -308,21 +310,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_server_there_is_no_answer() {
+    async fn call_fails_without_a_connection() {
         let exact = ExactLimits::new(Config {
             server: Address::parse("redis://127.0.0.1:1").unwrap(),
             group: "test".to_owned(),
             budget: Duration::from_millis(50),
         });
-        let asks = [ask("a", 1)];
-        let answer = exact.decide(&asks, Operation::Peek, Duration::ZERO);
-        assert_eq!(answer.await, Err(ExactError::Unavailable));
+        let requests = [request("a", 1)];
+        let decision = exact.decide(&requests, Operation::Peek, Duration::ZERO);
+        assert_eq!(decision.await, Err(ExactError::Unavailable));
         assert_eq!((exact.replies(), exact.is_connected()), (0, false));
     }
 
     #[test]
-    fn asks_of_one_key_are_one() {
-        let asks = [ask("a", 1), ask("b", 2), ask("a", 2)];
-        assert_eq!(merged(&asks), [(0, 3), (1, 2)]);
+    fn requests_of_one_key_are_merged() {
+        let requests = [request("a", 1), request("b", 2), request("a", 2)];
+        assert_eq!(merge(&requests), [(0, 3), (1, 2)]);
     }
 }

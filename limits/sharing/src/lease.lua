@@ -1,9 +1,12 @@
--- A group's ledger: one question of one member. tests/model/mod.rs is the same in Rust, and says what holds and why.
+-- The ledger of a group: processes one request of one member. tests/model/mod.rs is the same in Rust, with a proof.
 --
--- KEYS[1] is a hash: `group`, and a field `m:NAME` for each member, all packed.
--- ARGV: refresh, ttl, timeout, forget_after, members_max; member, instance, number, applied, leaves (0 or 1); then
--- for each limit its name, held, safe, demand. Times are microseconds, shares millionths; all are whole and below 2^53.
--- Answers: { status, now, run, is_learning, members, then for each limit lease, safe, sum, unknown }.
+-- KEYS[1]: a hash with the field `group`, and a field `m:NAME` for each member, all packed. Their keys are a stored format. In a member's
+-- record, `seen` and `heard` are the time of its last request by the server's clock and by the ledger's; `applied` is the grant that it
+-- uses, `told` the grant in the last reply; `wants` has { demand, share in use } for each limit.
+-- ARGV: refresh, ttl, timeout, forget_after, members_max; member, instance, number, applied, leaves (0 or 1); then for each limit its name,
+-- share in use, fallback share, demand. Times are in microseconds, shares in millionths; all numbers are whole and below 2^53.
+-- Returns { status, now, run, is_learning, members }, then for each limit the lease, the fallback share, the sum of all shares, and the share
+-- reserved for unknown members.
 
 local WHOLE = 1000000
 local key, floor, min, max = KEYS[1], math.floor, math.min, math.max
@@ -13,13 +16,13 @@ local refresh, ttl, timeout, forget_after, members_max =
 local name, instance, number, applied, leaves =
   ARGV[6], number_at(7), number_at(8), number_at(9), ARGV[10] == '1'
 
-local held_for = ttl + 2 * refresh
+local reserved_for = ttl + 2 * refresh
 local gap_max = refresh + floor(refresh / 2)
-local silence = 4 * refresh
-local safe_after = floor((held_for + silence + timeout) / 49) * 50 + 50
-local forget_at = forget_after + floor(forget_after / 8)
-local floor_share = 0
-if members_max > 0 then floor_share = floor(WHOLE / members_max) end
+local silence_max = 4 * refresh
+local fallback_after = floor((reserved_for + silence_max + timeout) / 49) * 50 + 50
+local expires_after = forget_after + floor(forget_after / 8)
+local guaranteed_share = 0
+if members_max > 0 then guaranteed_share = floor(WHOLE / members_max) end
 local terms = table.concat(ARGV, ' ', 1, 5)
 
 local time = redis.call('TIME')
@@ -35,42 +38,45 @@ for i = 1, #fields, 2 do
     members[string.sub(fields[i], 3)] = cmsgpack.unpack(fields[i + 1])
   end
 end
+-- New settings take effect once no known or unknown member can use the old ones.
 if group and group.terms ~= terms then
-  local mine, is_over = members[name], next(group.unknown) == nil
-  if mine and mine.instance < instance then
+  local own, is_unused = members[name], next(group.unknown) == nil
+  if own and own.instance < instance then
     local none = { number = 0, at = 0, generation = 0, shares = {} }
-    mine = {
+    own = {
       instance = instance, number = 0, seen = 0, heard = 0, has_left = true,
       applied = none, told = none, wants = {},
     }
-    members[name] = mine
-    redis.call('HSET', key, 'm:' .. name, cmsgpack.pack(mine))
+    members[name] = own
+    redis.call('HSET', key, 'm:' .. name, cmsgpack.pack(own))
   end
-  for _, record in pairs(members) do is_over = is_over and record.has_left end
-  if not is_over then return { 'terms', now, run, 0, 0 } end
+  for _, record in pairs(members) do is_unused = is_unused and record.has_left end
+  if not is_unused then return { 'terms', now, run, 0, 0 } end
   redis.call('DEL', key)
   group, members = nil, {}
 end
 if not group then
   group = {
     terms = terms, run = run, wall = now, clock = 0, generation = now,
-    learns_until = held_for, has_lost = false, unknown = {},
+    learns_until = reserved_for, has_lost = false, unknown = {},
   }
 end
 
+-- Lease and fallback share in a grant.
 local function share(grant, limit)
   local found = grant.shares[limit]
   if found then return found[1], found[2] end
   return 0, 0
 end
 
-local function safe_of(record, limit)
-  local _, one = share(record.applied, limit)
-  local _, other = share(record.told, limit)
-  return max(one, other)
+-- The larger fallback share of a member's two grants.
+local function fallback_of(record, limit)
+  local _, applied_share = share(record.applied, limit)
+  local _, told_share = share(record.told, limit)
+  return max(applied_share, told_share)
 end
 
-local function has(record, limit)
+local function uses_limit(record, limit)
   return record.wants[limit] or record.applied.shares[limit] or record.told.shares[limit]
 end
 
@@ -86,66 +92,70 @@ local function is_learning() return group.clock < group.learns_until end
 
 local function begin_generation()
   group.generation = max(group.generation, now) + 1
-  group.learns_until = group.clock + held_for
+  group.learns_until = group.clock + reserved_for
   group.has_lost = false
 end
 
-local function lose()
+-- Some grants are unknown here. Reserves what is missing from the whole of each limit, and restarts the expiry of all members.
+local function record_loss()
   group.has_lost = true
-  local safe = {}
+  local fallbacks = {}
   for who, record in pairs(members) do
     record.seen = now
     changed[who] = true
     for _, wants in pairs(record.wants) do wants[2] = 0 end
     for limit in pairs(limits_of(record)) do
-      safe[limit] = (safe[limit] or 0) + safe_of(record, limit)
+      fallbacks[limit] = (fallbacks[limit] or 0) + fallback_of(record, limit)
     end
   end
-  for limit, sum in pairs(safe) do
+  for limit, sum in pairs(fallbacks) do
     group.unknown[limit] = { max(0, WHOLE - sum), now }
   end
 end
 
-local function pass()
+-- The ledger's clock never goes back and advances by at most `gap_max` per request.
+local function advance_clock()
   local gap = max(0, now - group.wall)
   group.clock = group.clock + min(gap, gap_max)
-  local leaps = now < group.wall or gap > gap_max
+  local jumps = now < group.wall or gap > gap_max
   group.wall = now
   if group.run ~= run then
     group.run = run
     begin_generation()
-    lose()
-  elseif leaps then
+    record_loss()
+  elseif jumps then
     begin_generation()
   end
 end
 
-local function forget()
+local function expire_members()
   for who, record in pairs(members) do
-    local is_over
+    local is_expired
     if record.has_left then
-      is_over = group.clock - record.heard > held_for
+      is_expired = group.clock - record.heard > reserved_for
     else
-      is_over = max(0, now - record.seen) > forget_at
+      is_expired = max(0, now - record.seen) > expires_after
     end
-    if is_over then
+    if is_expired then
       members[who] = nil
       changed[who] = true
     end
   end
-  for limit, kept in pairs(group.unknown) do
-    if max(0, now - kept[2]) > forget_at then group.unknown[limit] = nil end
+  for limit, reserve in pairs(group.unknown) do
+    if max(0, now - reserve[2]) > expires_after then group.unknown[limit] = nil end
   end
 end
 
+-- The fallback share of an ended process may be in use by an unknown member if the process sent nothing since a loss.
 local function release(record)
   for limit in pairs(limits_of(record)) do
-    local kept = group.unknown[limit]
-    if kept and record.seen <= kept[2] then kept[1] = kept[1] + safe_of(record, limit) end
+    local reserve = group.unknown[limit]
+    if reserve and record.seen <= reserve[2] then reserve[1] = reserve[1] + fallback_of(record, limit) end
   end
 end
 
-local function take()
+-- Removes the member's record and returns it, unless it is that of a previous process.
+local function remove_record()
   local known = members[name]
   if not known then return nil end
   members[name] = nil
@@ -155,116 +165,118 @@ local function take()
   return nil
 end
 
-local asks = {}
+local requests = {}
 for i = 11, #ARGV, 4 do
-  asks[#asks + 1] = { limit = ARGV[i], held = number_at(i + 1), safe = number_at(i + 2), demand = number_at(i + 3) }
+  requests[#requests + 1] = { limit = ARGV[i], in_use = number_at(i + 1), fallback = number_at(i + 2), demand = number_at(i + 3) }
 end
 
 local function empty_grant() return { number = 0, at = 0, generation = 0, shares = {} } end
 
-local function note()
-  local known = take()
+-- Stores the request. If the member uses a grant that is unknown here, data was lost.
+local function record_request()
+  local known = remove_record()
   if known and (known.has_left or applied == 0) then known = nil end
-  local is_known, goes_by = true, nil
+  local is_known, applied_grant = true, nil
   if known and known.told.number == applied then
-    goes_by = known.told
+    applied_grant = known.told
   elseif known and known.applied.number == applied then
-    goes_by = known.applied
+    applied_grant = known.applied
   else
     is_known = applied == 0
-    goes_by = { number = applied, at = group.clock, generation = 0, shares = {} }
-    for _, ask in ipairs(asks) do
+    applied_grant = { number = applied, at = group.clock, generation = 0, shares = {} }
+    for _, request in ipairs(requests) do
       if is_known then
-        goes_by.shares[ask.limit] = { floor_share, floor_share }
+        applied_grant.shares[request.limit] = { guaranteed_share, guaranteed_share }
       else
-        goes_by.shares[ask.limit] = { ask.held, ask.safe }
+        applied_grant.shares[request.limit] = { request.in_use, request.fallback }
       end
     end
   end
   local wants = {}
-  for _, ask in ipairs(asks) do wants[ask.limit] = { ask.demand, ask.held } end
+  for _, request in ipairs(requests) do wants[request.limit] = { request.demand, request.in_use } end
   members[name] = {
     instance = instance, number = number, seen = now, heard = group.clock, has_left = false,
-    applied = goes_by, told = empty_grant(), wants = wants,
+    applied = applied_grant, told = empty_grant(), wants = wants,
   }
   changed[name] = true
   if is_known then
     if is_learning() and group.has_lost then
-      for _, ask in ipairs(asks) do
-        if not group.unknown[ask.limit] then
-          local safe = 0
-          for _, record in pairs(members) do safe = safe + safe_of(record, ask.limit) end
-          group.unknown[ask.limit] = { max(0, WHOLE - safe), now }
+      for _, request in ipairs(requests) do
+        if not group.unknown[request.limit] then
+          local sum = 0
+          for _, record in pairs(members) do sum = sum + fallback_of(record, request.limit) end
+          group.unknown[request.limit] = { max(0, WHOLE - sum), now }
         end
       end
     end
     return
   end
   if not is_learning() then begin_generation() end
-  lose()
+  record_loss()
 end
 
-local function held_of(record, limit)
+-- The maximum share of a limit that a member may use during a lease that is granted now.
+local function reserved_of(record, limit)
   local function of(grant)
-    local lease, safe = share(grant, limit)
+    local lease, fallback = share(grant, limit)
     local age = group.clock - grant.at
-    local leased = lease
-    if age >= held_for then leased = min(lease, safe) end
-    if grant.generation ~= group.generation or age >= silence then return max(leased, safe) end
-    return leased
+    if age >= reserved_for then lease = min(lease, fallback) end
+    if grant.generation ~= group.generation or age >= silence_max then return max(lease, fallback) end
+    return lease
   end
   return max(of(record.applied), of(record.told))
 end
 
+-- Max-min fair share of one of these demands. Capacity that nobody demands is divided equally.
 local function fair(capacity, demand, demands)
   table.sort(demands)
-  local left, count = capacity, #demands
-  for _, asked in ipairs(demands) do
-    local level = floor(left / count)
-    if asked > level then return min(demand, level) end
-    left = left - asked
+  local rest, count = capacity, #demands
+  for _, other in ipairs(demands) do
+    local level = floor(rest / count)
+    if other > level then return min(demand, level) end
+    rest = rest - other
     count = count - 1
   end
-  return demand + floor(left / #demands)
+  return demand + floor(rest / #demands)
 end
 
-local function grant(ask)
-  local limit, count = ask.limit, 1
-  local held, gone, safe, sum = 0, 0, 0, ask.held
-  local demands = { ask.demand }
+local function grant(request)
+  local limit, count = request.limit, 1
+  local reserved, silent_reserved, fallbacks, total = 0, 0, 0, request.in_use
+  local demands = { request.demand }
   for who, record in pairs(members) do
-    if who ~= name and has(record, limit) then
-      local holds = held_of(record, limit)
+    if who ~= name and uses_limit(record, limit) then
+      local reserve = reserved_of(record, limit)
       local silent = group.clock - record.heard
       local wants = record.wants[limit] or { 0, 0 }
       count = count + 1
-      held = held + holds
-      safe = safe + safe_of(record, limit)
-      if silent < held_for then demands[#demands + 1] = wants[1] else gone = gone + holds end
-      if silent < safe_after then sum = sum + min(wants[2], holds) else sum = sum + holds end
+      reserved = reserved + reserve
+      fallbacks = fallbacks + fallback_of(record, limit)
+      if silent < reserved_for then demands[#demands + 1] = wants[1] else silent_reserved = silent_reserved + reserve end
+      if silent < fallback_after then total = total + min(wants[2], reserve) else total = total + reserve end
     end
   end
-  local least = floor(WHOLE / (50 * count))
-  for i, demand in ipairs(demands) do demands[i] = max(demand, least) end
-  local kept = max(0, members_max - count) * floor_share
-  if members_max == 0 and group.unknown[limit] then kept = group.unknown[limit][1] end
-  local room = max(0, WHOLE - (kept + held))
-  local lease = min(ask.held, room)
+  local minimum = floor(WHOLE / (50 * count))
+  for i, demand in ipairs(demands) do demands[i] = max(demand, minimum) end
+  local unknown = max(0, members_max - count) * guaranteed_share
+  if members_max == 0 and group.unknown[limit] then unknown = group.unknown[limit][1] end
+  local free = max(0, WHOLE - (unknown + reserved))
+  local lease = min(request.in_use, free)
   if not is_learning() then
-    local capacity = max(0, WHOLE - (kept + gone))
-    lease = min(fair(capacity, max(ask.demand, least), demands), room)
+    local capacity = max(0, WHOLE - (unknown + silent_reserved))
+    lease = min(fair(capacity, max(request.demand, minimum), demands), free)
   end
-  local next_safe = floor_share
+  local fallback = guaranteed_share
   if members_max == 0 then
-    next_safe = ask.safe
+    fallback = request.fallback
     if not is_learning() then
-      next_safe = min(floor(WHOLE / count), max(0, WHOLE - (kept + safe)))
+      fallback = min(floor(WHOLE / count), max(0, WHOLE - (unknown + fallbacks)))
     end
   end
-  return lease, next_safe, sum, kept
+  return lease, fallback, total, unknown
 end
 
-local function answer()
+local function respond()
   local known = members[name]
   if known then
     if instance < known.instance then return { 'replaced', now, run, 0, known.instance } end
@@ -279,8 +291,8 @@ local function answer()
     return { 'full', now, run, 0, 0 }
   end
   if leaves then
-    local gone = take()
-    if gone then release(gone) end
+    local left = remove_record()
+    if left then release(left) end
     members[name] = {
       instance = instance, number = number, seen = now, heard = group.clock, has_left = true,
       applied = empty_grant(), told = empty_grant(), wants = {},
@@ -289,24 +301,24 @@ local function answer()
     if is_member then count = count - 1 end
     return { 'granted', now, run, is_learning() and 1 or 0, count }
   end
-  note()
+  record_request()
   if not is_member then count = count + 1 end
   local told = { number = number, at = group.clock, generation = group.generation, shares = {} }
-  local found = {}
-  for _, ask in ipairs(asks) do
-    local lease, safe, sum, kept = grant(ask)
-    told.shares[ask.limit] = { lease, safe }
-    for _, value in ipairs({ lease, safe, sum, kept }) do found[#found + 1] = value end
+  local shares = {}
+  for _, request in ipairs(requests) do
+    local lease, fallback, total, unknown = grant(request)
+    told.shares[request.limit] = { lease, fallback }
+    for _, value in ipairs({ lease, fallback, total, unknown }) do shares[#shares + 1] = value end
   end
   members[name].told = told
   local all = { 'granted', now, run, is_learning() and 1 or 0, count }
-  for _, value in ipairs(found) do all[#all + 1] = value end
+  for _, value in ipairs(shares) do all[#all + 1] = value end
   return all
 end
 
-pass()
-forget()
-local result = answer()
+advance_clock()
+expire_members()
+local reply = respond()
 redis.call('HSET', key, 'group', cmsgpack.pack(group))
 for who in pairs(changed) do
   if members[who] then
@@ -315,5 +327,5 @@ for who in pairs(changed) do
     redis.call('HDEL', key, 'm:' .. who)
   end
 end
-redis.call('PEXPIRE', key, floor(forget_at / 1000) + 1000)
-return result
+redis.call('PEXPIRE', key, floor(expires_after / 1000) + 1000)
+return reply

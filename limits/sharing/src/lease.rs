@@ -203,23 +203,17 @@ impl Lease {
         let reply = send(link, key, &self.inner.config.terms, &request).await?;
         let now = self.micros(Instant::now());
         if !member.receive(request.number, reply, now) {
-            return Err(ServerError::Timeout(Duration::from_micros(
-                self.inner.config.terms.timeout,
-            )));
+            let timeout = Duration::from_micros(self.inner.config.terms.timeout);
+            return Err(ServerError::Timeout(timeout));
         }
         self.record_result(None);
-        if let Some(reply) = member
-            .plan()
-            .refused()
-            .filter(|_| before.refused().is_none())
-        {
+        let was_refused = before.refused().is_some();
+        if let Some(reply) = member.plan().refused().filter(|_| !was_refused) {
             let reason = match reply {
                 LeaseReply::Full => {
                     "group already has members_max members (including ones that did not shut down cleanly)"
                 }
-                LeaseReply::TermsMismatch => {
-                    "the group uses different [sharing] settings; they must match in all processes"
-                }
+                LeaseReply::TermsMismatch => "[sharing] settings differ from those of the group",
                 _ => "another process uses the same member name",
             };
             tracing::error!(reason, group = %self.inner.config.group, "sharing server rejected this process; shared limits admit no calls");
@@ -261,10 +255,8 @@ impl Lease {
     }
 
     fn lock_health(&self) -> MutexGuard<'_, LeaseHealth> {
-        self.inner
-            .health
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        let health = self.inner.health.lock();
+        health.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The current state of the shares.
@@ -309,11 +301,8 @@ pub fn arguments(terms: &Terms, request: &LeaseRequest) -> Vec<String> {
     arguments.extend(numbers.iter().map(u64::to_string));
     for it in &request.limits {
         arguments.push(it.limit.clone());
-        arguments.extend(
-            [it.in_use, it.fallback, it.demand]
-                .iter()
-                .map(u64::to_string),
-        );
+        let numbers = [it.in_use, it.fallback, it.demand];
+        arguments.extend(numbers.iter().map(u64::to_string));
     }
     arguments
 }

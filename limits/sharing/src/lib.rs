@@ -1,18 +1,25 @@
-//! One limit over many processes, by way of a Redis or Valkey server that all of them reach.
+//! Limits shared by several processes through a Redis or Valkey server.
 //!
-//! | mode | how | for |
+//! | mode | decisions | use |
 //! |---|---|---|
-//! | [`lease`] | each process has a share of the rate and decides by itself; all shares together are at most the whole, at every instant | high rates: one call a second to the server |
-//! | [`exact`] | each decision is the server's | small limits and quotas |
+//! | [`lease`] | by each process, within its share of the rate; at every instant, all shares add up to at most the limit | high rates: one request per second to the server |
+//! | [`exact`] | by the server, for every call | small limits and quotas |
 //!
-//! In neither a process waits for the server where somebody waits for the process: shares are asked for beside the work, and a decision has a budget of
-//! 50 ms. Without the server nothing opens: each goes on with a part that is its own.
+//! No call waits for the server longer than the budget of 50 ms: shares are renewed in the background. Without the server, limits do not
+//! open: each process continues with its own smaller share.
 //!
-//! [`terms`] and [`member`] are pure. What the server keeps is in `lease.lua`; `tests/model/mod.rs` is the same in Rust, and has
-//! the proof. [`dsp_limits`] says which files of limits a producer can use.
+//! [`terms`] and [`member`] are pure. The server's part is `lease.lua`; `tests/model/mod.rs` is the same in Rust, with a proof.
+//! [`dsp_limits`] checks which limits files a producer supports.
 //!
-//! Clocks: shares go by the monotonic clocks of processes, which may differ by 2 %. A machine that sleeps, or is stopped with all that is on it, must not go on
-//! within [`ttl`](terms::Terms::ttl) as if nothing had been: monotonic clocks stand still meanwhile.
+//! Clocks: shares depend on the processes' monotonic clocks, whose speeds may differ by 2%. A machine that was suspended must not continue
+//! within [`ttl`](terms::Terms::ttl) as if no time had passed, because monotonic clocks may stop during that time.
+//!
+//! # Share terms
+//!
+//! - *Lease*: the share that the server granted, valid for `ttl`.
+//! - *Fallback share*: the share of a process whose lease was not renewed.
+//! - *Guaranteed share*: 1/`members_max`, reserved for each member at all times; 0 without `members_max`.
+//! - *Static share*: 1/`members_max` of a limit that cannot be leased, such as a window.
 
 pub mod dsp_limits;
 pub mod exact;

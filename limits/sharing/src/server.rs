@@ -1,4 +1,4 @@
-//! Calls scripts of a Redis or Valkey server: one connection, and as little waiting as is allowed.
+//! Connection to a Redis or Valkey server, and script calls with deadlines.
 
 mod address;
 mod breaker;
@@ -15,32 +15,32 @@ use tokio::{task::JoinSet, time::timeout};
 pub use self::address::Address;
 pub(crate) use self::breaker::Breaker;
 
-/// Most nodes of a cluster that are asked for one slot.
+/// Maximum number of cluster nodes to try for one hash slot.
 const NODES_MAX: usize = 3;
 
-/// Why a server did not answer.
+/// The error of a request to the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Nothing came in time.
-    #[error("no answer within {0:?}")]
+    /// There was no reply in time.
+    #[error("no reply within {0:?}")]
     Timeout(Duration),
-    /// Another node of the cluster has the group: a new connection finds it.
-    #[error("another node of the cluster has the group's slot")]
+    /// Another cluster node has the group. A new connection finds it.
+    #[error("the group's hash slot is on another cluster node")]
     Moved,
-    /// It is about to have it.
-    #[error("the group's slot is on its way to another node of the cluster")]
+    /// The group is migrating to another cluster node.
+    #[error("the group's hash slot is migrating to another cluster node")]
     Moving,
-    /// It has a primary, and this is it no more.
-    #[error("the server is a replica, which counts nothing")]
+    /// The server is not the primary.
+    #[error("the server is a read-only replica")]
     Replica,
-    /// There is no TLS with it.
+    /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(String),
     /// The connection or the server failed.
     #[error(transparent)]
     Redis(RedisError),
-    /// It answered something else.
-    #[error("the script's answer has another form")]
+    /// The reply is malformed.
+    #[error("malformed reply of the script")]
     Form,
 }
 
@@ -56,22 +56,22 @@ impl From<RedisError> for ServerError {
 }
 
 impl ServerError {
-    /// Whether it may be of one call alone: calls that come after it may be answered.
-    pub(crate) fn may_be_of_call(&self) -> bool {
-        let of_script = ErrorKind::Server(ServerErrorKind::ResponseError);
+    /// Whether the error may concern only one call, so that later calls can succeed.
+    pub(crate) fn may_concern_one_call(&self) -> bool {
+        let script_error = ErrorKind::Server(ServerErrorKind::ResponseError);
         match self {
             Self::Timeout(_) | Self::Form => true,
-            Self::Redis(error) => error.kind() == of_script,
+            Self::Redis(error) => error.kind() == script_error,
             _ => false,
         }
     }
 }
 
-/// A connection to a server that has a script; clones share it.
+/// A connection to a server on which a script is loaded; clones share it.
 #[derive(Clone)]
 pub(crate) struct Link {
     connection: MultiplexedConnection,
-    /// Carries its bytes, and ends with the last clone.
+    /// The I/O task, which ends with the last clone.
     driver: Arc<JoinSet<()>>,
     script: &'static str,
     digest: String,
@@ -87,7 +87,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Connects, within so long, and hands over a script. Follows a cluster to the node that has the group, and is of no server that takes no writes.
+    /// Connects and loads a script, within `within`. In a cluster, follows redirects to the node of the group. Rejects read-only replicas.
     pub(crate) async fn open(
         address: &Address,
         script: &'static str,
@@ -98,8 +98,8 @@ impl Link {
             let mut at = address.clone();
             for _ in 0..NODES_MAX {
                 let link = Self::to(&at, script, within).await?;
-                match link.other_node_of(group).await? {
-                    Some(node) => at = address.elsewhere(&node).ok_or(ServerError::Form)?,
+                match link.redirect_of(group).await? {
+                    Some(node) => at = address.with_node(&node).ok_or(ServerError::Form)?,
                     None => return Ok(link),
                 }
             }
@@ -110,7 +110,7 @@ impl Link {
             .unwrap_or(Err(ServerError::Timeout(within)))
     }
 
-    /// Whether both are of the same connection.
+    /// Whether both are the same connection.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.driver, &other.driver)
     }
@@ -120,7 +120,7 @@ impl Link {
         script: &'static str,
         within: Duration,
     ) -> Result<Self, ServerError> {
-        // Who asks waits for as long as is allowed.
+        // Each request has its own deadline.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let stream = address.connect(within).await?;
         let (mut connection, driver) =
@@ -140,33 +140,33 @@ impl Link {
         })
     }
 
-    /// The node of a cluster that has a group, when it is another. Asked by a write that changes nothing, which a replica refuses.
-    async fn other_node_of(&self, group: &str) -> Result<Option<String>, ServerError> {
+    /// The cluster node that has the group, if it is another one. Sends a write without effect, which replicas reject.
+    async fn redirect_of(&self, group: &str) -> Result<Option<String>, ServerError> {
         let mut connection = self.connection.clone();
-        let asked: Result<Value, _> = redis::cmd("DEL")
+        let reply: Result<Value, _> = redis::cmd("DEL")
             .arg(format!("cookiesync:{{{group}}}:nothing"))
             .query_async(&mut connection)
             .await;
-        let Err(error) = asked else { return Ok(None) };
+        let Err(error) = reply else { return Ok(None) };
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved) => {
                 Ok(error.redirect_node().map(|(node, _)| node.to_owned()))
             }
-            // What is still here is answered.
+            // Keys that have not migrated yet are still served here.
             ErrorKind::Server(ServerErrorKind::Ask) => Ok(None),
             _ => Err(error.into()),
         }
     }
 
-    /// Runs the script, which has to answer within so long.
+    /// Runs the script and waits up to `within` for the reply.
     pub(crate) async fn run(
         &self,
         keys: &[String],
         arguments: &[String],
         within: Duration,
     ) -> Result<Vec<Value>, ServerError> {
-        let answer = timeout(within, self.evaluate(keys, arguments)).await;
-        match answer.unwrap_or(Err(ServerError::Timeout(within)))? {
+        let reply = timeout(within, self.evaluate(keys, arguments)).await;
+        match reply.unwrap_or(Err(ServerError::Timeout(within)))? {
             Value::Array(values) => Ok(values),
             _ => Err(ServerError::Form),
         }
@@ -181,7 +181,7 @@ impl Link {
             .arg(keys)
             .arg(arguments);
         match by_digest.query_async(&mut connection).await {
-            // It was restarted, or told to forget.
+            // The server was restarted, or its scripts were flushed.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut by_text = redis::cmd("EVAL");
                 by_text
@@ -191,12 +191,12 @@ impl Link {
                     .arg(arguments);
                 Ok(by_text.query_async(&mut connection).await?)
             }
-            answer => Ok(answer?),
+            reply => Ok(reply?),
         }
     }
 }
 
-/// A whole number of an answer.
+/// A whole number in a reply.
 pub(crate) fn number(value: Option<&Value>) -> Result<u64, ServerError> {
     match value {
         Some(Value::Int(number)) => u64::try_from(*number).map_err(|_| ServerError::Form),
@@ -204,7 +204,7 @@ pub(crate) fn number(value: Option<&Value>) -> Result<u64, ServerError> {
     }
 }
 
-/// A text of an answer.
+/// A string in a reply.
 pub(crate) fn text(value: Option<&Value>) -> Result<&str, ServerError> {
     let bytes = match value {
         Some(Value::BulkString(bytes)) => bytes,

@@ -1,4 +1,4 @@
-//! Limits, questions and answers in the form of the script.
+//! Rules, operations and decisions in the format of the script.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use redis::Value;
 use super::NUMBER_MAX;
 use crate::server::{ServerError, number, text};
 
-/// Why a limit cannot be exact.
+/// The reason why a limit cannot be exact.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnsupportedLimit {
-    /// The server's script does not have it.
+    /// The script does not support the algorithm.
     #[error(
-        "a {0} cannot be exact over several processes: token_bucket, spacing, leaky_bucket that drops, and fixed_window by the clock can"
+        "a {0} cannot be exact over several processes: use token_bucket, spacing, leaky_bucket with when_full = \"drop\", or fixed_window with aligned = \"clock\""
     )]
     Algorithm(&'static str),
-    /// The server's script does not count what it refuses.
-    #[error("count_refused cannot be exact over several processes")]
+    /// The script does not count refused calls.
+    #[error("count_refused cannot be exact over several processes: remove it")]
     CountRefused,
-    /// The server counts microseconds.
-    #[error("its time is not a whole number of microseconds")]
+    /// The script counts microseconds.
+    #[error("cannot be exact: its period is not a whole number of microseconds")]
     Nanoseconds,
-    /// The server's arithmetic ends at 2^53.
-    #[error("its numbers are too large to be exact on the server")]
+    /// Lua represents whole numbers exactly up to 2^53.
+    #[error("cannot be exact: burst times period is too large")]
     Numbers,
 }
 
-/// A limit in the form that the script takes.
+/// A limit in the format of the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactRule(Kind);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Pace {
+    TokenBucket {
         requests: u64,
         micros: u64,
         burst: u64,
@@ -45,10 +45,21 @@ enum Kind {
 }
 
 impl ExactRule {
-    /// Of a limit.
+    /// The rule of a limit.
+    ///
+    /// ```
+    /// use limits::{Algorithm, rules::Rules};
+    /// use limits_sharing::exact::ExactRule;
+    ///
+    /// let quota = Algorithm::token_bucket("50000/day", 100)?;
+    /// assert_eq!(ExactRule::new(&quota.into()).unwrap().max_burst(), 100);
+    /// let log = Rules::parse("[limits.a]\nrules = [{ id = 'r', rate = '9/s', algorithm = 'sliding_log' }]").unwrap();
+    /// assert!(ExactRule::new(&log.limits[0].rules[0].limit).is_err());
+    /// # Ok::<(), limits::RateError>(())
+    /// ```
     ///
     /// # Errors
-    /// When it cannot be exact.
+    /// If the limit cannot be exact.
     pub fn new(limit: &Limit) -> Result<Self, UnsupportedLimit> {
         if limit.count_refused {
             return Err(UnsupportedLimit::CountRefused);
@@ -57,8 +68,8 @@ impl ExactRule {
             0 => Ok(nanos / 1000),
             _ => Err(UnsupportedLimit::Nanoseconds),
         };
-        let pace = |rate: limits::Rate, burst: u64| {
-            // In lowest terms of microseconds.
+        let token_bucket = |rate: limits::Rate, burst: u64| {
+            // In lowest terms, in microseconds.
             let (requests, nanos) = rate.written();
             let micros = micros(nanos)?;
             let divisor = gcd(requests, micros);
@@ -67,7 +78,7 @@ impl ExactRule {
                 .checked_mul(burst + 1)
                 .is_some_and(|it| it < NUMBER_MAX);
             match fits {
-                true => Ok(Kind::Pace {
+                true => Ok(Kind::TokenBucket {
                     requests,
                     micros,
                     burst,
@@ -76,7 +87,7 @@ impl ExactRule {
             }
         };
         let kind = match limit.algorithm {
-            Algorithm::TokenBucket { rate, burst } => pace(rate, burst),
+            Algorithm::TokenBucket { rate, burst } => token_bucket(rate, burst),
             Algorithm::FixedWindow {
                 limit,
                 window,
@@ -92,20 +103,20 @@ impl ExactRule {
         Ok(Self(kind?))
     }
 
-    /// Most requests that may go at once.
+    /// Maximum number of requests of one call.
     #[must_use]
     pub fn max_burst(&self) -> u64 {
         match self.0 {
-            Kind::Pace { burst, .. } => burst,
+            Kind::TokenBucket { burst, .. } => burst,
             Kind::Window { limit, .. } => limit,
         }
     }
 
-    /// For how many microseconds a call matters at most, where nothing but calls that may go at once were made.
+    /// Maximum time in microseconds for which a call affects decisions, if no call had to wait.
     #[must_use]
     pub fn lookback_micros(&self) -> u64 {
         match self.0 {
-            Kind::Pace {
+            Kind::TokenBucket {
                 requests,
                 micros,
                 burst,
@@ -114,11 +125,11 @@ impl ExactRule {
         }
     }
 
-    /// What the script takes of it, for so many requests.
+    /// The script's arguments for `requests` requests under this rule.
     #[must_use]
     pub fn arguments(&self, requests: u64) -> [String; 5] {
         let (kind, numbers) = match self.0 {
-            Kind::Pace {
+            Kind::TokenBucket {
                 requests,
                 micros,
                 burst,
@@ -131,47 +142,46 @@ impl ExactRule {
     }
 }
 
-/// What is asked of all rules of a call.
+/// What the script does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// When it could go. Takes nothing.
+    /// Find the earliest slot, without taking it.
     Peek,
-    /// The first moment when it may go, which it takes: nothing beyond the maximum wait.
+    /// Take the earliest slot within the maximum wait.
     Reserve {
-        /// How long it may wait.
+        /// Maximum wait.
         max_wait: Duration,
     },
-    /// To be counted, as it was made without having been asked for, and when one more request could go. It has the effect that the core's
-    /// [`record`](limits::Limits::record_all) gives it.
+    /// Count a reported call, like [`Limits::record`](limits::Limits::record), and find the earliest slot of one more request.
     Count {
-        /// When it was made, in microseconds since 1970 by the server's clock; `None` for now.
+        /// Time of the call, in microseconds since 1970 by the server's clock; `None` for now.
         made: Option<u64>,
     },
 }
 
 impl Operation {
-    /// What the script takes of it, for a call that must not go for so long yet; of one under these rules.
+    /// The script's arguments for a call under these rules, whose slot is at least `pause` from now.
     #[must_use]
     pub fn arguments(self, rules: impl Iterator<Item = ExactRule>, pause: Duration) -> Vec<String> {
-        // By how much the clocks of those who tell of calls may be ahead: the largest step of the rules.
+        // Tolerance for reported calls whose time is in the future: the largest step of the rules.
         let step =
             |rule: ExactRule| micros(default_step(Duration::from_micros(rule.lookback_micros())));
         self.arguments_with(rules.map(step).max().unwrap_or(0), pause)
     }
 
-    /// The same, with by how many microseconds the time of a call may be ahead.
+    /// The script's arguments with an explicit tolerance, in microseconds, for reported calls whose time is in the future.
     #[must_use]
-    pub fn arguments_with(self, ahead: u64, pause: Duration) -> Vec<String> {
+    pub fn arguments_with(self, tolerance: u64, pause: Duration) -> Vec<String> {
         let (op, bound) = match self {
             Self::Peek => ("peek", 0),
             Self::Reserve { max_wait } => ("reserve", micros(max_wait)),
-            Self::Count { .. } => ("count", ahead),
+            Self::Count { .. } => ("count", tolerance),
         };
         let made = match self {
             Self::Count { made: Some(made) } => made.min(NUMBER_MAX).to_string(),
             _ => "-1".to_owned(),
         };
-        // Rounded up: not before.
+        // Round up, because the slot must not be earlier.
         let pause = pause.saturating_add(Duration::from_nanos(999));
         let [bound, pause] = [bound, micros(pause)].map(|it| it.to_string());
         vec![op.to_owned(), bound, pause, made]
@@ -182,58 +192,58 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).map_or(NUMBER_MAX, |micros| micros.min(NUMBER_MAX))
 }
 
-/// What the script says.
+/// The script's decision on a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExactDecision {
-    /// What becomes of the call.
+    /// The outcome of the operation.
     pub outcome: Outcome,
     /// The server's clock, in microseconds.
     pub now: u64,
-    /// When it may go, or could; of calls that were counted, one more request.
+    /// The earliest slot; for reported calls, that of one more request.
     pub at: u64,
-    /// Which of the rules that were asked decided, by its place; none where it is the pause.
+    /// Index of the binding rule; `None` if it is the pause.
     pub binding: Option<usize>,
-    /// In how many microseconds it may ask again.
+    /// Microseconds after which the call can be retried.
     pub retry_after: u64,
-    /// What each rule leaves; empty where nothing was looked at.
+    /// The remaining quota of each rule; empty if the call was rejected early.
     pub remaining: Vec<RemainingQuota>,
 }
 
-/// What a rule leaves to a key.
+/// The remaining quota of a key under one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemainingQuota {
-    /// Requests that could go at once.
+    /// Maximum number of requests that one call could make now.
     pub requests: u64,
-    /// When one more could, in microseconds of the server's clock.
+    /// When one more request could be made, in microseconds of the server's clock.
     pub more_at: u64,
-    /// When nothing of it is used any more.
+    /// When the key has no usage any more.
     pub free_at: u64,
 }
 
-/// What becomes of a call.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes now.
+    /// The call may be made now.
     Now,
-    /// It goes later.
+    /// The call has a slot in the future.
     At,
-    /// It would have to wait for too long.
+    /// The wait would exceed the maximum wait.
     OverMaxWait,
-    /// It is for more requests than ever go at once.
+    /// The call has more requests than a rule ever admits at one time.
     TooMany,
-    /// It is counted.
+    /// The reported call uses quota.
     Counted,
-    /// It was made so long ago that it has no effect.
+    /// The reported call is too old to affect any rule.
     TooOld,
-    /// It is said to have been made in the future.
+    /// The time of the reported call is in the future.
     TooEarly,
 }
 
 impl ExactDecision {
-    /// Reads an answer of [`SCRIPT`](super::SCRIPT).
+    /// Parses a reply of [`SCRIPT`](super::SCRIPT).
     ///
     /// # Errors
-    /// When it has another form.
+    /// [`ServerError::Form`] if the reply is malformed.
     pub fn read(values: &[Value]) -> Result<Self, ServerError> {
         let outcome = match text(values.first())? {
             "now" => Outcome::Now,
@@ -246,21 +256,21 @@ impl ExactDecision {
             _ => return Err(ServerError::Form),
         };
         let binding = usize::try_from(number(values.get(3))?).map_err(|_| ServerError::Form)?;
-        let left = |values: &[Value]| {
+        let remaining = |values: &[Value]| {
             Ok(RemainingQuota {
                 requests: number(values.first())?,
                 more_at: number(values.get(1))?,
                 free_at: number(values.get(2))?,
             })
         };
-        let lefts = values.get(5..).unwrap_or_default().chunks(3).map(left);
+        let all = values.get(5..).unwrap_or_default().chunks(3).map(remaining);
         Ok(Self {
             outcome,
             now: number(values.get(1))?,
             at: number(values.get(2))?,
             binding: binding.checked_sub(1),
             retry_after: number(values.get(4))?,
-            remaining: lefts.collect::<Result<_, ServerError>>()?,
+            remaining: all.collect::<Result<_, ServerError>>()?,
         })
     }
 }

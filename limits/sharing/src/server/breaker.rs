@@ -1,4 +1,4 @@
-//! A connection that is kept, and left alone for a while when there are no answers: a circuit breaker.
+//! A circuit breaker: keeps a connection, and pauses requests while the server does not respond.
 
 use std::{
     sync::{
@@ -15,23 +15,23 @@ use tokio::{
 
 use super::{Address, Link, ServerError};
 
-/// How many calls may go unanswered before the server is left alone.
-const MISSED_MAX: u32 = 3;
+/// Number of failures that opens the breaker.
+const FAILURES_MAX: u32 = 3;
 
-/// For how long it is.
+/// How long the breaker stays open.
 const OPEN_FOR: Duration = Duration::from_secs(1);
 
-/// The connection for exact limits, while there is one.
+/// The connection for exact limits.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     link: watch::Sender<Option<Link>>,
-    missed: AtomicU32,
-    /// What the last connection ended with.
-    lost: Mutex<Option<ServerError>>,
+    failures: AtomicU32,
+    /// The error that ended the last connection.
+    error: Mutex<Option<ServerError>>,
 }
 
 impl Breaker {
-    /// Keeps a connection, for as long as it is waited for, to a server that answers within the budget.
+    /// Keeps a connection to a server that responds within the budget, until it is cancelled.
     pub(crate) async fn run(
         &self,
         server: &Address,
@@ -39,17 +39,17 @@ impl Breaker {
         group: &str,
         budget: Duration,
     ) {
-        let mut is_told = false;
+        let mut is_reported = false;
         loop {
             let error = match open(server, script, group, budget).await {
                 Ok(link) => {
                     tracing::info!(%server, "sharing server available");
-                    is_told = false;
+                    is_reported = false;
                     let opened = Instant::now();
-                    self.missed.store(0, Ordering::Relaxed);
+                    self.failures.store(0, Ordering::Relaxed);
                     self.link.send_replace(Some(link));
-                    let error = self.lost().await;
-                    // Not again and again: two nodes may each take the other for the one.
+                    let error = self.wait_for_failure().await;
+                    // Follow redirects at most once per pause: two nodes may redirect to each other.
                     if matches!(error, ServerError::Moved) && opened.elapsed() >= OPEN_FOR {
                         continue;
                     }
@@ -57,54 +57,54 @@ impl Breaker {
                 }
                 Err(error) => error,
             };
-            if !is_told {
-                is_told = true;
+            if !is_reported {
+                is_reported = true;
                 tracing::warn!(%server, %error, "sharing server unavailable");
             }
             sleep(OPEN_FOR).await;
         }
     }
 
-    /// None while the server is left alone, or there is none.
+    /// The connection; `None` while the breaker is open.
     pub(crate) fn link(&self) -> Option<Link> {
         self.link.borrow().clone()
     }
 
-    /// An answer came.
-    pub(crate) fn heard(&self) {
-        self.missed.store(0, Ordering::Relaxed);
+    /// Records a reply.
+    pub(crate) fn record_success(&self) {
+        self.failures.store(0, Ordering::Relaxed);
     }
 
-    /// One did not, and no other meanwhile. Of a connection that is over already this says nothing.
-    pub(crate) fn missed(&self, link: &Link, error: ServerError) {
+    /// Records a failed request, if no other call got a reply in the meantime. Ignored if the connection has already ended.
+    pub(crate) fn record_failure(&self, link: &Link, error: ServerError) {
         self.link.send_if_modified(|current| {
             if !current.as_ref().is_some_and(|it| it.is(link)) {
                 return false;
             }
-            let missed = 1 + self.missed.fetch_add(1, Ordering::Relaxed);
-            let is_over = missed >= MISSED_MAX || !error.may_be_of_call();
+            let failures = 1 + self.failures.fetch_add(1, Ordering::Relaxed);
+            let is_over = failures >= FAILURES_MAX || !error.may_concern_one_call();
             if is_over {
-                *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 *current = None;
             }
             is_over
         });
     }
 
-    /// Why the connection is over, as soon as it is.
-    async fn lost(&self) -> ServerError {
+    /// Waits for the end of the connection and returns its error.
+    async fn wait_for_failure(&self) -> ServerError {
         let mut link = self.link.subscribe();
         drop(link.wait_for(Option::is_none).await);
-        let lost = self
-            .lost
+        let error = self
+            .error
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        lost.expect("it is set with the end")
+        error.expect("set before the connection ends")
     }
 }
 
-/// Each call to a server that answers later would be counted, and lost.
+/// Connects, and checks that the server responds within the budget. Otherwise calls would be counted although their replies are too late.
 async fn open(
     server: &Address,
     script: &'static str,
@@ -112,7 +112,7 @@ async fn open(
     budget: Duration,
 ) -> Result<Link, ServerError> {
     let link = Link::open(server, script, group, OPEN_FOR).await?;
-    match timeout(budget, link.other_node_of(group)).await {
+    match timeout(budget, link.redirect_of(group)).await {
         Ok(Ok(None)) => Ok(link),
         Ok(Ok(Some(_))) => Err(ServerError::Moved),
         Ok(Err(error)) => Err(error),

@@ -1,4 +1,4 @@
-//! TLS towards a server: whom to trust and what to show, from PEM files.
+//! TLS client configuration from PEM files, and the handshake.
 
 use std::{
     io,
@@ -19,17 +19,17 @@ use rustls::{
 use tokio::{net::TcpStream, task::spawn_blocking, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-/// The files of a client.
+/// The PEM files of a TLS client.
 #[derive(Clone)]
 pub(super) struct Tls {
-    /// The authorities that may sign a server's certificate.
+    /// Certificate authorities of the server.
     pub(super) authorities: PathBuf,
-    /// Its own certificate and key, for servers that want one.
+    /// Client certificate and key, if the server requires them.
     pub(super) identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Tls {
-    /// Reads the files. An error begins with the key that names the file.
+    /// Reads the files. Errors start with the configuration key of the file.
     pub(super) fn config(&self) -> Result<ClientConfig, String> {
         let path = &self.authorities;
         let mut roots = RootCertStore::empty();
@@ -47,10 +47,10 @@ impl Tls {
                 let chain = certificates("tls_cert", certificate)?;
                 let signing = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
                     pem::Error::Io(error) => file_error("tls_key", key, error),
-                    // The error may hold a piece of the key.
-                    _ => file_error("tls_key", key, "has no private key inside"),
+                    // The error may contain part of the key.
+                    _ => file_error("tls_key", key, "contains no private key"),
                 })?;
-                let what = "its key cannot be used, or is not that of tls_cert";
+                let what = "unsupported key, or it does not match tls_cert";
                 let config = builder.with_client_auth_cert(chain, signing);
                 config.map_err(|_| file_error("tls_key", key, what))?
             }
@@ -59,8 +59,8 @@ impl Tls {
         Ok(config)
     }
 
-    /// Shakes hands, within so long, with a server that must prove to be `host`.
-    pub(super) async fn shake(
+    /// Performs the handshake within `within`. The server's certificate must be valid for `host`.
+    pub(super) async fn handshake(
         &self,
         host: &str,
         stream: TcpStream,
@@ -70,26 +70,26 @@ impl Tls {
         let files = self.clone();
         let config = spawn_blocking(move || files.config()).await;
         let config = config.map_err(|panic| panic.to_string())??;
-        let shaken = TlsConnector::from(Arc::new(config)).connect(name, stream);
-        match timeout(within, shaken).await {
-            Ok(shaken) => shaken.map_err(|error| explain(&error)),
-            // A server without TLS waits for the end of what it takes for a command.
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream);
+        match timeout(within, stream).await {
+            Ok(stream) => stream.map_err(|error| explain(&error)),
+            // A server without TLS waits for the end of what it parses as a command.
             Err(_) => Err(format!(
-                "no answer to the handshake within {within:?}: is it spoken at this port?"
+                "no response to the handshake within {within:?}: check that the port uses TLS"
             )),
         }
     }
 }
 
-/// What an error of the handshake means for anyone who operates it.
+/// Explains a handshake error to the operator.
 fn explain(error: &io::Error) -> String {
     let tls = error.get_ref().and_then(|it| it.downcast_ref::<Error>());
     match tls {
         Some(Error::InvalidMessage(_)) => {
-            "none is spoken at this port: redis:// instead of rediss://?".to_owned()
+            "the port does not use TLS: use redis:// instead of rediss://".to_owned()
         }
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
-            "the connection was closed during the handshake: none is spoken at this port, or the server has no room"
+            "connection closed during the handshake: the port does not use TLS, or the server is at its maxclients"
                 .to_owned()
         }
         _ => error.to_string(),
@@ -105,8 +105,8 @@ fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     let read: Result<Vec<_>, pem::Error> = read.and_then(Iterator::collect);
     match read {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(file_error(key, path, "has no certificate inside")),
+        Ok(_) => Err(file_error(key, path, "contains no certificate")),
         Err(pem::Error::Io(error)) => Err(file_error(key, path, error)),
-        Err(_) => Err(file_error(key, path, "is not valid PEM")),
+        Err(_) => Err(file_error(key, path, "invalid PEM")),
     }
 }

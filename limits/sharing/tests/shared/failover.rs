@@ -37,7 +37,7 @@ async fn primary_that_becomes_a_replica_is_left_for_the_new_one() {
     world
         .until("all say why", |it| {
             let error = it.lease.health().error;
-            error.is_some_and(|error| error.contains("is a replica"))
+            error.is_some_and(|error| error.contains("is a read-only replica"))
         })
         .await;
     name.lead_to(second.socket());

@@ -89,7 +89,7 @@ async fn both_sides_prove_who_they_are() {
     for (address, expected) in [
         (address(port, &[of_others, cert, key]), "UnknownIssuer"),
         (address(port, &[ca]), "CertificateRequired"),
-        (address(plain, &[ca]), "is it spoken at this port?"),
+        (address(plain, &[ca]), "check that the port uses TLS"),
         (address(port, &[("tls_ca", dir, "ours.key")]), "tls_ca: "),
     ] {
         let world = World::start(200_000, std::array::from_fn(|_| address.clone()));
