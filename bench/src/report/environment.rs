@@ -58,7 +58,7 @@ impl Environment {
     /// The profile of each program of ours that took part, this one's first.
     pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
         let of_others = self.programs.iter().filter_map(|(name, version)| {
-            let profile = version.strip_suffix(')')?.rsplit_once('(')?.1;
+            let profile = version.strip_suffix(')')?.rsplit_once([' ', '('])?.1;
             Some((name.as_str(), profile))
         });
         [("bench", self.profile.as_str())]
@@ -150,7 +150,7 @@ mod tests {
     fn programs_that_are_not_built_as_what_ships_are_named() {
         let mut environment = Environment {
             profile: "dist".to_owned(),
-            programs: [("mongod", "6.0.5"), ("producer", "0.1.0 (dist)")]
+            programs: [("mongod", "6.0.5"), ("producer", "0.1.0 (63cf052, dist)")]
                 .map(|(name, version)| (name.to_owned(), version.to_owned()))
                 .to_vec(),
             ..Environment::default()

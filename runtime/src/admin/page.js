@@ -89,7 +89,7 @@ const quantile = (name, q) => (view, row) => {
 
 // Contents of each program's page.
 //
-// A card has a value, `figure: [value, format]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
+// A card has a value, `headline: [value, format]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
 // A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark]`. A table
 // with `items` has a row per item, `[text, value, format, mark]`.
 
@@ -115,16 +115,16 @@ const ACCEPTED = { outcome: "accepted" };
 const PROGRAMS = {
   producer: {
     cards: [
-      { title: "Accepted", figure: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: true,
+      { title: "Accepted", headline: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: true,
         notes: [["total", now("producer_edge_requests_total", ACCEPTED), short]] },
-      { title: "Rejected", figure: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
+      { title: "Rejected", headline: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
         notes: [["total", minus(now("producer_edge_requests_total"), now("producer_edge_requests_total", ACCEPTED)), short]] },
-      { title: "Request latency", figure: [quantile("producer_edge_request_seconds", 0.5), time],
+      { title: "Request latency", headline: [quantile("producer_edge_request_seconds", 0.5), time],
         notes: [["p99", quantile("producer_edge_request_seconds", 0.99), time]] },
-      { title: "Log", figure: [now("producer_log_bytes"), bytes], bar: [now("producer_log_bytes"), now("producer_log_limit_bytes")],
+      { title: "Log", headline: [now("producer_log_bytes"), bytes], bar: [now("producer_log_bytes"), now("producer_log_limit_bytes")],
         notes: [["limit", now("producer_log_limit_bytes"), bytes], ["cookies", now("producer_log_cookies"), short]] },
-      { title: "Log retention", figure: [now("producer_log_retained_seconds"), time] },
-      { title: "Delivered", figure: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: true,
+      { title: "Log retention", headline: [now("producer_log_retained_seconds"), time] },
+      { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: true,
         notes: [["connected", now("producer_subscriber_connected"), integer],
           ["in flight", now("producer_in_flight_bytes"), bytes]] },
     ],
@@ -171,15 +171,15 @@ const PROGRAMS = {
   },
   consumer: {
     cards: [
-      { title: "Received", figure: [perSecond("consumer_received_total"), rate], graph: true,
+      { title: "Received", headline: [perSecond("consumer_received_total"), rate], graph: true,
         notes: [["total", now("consumer_received_total"), short], ["buffered", now("consumer_buffer_bytes"), bytes]] },
-      { title: "Written", figure: [perSecond("consumer_written_total"), rate], graph: true,
+      { title: "Written", headline: [perSecond("consumer_written_total"), rate], graph: true,
         notes: [["batches", perSecond("consumer_batches_total"), rate], ["cookies per batch", quantile("consumer_batch_cookies", 0.5), short]] },
-      { title: "Delivery latency", figure: [quantile("consumer_received_seconds", 0.5), time],
+      { title: "Delivery latency", headline: [quantile("consumer_received_seconds", 0.5), time],
         notes: [["p99", quantile("consumer_received_seconds", 0.99), time]] },
-      { title: "Store latency", figure: [quantile("consumer_stored_seconds", 0.5), time],
+      { title: "Store latency", headline: [quantile("consumer_stored_seconds", 0.5), time],
         notes: [["p99", quantile("consumer_stored_seconds", 0.99), time], ["pending", now("consumer_waiting_cookies"), short]] },
-      { title: "Store", figure: [now("consumer_store_up"), known((n) => n ? "up" : "down")],
+      { title: "Store", headline: [now("consumer_store_up"), known((n) => n ? "up" : "down")],
         notes: [["batch write time", quantile("consumer_flush_seconds", 0.5), time], ["errors", now("consumer_store_errors_total"), integer]] },
     ],
     tables: [
@@ -231,14 +231,14 @@ const PROGRAMS = {
   },
   limiter: {
     cards: [
-      { title: "Decisions", figure: [perSecond("limiter_decisions_total"), rate], graph: true,
+      { title: "Decisions", headline: [perSecond("limiter_decisions_total"), rate], graph: true,
         notes: [["refused", perSecond("limiter_decisions_total", { outcome: "refused" }), rate]] },
-      { title: "Request latency", figure: [quantile("limiter_request_seconds", 0.5), time],
+      { title: "Request latency", headline: [quantile("limiter_request_seconds", 0.5), time],
         notes: [["p99", quantile("limiter_request_seconds", 0.99), time]] },
-      { title: "Waiting reservations", figure: [now("limiter_waiting"), integer] },
-      { title: "Counters", figure: [now("limiter_counters"), short], bar: [now("limiter_counters"), now("limiter_counters_max")],
+      { title: "Waiting reservations", headline: [now("limiter_waiting"), integer] },
+      { title: "Counters", headline: [now("limiter_counters"), short], bar: [now("limiter_counters"), now("limiter_counters_max")],
         notes: [["limit", now("limiter_counters_max"), short]] },
-      { title: "Restricted counters", figure: [now("limiter_feedback_restricted_counters"), integer], notes: [["feedback applied", now("limiter_feedback_applied_total"), short]] },
+      { title: "Restricted counters", headline: [now("limiter_feedback_restricted_counters"), integer], notes: [["feedback applied", now("limiter_feedback_applied_total"), short]] },
     ],
     tables: [
       { title: "Limits", by: ["limit"], of: "limiter_decisions_total", columns: [
@@ -313,16 +313,16 @@ const graph = (parent, title) => {
   };
 };
 
-const card = (parent, { title, figure: [value, show], notes, graph: hasGraph, bar }) => {
+const card = (parent, { title, headline: [value, show], notes, graph: hasGraph, bar }) => {
   const section = make(parent, "section", "card");
   make(section, "h2", "", title);
-  const figure = make(section, "div", "figure", EMPTY);
+  const headline = make(section, "div", "headline", EMPTY);
   const progress = bar && make(section, "progress");
   const lines = (notes || []).map(([text, value, show]) => [make(section, "p"), text, value, show]);
   const draw = hasGraph && graph(section, title);
   return (view) => {
     const found = value(view, {});
-    setText(figure, show(found));
+    setText(headline, show(found));
     if (bar) progress.value = bar[0](view, {}) / bar[1](view, {}) || 0;
     for (const [line, text, value, show] of lines) setText(line, `${text} ${show(value(view, {}))}`);
     if (draw) draw(found, show);

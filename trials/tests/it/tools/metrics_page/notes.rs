@@ -146,7 +146,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_received_seconds",
-        "Measured from the time of the chunk. Excludes the cookie's age, which is its delay by a limit; so do \
+        "Measured from the time of the chunk. Excludes the cookie's age, which is its delay by a limit; so does \
          `consumer_stored_seconds`. Delays by limits therefore do not look like a slow node.",
     ),
     (
