@@ -34,8 +34,8 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-The Prometheus metrics that producer (port 9090), consumer (9091) and limiter (9098) serve at `/metrics` of their admin ports.
-This page is generated from the code; do not edit it. After a change of metrics, or of the notes in
+This page is for operators: it lists the Prometheus metrics that producer (port 9090), consumer (9091) and limiter (9098) serve
+at `/metrics` of their admin ports. It is generated from the code; do not edit it. After a change of metrics, or of the notes in
 `trials/tests/it/tools/metrics_page/notes.rs`, run
 
 ```sh
