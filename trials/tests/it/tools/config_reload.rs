@@ -90,7 +90,7 @@ async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
     std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
     producer.process.signal(Signal::HUP)?;
     wait_reloads(&producer.admin, "producer", "failed", 1).await?;
-    wait_logged(&producer.process, "--unknown-dsps: to refuse needs --dsps").await?;
+    wait_logged(&producer.process, "--unknown-dsps: refuse requires --dsps").await?;
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count("producer_config_rejected", &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;
