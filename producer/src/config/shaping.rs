@@ -64,7 +64,7 @@ impl LimitsArgs {
 
 impl LimitsConfig {
     /// Reloads the limits file once, for callers that do not watch it.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         if let Some(file) = &self.file {
             file.reload_once();
         }

@@ -279,7 +279,7 @@ impl World {
                 write_limits(at, limits);
                 self.producers[at].with_current(|incarnation| {
                     if let Some((file, _)) = &incarnation.limits {
-                        file.look();
+                        file.reload();
                     }
                 });
             }

@@ -266,7 +266,11 @@ async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_reje
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     let output = run_to_end(&shell, &args, &[]).await?;
     ensure!(output.code == Some(1), "{:?}: {}", output.code, output.text);
-    ensure!(output.text.contains("100 open files"), "{}", output.text);
+    ensure!(
+        output.text.contains("open-file limit too low: 100"),
+        "{}",
+        output.text
+    );
 
     let producer =
         Producer::start_wrapped(&dir, &Addresses::free()?, &[], &with_files(256)).await?;
