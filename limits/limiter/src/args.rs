@@ -14,7 +14,13 @@ use runtime::settings::{
 
 use crate::serve;
 
-/// Validates, serves and replays rate limits
+const REPLAY_EXAMPLE: &str = "\
+Example:
+  Replay three calls of one key at 1 request per second, with waits of up to 5 s:
+    printf '0,dsp-17\\n0.1,dsp-17\\n0.2,dsp-17\\n' > calls.csv
+    limiter replay calls.csv --rate 1/s --max-wait 5s";
+
+/// Check, serve and replay rate limits
 #[derive(Debug, Parser)]
 #[command(name = "limiter", version = runtime::VERSION, arg_required_else_help = true)]
 pub struct Cli {
@@ -30,8 +36,10 @@ impl Cli {
     /// # Errors
     /// The exit code, if there is no command to run; all output is already printed.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, ExitCode> {
-        let serve = |_| settings::command::<serve::config::Args>().name("serve");
-        let mut cli = Self::command().mut_subcommand("serve", serve);
+        let serve = settings::command::<serve::config::Args>().name("serve");
+        let mut cli = Self::command()
+            .mut_args(|flag| flag.help_heading(None))
+            .mut_subcommand("serve", |_| serve.display_order(1));
         let matches = cli.clone().get_matches_from(arguments);
         if let Some(output) = info_commands::documentation(&cli, &matches) {
             return Err(info_commands::print(output));
@@ -66,7 +74,8 @@ pub enum Command {
     Serve,
     /// Replay recorded calls through all algorithms or through a limits file, and print statistics
     ///
-    /// Prints a row per algorithm, or one for the limits file: released, delayed and refused calls, the maximum number of requests of one key in a window, and quantiles of the delay.
+    /// Prints one row per algorithm, or one for the limits file. `worst window` is the maximum number of requests of one key in any window of --window; `delay` is the delay of released calls.
+    #[command(after_long_help = REPLAY_EXAMPLE)]
     Replay(ReplayArgs),
 }
 
@@ -101,10 +110,10 @@ pub struct ReplayArgs {
     /// Maximum wait of a call; with 0s, calls that would wait are refused
     #[arg(long, value_name = "TIME", value_parser = max_wait, default_value = "0s")]
     pub max_wait: Duration,
-    /// Length of the window in which requests are counted
+    /// Window length for the `worst window` column
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub window: Time,
-    /// SVG file for a chart of arrived and released requests, of the first row
+    /// Write a chart of arrived and released requests to this SVG file (first row only)
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }

@@ -83,7 +83,7 @@ fn run_replay(args: &ReplayArgs) -> Result<String> {
     let trace = Trace::read(&args.trace)?;
     if trace.late > 0 {
         eprintln!(
-            "limiter: {} calls are out of order; replayed at the time of the call before",
+            "limiter: calls out of order: {}; each is replayed at the time of the previous call",
             trace.late
         );
     }

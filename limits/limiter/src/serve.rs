@@ -18,7 +18,7 @@ pub mod limits_file;
 pub mod metrics;
 pub mod port;
 pub mod problem;
-mod request;
+pub mod request;
 pub mod saver;
 pub mod service;
 pub mod sharing;
@@ -44,8 +44,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = App::start(config, Registry::new()).await?;
-    let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
-    let apply = move |config: &Config| runtime_config.apply(config);
+    let (drain_timeout, metrics) = (app.drain_timeout(), app.config_reloads());
+    let apply = move |config: &Config| {
+        drain_timeout.send_replace(config.admin.drain_timeout);
+    };
     tokio::select! {
         () = signals.reload_until_drain(metrics, apply) => {}
         () = app.state_failed() => {}

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use limiter::serve::{
     engine::{self, CallRule, Counting, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
-    http,
+    problem::Problem,
+    request::{CounterName, LimitedCall, Path, Query},
 };
 use limits::rules::{Document, NamedLimit, Rules};
 
@@ -73,10 +74,11 @@ pub fn call(bytes: &[u8]) {
         return;
     };
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    match http::counters(path, query, body, NOW) {
-        Ok(counters) => {
-            assert!(counters.len() <= 16);
-            for (limit, counter) in counters {
+    match parse(path, query, body) {
+        Ok(None) => {}
+        Ok(Some(call)) => {
+            assert!(call.counters.len() <= 16);
+            for CounterName { limit, counter } in call.counters {
                 assert!((1..=LIMIT_BYTES_MAX).contains(&limit.len()) && !limit.contains('/'));
                 assert!((1..=256).contains(&counter.len()));
                 assert!(!counter.contains(char::is_control));
@@ -87,6 +89,13 @@ pub fn call(bytes: &[u8]) {
             assert!(!problem.detail.is_empty(), "{problem:?}");
         }
     }
+}
+
+fn parse(path: &str, query: &str, body: &[u8]) -> Result<Option<LimitedCall>, Problem> {
+    let Path::Call(endpoint, counter) = Path::of(path)? else {
+        return Ok(None);
+    };
+    LimitedCall::read(endpoint, counter, Query::of(query)?, body, NOW).map(Some)
 }
 
 /// Loads a limits file. It must be rejected with a reason, or an engine must accept calls under its limits. Its JSON form must have the

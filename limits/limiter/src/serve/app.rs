@@ -5,7 +5,7 @@
 
 mod startup;
 
-use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use runtime::{
@@ -13,7 +13,6 @@ use runtime::{
     metrics::{Registry, register_process},
     ready::{self, Component},
     reload,
-    reply::Reply,
     settings::live_config,
 };
 use tokio::{
@@ -45,28 +44,13 @@ const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
 /// A running limiter.
 pub struct App {
-    address: SocketAddr,
-    admin_address: SocketAddr,
     saver: Option<Saver>,
     api: listen::Stage,
     saving: listen::Stage,
     services: listen::Stage,
     draining: CancellationToken,
-    runtime_config: RuntimeConfig,
-    config_reloads: live_config::Metrics,
-}
-
-/// The settings that a reload can change; clones share them.
-#[derive(Debug, Clone)]
-pub struct RuntimeConfig {
     drain_timeout: watch::Sender<Duration>,
-}
-
-impl RuntimeConfig {
-    /// Applies the reloadable settings of `config`.
-    pub fn apply(&self, config: &Config) {
-        self.drain_timeout.send_replace(config.admin.drain_timeout);
-    }
+    config_reloads: live_config::Metrics,
 }
 
 impl App {
@@ -80,18 +64,13 @@ impl App {
         let restored = restore_state(&config)?;
         let listener = listen::bind(config.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
-        let (address, admin_address) = (listener.local_addr()?, admin.local_addr()?);
         let app = Self {
-            address,
-            admin_address,
             saver: restored.saver.clone(),
             api: listen::Stage::default(),
             saving: listen::Stage::default(),
             services: listen::Stage::default(),
             draining: CancellationToken::new(),
-            runtime_config: RuntimeConfig {
-                drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            },
+            drain_timeout: watch::Sender::new(config.admin.drain_timeout),
             config_reloads: live_config::Metrics::register(&registry, "limiter")
                 .context("metrics")?,
         };
@@ -121,6 +100,7 @@ impl App {
         restored: &RestoredState,
         registry: &Registry,
     ) -> anyhow::Result<()> {
+        let address = listener.local_addr()?;
         let service = Service {
             engine: Arc::clone(&restored.engine),
             decider: restored.decider.clone(),
@@ -138,10 +118,10 @@ impl App {
             listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
             self.api.clone(),
         ));
-        tracing::info!(address = %self.address, "API port is open");
-        if !self.address.ip().is_loopback() {
+        tracing::info!(%address, "API port is open");
+        if !address.ip().is_loopback() {
             tracing::warn!(
-                listen = %self.address,
+                listen = %address,
                 "tokens are sent in plain text and can be read in transit"
             );
         }
@@ -155,6 +135,7 @@ impl App {
         restored: &RestoredState,
         registry: &Registry,
     ) -> anyhow::Result<()> {
+        let address = listener.local_addr()?;
         let (newest, usage) = watch::channel(Arc::new(restored.engine.limits_summary()));
         let (engine, clock) = (Arc::clone(&restored.engine), restored.clock.clone());
         self.every(SUMMARY_INTERVAL, move || {
@@ -190,8 +171,8 @@ impl App {
             Arc::new(pages),
             self.services.clone(),
         ));
-        tracing::info!(address = %self.admin_address, "admin port is open");
-        admin::warn_if_open(self.admin_address);
+        tracing::info!(%address, "admin port is open");
+        admin::warn_if_open(address);
         Ok(())
     }
 
@@ -234,22 +215,10 @@ impl App {
         });
     }
 
-    /// Address of the API port.
+    /// The drain timeout, which a reload can change.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Address of the admin port.
-    #[must_use]
-    pub fn admin_address(&self) -> SocketAddr {
-        self.admin_address
-    }
-
-    /// The settings that a reload can change.
-    #[must_use]
-    pub fn runtime_config(&self) -> RuntimeConfig {
-        self.runtime_config.clone()
+    pub fn drain_timeout(&self) -> watch::Sender<Duration> {
+        self.drain_timeout.clone()
     }
 
     /// Metrics of configuration reloads.
@@ -272,7 +241,7 @@ impl App {
     /// When the state is not synced.
     pub async fn drain(self) -> anyhow::Result<()> {
         let began = Instant::now();
-        let end = began + *self.runtime_config.drain_timeout.borrow();
+        let end = began + *self.drain_timeout.borrow();
         self.draining.cancel();
         let half = began + (end - began) / 2;
         if !self.api.drain(half).await {
@@ -319,13 +288,6 @@ impl admin::Pages for Pages {
 
     fn debug_endpoints(&self) -> bool {
         self.debug_endpoints
-    }
-
-    fn page<'a>(
-        &'a self,
-        _path: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
-        Box::pin(async { None })
     }
 }
 

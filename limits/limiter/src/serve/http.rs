@@ -14,8 +14,8 @@ use self::response::{LimitBody, SlotBody, json, problem_response, text};
 use super::{
     engine::{CallError, Slot},
     problem::{self, Problem, rejected},
-    request::{CallKind, Endpoint, GET, LimitedCall, Path, Query, is_json},
-    service::{CallResult, Service},
+    request::{Endpoint, GET, LimitedCall, Path, Query, is_json},
+    service::Service,
 };
 
 type HttpResponse = Response<Full<Bytes>>;
@@ -75,15 +75,16 @@ impl Service {
                     }
                     _ => self.body(body).await?,
                 };
-                let mut call = LimitedCall::read(endpoint, first, query, &body)?;
+                let now = self.clock.now();
+                let mut call = LimitedCall::read(endpoint, first, query, &body, now)?;
                 let result = self.process(&mut call, &identity, stop, began).await;
                 let slot = match &result {
-                    Ok(result) => Some(&result.slot),
+                    Ok((slot, _)) => Some(slot),
                     Err(problem) => problem.slot.as_deref(),
                 };
                 let quota = slot.and_then(|slot| self.quota(&call, slot));
                 let mut response = match result {
-                    Ok(result) => call_response(endpoint, &result),
+                    Ok((slot, has_effect)) => call_response(endpoint, &slot, has_effect),
                     Err(problem) => self.problem(&problem),
                 };
                 if let Some(quota) = quota {
@@ -136,40 +137,19 @@ impl Service {
         let binding = slot.binding.as_ref();
         // Not `slot.now`, which may be the time of the sharing server.
         let now = self.clock.now();
-        let (targets, from_server) = (call.targets(), self.decider.has_server());
+        let (targets, from_server) = (call.targets(), self.decider.has_server() == Some(true));
         self.engine.remaining(&targets, binding, from_server, now)
     }
 }
 
-/// Limits and counters of a call with this path, query and body; none for other paths.
-///
-/// # Errors
-/// When the request is invalid at `now`.
-pub fn counters(
-    path: &str,
-    query: &str,
-    body: &[u8],
-    now: u64,
-) -> Result<Vec<(String, String)>, Problem> {
-    let Path::Call(endpoint, first) = Path::of(path)? else {
-        return Ok(Vec::new());
-    };
-    let call = LimitedCall::read(endpoint, first, Query::of(query)?, body)?;
-    if let CallKind::Feedback(feedback) = &call.kind {
-        feedback.feedback(now)?;
-    }
-    let counters = call.counters.into_iter();
-    Ok(counters.map(|it| (it.limit, it.counter)).collect())
-}
-
-fn call_response(endpoint: Endpoint, result: &CallResult) -> HttpResponse {
-    let mut slot = SlotBody::of(&result.slot);
+fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> HttpResponse {
+    let mut body = SlotBody::of(slot);
     match endpoint {
         Endpoint::Delay | Endpoint::Reserve => {}
-        Endpoint::Increment => slot.counted = Some(result.has_effect),
-        Endpoint::Feedback => slot.learned = Some(result.has_effect),
+        Endpoint::Increment => body.counted = Some(has_effect),
+        Endpoint::Feedback => body.learned = Some(has_effect),
     }
-    json(&slot)
+    json(&body)
 }
 
 fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
@@ -180,7 +160,7 @@ fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
         allow: Some(allowed),
         ..Problem::new(
             problem::METHOD,
-            format!("{method} is not one of: {allowed}"),
+            format!("{method} is not allowed here; use {allowed}"),
         )
     })
 }

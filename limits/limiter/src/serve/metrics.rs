@@ -129,7 +129,6 @@ impl StateMetrics {
     fn families(&self) -> Vec<MetricFamily> {
         let usage = Arc::clone(&self.usage.borrow());
         let now = self.engine.limits_summary();
-        let sharing = self.decider.status();
         let limits = &now.limits;
         let by_limit = |metric, limits: &[LimitUsage], value: fn(&LimitUsage) -> Option<f64>| {
             let samples = limits.iter();
@@ -145,6 +144,7 @@ impl StateMetrics {
         let one = |metric, value: Option<f64>| {
             family::<[&str; 0]>(metric, value.map(|value| ([], value)))
         };
+        let decisions = self.decider.decisions().into_iter().flatten();
         let flag = |it: bool| f64::from(u8::from(it));
         vec![
             by_outcome(defs::DECISIONS, |it| {
@@ -196,16 +196,9 @@ impl StateMetrics {
             one(defs::CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
             family(
                 defs::SHARED_DECISIONS,
-                sharing.iter().flat_map(|it| {
-                    [
-                        ("server", it.by_server),
-                        ("part", it.by_share),
-                        ("nobody", it.undecided),
-                    ]
-                    .map(|(decider, count)| ([decider], as_f64(count)))
-                }),
+                decisions.map(|(decider, count)| ([decider], as_f64(count))),
             ),
-            one(defs::SHARING_SERVER, sharing.map(|it| flag(it.has_server))),
+            one(defs::SHARING_SERVER, self.decider.has_server().map(flag)),
         ]
     }
 }

@@ -44,7 +44,7 @@ kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
         "No quota was used. The detail names the exhausted rule, and until when. Retry after Retry-After, or with a larger max_wait. While a \
-         global limit exists, slots are at most 30 s ahead, and a token can reserve at most half of those that are free."
+         global limit exists, slots are at most 30 s ahead, and a token can reserve no more of them than it leaves free."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
         "The operator of the limiter defines the limits. A counter is created on first use."

@@ -10,7 +10,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     clock::nanos,
-    engine::{CallRule, LIMIT_BYTES_MAX, Target},
+    engine::{CallRule, Feedback, LIMIT_BYTES_MAX, Target},
     feedback::FeedbackBody,
     problem::{Problem, invalid},
 };
@@ -30,47 +30,63 @@ pub(super) const GET: &str = "GET, HEAD";
 
 /// The last segment of a path below a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Endpoint {
+pub enum Endpoint {
+    /// Returns the earliest time for a call.
     Delay,
+    /// Reserves a slot.
     Reserve,
+    /// Counts calls already made.
     Increment,
+    /// Reports the response of a partner.
     Feedback,
 }
 
 /// Valid names of a limit and of a counter under it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CounterName {
-    pub(super) limit: String,
-    pub(super) counter: String,
+pub struct CounterName {
+    /// Name of the limit.
+    pub limit: String,
+    /// Name of the counter.
+    pub counter: String,
 }
 
 /// An operation on counters.
 #[derive(Debug)]
-pub(super) struct LimitedCall {
-    pub(super) counters: Vec<CounterName>,
+pub struct LimitedCall {
+    /// At least one.
+    pub counters: Vec<CounterName>,
     /// The rule for the first counter, if the call provides one.
-    pub(super) rule: Option<CallRule>,
-    pub(super) kind: CallKind,
+    pub rule: Option<CallRule>,
+    /// The operation.
+    pub kind: CallKind,
 }
 
 /// An operation with its parameters.
-#[derive(Debug)]
-pub(super) enum CallKind {
+#[derive(Debug, Clone, Copy)]
+pub enum CallKind {
+    /// Returns the earliest time for a call.
     Delay {
+        /// Number of requests.
         requests: u64,
     },
+    /// Reserves a slot.
     Reserve {
+        /// Number of requests.
         requests: u64,
+        /// Maximum wait for the slot.
         max_wait: Duration,
         /// Whether to delay the response until the slot.
         is_held: bool,
     },
+    /// Counts calls already made.
     Increment {
+        /// Number of requests.
         requests: u64,
-        /// In nanoseconds since 1970; `None` for now.
+        /// Time of the calls in nanoseconds since 1970; `None` for now.
         at: Option<u64>,
     },
-    Feedback(FeedbackBody),
+    /// Reports the response of a partner.
+    Feedback(Feedback),
 }
 
 impl Endpoint {
@@ -84,7 +100,9 @@ impl Endpoint {
 }
 
 impl CounterName {
-    pub(super) fn new(limit: &str, counter: &str) -> Result<Self, Problem> {
+    /// # Errors
+    /// When a name is invalid.
+    pub fn new(limit: &str, counter: &str) -> Result<Self, Problem> {
         let limit = limit_name(limit)?;
         if counter.is_empty()
             || counter.len() > COUNTER_BYTES_MAX
@@ -102,12 +120,16 @@ impl CounterName {
 }
 
 impl LimitedCall {
-    /// Parses the query and body of an operation on the counter `first`.
-    pub(super) fn read(
+    /// Parses the query and body of an operation on the counter `first`, received at `now`.
+    ///
+    /// # Errors
+    /// When the body or the query is invalid.
+    pub fn read(
         endpoint: Endpoint,
         first: CounterName,
         query: Query,
         body: &[u8],
+        now: u64,
     ) -> Result<Self, Problem> {
         if query.n.is_some() && endpoint != Endpoint::Delay {
             return Err(invalid(
@@ -138,7 +160,11 @@ impl LimitedCall {
                     at: body.at()?,
                 }
             }
-            Endpoint::Feedback => CallKind::Feedback(read(body)?),
+            Endpoint::Feedback if !query.also.is_empty() => {
+                let why = "also is not supported: report the feedback for each limit";
+                return Err(invalid(why));
+            }
+            Endpoint::Feedback => CallKind::Feedback(read::<FeedbackBody>(body)?.feedback(now)?),
         };
         let rule = match (interval, requests) {
             (None, None) => None,
@@ -154,7 +180,9 @@ impl LimitedCall {
         })
     }
 
-    pub(super) fn targets(&self) -> Vec<Target<'_>> {
+    /// The counters, for the engine.
+    #[must_use]
+    pub fn targets(&self) -> Vec<Target<'_>> {
         let targets = self.counters.iter().map(|name| Target {
             limit: &name.limit,
             counter: &name.counter,
@@ -182,16 +210,25 @@ fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
 
 /// Resource named by a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Path<'a> {
+pub enum Path<'a> {
+    /// An operation on a counter.
     Call(Endpoint, CounterName),
+    /// A limit.
     Limit(String),
+    /// The API description.
     OpenApi,
+    /// The page of a problem type.
     Problem(&'a str),
+    /// None of these.
     Other,
 }
 
 impl<'a> Path<'a> {
-    pub(super) fn of(path: &'a str) -> Result<Self, Problem> {
+    /// Parses a path.
+    ///
+    /// # Errors
+    /// When a name in it is invalid.
+    pub fn of(path: &'a str) -> Result<Self, Problem> {
         if let Some(name) = path.strip_prefix("/v1/problems/") {
             return Ok(Self::Problem(name));
         }
@@ -227,7 +264,7 @@ fn decoded(text: &str) -> Result<Cow<'_, str>, Problem> {
 
 /// Query parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Query {
+pub struct Query {
     /// Further counters of the call.
     also: Vec<CounterName>,
     /// Number of requests; for a delay only.
@@ -238,7 +275,11 @@ pub(super) struct Query {
 }
 
 impl Query {
-    pub(super) fn of(query: &str) -> Result<Self, Problem> {
+    /// Parses a query.
+    ///
+    /// # Errors
+    /// When a parameter is unknown, invalid or duplicate.
+    pub fn of(query: &str) -> Result<Self, Problem> {
         let mut read = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -348,7 +389,7 @@ mod tests {
     }
 
     fn call(endpoint: Endpoint, query: &str, body: &[u8]) -> Result<LimitedCall, Problem> {
-        LimitedCall::read(endpoint, counter("a", "k"), Query::of(query)?, body)
+        LimitedCall::read(endpoint, counter("a", "k"), Query::of(query)?, body, 0)
     }
 
     #[test]

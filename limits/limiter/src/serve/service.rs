@@ -61,15 +61,6 @@ pub struct Service {
     pub metrics: metrics::RequestMetrics,
 }
 
-/// Result of a call.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct CallResult {
-    /// Slot of the call, or earliest time for the next one.
-    pub(super) slot: Slot,
-    /// Whether requests were reserved or counted, or feedback added a restriction.
-    pub(super) has_effect: bool,
-}
-
 impl Service {
     /// Authenticates a request.
     ///
@@ -92,7 +83,8 @@ impl Service {
         identity.ok_or_else(|| reject("invalid", "invalid token"))
     }
 
-    /// Processes a call received at `began`. A reservation that waits returns at its slot, or when `stop` is cancelled.
+    /// [Decides](Decider::decide) on a call received at `began`. A reservation that waits returns at its slot, or when `stop`
+    /// is cancelled.
     ///
     /// # Errors
     /// When the call is rejected, or its change is not known to be saved.
@@ -102,7 +94,7 @@ impl Service {
         identity: &TokenIdentity,
         stop: &CancellationToken,
         began: Instant,
-    ) -> Result<CallResult, Problem> {
+    ) -> Result<(Slot, bool), Problem> {
         for counter in &call.counters {
             self.authorize(identity, &counter.limit)?;
         }
@@ -113,17 +105,18 @@ impl Service {
         let saver = self.saver.as_ref().filter(|_| may_change);
         let unsaved = |_| not_saved(self.clock.now());
         saver.map_or(Ok(()), Saver::check).map_err(unsaved)?;
-        let decided = self.decide(call, identity).await;
+        let targets = call.targets();
+        let decided = self.decider.decide(&identity.name, &targets, call.kind);
+        let decided = decided.await;
         let decided_at = Instant::now();
         if let Some(saver) = saver {
             // Even a refused call can change a counter.
             saver.wait_written().await.map_err(unsaved)?;
         }
-        let mut result = decided?;
-        let slot = &mut result.slot;
+        let (mut slot, has_effect) = decided?;
         let is_held = matches!(call.kind, CallKind::Reserve { is_held: true, .. });
         if is_held && slot.at > slot.now {
-            self.hold(slot, decided_at, stop).await;
+            self.hold(&slot, decided_at, stop).await;
         } else {
             self.metrics.seconds.observe(began.elapsed(), 1);
         }
@@ -131,37 +124,7 @@ impl Service {
             let passed = u64::try_from(decided_at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             slot.now = slot.now.saturating_add(passed);
         }
-        Ok(result)
-    }
-
-    async fn decide(
-        &self,
-        call: &LimitedCall,
-        identity: &TokenIdentity,
-    ) -> Result<CallResult, Problem> {
-        let targets = call.targets();
-        let (slot, has_effect) = match &call.kind {
-            CallKind::Delay { requests } => (self.decider.delay(&targets, *requests).await?, false),
-            CallKind::Increment { requests, at } => {
-                self.decider.increment(&targets, *requests, *at).await?
-            }
-            CallKind::Feedback(feedback) => {
-                let [target] = targets[..] else {
-                    let detail = "feedback does not support `also`: report it for each limit";
-                    return Err(Problem::new(problem::INVALID, detail));
-                };
-                let feedback = feedback.feedback(self.clock.now())?;
-                self.decider.feedback(target, feedback).await?
-            }
-            CallKind::Reserve {
-                requests, max_wait, ..
-            } => {
-                let token = &identity.name;
-                let slot = self.decider.reserve(token, &targets, *requests, *max_wait);
-                (slot.await?, true)
-            }
-        };
-        Ok(CallResult { slot, has_effect })
+        Ok((slot, has_effect))
     }
 
     /// Holds the response until the slot that was decided on at `decided_at`, for up to [`WAIT_MAX`].

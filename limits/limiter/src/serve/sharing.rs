@@ -3,12 +3,9 @@
 //! While the server is unavailable, each limiter enforces 1/`members_max` of every limit. Without `members_max` it refuses
 //! all calls.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use limits::{
@@ -23,8 +20,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     clock::Clock,
-    engine::{CallError, Counting, Engine, Feedback, Slot, Target, exact},
+    engine::{CallError, Counting, Engine, Slot, Target, exact},
     problem::{Problem, rejected, server_lost},
+    request::CallKind,
 };
 
 /// Decides on calls; clones share its state.
@@ -42,17 +40,6 @@ struct SharedDecider {
     counting: Counting,
     by_share: AtomicU64,
     undecided: AtomicU64,
-}
-
-/// Availability of the server, and the number of decisions by decider.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SharingStatus {
-    pub(super) by_server: u64,
-    /// By the limiter, within its static share.
-    pub(super) by_share: u64,
-    /// Calls refused because the server was unavailable.
-    pub(super) undecided: u64,
-    pub(super) has_server: bool,
 }
 
 /// Rejects a change of `[sharing]` from or to exact mode, which is only read at startup.
@@ -99,20 +86,19 @@ impl Decider {
         }
     }
 
-    /// Whether a server is available and decides.
-    pub(super) fn has_server(&self) -> bool {
-        let shared = self.shared.as_ref();
-        shared.is_some_and(|it| it.exact.is_connected())
+    /// Whether the server is available; `None` without shared limits.
+    pub(super) fn has_server(&self) -> Option<bool> {
+        self.shared.as_ref().map(|it| it.exact.is_connected())
     }
 
-    pub(super) fn status(&self) -> Option<SharingStatus> {
+    /// Number of decisions on shared limits, by decider: the server, the static share, or nobody.
+    pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 3]> {
         let shared = self.shared.as_ref()?;
-        Some(SharingStatus {
-            by_server: shared.exact.replies(),
-            by_share: shared.by_share.load(Ordering::Relaxed),
-            undecided: shared.undecided.load(Ordering::Relaxed),
-            has_server: shared.exact.is_connected(),
-        })
+        Some([
+            ("server", shared.exact.replies()),
+            ("part", shared.by_share.load(Ordering::Relaxed)),
+            ("nobody", shared.undecided.load(Ordering::Relaxed)),
+        ])
     }
 
     /// Describes how calls are decided, with an error if they are not; `None` without shared limits.
@@ -131,88 +117,60 @@ impl Decider {
         })
     }
 
-    /// Returns the earliest time for a call.
-    pub(super) async fn delay(
-        &self,
-        targets: &[Target<'_>],
-        requests: u64,
-    ) -> Result<Slot, Problem> {
-        self.earliest(targets, requests, true).await
-    }
-
-    async fn earliest(
-        &self,
-        targets: &[Target<'_>],
-        requests: u64,
-        is_counted: bool,
-    ) -> Result<Slot, Problem> {
-        let operation = Operation::Peek;
-        let decision = self.ask(None, targets, requests, operation, is_counted);
-        if let Some((slot, _)) = decision.await? {
-            return Ok(slot);
-        }
-        let now = self.clock.now();
-        let slot = self.engine.delay(targets, requests, is_counted, now);
-        slot.map_err(|error| self.problem(error, now))
-    }
-
-    /// Reserves a slot within the maximum wait for a token.
-    pub(super) async fn reserve(
+    /// Decides on a call of a token. Returns its slot, or after reported calls and feedback that of the next call; and
+    /// whether requests were reserved or counted, or feedback added a restriction.
+    ///
+    /// # Errors
+    /// When the call is rejected, or not decided on.
+    pub(super) async fn decide(
         &self,
         token: &str,
         targets: &[Target<'_>],
-        requests: u64,
-        max_wait: Duration,
-    ) -> Result<Slot, Problem> {
-        let operation = Operation::Reserve { max_wait };
-        let decision = self.ask(Some(token), targets, requests, operation, true);
-        if let Some((slot, _)) = decision.await? {
-            return Ok(slot);
+        kind: CallKind,
+    ) -> Result<(Slot, bool), Problem> {
+        let (engine, now) = (&self.engine, self.clock.now());
+        let (requests, operation) = match kind {
+            CallKind::Delay { requests } => (requests, Operation::Peek),
+            CallKind::Feedback(_) => (1, Operation::Peek),
+            CallKind::Reserve {
+                requests, max_wait, ..
+            } => (requests, Operation::Reserve { max_wait }),
+            CallKind::Increment { requests, at } => {
+                let made = at.map(|at| at / 1_000);
+                (requests, Operation::Count { made })
+            }
+        };
+        let mut is_applied = None;
+        if let CallKind::Feedback(feedback) = kind {
+            let applied = engine.apply_feedback(targets[0], feedback, now);
+            is_applied = Some(applied.map_err(|error| self.problem(error, now))?);
+        }
+        // The query after feedback is not the client's.
+        let is_counted = is_applied.is_none();
+        let by_server = self.ask(token, targets, requests, operation, is_counted);
+        if let Some((slot, has_effect)) = by_server.await? {
+            return Ok((slot, is_applied.unwrap_or(has_effect)));
         }
         let now = self.clock.now();
-        let slot = self
-            .engine
-            .reserve(Some(token), targets, requests, max_wait, now);
-        slot.map_err(|error| self.problem(error, now))
-    }
-
-    /// Counts calls already made. Returns the earliest time for one more, and whether the calls have an effect.
-    pub(super) async fn increment(
-        &self,
-        targets: &[Target<'_>],
-        requests: u64,
-        at: Option<u64>,
-    ) -> Result<(Slot, bool), Problem> {
-        let made = at.map(|at| at / 1_000);
-        let operation = Operation::Count { made };
-        let decision = self.ask(None, targets, requests, operation, true);
-        if let Some(counted) = decision.await? {
-            return Ok(counted);
-        }
-        let now = self.clock.now();
-        let counted = self.engine.increment(targets, requests, at, now);
-        let (recorded, slot) = counted.map_err(|error| self.problem(error, now))?;
-        Ok((slot, recorded == RecordOutcome::Counted))
-    }
-
-    /// Applies the feedback of a partner. Returns the earliest time for a request, and whether the feedback adds a
-    /// restriction.
-    pub(super) async fn feedback(
-        &self,
-        target: Target<'_>,
-        feedback: Feedback,
-    ) -> Result<(Slot, bool), Problem> {
-        let now = self.clock.now();
-        let applied = self.engine.apply_feedback(target, feedback, now);
-        let is_applied = applied.map_err(|error| self.problem(error, now))?;
-        Ok((self.earliest(&[target], 1, false).await?, is_applied))
+        let decided = match kind {
+            CallKind::Reserve { max_wait, .. } => engine
+                .reserve(Some(token), targets, requests, max_wait, now)
+                .map(|slot| (slot, true)),
+            CallKind::Increment { at, .. } => engine
+                .increment(targets, requests, at, now)
+                .map(|(recorded, slot)| (slot, recorded == RecordOutcome::Counted)),
+            CallKind::Delay { .. } | CallKind::Feedback(_) => engine
+                .delay(targets, requests, is_counted, now)
+                .map(|slot| (slot, is_applied == Some(true))),
+        };
+        decided.map_err(|error| self.problem(error, now))
     }
 
     /// Returns the decision of the server, by its clock, and whether it granted or counted the call; `None` if the engine
     /// has to decide.
     async fn ask(
         &self,
-        token: Option<&str>,
+        token: &str,
         targets: &[Target<'_>],
         requests: u64,
         operation: Operation,
@@ -224,7 +182,7 @@ impl Decider {
         let now = self.clock.now();
         let pending = self
             .engine
-            .begin_decision(token, targets, requests, operation, is_counted, now)
+            .begin_decision(Some(token), targets, requests, operation, is_counted, now)
             .map_err(|error| rejected(error, now))?;
         let was_sent = shared.exact.is_connected();
         let decision = shared

@@ -21,7 +21,7 @@ Examples:
     limiter serve --limits examples/limits.toml --print-config > limiter.toml
     limiter serve --config limiter.toml --check-config";
 
-/// Serves rate limits to other processes over HTTP
+/// Serve rate limits to other processes over HTTP
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "limiter",
@@ -132,7 +132,7 @@ pub(super) struct LimitsArgs {
     #[arg(long, value_name = "DIR", default_value = "limiter-state")]
     pub(super) state: PathBuf,
 
-    /// Maximum number of counters, one per rule of a limit. Unused counters are evicted to make room
+    /// Maximum number of counters, one per rule of a limit. When it is reached, unused counters are evicted
     #[arg(long, value_name = "COUNT", default_value = "400000", value_parser = count(1..=100_000_000))]
     pub(super) counters: usize,
 
