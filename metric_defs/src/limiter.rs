@@ -83,11 +83,6 @@ pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(
 );
 pub const WAITING: MetricDef =
     MetricDef::gauge("limiter_waiting", "Reservations waiting for their slot.");
-pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
-    "limiter_token_refusals_total",
-    "Rejected requests by reason: no token (missing), an invalid token (wrong), or no access to the limit (limit).",
-)
-.by(&["reason"]);
 pub const STATE_AGE: MetricDef = MetricDef::gauge(
     "limiter_state_age_seconds",
     "Time since the last sync of the state to disk. Absent without --state.",

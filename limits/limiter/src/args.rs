@@ -46,11 +46,8 @@ impl Cli {
         }
         let read = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         let missing = "missing command: see limiter --help";
-        let command = read.command;
-        command.map_or_else(
-            || cli.error(ErrorKind::MissingSubcommand, missing).exit(),
-            Ok,
-        )
+        let fail = || cli.error(ErrorKind::MissingSubcommand, missing).exit();
+        Ok(read.command.unwrap_or_else(fail))
     }
 }
 

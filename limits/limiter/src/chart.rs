@@ -18,8 +18,8 @@ const TEXT: RGBColor = RGBColor(0x7F, 0x7F, 0x7F);
 /// When drawing fails.
 pub fn svg(outcome: &Outcome) -> Result<String> {
     let mut text = String::new();
-    draw(&mut text, &outcome.name, &outcome.flow)
-        .map_err(|error| anyhow!("cannot draw the chart: {error}"))?;
+    let drawn = draw(&mut text, &outcome.name, &outcome.flow);
+    drawn.map_err(|error| anyhow!("cannot draw the chart: {error}"))?;
     Ok(text)
 }
 

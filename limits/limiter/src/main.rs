@@ -13,6 +13,7 @@ use limiter::{
 };
 use limits::rules::{ConfigErrors, Rules};
 use limits_sharing::dsp_limits;
+use runtime::settings::info_commands;
 
 fn main() -> ExitCode {
     // `serve` reads its own settings: flags, environment and a file, like the other servers.
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match run(command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(text) => info_commands::print(Ok(format!("{}\n", text.trim_end()).into_bytes())),
         Err(error) => {
             eprintln!("limiter: {error:#}");
             ExitCode::FAILURE
@@ -38,33 +39,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<()> {
-    let text = match command {
+fn run(command: Command) -> Result<String> {
+    Ok(match command {
         Command::Check { file, program } => match program {
-            Program::Limiter => read(&file)?.to_string(),
-            Program::Producer => format!("{:#}", read_for(&file, dsp_limits::check)?),
+            Program::Limiter => read(&file, engine::errors)?.to_string(),
+            Program::Producer => format!("{:#}", read(&file, dsp_limits::check)?),
         },
         Command::Serve => unreachable!("main handles it"),
         Command::Replay(args) => run_replay(&args)?,
-    };
-    print(text.trim_end())
-}
-
-/// Prints to standard output, whose reader may close it early, as `head` does.
-fn print(text: &str) -> Result<()> {
-    use std::io::{ErrorKind, Write as _};
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
-}
-
-fn read(file: &Path) -> Result<Rules> {
-    read_for(file, engine::errors)
+    })
 }
 
 /// Reads a limits file and validates it with the `errors` of the program that uses it.
-fn read_for(file: &Path, errors: fn(&Rules) -> Vec<String>) -> Result<Rules> {
+fn read(file: &Path, errors: fn(&Rules) -> Vec<String>) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let rules = Rules::parse(&text).and_then(|rules| {
@@ -106,7 +93,7 @@ fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
     if let Some(file) = &args.rules {
         return Ok(vec![Candidate {
             name: file.display().to_string(),
-            rules: read(file)?,
+            rules: read(file, engine::errors)?,
         }]);
     }
     let rate = args.rate.context("missing --rate")?;

@@ -52,8 +52,6 @@ pub struct ReplayOptions {
 pub struct Outcome {
     /// Name of the candidate.
     pub name: String,
-    /// Number of calls.
-    pub calls: u64,
     /// Calls released, immediately or later.
     pub released: u64,
     /// Calls released later.
@@ -204,7 +202,6 @@ pub fn replay(trace: &Trace, candidate: &Candidate, options: ReplayOptions) -> O
     let delay = |quantile| Duration::from_micros(delays.value_at_quantile(quantile));
     Outcome {
         name: candidate.name.clone(),
-        calls,
         released,
         delayed,
         refused: calls - released,

@@ -261,7 +261,7 @@ fn reported_calls_count_at_their_time_unless_it_is_in_the_future() {
         (recorded, next.at),
         (RecordOutcome::Counted, START + SECOND)
     );
-    let counts = engine.limits_summary().limits[0].counts;
+    let counts = engine.usage_summary(START).limits[0].counts;
     assert_eq!(
         (counts.too_early, counts.too_old, counts.counted),
         (1, 1, 1)

@@ -8,6 +8,7 @@ mod startup;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
+use metric_defs::limiter::CLOCK_STEPS;
 use runtime::{
     admin, listen,
     metrics::{Registry, register_process},
@@ -25,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 use self::startup::{RestoredState, restore_state};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::CollectionWatcher;
-use super::{config::Config, engine::UsageSummary, metrics, port, saver::Saver, service::Service};
+use super::{
+    config::Config, engine::UsageSummary, metrics, port, saver::Saver, service::Service,
+    sharing::Decider,
+};
 
 /// Time between two comparisons with the system clock, and two evictions of idle counters.
 const TICK_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Time between two usage summaries.
-const SUMMARY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Used thousandths of a quota from which on `/readyz` names the counter.
 const QUOTA_NAMED_PERMILLE: u64 = 800;
@@ -44,7 +45,7 @@ const ADMIN_GRACE: Duration = Duration::from_millis(500);
 
 /// A running limiter.
 pub struct App {
-    saver: Option<Saver>,
+    saver: Option<Arc<Saver>>,
     api: listen::Stage,
     saving: listen::Stage,
     services: listen::Stage,
@@ -62,7 +63,7 @@ impl App {
         register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
         // Connections to a port that is open would wait for this.
         let restored = restore_state(&config)?;
-        let listener = listen::bind(config.listen, "--listen")?;
+        let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
         let app = Self {
             saver: restored.saver.clone(),
@@ -82,8 +83,29 @@ impl App {
             let stop = app.services.stop.clone();
             app.services.tasks.spawn(watcher.run(stop));
         }
-        app.watch_files(&config, &restored, &registry)?;
-        app.start_ticks(&restored, &registry)?;
+        let reloads = reload::Metrics::register(&registry, "limiter", false).context("metrics")?;
+        let (tasks, stop) = (&app.services.tasks, &app.services.stop);
+        if let Some(tokens) = &config.tokens {
+            tasks.spawn(Arc::clone(tokens).watch(reloads.clone(), stop.clone()));
+        }
+        if let Some(limits) = &config.limits {
+            let sources = &limits.source().sources;
+            sources.get_or_init(|| restored.sources.clone());
+            tasks.spawn(Arc::clone(limits).watch(reloads, stop.clone()));
+        }
+        let clock_steps = registry.add(CLOCK_STEPS).context("metrics")?;
+        let Decider { engine, clock, .. } = restored.decider.clone();
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            while stop
+                .run_until_cancelled(sleep(TICK_INTERVAL))
+                .await
+                .is_some()
+            {
+                clock.follow(&clock_steps);
+                engine.tidy(clock.now());
+            }
+        });
         app.open_admin(admin, &config, &restored, &registry)?;
         app.open_api(listener, &config, &restored, &registry)?;
         if let Some(saver) = restored.saver {
@@ -102,19 +124,16 @@ impl App {
     ) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         let service = Service {
-            engine: Arc::clone(&restored.engine),
             decider: restored.decider.clone(),
-            clock: restored.clock.clone(),
             tokens: config.tokens.clone(),
-            fields: config.fields,
+            fields: config.api.ratelimit_fields,
             sources: restored.sources.clone(),
             saver: restored.saver.clone(),
             metrics: metrics::RequestMetrics::register(registry).context("metrics")?,
         };
-        let (connections_max, per_address_max) = config.connections;
         self.api.tasks.spawn(service.serve(
             listener,
-            port::limits(connections_max, per_address_max),
+            port::limits(config.api.connections, config.api.connections_per_address),
             listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
             self.api.clone(),
         ));
@@ -136,11 +155,6 @@ impl App {
         registry: &Registry,
     ) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
-        let (newest, usage) = watch::channel(Arc::new(restored.engine.limits_summary()));
-        let (engine, clock) = (Arc::clone(&restored.engine), restored.clock.clone());
-        self.every(SUMMARY_INTERVAL, move || {
-            newest.send_replace(Arc::new(engine.usage_summary(clock.now())));
-        });
         let (file, sources) = (config.limits.clone(), restored.sources.clone());
         let rejected_limits = move || {
             let file = file.as_ref().and_then(|file| file.error());
@@ -148,14 +162,11 @@ impl App {
             (!all.is_empty()).then(|| all.join("; "))
         };
         let state = Arc::new(metrics::StateMetrics {
-            engine: Arc::clone(&restored.engine),
             sources: restored.sources.clone(),
-            usage,
             counters_max: config.counters,
             rejected_limits: Box::new(rejected_limits),
             saver: restored.saver.clone(),
             decider: restored.decider.clone(),
-            clock: restored.clock.clone(),
         });
         state.register(registry).context("metrics")?;
         let pages = Pages {
@@ -174,45 +185,6 @@ impl App {
         tracing::info!(%address, "admin port is open");
         admin::warn_if_open(address);
         Ok(())
-    }
-
-    /// Starts watching the token and limits files.
-    fn watch_files(
-        &self,
-        config: &Config,
-        restored: &RestoredState,
-        registry: &Registry,
-    ) -> anyhow::Result<()> {
-        let metrics = reload::Metrics::register(registry, "limiter", false).context("metrics")?;
-        let (tasks, stop) = (&self.services.tasks, &self.services.stop);
-        if let Some(tokens) = &config.tokens {
-            tasks.spawn(Arc::clone(tokens).watch(metrics.clone(), stop.clone()));
-        }
-        if let Some(limits) = &config.limits {
-            limits.source().activate_in(restored.sources.clone());
-            tasks.spawn(Arc::clone(limits).watch(metrics, stop.clone()));
-        }
-        Ok(())
-    }
-
-    fn start_ticks(&self, restored: &RestoredState, registry: &Registry) -> anyhow::Result<()> {
-        let (engine, clock) = (Arc::clone(&restored.engine), restored.clock.clone());
-        let clock_steps = metrics::clock_steps(registry).context("metrics")?;
-        self.every(TICK_INTERVAL, move || {
-            clock.follow(&clock_steps);
-            engine.tidy(clock.now());
-        });
-        Ok(())
-    }
-
-    /// Calls `act` in a task, periodically until the services stop.
-    fn every(&self, interval: Duration, act: impl Fn() + Send + Sync + 'static) {
-        let stop = self.services.stop.clone();
-        self.services.tasks.spawn(async move {
-            while stop.run_until_cancelled(sleep(interval)).await.is_some() {
-                act();
-            }
-        });
     }
 
     /// The drain timeout, which a reload can change.
@@ -248,7 +220,7 @@ impl App {
             tracing::info!("closed connections of clients that did not finish");
         }
         let is_over = self.saving.drain(end).await;
-        let saved = self.saver.is_none_or(|it| is_over && it.check().is_ok());
+        let saved = self.saver.is_none_or(|it| is_over && it.is_writable());
         self.services.drain(Instant::now() + ADMIN_GRACE).await;
         if !saved {
             bail!("the state is not synced to disk; a machine failure would lose the latest usage");
@@ -270,14 +242,16 @@ impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
         let none = || Ok("not kept; a restart resets every quota".to_owned());
         let state = &self.state;
-        let limits = describe_limits(&state.usage.borrow(), (state.rejected_limits)());
+        let limits = describe_limits(&state.usage(), (state.rejected_limits)());
         let mut components = vec![
             ready::drain(self.draining.is_cancelled()),
             Component::new(
                 "state",
-                state.saver.as_ref().map_or_else(none, Saver::state),
+                state
+                    .saver
+                    .as_ref()
+                    .map_or_else(none, |saver| saver.state()),
             ),
-            Component::new("clock", Ok(state.clock.state())),
             Component::new("limits", Ok(limits)),
         ];
         let sharing = state.decider.state();

@@ -5,10 +5,7 @@
 //! running ahead of it; after a restart by at most [`AHEAD_MAX`].
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -23,15 +20,10 @@ const STEP_MIN: Duration = Duration::from_secs(1);
 /// was once a day ahead would otherwise shift aligned windows for a day.
 pub const AHEAD_MAX: Duration = Duration::from_secs(60);
 
-/// A monotonic clock; clones share its state.
-#[derive(Debug, Clone)]
+/// A monotonic clock.
+#[derive(Debug)]
 pub struct Clock {
     started: Instant,
-    state: Arc<ClockState>,
-}
-
-#[derive(Debug)]
-struct ClockState {
     started_unix_nanos: AtomicU64,
     is_behind: AtomicBool,
 }
@@ -53,10 +45,8 @@ impl Clock {
     pub fn start() -> Self {
         Self {
             started: Instant::now(),
-            state: Arc::new(ClockState {
-                started_unix_nanos: AtomicU64::new(system_nanos()),
-                is_behind: AtomicBool::new(false),
-            }),
+            started_unix_nanos: AtomicU64::new(system_nanos()),
+            is_behind: AtomicBool::new(false),
         }
     }
 
@@ -69,7 +59,7 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> u64 {
         let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let started = self.state.started_unix_nanos.load(Ordering::Relaxed);
+        let started = self.started_unix_nanos.load(Ordering::Relaxed);
         started.saturating_add(elapsed)
     }
 
@@ -77,18 +67,6 @@ impl Clock {
     #[must_use]
     pub fn behind(&self) -> Duration {
         Duration::from_nanos(self.now().saturating_sub(system_nanos()))
-    }
-
-    /// Describes the difference to the system clock.
-    #[must_use]
-    pub fn state(&self) -> String {
-        match self.behind() {
-            behind if behind > STEP_MIN => format!(
-                "the system clock is {} s behind the limiter's clock; windows aligned to the clock start early by this time",
-                behind.as_secs()
-            ),
-            _ => "in sync with the system clock".to_owned(),
-        }
     }
 
     /// Compares with the system clock, logs changes, and counts jumps. One task calls this periodically.
@@ -114,13 +92,13 @@ impl Clock {
         let step = u64::try_from(STEP_MIN.as_nanos()).unwrap_or(u64::MAX);
         let ahead = system.saturating_sub(now);
         if ahead > step {
-            self.state.is_behind.store(false, Ordering::Relaxed);
+            self.is_behind.store(false, Ordering::Relaxed);
             self.advance(ahead);
             return Some(ClockEvent::Ahead(Duration::from_nanos(ahead)));
         }
         let behind = now.saturating_sub(system);
         let is_behind = behind > step;
-        let was_behind = self.state.is_behind.swap(is_behind, Ordering::Relaxed);
+        let was_behind = self.is_behind.swap(is_behind, Ordering::Relaxed);
         match (was_behind, is_behind) {
             (false, true) => Some(ClockEvent::Behind(Duration::from_nanos(behind))),
             (true, false) => Some(ClockEvent::CaughtUp),
@@ -130,7 +108,7 @@ impl Clock {
 
     fn advance(&self, nanos: u64) {
         // Cannot overflow: the sum is a time of the system clock or of the restored state.
-        let started = &self.state.started_unix_nanos;
+        let started = &self.started_unix_nanos;
         started.fetch_add(nanos, Ordering::Relaxed);
     }
 }
@@ -165,10 +143,9 @@ mod tests {
         assert_eq!(clock.compare(start), None);
         assert_eq!(clock.compare(start + 900_000_000), None);
         assert!(clock.now() < start + HOUR, "a step below a second");
-        let other = clock.clone();
         let found = clock.compare(start + HOUR);
         assert!(matches!(found, Some(ClockEvent::Ahead(by)) if by > STEP_MIN));
-        let after = other.now();
+        let after = clock.now();
         assert!((start + HOUR..start + 2 * HOUR).contains(&after));
         // Each change is reported once.
         let found = clock.compare(start);

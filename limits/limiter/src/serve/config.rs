@@ -4,29 +4,24 @@
 
 mod args;
 
-use std::{ffi::OsString, fmt, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use runtime::{
     connect::credentials::load_files,
-    rate_limit::HeaderFormat,
     reload::{NamedFile, Reloader},
     settings::{self, Common, ConfigErrors, Settings},
 };
 
-pub use self::args::{AdminArgs, Args};
+pub use self::args::{AdminArgs, ApiArgs, Args};
 use super::{limits_file, tokens};
 
 /// The validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Address of the API port.
-    pub listen: SocketAddr,
+    /// API port.
+    pub api: ApiArgs,
     /// Accepted tokens; `None` if clients need none, which is allowed on loopback only.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
-    /// Form of the rate-limit headers.
-    pub fields: HeaderFormat,
-    /// Maximum number of connections, in total and per address.
-    pub connections: (usize, usize),
     /// The limits file; `None` only together with an error.
     pub limits: Option<Arc<Reloader<limits_file::File>>>,
     /// MongoDB collection with limits.
@@ -98,16 +93,14 @@ impl Settings for Args {
         let collection = collection(&limits, errors);
         let has_state = limits.state.as_os_str() != "none";
         Config {
-            listen: api.listen,
             tokens: token_file.and_then(|file| load_files(errors, file)),
-            fields: api.ratelimit_fields,
-            connections: (api.connections, api.connections_per_address),
             limits: limits_file.and_then(|file| load_files(errors, file)),
             collection,
             state: has_state.then_some(limits.state),
             counters: limits.counters,
             counters_memory: limits.counters_memory,
             feedback_ttl_max: limits.feedback_ttl_max,
+            api,
             admin,
             common: self.common.check(errors),
         }

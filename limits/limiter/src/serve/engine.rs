@@ -161,7 +161,6 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Engine {
     state: Mutex<EngineState>,
-    options: Options,
 }
 
 #[derive(Debug)]
@@ -173,7 +172,6 @@ struct EngineState {
     /// The limits created from rules in calls.
     call_limits: Vec<from_call::CallLimit>,
     feedback: FeedbackTable,
-    counting: Counting,
     /// Usage last reported by the sharing server, if one counts.
     recent_usage: RecentUsage,
     bookings: Bookings,
@@ -197,7 +195,6 @@ impl Engine {
             limits: Vec::new(),
             call_limits: Vec::new(),
             feedback: FeedbackTable::new(options.feedback_ttl_max, options.is_saved),
-            counting: options.counting,
             recent_usage: RecentUsage::default(),
             bookings: Bookings::default(),
             version: 0,
@@ -205,10 +202,8 @@ impl Engine {
         };
         // Restored records may have any time, so the clock starts at 0.
         state.change(limits, 0);
-        Self {
-            state: Mutex::new(state),
-            options,
-        }
+        let state = Mutex::new(state);
+        Self { state }
     }
 
     /// Replaces the limits, which have no [`errors`], and [saves](Self::save_sources) their sources in the same change, so
@@ -223,12 +218,6 @@ impl Engine {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.state().version
-    }
-
-    /// The settings of this engine.
-    #[must_use]
-    pub fn options(&self) -> Options {
-        self.options
     }
 
     /// Frees the memory of expired restrictions and bookings, and of some idle counters. Needed only for that: a full table
@@ -268,8 +257,8 @@ impl EngineState {
         self.collect_changes();
         self.catalog.change(&mut self.core, &limits, now);
         self.version += 1;
-        let global = self.catalog.global();
+        let global = &self.catalog.global;
         self.bookings.expire(now, |limit| global.contains(limit));
-        self.recent_usage.clear();
+        self.recent_usage = RecentUsage::default();
     }
 }

@@ -7,10 +7,11 @@ use http::{HeaderValue, Method, Request, Response, header, request::Parts};
 use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
 use runtime::rate_limit::{HeaderFormat, Quota};
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::response::{LimitBody, SlotBody, json, problem_response, text};
+use self::response::{SlotBody, problem_response, text, to_json};
 use super::{
     engine::{CallError, Slot},
     problem::{self, Problem, rejected},
@@ -75,7 +76,7 @@ impl Service {
                     }
                     _ => self.body(body).await?,
                 };
-                let now = self.clock.now();
+                let now = self.decider.clock.now();
                 let mut call = LimitedCall::read(endpoint, first, query, &body, now)?;
                 let result = self.process(&mut call, &identity, stop, began).await;
                 let slot = match &result {
@@ -93,9 +94,15 @@ impl Service {
                 Ok(response)
             }
             Path::Limit(limit) => {
-                self.authorize(&identity, &limit)?;
+                identity.authorize(&limit)?;
                 check_method(&head.method, GET)?;
-                self.limit(&limit)
+                let effective = self.sources.effective();
+                let Some(terms) = effective.terms(&limit) else {
+                    return Err(rejected(CallError::UnknownLimit(limit), 0));
+                };
+                let source = effective.source(&limit).name();
+                let body = json!({ "name": limit, "source": source, "terms": terms });
+                Ok(to_json(&body))
             }
             Path::Problem(name) => {
                 check_method(&head.method, GET)?;
@@ -113,19 +120,9 @@ impl Service {
         }
     }
 
-    /// Definition and source of an active limit.
-    fn limit(&self, name: &str) -> Result<HttpResponse, Problem> {
-        let effective = self.sources.effective();
-        let unknown = || rejected(CallError::UnknownLimit(name.to_owned()), 0);
-        Ok(json(&LimitBody {
-            name,
-            source: effective.source(name),
-            terms: effective.terms(name).ok_or_else(unknown)?,
-        }))
-    }
-
     fn problem(&self, problem: &Problem) -> HttpResponse {
-        self.metrics.problem(problem);
+        let problems = &self.metrics.problems;
+        problems.with_label_values(&[problem.kind.name]).inc();
         problem_response(problem)
     }
 
@@ -136,9 +133,10 @@ impl Service {
         }
         let binding = slot.binding.as_ref();
         // Not `slot.now`, which may be the time of the sharing server.
-        let now = self.clock.now();
+        let now = self.decider.clock.now();
         let (targets, from_server) = (call.targets(), self.decider.has_server() == Some(true));
-        self.engine.remaining(&targets, binding, from_server, now)
+        let engine = &self.decider.engine;
+        engine.remaining(&targets, binding, from_server, now)
     }
 }
 
@@ -149,7 +147,7 @@ fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> HttpRespo
         Endpoint::Increment => body.counted = Some(has_effect),
         Endpoint::Feedback => body.learned = Some(has_effect),
     }
-    json(&body)
+    to_json(&body)
 }
 
 fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {

@@ -21,16 +21,11 @@ use limits::rules::{ConfigErrors, Document};
 pub use self::effective::{EffectiveLimits, Source, TermsByName};
 use super::{clock::Clock, engine::Engine, sharing::check_unchanged};
 
-/// All sources; clones share their state.
-#[derive(Debug, Clone)]
-pub struct LimitSources {
-    shared: Arc<SourcesState>,
-}
-
+/// All sources.
 #[derive(Debug)]
-struct SourcesState {
+pub struct LimitSources {
     engine: Arc<Engine>,
-    clock: Clock,
+    clock: Arc<Clock>,
     /// The newest version of the collection, or why it is unreadable. Locked while a version is validated, which can take
     /// long.
     newest_collection: Mutex<Result<TermsByName, String>>,
@@ -76,7 +71,7 @@ impl LimitSources {
         effective: EffectiveLimits,
         has_collection: bool,
         engine: Arc<Engine>,
-        clock: Clock,
+        clock: Arc<Clock>,
     ) -> Self {
         engine.save_sources(effective::to_bytes(&effective.collection));
         let newest_collection = Mutex::new(Ok(effective.collection.clone()));
@@ -86,12 +81,10 @@ impl LimitSources {
             read_at: has_collection.then(Instant::now),
         });
         Self {
-            shared: Arc::new(SourcesState {
-                engine,
-                clock,
-                newest_collection,
-                active,
-            }),
+            engine,
+            clock,
+            newest_collection,
+            active,
         }
     }
 
@@ -165,7 +158,6 @@ impl LimitSources {
     }
 
     fn activate(&self, effective: EffectiveLimits, rejected: Option<String>) {
-        let SourcesState { engine, clock, .. } = &*self.shared;
         let before = self.effective();
         self.active().rejected = rejected;
         let mut changed = Vec::new();
@@ -179,21 +171,22 @@ impl LimitSources {
             return;
         }
         let saved = effective::to_bytes(&effective.collection);
-        engine.change(&effective.rules.limits, saved, clock.now());
+        let now = self.clock.now();
+        self.engine.change(&effective.rules.limits, saved, now);
         self.active().effective = Arc::new(effective);
-        let version = engine.version();
+        let version = self.engine.version();
         for source in changed {
             tracing::info!(source = source.name(), version, "limits changed");
         }
     }
 
     fn newest_collection(&self) -> MutexGuard<'_, Result<TermsByName, String>> {
-        let newest = &self.shared.newest_collection;
+        let newest = &self.newest_collection;
         newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn active(&self) -> MutexGuard<'_, ActiveVersion> {
-        let active = &self.shared.active;
+        let active = &self.active;
         active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -221,7 +214,7 @@ mod tests {
         let collection = TermsByName::from([("b".to_owned(), terms)]);
         let effective = EffectiveLimits::of(file("x"), collection).unwrap();
         let engine = Arc::new(Engine::new(options, &effective.rules.limits));
-        let sources = LimitSources::new(effective, true, engine, Clock::start());
+        let sources = LimitSources::new(effective, true, engine, Arc::new(Clock::start()));
         let active_key = || sources.effective().rules.limits[0].keys[0].clone();
         let error = sources.set_file(&file("k")).unwrap_err();
         assert_eq!(error.to_string(), "limits.b: key k is already in limits.a");

@@ -1,6 +1,6 @@
 //! The limits file.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use limits::rules::{ConfigErrors, Document, Rules};
 use runtime::reload::{NamedFile, Source};
@@ -11,18 +11,14 @@ use super::limit_sources::{EffectiveLimits, LimitSources, TermsByName};
 #[derive(Debug)]
 pub struct File {
     file: NamedFile,
-    sources: OnceLock<LimitSources>,
+    /// Where later versions of the file are activated, once the limiter is running.
+    pub(super) sources: OnceLock<Arc<LimitSources>>,
 }
 
 impl File {
     pub(super) fn new(file: NamedFile) -> Self {
         let sources = OnceLock::new();
         Self { file, sources }
-    }
-
-    /// Activates each later version of the file in `sources`.
-    pub(super) fn activate_in(&self, sources: LimitSources) {
-        self.sources.get_or_init(|| sources);
     }
 }
 
@@ -34,8 +30,8 @@ impl Source for File {
         vec![&self.file]
     }
 
-    /// Validates a version, and activates it if the limiter is running: a version that conflicts with the collection or
-    /// needs a restart is a failed reload, too.
+    /// Validates a version, and activates it in `sources`: a version that conflicts with the collection or needs a restart
+    /// is a failed reload, too.
     fn build(&self, contents: &[Vec<u8>]) -> Result<Document, Vec<String>> {
         let named = |errors: ConfigErrors| -> Vec<String> {
             let errors = errors.0.iter();

@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use metric_defs::limiter as defs;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Result, proto::MetricFamily};
+use prometheus::{IntCounterVec, IntGauge, Result, proto::MetricFamily};
 use runtime::metrics::{Latency, Registry, family};
-use tokio::sync::watch;
 
 use super::{
-    clock::Clock,
-    engine::{Counts, Engine, LimitUsage, UsageSummary},
+    engine::{Counts, LimitUsage, UsageSummary},
     limit_sources::{LimitSources, Source},
-    problem::{KINDS, Problem},
+    problem::KINDS,
     request::Endpoint,
     saver::Saver,
     sharing::Decider,
@@ -25,25 +23,20 @@ const CALLS: [&str; 5] = ["delay", "reserve", "increment", "feedback", "other"];
 #[derive(Debug, Clone)]
 pub struct RequestMetrics {
     requests: IntCounterVec,
-    problems: IntCounterVec,
+    pub(super) problems: IntCounterVec,
     pub(super) seconds: Latency,
     /// Reservations waiting for their slot.
     pub(super) waiting: IntGauge,
-    pub(super) token_refusals: IntCounterVec,
 }
 
 /// Metrics read from other components at each scrape.
 pub(super) struct StateMetrics {
-    pub(super) engine: Arc<Engine>,
-    pub(super) sources: LimitSources,
-    /// The latest summary.
-    pub(super) usage: watch::Receiver<Arc<UsageSummary>>,
+    pub(super) sources: Arc<LimitSources>,
     pub(super) counters_max: usize,
     /// Returns why the newest limits are not in effect, if so.
     pub(super) rejected_limits: Box<dyn Fn() -> Option<String> + Send + Sync>,
-    pub(super) saver: Option<Saver>,
+    pub(super) saver: Option<Arc<Saver>>,
     pub(super) decider: Decider,
-    pub(super) clock: Clock,
 }
 
 impl RequestMetrics {
@@ -54,10 +47,6 @@ impl RequestMetrics {
     pub fn register(registry: &Registry) -> Result<Self> {
         let requests: IntCounterVec = registry.add(defs::REQUESTS)?;
         let problems: IntCounterVec = registry.add(defs::PROBLEMS)?;
-        let token_refusals: IntCounterVec = registry.add(defs::TOKEN_REFUSALS)?;
-        for reason in ["missing", "invalid", "limit"] {
-            token_refusals.with_label_values(&[reason]);
-        }
         for call in CALLS {
             for class in ["2xx", "4xx", "5xx"] {
                 requests.with_label_values(&[call, class]);
@@ -71,7 +60,6 @@ impl RequestMetrics {
             problems,
             seconds: registry.add(defs::REQUEST_SECONDS)?,
             waiting: registry.add(defs::WAITING)?,
-            token_refusals,
         })
     }
 
@@ -83,11 +71,6 @@ impl RequestMetrics {
             _ => "5xx",
         };
         self.requests.with_label_values(&[call, class]).inc();
-    }
-
-    pub(super) fn problem(&self, problem: &Problem) {
-        let kind = problem.kind.name;
-        self.problems.with_label_values(&[kind]).inc();
     }
 }
 
@@ -117,6 +100,11 @@ impl StateMetrics {
         registry.read(metrics, move || state.families())
     }
 
+    pub(super) fn usage(&self) -> UsageSummary {
+        let Decider { engine, clock, .. } = &self.decider;
+        engine.usage_summary(clock.now())
+    }
+
     fn limits_by_source(&self) -> Vec<([&'static str; 1], f64)> {
         let effective = self.sources.effective();
         let mut counts = Source::ALL.map(|source| ([source.name()], 0.0));
@@ -127,10 +115,9 @@ impl StateMetrics {
     }
 
     fn families(&self) -> Vec<MetricFamily> {
-        let usage = Arc::clone(&self.usage.borrow());
-        let now = self.engine.limits_summary();
-        let limits = &now.limits;
-        let by_limit = |metric, limits: &[LimitUsage], value: fn(&LimitUsage) -> Option<f64>| {
+        let usage = self.usage();
+        let limits = &usage.limits;
+        let by_limit = |metric, value: fn(&LimitUsage) -> Option<f64>| {
             let samples = limits.iter();
             let samples = samples.filter_map(|it| Some(([&*it.name], value(it)?)));
             family(metric, samples)
@@ -154,7 +141,7 @@ impl StateMetrics {
                     ("refused", it.refused),
                 ]
             }),
-            by_limit(defs::DELAYS, limits, |it| Some(as_f64(it.counts.delays))),
+            by_limit(defs::DELAYS, |it| Some(as_f64(it.counts.delays))),
             by_outcome(defs::INCREMENTS, |it| {
                 [
                     ("counted", it.counted),
@@ -162,29 +149,25 @@ impl StateMetrics {
                     ("too_early", it.too_early),
                 ]
             }),
-            by_limit(defs::OUTBOUND_429, limits, |it| {
+            by_limit(defs::OUTBOUND_429, |it| {
                 Some(as_f64(it.counts.outbound_429))
             }),
-            by_limit(defs::FEEDBACK_APPLIED, limits, |it| {
+            by_limit(defs::FEEDBACK_APPLIED, |it| {
                 Some(as_f64(it.counts.feedback_applied))
             }),
-            by_limit(defs::RESTRICTED_COUNTERS, limits, |it| {
-                Some(as_f64(it.restricted))
-            }),
-            by_limit(defs::QUOTA_USED, &usage.limits, |it| {
+            by_limit(defs::RESTRICTED_COUNTERS, |it| Some(as_f64(it.restricted))),
+            by_limit(defs::QUOTA_USED, |it| {
                 Some(as_f64(it.quota.as_ref()?.used_permille) / 1e3)
             }),
-            by_limit(defs::LIMIT_COUNTERS, &usage.limits, |it| {
-                Some(as_f64(it.counters))
-            }),
-            one(defs::COUNTERS, Some(as_f64(now.counters as u64))),
+            by_limit(defs::LIMIT_COUNTERS, |it| Some(as_f64(it.counters))),
+            one(defs::COUNTERS, Some(as_f64(usage.counters as u64))),
             one(defs::COUNTERS_MAX, Some(as_f64(self.counters_max as u64))),
             family(defs::LIMITS, self.limits_by_source()),
             one(
                 defs::COLLECTION_AGE,
                 self.sources.collection_age().map(|age| age.as_secs_f64()),
             ),
-            one(defs::VERSION, Some(as_f64(now.version))),
+            one(defs::VERSION, Some(as_f64(usage.version))),
             one(
                 defs::VERSION_REFUSED,
                 Some(flag((self.rejected_limits)().is_some())),
@@ -193,7 +176,10 @@ impl StateMetrics {
                 defs::STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
             ),
-            one(defs::CLOCK_BEHIND, Some(self.clock.behind().as_secs_f64())),
+            one(
+                defs::CLOCK_BEHIND,
+                Some(self.decider.clock.behind().as_secs_f64()),
+            ),
             family(
                 defs::SHARED_DECISIONS,
                 decisions.map(|(decider, count)| ([decider], as_f64(count))),
@@ -201,11 +187,6 @@ impl StateMetrics {
             one(defs::SHARING_SERVER, self.decider.has_server().map(flag)),
         ]
     }
-}
-
-/// Registers the counter of clock jumps.
-pub(super) fn clock_steps(registry: &Registry) -> Result<IntCounter> {
-    registry.add(defs::CLOCK_STEPS)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]

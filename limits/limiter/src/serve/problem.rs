@@ -143,7 +143,7 @@ impl Problem {
     }
 
     /// A problem that is over soon. Retry-After is a few seconds, which differ between clients.
-    fn transient(kind: Kind, now: u64) -> Self {
+    pub(super) fn transient(kind: Kind, now: u64) -> Self {
         Self {
             retry_after: Some(1 + now % (SPREAD_SECONDS_MAX + 1)),
             ..Self::new(kind, "")
@@ -154,16 +154,6 @@ impl Problem {
 /// The request is invalid.
 pub(super) fn invalid(detail: impl Into<String>) -> Problem {
     Problem::new(INVALID, detail)
-}
-
-/// A call at `now` needs a decision of the sharing server, which is unavailable.
-pub(super) fn server_lost(now: u64) -> Problem {
-    Problem::transient(SERVER_LOST, now)
-}
-
-/// The change of a call at `now` cannot be saved.
-pub(super) fn not_saved(now: u64) -> Problem {
-    Problem::transient(NOT_SAVED, now)
 }
 
 /// The engine or the sharing server rejected a call at `now`.

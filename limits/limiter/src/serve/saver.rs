@@ -25,14 +25,8 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after which a write counts as hanging, a response stops waiting for it, and a limiter without a sync is not ready.
 const HANG_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Writes and syncs changes; clones share its state.
-#[derive(Debug, Clone)]
+/// Writes and syncs changes.
 pub struct Saver {
-    state: Arc<SaverState>,
-}
-
-#[derive(Debug)]
-struct SaverState {
     engine: Arc<Engine>,
     store: Store,
     progress: Mutex<Progress>,
@@ -52,10 +46,6 @@ struct Progress {
     synced_at: Instant,
 }
 
-/// A change is not known to be written.
-#[derive(Debug, Clone, Copy)]
-pub struct NotSaved;
-
 impl Saver {
     /// Creates a saver for an engine restored from this store, and saves the changes made by the restore.
     ///
@@ -69,53 +59,40 @@ impl Saver {
             busy_since: None,
             synced_at: Instant::now(),
         };
-        let state = SaverState {
+        Ok(Self {
             engine,
             store,
             progress: Mutex::new(progress),
             wake: Condvar::new(),
             done: watch::Sender::new(Ok(0)),
-        };
-        Ok(Self {
-            state: Arc::new(state),
         })
     }
 
-    /// Checks whether changes are allowed.
-    ///
-    /// # Errors
-    /// When a write failed or hangs.
-    pub fn check(&self) -> Result<(), NotSaved> {
-        let busy_since = self.state.progress().busy_since;
+    /// Whether changes are allowed: no write failed or hangs.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let busy_since = self.progress().busy_since;
         let hangs = busy_since.is_some_and(|since| since.elapsed() > HANG_TIMEOUT);
-        if hangs || self.state.done.borrow().is_err() {
-            return Err(NotSaved);
-        }
-        Ok(())
+        !hangs && self.done.borrow().is_ok()
     }
 
-    /// Waits until all current changes of the engine are written.
-    ///
-    /// # Errors
-    /// When a write failed or hangs.
-    pub async fn wait_written(&self) -> Result<(), NotSaved> {
-        let mut done = self.state.done.subscribe();
+    /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
+    pub async fn wait_written(&self) -> bool {
+        let mut done = self.done.subscribe();
         let request = {
-            let mut progress = self.state.progress();
+            let mut progress = self.progress();
             progress.requested += 1;
             progress.requested
         };
-        self.state.wake.notify_one();
+        self.wake.notify_one();
         let is_over = |done: &Result<u64, _>| done.as_ref().map_or(true, |done| *done >= request);
-        match timeout(HANG_TIMEOUT, done.wait_for(is_over)).await {
-            Ok(Ok(done)) if done.is_ok() => Ok(()),
-            _ => Err(NotSaved),
-        }
+        let waited = timeout(HANG_TIMEOUT, done.wait_for(is_over)).await;
+        matches!(waited, Ok(Ok(done)) if done.is_ok())
     }
 
     /// Waits until a write fails. No further write is possible then.
     pub async fn wait_failed(&self) {
-        let mut done = self.state.done.subscribe();
+        let mut done = self.done.subscribe();
         // The sender lives as long as `self`.
         done.wait_for(Result::is_err).await.ok();
     }
@@ -123,7 +100,7 @@ impl Saver {
     /// Time since the last sync.
     #[must_use]
     pub fn age(&self) -> Duration {
-        self.state.progress().synced_at.elapsed()
+        self.progress().synced_at.elapsed()
     }
 
     /// Describes the state for `/readyz`.
@@ -131,7 +108,7 @@ impl Saver {
     /// # Errors
     /// When a write failed, or the last sync was too long ago.
     pub fn state(&self) -> Result<String, String> {
-        if let Err(error) = &*self.state.done.borrow() {
+        if let Err(error) = &*self.done.borrow() {
             return Err(format!("write failed: {error}"));
         }
         let age = self.age();
@@ -145,20 +122,20 @@ impl Saver {
     }
 
     /// Writes and syncs until `stop`, and then once more.
-    pub async fn run(self, stop: CancellationToken) {
-        let (state, stopped) = (Arc::clone(&self.state), stop.clone());
-        let mut writer = spawn_blocking(move || state.run(&stopped));
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let (saver, stopped) = (Arc::clone(&self), stop.clone());
+        let mut writer = spawn_blocking(move || saver.write(&stopped));
         let mut hung = false;
         let ended = loop {
             tokio::select! {
                 ended = &mut writer => break ended,
                 () = stop.cancelled() => {
                     // Wakes the writer, which then sees `stop`.
-                    self.wait_written().await.ok();
+                    self.wait_written().await;
                     break writer.await;
                 }
                 () = sleep(SYNC_INTERVAL) => {
-                    let hangs = self.check().is_err();
+                    let hangs = !self.is_writable();
                     if hangs && !hung {
                         tracing::warn!("a write of the state hangs; rejecting calls that change something");
                     }
@@ -172,18 +149,16 @@ impl Saver {
                 error => error.to_string(),
             };
             tracing::error!(error, "failed to write the state; shutting down");
-            self.state.done.send_modify(|done| *done = Err(error));
+            self.done.send_modify(|done| *done = Err(error));
         }
     }
-}
 
-impl SaverState {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes on request, and syncs every second and at the end.
-    fn run(&self, stop: &CancellationToken) -> fjall::Result<()> {
+    fn write(&self, stop: &CancellationToken) -> fjall::Result<()> {
         let (mut requested, mut synced, mut is_last) = (0, Instant::now(), false);
         while !is_last {
             let wait = SYNC_INTERVAL.saturating_sub(synced.elapsed());
@@ -241,23 +216,23 @@ mod tests {
         };
         let engine = Arc::new(Engine::new(options, &[]));
         let store = Store::open(dir.path()).unwrap();
-        let saver = Saver::new(Arc::clone(&engine), store).unwrap();
+        let saver = Arc::new(Saver::new(Arc::clone(&engine), store).unwrap());
         let mut tasks = JoinSet::new();
-        tasks.spawn(saver.clone().run(CancellationToken::new()));
-        saver.wait_written().await.unwrap();
-        assert!(saver.check().is_ok() && saver.state().is_ok());
+        tasks.spawn(Arc::clone(&saver).run(CancellationToken::new()));
+        assert!(saver.wait_written().await);
+        assert!(saver.is_writable() && saver.state().is_ok());
         // The store can create no more files; open ones stay usable.
         std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
         let failed = async {
             loop {
                 engine.save_sources(vec![0; 1 << 20]);
-                if saver.wait_written().await.is_err() {
+                if !saver.wait_written().await {
                     return;
                 }
             }
         };
         timeout(Duration::from_secs(60), failed).await.unwrap();
-        assert!(saver.check().is_err());
+        assert!(!saver.is_writable());
         let error = saver.state().unwrap_err();
         assert!(error.starts_with("write failed"), "{error}");
         timeout(HANG_TIMEOUT, saver.wait_failed()).await.unwrap();

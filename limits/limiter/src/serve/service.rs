@@ -21,11 +21,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    clock::Clock,
-    engine::{Engine, Slot},
+    engine::Slot,
     limit_sources::LimitSources,
     metrics,
-    problem::{self, Problem, not_saved},
+    problem::{self, NOT_SAVED, Problem},
     request::{CallKind, LimitedCall},
     saver::Saver,
     sharing::Decider,
@@ -43,20 +42,16 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// State shared by all connections.
 pub struct Service {
-    /// The limiter core.
-    pub engine: Arc<Engine>,
     /// Decides on calls.
     pub decider: Decider,
-    /// The limiter's clock.
-    pub clock: Clock,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Form of the rate-limit headers.
     pub fields: HeaderFormat,
     /// Sources of the limits.
-    pub sources: LimitSources,
+    pub sources: Arc<LimitSources>,
     /// Writes changes before the response; `None` if no state is kept.
-    pub saver: Option<Saver>,
+    pub saver: Option<Arc<Saver>>,
     /// Metrics of requests.
     pub metrics: metrics::RequestMetrics,
 }
@@ -73,14 +68,10 @@ impl Service {
             }
             return Ok(Arc::new(TokenIdentity::anonymous()));
         };
-        let reject = |reason, detail: &str| {
-            let refusals = &self.metrics.token_refusals;
-            refusals.with_label_values(&[reason]).inc();
-            Problem::new(problem::UNAUTHORIZED, detail)
-        };
-        let token = token::bearer(&head.headers).ok_or_else(|| reject("missing", ""))?;
+        let unauthorized = |detail: &str| Problem::new(problem::UNAUTHORIZED, detail);
+        let token = token::bearer(&head.headers).ok_or_else(|| unauthorized("missing token"))?;
         let identity = tokens.current().identity(token);
-        identity.ok_or_else(|| reject("invalid", "invalid token"))
+        identity.ok_or_else(|| unauthorized("invalid token"))
     }
 
     /// [Decides](Decider::decide) on a call received at `began`. A reservation that waits returns at its slot, or when `stop`
@@ -96,22 +87,26 @@ impl Service {
         began: Instant,
     ) -> Result<(Slot, bool), Problem> {
         for counter in &call.counters {
-            self.authorize(identity, &counter.limit)?;
+            identity.authorize(&counter.limit)?;
         }
         if let (Some(rule), Some(first)) = (call.rule, call.counters.first_mut()) {
             first.limit = rule.limit_name(&first.limit);
         }
         let may_change = !matches!(call.kind, CallKind::Delay { .. });
         let saver = self.saver.as_ref().filter(|_| may_change);
-        let unsaved = |_| not_saved(self.clock.now());
-        saver.map_or(Ok(()), Saver::check).map_err(unsaved)?;
+        let unsaved = || Err(Problem::transient(NOT_SAVED, self.decider.clock.now()));
+        if saver.is_some_and(|saver| !saver.is_writable()) {
+            return unsaved();
+        }
         let targets = call.targets();
         let decided = self.decider.decide(&identity.name, &targets, call.kind);
         let decided = decided.await;
         let decided_at = Instant::now();
-        if let Some(saver) = saver {
-            // Even a refused call can change a counter.
-            saver.wait_written().await.map_err(unsaved)?;
+        // Even a refused call can change a counter.
+        if let Some(saver) = saver
+            && !saver.wait_written().await
+        {
+            return unsaved();
         }
         let (mut slot, has_effect) = decided?;
         let is_held = matches!(call.kind, CallKind::Reserve { is_held: true, .. });
@@ -129,7 +124,8 @@ impl Service {
 
     /// Holds the response until the slot that was decided on at `decided_at`, for up to [`WAIT_MAX`].
     async fn hold(&self, slot: &Slot, decided_at: Instant, stop: &CancellationToken) {
-        let _waiting = WaitingGuard::new(&self.metrics.waiting);
+        self.metrics.waiting.inc();
+        let _waiting = WaitingGuard(&self.metrics.waiting);
         let wait = Duration::from_nanos(slot.at.saturating_sub(slot.now));
         let wait = wait.saturating_sub(decided_at.elapsed());
         stop.run_until_cancelled(sleep(wait.min(WAIT_MAX))).await;
@@ -156,27 +152,10 @@ impl Service {
             }
         }
     }
-
-    pub(super) fn authorize(&self, identity: &TokenIdentity, limit: &str) -> Result<(), Problem> {
-        if identity.may_use(limit) {
-            return Ok(());
-        }
-        let refusals = &self.metrics.token_refusals;
-        refusals.with_label_values(&["limit"]).inc();
-        let detail = format!("the token does not grant access to limit {limit:?}");
-        Err(Problem::new(problem::FORBIDDEN, detail))
-    }
 }
 
-/// Counts a waiting reservation until it ends or its client disconnects.
+/// Decrements the gauge when the reservation ends or its client disconnects.
 struct WaitingGuard<'a>(&'a IntGauge);
-
-impl<'a> WaitingGuard<'a> {
-    fn new(waiting: &'a IntGauge) -> Self {
-        waiting.inc();
-        Self(waiting)
-    }
-}
 
 impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {

@@ -21,15 +21,15 @@ use tokio_util::sync::CancellationToken;
 use super::{
     clock::Clock,
     engine::{CallError, Counting, Engine, Slot, Target, exact},
-    problem::{Problem, rejected, server_lost},
+    problem::{Problem, SERVER_LOST, rejected},
     request::CallKind,
 };
 
 /// Decides on calls; clones share its state.
 #[derive(Debug, Clone)]
 pub struct Decider {
-    engine: Arc<Engine>,
-    clock: Clock,
+    pub(super) engine: Arc<Engine>,
+    pub(super) clock: Arc<Clock>,
     shared: Option<Arc<SharedDecider>>,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn check_unchanged(before: &Rules, after: &Rules) -> Result<(), Confi
 impl Decider {
     /// Creates a decider for this `[sharing]` table, which is valid.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, clock: Clock, sharing: Option<&Sharing>) -> Self {
+    pub fn new(engine: Arc<Engine>, clock: Arc<Clock>, sharing: Option<&Sharing>) -> Self {
         if sharing.is_some_and(|it| it.mode == SharingMode::Lease) {
             tracing::info!("lease mode is for producers; this limiter does not share its limits");
         }
@@ -67,7 +67,7 @@ impl Decider {
             };
             Some(Arc::new(SharedDecider {
                 exact: ExactLimits::new(config),
-                counting: engine.options().counting,
+                counting: Counting::of(Some(sharing)),
                 by_share: AtomicU64::new(0),
                 undecided: AtomicU64::new(0),
             }))
@@ -204,13 +204,15 @@ impl Decider {
             return Ok(None);
         }
         shared.undecided.fetch_add(1, Ordering::Relaxed);
-        Err(server_lost(now))
+        Err(Problem::transient(SERVER_LOST, now))
     }
 
     fn problem(&self, error: CallError, now: u64) -> Problem {
         match error {
             // The burst is that of the static share; the full limit may allow the call.
-            CallError::OverBurst { .. } if self.shared.is_some() => server_lost(now),
+            CallError::OverBurst { .. } if self.shared.is_some() => {
+                Problem::transient(SERVER_LOST, now)
+            }
             error => rejected(error, now),
         }
     }

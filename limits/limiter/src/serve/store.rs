@@ -28,12 +28,6 @@ pub struct Store {
     pub is_new: bool,
 }
 
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").finish_non_exhaustive()
-    }
-}
-
 impl Store {
     /// Opens a directory, created if missing, and locks it until the process ends.
     ///

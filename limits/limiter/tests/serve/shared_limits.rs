@@ -136,7 +136,6 @@ async fn two_limiters_share_one_quota_across_a_restart_and_a_kill() -> Result<()
             .post("/v1/limits/quota/k/increment", &[], &early)
             .await?;
         body(&early, 422);
-        // The usage summary is updated every second.
         limiter
             .wait_readiness("counter \\\"k\\\" of quota has used 100 %")
             .await?;

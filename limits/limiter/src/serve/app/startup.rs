@@ -20,11 +20,9 @@ const UNUSABLE: &str = "cannot restore the state; restore the directory from a b
 
 /// Components with the restored state.
 pub(super) struct RestoredState {
-    pub(super) engine: Arc<Engine>,
     pub(super) decider: Decider,
-    pub(super) sources: LimitSources,
-    pub(super) clock: Clock,
-    pub(super) saver: Option<Saver>,
+    pub(super) sources: Arc<LimitSources>,
+    pub(super) saver: Option<Arc<Saver>>,
 }
 
 /// Opens the state directory, restores its records, and saves the changes made by the restore.
@@ -43,7 +41,7 @@ pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
     let limits = initial_limits((*file).clone(), saved, has_collection);
     let limits = limits.map_err(|errors| anyhow!("--limits: {}", errors.0.join("; ")))?;
 
-    let clock = Clock::start();
+    let clock = Arc::new(Clock::start());
     let sharing = limits.rules.sharing.as_ref();
     let options = Options {
         counters_max: config.counters,
@@ -64,14 +62,13 @@ pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
         Some(_) => restore(&engine, &clock, &records).with_context(flag)?,
     }
     let decider = Decider::new(Arc::clone(&engine), clock.clone(), sharing);
-    let sources = LimitSources::new(limits, has_collection, Arc::clone(&engine), clock.clone());
-    let saver = store.map(|store| Saver::new(Arc::clone(&engine), store));
-    let saver = saver.transpose().with_context(flag)?;
+    let sources = LimitSources::new(limits, has_collection, Arc::clone(&engine), clock);
+    let sources = Arc::new(sources);
+    let saver = store.map(|store| Saver::new(engine, store));
+    let saver = saver.transpose().with_context(flag)?.map(Arc::new);
     Ok(RestoredState {
-        engine,
         decider,
         sources,
-        clock,
         saver,
     })
 }

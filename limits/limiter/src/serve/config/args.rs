@@ -42,10 +42,10 @@ pub struct Args {
 /// API port and authentication.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "API and authentication")]
-pub(super) struct ApiArgs {
+pub struct ApiArgs {
     /// Address of the API port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9099", value_parser = address)]
-    pub(super) listen: SocketAddr,
+    pub listen: SocketAddr,
 
     /// Token file. If set, every request must present a token
     ///
@@ -56,7 +56,7 @@ pub(super) struct ApiArgs {
         value_name = "FILE",
         default_value = "",
     )]
-    pub(super) token_file: String,
+    pub token_file: String,
 
     /// Rate-limit headers in HTTP responses: x-ratelimit, ratelimit or none
     ///
@@ -67,7 +67,7 @@ pub(super) struct ApiArgs {
         default_value = "x-ratelimit",
         hide_short_help = true
     )]
-    pub(super) ratelimit_fields: HeaderFormat,
+    pub ratelimit_fields: HeaderFormat,
 
     /// Maximum number of connections. Each processes one request at a time
     #[arg(
@@ -77,7 +77,7 @@ pub(super) struct ApiArgs {
         hide_short_help = true,
         value_parser = count(1..=1_000_000)
     )]
-    pub(super) connections: usize,
+    pub connections: usize,
 
     /// Maximum number of connections from one address
     #[arg(
@@ -87,7 +87,7 @@ pub(super) struct ApiArgs {
         hide_short_help = true,
         value_parser = count(1..=1_000_000)
     )]
-    pub(super) connections_per_address: usize,
+    pub connections_per_address: usize,
 }
 
 /// Limits, counters and state.

@@ -18,17 +18,10 @@ pub const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Resolution in nanoseconds: a booking expires at the end of its interval.
 const INTERVAL: u64 = 100_000_000;
 
-/// Bookings by global limit.
+/// Bookings by global limit and token.
 #[derive(Debug, Default)]
 pub(super) struct Bookings {
-    limits: HashMap<Arc<str>, LimitBookings>,
-}
-
-/// Bookings of one limit, in total and by token.
-#[derive(Debug, Default)]
-struct LimitBookings {
-    all: BookedRequests,
-    by_token: HashMap<Arc<str>, BookedRequests>,
+    limits: HashMap<Arc<str>, HashMap<Arc<str>, BookedRequests>>,
 }
 
 /// Booked requests, by the number of their interval.
@@ -47,7 +40,7 @@ fn capacity(limit: &CatalogLimit) -> u64 {
 }
 
 impl Bookings {
-    /// Whether the token may book `requests` more.
+    /// Whether the token may book `requests` more. Visits all tokens of the token file.
     pub(super) fn may_book(
         &mut self,
         limit: &CatalogLimit,
@@ -55,27 +48,26 @@ impl Bookings {
         requests: u64,
         now: u64,
     ) -> bool {
-        let Some(bookings) = self.limits.get_mut(&limit.name) else {
+        let Some(tokens) = self.limits.get_mut(&limit.name) else {
             return true;
         };
-        let Some(own) = bookings.by_token.get_mut(token) else {
-            return true;
-        };
-        own.expire(now);
-        bookings.all.expire(now);
-        let booked = bookings.all.requests.saturating_add(requests);
+        let mut booked = requests;
+        for of_token in tokens.values_mut() {
+            of_token.expire(now);
+            booked = booked.saturating_add(of_token.requests);
+        }
+        let own = tokens.get(token).map_or(0, |own| own.requests);
         let free = capacity(limit).saturating_sub(booked);
-        own.requests == 0 || own.requests.saturating_add(requests) <= free
+        own == 0 || own.saturating_add(requests) <= free
     }
 
     /// Books `requests` at `at`.
     pub(super) fn book(&mut self, limit: &Arc<str>, token: &str, requests: u64, at: u64) {
-        let bookings = self.limits.entry(Arc::clone(limit)).or_default();
-        bookings.all.add(requests, at);
-        match bookings.by_token.get_mut(token) {
+        let tokens = self.limits.entry(Arc::clone(limit)).or_default();
+        match tokens.get_mut(token) {
             Some(own) => own.add(requests, at),
             None => {
-                let own = bookings.by_token.entry(Arc::from(token)).or_default();
+                let own = tokens.entry(Arc::from(token)).or_default();
                 own.add(requests, at);
             }
         }
@@ -83,23 +75,20 @@ impl Bookings {
 
     /// Releases a booking of `requests` at `at`, unless it has expired.
     pub(super) fn release(&mut self, limit: &str, token: &str, requests: u64, at: u64) {
-        let Some(bookings) = self.limits.get_mut(limit) else {
-            return;
-        };
-        let own = bookings.by_token.get_mut(token);
-        let released = own.map_or(0, |own| own.release(requests, at));
-        bookings.all.release(released, at);
+        let tokens = self.limits.get_mut(limit);
+        if let Some(own) = tokens.and_then(|tokens| tokens.get_mut(token)) {
+            own.release(requests, at);
+        }
     }
 
     /// Removes expired bookings, and the limits for which `is_kept` is false.
     pub(super) fn expire(&mut self, now: u64, is_kept: impl Fn(&Arc<str>) -> bool) {
-        self.limits.retain(|limit, bookings| {
-            bookings.all.expire(now);
-            bookings.by_token.retain(|_, own| {
+        self.limits.retain(|limit, tokens| {
+            tokens.retain(|_, own| {
                 own.expire(now);
                 own.requests > 0
             });
-            is_kept(limit) && bookings.all.requests > 0
+            is_kept(limit) && !tokens.is_empty()
         });
     }
 }
@@ -111,15 +100,12 @@ impl BookedRequests {
         *interval = interval.saturating_add(requests);
     }
 
-    /// Returns the number of requests released.
-    fn release(&mut self, requests: u64, at: u64) -> u64 {
-        let Some(interval) = self.intervals.get_mut(&at.div_ceil(INTERVAL)) else {
-            return 0;
-        };
-        let released = requests.min(*interval);
-        *interval -= released;
-        self.requests = self.requests.saturating_sub(released);
-        released
+    fn release(&mut self, requests: u64, at: u64) {
+        if let Some(interval) = self.intervals.get_mut(&at.div_ceil(INTERVAL)) {
+            let released = requests.min(*interval);
+            *interval -= released;
+            self.requests = self.requests.saturating_sub(released);
+        }
     }
 
     fn expire(&mut self, now: u64) {
@@ -168,19 +154,18 @@ mod tests {
             bookings.book(&Arc::from("a"), token, 3, INTERVAL);
         }
         let booked = |bookings: &Bookings| {
-            let limit = &bookings.limits["a"];
-            let of = |token| limit.by_token.get(token).map(|own| own.requests);
-            (of("one"), of("two"), limit.all.requests)
+            let tokens = &bookings.limits["a"];
+            ["one", "two"].map(|token| tokens[token].requests)
         };
         bookings.release("a", "one", 2, INTERVAL);
-        assert_eq!(booked(&bookings), (Some(1), Some(3), 4));
+        assert_eq!(booked(&bookings), [1, 3]);
         // No such interval, token or limit.
         bookings.release("a", "one", 2, 2 * INTERVAL);
         bookings.release("a", "three", 2, INTERVAL);
         bookings.release("b", "one", 2, INTERVAL);
-        assert_eq!(booked(&bookings), (Some(1), Some(3), 4));
+        assert_eq!(booked(&bookings), [1, 3]);
         bookings.release("a", "one", 2, INTERVAL);
-        assert_eq!(booked(&bookings), (Some(0), Some(3), 3));
+        assert_eq!(booked(&bookings), [0, 3]);
     }
 
     #[test]

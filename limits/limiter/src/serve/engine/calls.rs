@@ -186,14 +186,14 @@ impl EngineState {
 
     /// Books future requests of a token under all global limits.
     pub(super) fn book(&mut self, token: &str, requests: u64, at: u64) {
-        for limit in self.catalog.global() {
+        for limit in &self.catalog.global {
             self.bookings.book(limit, token, requests, at);
         }
     }
 
     /// Undoes a [`book`](Self::book).
     pub(super) fn release_booking(&mut self, token: &str, requests: u64, at: u64) {
-        for limit in self.catalog.global() {
+        for limit in &self.catalog.global {
             self.bookings.release(limit, token, requests, at);
         }
     }
@@ -207,7 +207,7 @@ impl EngineState {
         now: u64,
     ) -> Duration {
         let mut max_wait = max_wait;
-        let global = self.catalog.global().iter();
+        let global = self.catalog.global.iter();
         for limit in global.filter_map(|name| self.catalog.get(name)) {
             max_wait = if self.bookings.may_book(limit, token, requests, now) {
                 max_wait.min(bookings::MAX_WAIT)

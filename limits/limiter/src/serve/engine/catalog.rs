@@ -41,12 +41,13 @@ pub(super) struct CatalogRule {
 /// The active limits.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    counting: Counting,
+    pub(super) counting: Counting,
     limits: BTreeMap<Arc<str>, CatalogLimit>,
     /// Name of the limit and index of the rule, by [`LimitId::index`]; `None` for unused ids.
     owners: Vec<Option<(Arc<str>, usize)>>,
     unused: Vec<LimitId>,
-    global: Vec<Arc<str>>,
+    /// Names of the global limits.
+    pub(super) global: Vec<Arc<str>>,
     /// The only counter of each global limit.
     global_counter: Arc<str>,
 }
@@ -130,10 +131,6 @@ impl Catalog {
             }
         }
         (demands.len() <= DEMANDS_MAX).then_some(demands)
-    }
-
-    pub(super) fn global(&self) -> &[Arc<str>] {
-        &self.global
     }
 
     /// Ids of the rules that `new` does not have.

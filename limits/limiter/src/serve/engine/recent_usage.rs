@@ -96,10 +96,6 @@ impl RecentUsage {
         let used = all.filter(move |(_, usage)| usage.free_at > now);
         used.map(|((limit, counter), usage)| (*limit, counter, usage))
     }
-
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
-    }
 }
 
 #[cfg(test)]
@@ -150,7 +146,5 @@ mod tests {
         assert!(largest <= Some(COUNTERS_MAX / SHARDS), "{largest:?}");
         let newest = 10 * COUNTERS_MAX - COUNTERS_MAX / 4;
         assert_eq!(remaining(&recent, newest, 0), Some(1));
-        recent.clear();
-        assert_eq!(all(&recent, 0), 0);
     }
 }

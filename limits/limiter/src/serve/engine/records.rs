@@ -176,10 +176,11 @@ impl EngineState {
         now: u64,
     ) -> Result<Option<bool>, RestoreFailure> {
         let (was, saved): (Limit, limits::KeyState) = read(saved)?;
-        let Some(id) = self.id_of(limit, rule) else {
+        let rules = self.catalog.get(limit).map(|limit| limit.rules.iter());
+        let Some(rule) = rules.and_then(|mut rules| rules.find(|it| it.rule.id == rule)) else {
             return Ok(None);
         };
-        let key = Arc::from(counter);
+        let (id, key) = (rule.id, Arc::from(counter));
         let restored = if saved_at > now {
             Core::saved_usage(&was, &saved, saved_at).and_then(|requests| {
                 let demand = Demand {
@@ -198,11 +199,6 @@ impl EngineState {
             RestoreError::Mismatch => RestoreFailure::Corrupt,
             RestoreError::TableFull => RestoreFailure::CounterLimit,
         })
-    }
-
-    fn id_of(&self, limit: &str, rule: &str) -> Option<limits::LimitId> {
-        let mut rules = self.catalog.get(limit)?.rules.iter();
-        rules.find(|it| it.rule.id == rule).map(|it| it.id)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use limits::{Algorithm, LimitId};
 
-use super::{Counting, Counts, Engine, catalog::Catalog, recent_usage};
+use super::{Counting, Counts, Engine, EngineState, catalog::Catalog, recent_usage};
 
 /// Counters read under one lock.
 const COUNTERS_PER_LOCK: usize = 256;
@@ -45,10 +45,10 @@ pub struct TopCounter {
 }
 
 impl Engine {
-    /// Usage of all limits at `now`, including counters.
+    /// Usage of all limits at `now`.
     #[must_use]
     pub fn usage_summary(&self, now: u64) -> UsageSummary {
-        let mut summary = self.limits_summary();
+        let mut summary = self.state().limits_summary();
         let limits = &mut summary.limits;
         let mut from = Some(0);
         while let Some(index) = from {
@@ -58,7 +58,7 @@ impl Engine {
                 break;
             }
             let catalog = &state.catalog;
-            from = match self.options.counting {
+            from = match catalog.counting {
                 Counting::Local => {
                     let core = &state.core;
                     core.for_each_key(index, COUNTERS_PER_LOCK, now, |id, key, used| {
@@ -75,12 +75,12 @@ impl Engine {
         }
         summary
     }
+}
 
-    /// The same without reading the counters.
-    #[must_use]
-    pub fn limits_summary(&self) -> UsageSummary {
-        let state = self.state();
-        let limits = state.catalog.all().map(|limit| {
+impl EngineState {
+    /// The summary without counters.
+    fn limits_summary(&self) -> UsageSummary {
+        let limits = self.catalog.all().map(|limit| {
             let mut rules = limit.rules.iter();
             let has_quota = rules.any(|it| is_quota(&it.rule.limit.algorithm));
             LimitUsage {
@@ -88,13 +88,13 @@ impl Engine {
                 counts: limit.counts,
                 counters: 0,
                 quota: has_quota.then(TopCounter::default),
-                restricted: state.feedback.counters_of(&limit.name) as u64,
+                restricted: self.feedback.counters_of(&limit.name) as u64,
             }
         });
         UsageSummary {
             limits: limits.collect(),
-            counters: state.core.keys(),
-            version: state.version,
+            counters: self.core.keys(),
+            version: self.version,
         }
     }
 }

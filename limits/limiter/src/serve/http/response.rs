@@ -3,14 +3,12 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use http_body_util::Full;
-use limits::rules::LimitDefinition;
 use serde::Serialize;
 
 use super::{
     super::{
         clock::timestamp,
         engine::Slot,
-        limit_sources::Source,
         problem::{Problem, QUOTA_EXCEEDED, UNAUTHORIZED},
     },
     HttpResponse,
@@ -33,14 +31,6 @@ pub(super) struct SlotBody {
     wait: f64,
     /// What delays the call: `limit/rule`, `learned` for partner feedback, or null.
     binding: Option<String>,
-}
-
-/// An active limit.
-#[derive(Debug, Serialize)]
-pub(super) struct LimitBody<'a> {
-    pub(super) name: &'a str,
-    pub(super) source: Source,
-    pub(super) terms: LimitDefinition,
 }
 
 impl SlotBody {
@@ -86,7 +76,7 @@ pub(super) fn problem_response(problem: &Problem) -> HttpResponse {
         slot: slot.as_ref(),
         violated_policies: binding.into_iter().filter(|_| is_quota).collect(),
     };
-    let mut response = json(&body);
+    let mut response = to_json(&body);
     *response.status_mut() = problem.kind.status;
     let headers = response.headers_mut();
     let media_type = HeaderValue::from_static("application/problem+json");
@@ -104,7 +94,7 @@ pub(super) fn problem_response(problem: &Problem) -> HttpResponse {
     response
 }
 
-pub(super) fn json(body: &impl Serialize) -> HttpResponse {
+pub(super) fn to_json(body: &impl Serialize) -> HttpResponse {
     let mut body = serde_json::to_vec(body).expect("strings and numbers are JSON");
     body.push(b'\n');
     text(body, "application/json")

@@ -2,7 +2,7 @@
 //!
 //! Each document is a limit, named by its `_id`. While the server is unavailable, the last limits stay in effect.
 
-use std::{panic::resume_unwind, time::Duration};
+use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use anyhow::anyhow;
 use futures_util::TryStreamExt as _;
@@ -35,7 +35,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keeps the limits of a collection up to date.
 pub(in super::super) struct CollectionWatcher {
     collection: Collection<RawDocumentBuf>,
-    sources: LimitSources,
+    sources: Arc<LimitSources>,
 }
 
 /// Why a read has no result.
@@ -53,7 +53,7 @@ impl CollectionWatcher {
     /// When the connection string is invalid; without its content, which may be secret.
     pub(in super::super) async fn new(
         config: &config::Collection,
-        sources: LimitSources,
+        sources: Arc<LimitSources>,
     ) -> anyhow::Result<Self> {
         let invalid = |error: Error| anyhow!("--limits-mongodb: {}", describe(&error));
         let mut options = ClientOptions::parse(&config.uri).await.map_err(invalid)?;
@@ -83,7 +83,9 @@ impl CollectionWatcher {
         let mut is_lost = false;
         loop {
             let name = self.collection.namespace();
-            let read = match self.read().await {
+            let read = timeout(READ_TIMEOUT, Box::pin(read_all(&self.collection))).await;
+            let read = read.unwrap_or_else(|_| Err(ReadError::Server("timeout".to_owned())));
+            let read = match read {
                 Ok(limits) => Ok(limits),
                 Err(ReadError::Content(error)) => Err(error),
                 Err(ReadError::Server(why)) => {
@@ -108,11 +110,6 @@ impl CollectionWatcher {
             }
             sleep(POLL_INTERVAL).await;
         }
-    }
-
-    async fn read(&self) -> Result<TermsByName, ReadError> {
-        let read = timeout(READ_TIMEOUT, Box::pin(read_all(&self.collection))).await;
-        read.unwrap_or_else(|_| Err(ReadError::Server("timeout".to_owned())))
     }
 }
 

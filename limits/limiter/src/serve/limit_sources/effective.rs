@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use limits::rules::{ConfigErrors, Document, LimitDefinition, Rules};
-use serde::Serialize;
 
 use super::super::engine;
 
@@ -11,8 +10,7 @@ use super::super::engine;
 pub(super) const BYTES_MAX: usize = 2 << 20;
 
 /// Source of a limit. If several define the same name, the last variant takes precedence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The file of `--limits`.
     File,
