@@ -1,7 +1,7 @@
-//! The settings of a consumer: flags, `CONSUMER_…` environment variables and an optional TOML file.
+//! Settings of a consumer: flags, `CONSUMER_…` environment variables and an optional TOML file.
 //!
-//! All errors are collected and reported together, before anything is bound. Nothing else in this crate reads
-//! the environment. No text made here contains the credentials of a store.
+//! All errors are reported together, before anything is bound. Nothing else in this crate reads the environment. No text of
+//! this module contains the credentials of a store.
 
 mod args;
 mod parse;
@@ -18,12 +18,12 @@ pub use self::args::{
     Args, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs, StorageArgs,
 };
 
-/// A producer, or all producers behind a host name.
+/// URL of a producer, or of all producers behind a host name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ProducerUrl {
-    /// Whether it is reached by TLS.
+    /// Whether to connect with TLS.
     pub https: bool,
-    /// Host name or address, without the brackets of an IPv6 address.
+    /// Host name or address. An IPv6 address has no brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
@@ -32,40 +32,40 @@ pub struct ProducerUrl {
 /// Which store to use.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// fjall in this directory.
+    /// The embedded store in this directory.
     Embedded(PathBuf),
-    /// A MongoDB connection string; holds credentials, so it prints redacted.
+    /// A MongoDB connection string. It may contain credentials, which are not printed.
     Mongodb(String),
-    /// Count and discard.
+    /// Count cookies and discard them.
     Discard,
 }
 
-/// The checked settings. Prints without secrets.
+/// Validated settings. Printed without secrets.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Whom it reads from, and who it is.
+    /// Producers and the name of this consumer.
     pub producers: ProducersArgs,
-    /// How it reaches producers.
+    /// TLS and authentication.
     pub security: Security,
-    /// Where cookies go.
+    /// Store, batches and DSPs.
     pub storage: StorageArgs,
-    /// How long cookies are kept.
+    /// TTLs and deduplication.
     pub retention: RetentionArgs,
-    /// What MongoDB is asked for.
+    /// MongoDB options.
     pub mongodb: MongodbArgs,
-    /// What is done at night.
+    /// Expiry and compaction windows.
     pub maintenance: MaintenanceArgs,
-    /// How it is watched and stopped.
+    /// Admin port and shutdown.
     pub process: ProcessArgs,
-    /// What every process has.
+    /// Settings of every process.
     pub common: Common,
 }
 
 impl Config {
-    /// Reads the settings of a program started with `arguments`, its own name first.
+    /// Loads the settings of a program started with `arguments`, beginning with the program name.
     ///
     /// # Errors
-    /// With all errors at once, ready to be printed; also for `--help` and `--version`.
+    /// With all configuration errors, ready to print; also for `--help` and `--version`.
     pub fn load(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         settings::load::<Args>(arguments).map(|loaded| loaded.config)
     }
@@ -97,7 +97,9 @@ impl Settings for Args {
 impl StorageArgs {
     fn check(&self, errors: &mut ConfigErrors) {
         if let Some(both) = self.dsps().intersection(&self.rejected_dsps()).next() {
-            errors.add(format!("--rejected-dsps: DSP {both} is in --dsps, too"));
+            errors.add(format!(
+                "--rejected-dsps: DSP {both} is also in --dsps; remove it from one of them"
+            ));
         }
     }
 }
@@ -107,7 +109,7 @@ impl RetentionArgs {
         let mut named = BTreeSet::new();
         for (dsp_id, _) in &self.dsp_ttl {
             if !named.insert(dsp_id) {
-                errors.add(format!("--dsp-ttl: DSP {dsp_id} is named twice"));
+                errors.add(format!("--dsp-ttl: DSP {dsp_id} has more than one TTL"));
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The settings, a field for each: what it is called, what it takes, its default, and by its group what becomes of a change.
+//! Definition of every setting: name, help, default, parser, and its reload group.
 //!
-//! What is in no group needs a restart: buffers, tables and windows are laid out at the start, and what is stored already depends
-//! on how long it is kept.
+//! A setting without a group needs a restart: buffers and tables are allocated at startup, and stored cookies depend on
+//! their TTL.
 
 use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -19,22 +19,22 @@ use super::{
 };
 use crate::{maintenance_window::Window, store::mongodb::ExpiryMode, ttl::Ttls};
 
-/// Far more bytes than anybody uses, for what is held in memory or on disk.
+/// Upper bound of sizes in memory and on disk, to reject typing errors.
 const BYTES_MAX: usize = 1 << 40;
 
 const EXAMPLES: &str = "\
 Examples:
-  Read from all producers behind a name, and write into the mongod of this machine:
+  Read from all producers behind a host name and write to the local mongod:
     consumer --producer http://producers.example:7676 --store mongodb://127.0.0.1:27017
 
-  Write the settings of a file that can be used from now on, and check it after a change:
+  Create a config file, and validate it after a change:
     consumer --producer http://producers.example:7676 --print-config > consumer.toml
     consumer --config consumer.toml --check-config
 
-  Change what is logged while it runs (with --debug-endpoints):
+  Change the log filter at runtime (needs --debug-endpoints):
     curl -X PUT -d info,consumer=debug http://127.0.0.1:9091/log-filter";
 
-/// Reads cookies from producers and keeps one local store current.
+/// Reads cookies from producers and writes them to a local store
 #[derive(Debug, Clone, Parser)]
 #[command(name = "consumer", after_long_help = EXAMPLES)]
 pub struct Args {
@@ -56,9 +56,9 @@ pub struct Args {
     pub(super) common: CommonArgs,
 }
 
-/// Whom a consumer reads from, and who it is.
+/// Producers and the name of this consumer.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Whom it reads from, and who it is")]
+#[command(next_help_heading = "Producers and identity")]
 pub struct ProducersArgs {
     /// Producer URLs (repeatable or comma-separated)
     ///
@@ -74,14 +74,15 @@ pub struct ProducersArgs {
 
     /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
     ///
-    /// Each window is 1 to 32 MiB, fixed when its stream connects, so streams that are open keep theirs when more producers
-    /// are found than were expected.
+    /// The window of a stream (1 to 32 MiB) is set when it connects. If more producers are discovered than expected, open
+    /// streams keep their windows.
     #[arg(
         long,
         value_name = "COUNT",
         default_value = "",
         value_parser = optional(count(1..=u32::MAX as usize))
     )]
+    // By its full path, clap does not treat the type specially.
     pub producers_expected: std::option::Option<usize>,
 
     /// Unique subscriber name of this consumer on all producers [default: hostname]
@@ -94,11 +95,11 @@ pub struct ProducersArgs {
     pub name: String,
 }
 
-/// Where cookies go.
+/// Store, batches and DSPs.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Where cookies go")]
+#[command(next_help_heading = "Storage")]
 pub struct StorageArgs {
-    /// Where cookies go: embedded:DIR, mongodb://…, mongodb+srv://…, or none to count and discard
+    /// Store for cookies: embedded:DIR, mongodb://…, mongodb+srv://…, or none to count and discard them
     #[arg(
         long,
         value_name = "STORE",
@@ -117,7 +118,7 @@ pub struct StorageArgs {
     )]
     pub flush_interval: Duration,
 
-    /// Most cookies of one batch
+    /// Maximum number of cookies per batch
     #[arg(
         long,
         value_name = "COUNT",
@@ -151,15 +152,15 @@ pub struct StorageArgs {
     )]
     pub dead_letter_bytes: usize,
 
-    /// DSPs that always have a slot in the store, repeatable or comma-separated
+    /// DSPs that always have a slot in the store (repeatable or comma-separated)
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of other DSPs that get a slot, in the order of their first cookies; cookies of more are refused
+    /// Maximum number of DSPs that get a slot without being listed in --dsps, first come, first served. Cookies of further DSPs are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are refused, repeatable or comma-separated; the slot of one that is not listed in --dsps is free at once
+    /// DSPs whose cookies are rejected (repeatable or comma-separated). Frees the slot of an unlisted DSP immediately
     #[arg(
         long,
         group = RELOADED,
@@ -170,9 +171,9 @@ pub struct StorageArgs {
     pub rejected_dsps: Vec<Option<u32>>,
 }
 
-/// How long cookies are kept.
+/// TTLs and deduplication.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "How long cookies are kept")]
+#[command(next_help_heading = "Retention and deduplication")]
 pub struct RetentionArgs {
     /// Time to live of cookies, counted from acceptance, and of the cursors of producers that no longer exist
     #[arg(
@@ -183,7 +184,7 @@ pub struct RetentionArgs {
     )]
     pub ttl: Duration,
 
-    /// The same for single DSPs, repeatable or comma-separated: 17=7d,42=30d
+    /// Time to live per DSP (repeatable or comma-separated), such as 17=7d,42=30d
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
@@ -208,7 +209,7 @@ pub struct RetentionArgs {
     pub refresh_bytes: usize,
 }
 
-/// What MongoDB is asked for.
+/// MongoDB options.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "MongoDB")]
 pub struct MongodbArgs {
@@ -221,31 +222,31 @@ pub struct MongodbArgs {
     )]
     pub mongodb_prefix: String,
 
-    /// Most MongoDB collections written at once
+    /// Maximum number of MongoDB collections written concurrently
     #[arg(long, value_name = "COUNT", default_value = "4", value_parser = count(1..=64))]
     pub mongodb_writers: usize,
 }
 
-/// What is done at night.
+/// Expiry and compaction windows.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "At night")]
+#[command(next_help_heading = "Maintenance windows")]
 pub struct MaintenanceArgs {
-    /// When expired cookies are deleted: hours like 01:00-03:00, never or always
+    /// When to delete expired cookies: hours such as 01:00-03:00, never or always
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "01:00-03:00")]
     pub expiry_window: Window,
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
-    /// Of several consumers that share a server, the one that maintains it decides. Collections change over in the expiry window.
-    /// With the window `always`, an index deletes within minutes, a sweep once a day.
+    /// If several consumers share a server, the setting of the maintenance owner applies. Collections are converted during
+    /// the expiry window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: ExpiryMode,
 
-    /// When MongoDB's collections are compacted: hours like 03:00-06:00, never or always
+    /// When to compact MongoDB collections: hours such as 03:00-06:00, never or always
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
 
-    /// IANA time zone of the windows, or system
+    /// IANA time zone of the windows, or `system`
     #[arg(
         long,
         group = RELOADED,
@@ -256,15 +257,15 @@ pub struct MaintenanceArgs {
     pub time_zone: TimeZone,
 }
 
-/// How it is watched and stopped.
+/// Admin port and shutdown.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "How it is watched and stopped")]
+#[command(next_help_heading = "Admin and shutdown")]
 pub struct ProcessArgs {
     /// Address for the status page, /metrics, /healthz, /readyz and /v1/users/ID
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Longest time to finish after a signal
+    /// Maximum time to drain after a shutdown signal
     #[arg(
         long,
         group = RELOADED,
@@ -276,22 +277,22 @@ pub struct ProcessArgs {
 }
 
 impl ProducersArgs {
-    /// At least so many producers share what is kept for receiving; more do when more are found.
+    /// Minimum number of producers that share the receive windows; more share them if more are discovered.
     #[must_use]
     pub fn producers_expected(&self) -> usize {
-        // Each name is looked up in its own time, and has at least one address.
+        // Names may resolve later, but each has at least one address.
         self.producers_expected.unwrap_or(self.producer.len())
     }
 }
 
 impl StorageArgs {
-    /// DSPs that always have a slot in the store.
+    /// DSPs that always have a slot.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.dsps.iter().copied().flatten().collect()
     }
 
-    /// DSPs that get none.
+    /// DSPs that never have a slot.
     #[must_use]
     pub fn rejected_dsps(&self) -> BTreeSet<u32> {
         self.rejected_dsps.iter().copied().flatten().collect()
@@ -299,7 +300,7 @@ impl StorageArgs {
 }
 
 impl RetentionArgs {
-    /// How long a cookie is kept after it was accepted; the longest is also how long an untouched cursor is.
+    /// TTLs of cookies. The maximum is also the TTL of cursors.
     #[must_use]
     pub fn ttls(&self) -> Ttls {
         Ttls::new(self.ttl, self.dsp_ttl.iter().copied().collect())

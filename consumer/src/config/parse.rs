@@ -1,4 +1,4 @@
-//! From the text of a setting to its value, or to what is wrong with it. Pure.
+//! Parsers of setting values. Pure.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,18 +11,19 @@ use super::{ProducerUrl, StoreConfig};
 use crate::store;
 
 pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
-    let wrong = || format!("`{text}` is not like http://host:7676 or https://host:7676");
-    let uri: Uri = text.trim().parse().map_err(|_| wrong())?;
+    let invalid =
+        || format!("invalid producer URL `{text}`; expected http://host:7676 or https://host:7676");
+    let uri: Uri = text.trim().parse().map_err(|_| invalid())?;
     let https = match uri.scheme_str() {
         Some("http") => false,
         Some("https") => true,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
     if !matches!(uri.path(), "" | "/") {
-        return Err(wrong());
+        return Err(invalid());
     }
     let host = uri.host().filter(|host| !host.is_empty());
-    let host = host.ok_or_else(wrong)?;
+    let host = host.ok_or_else(invalid)?;
     Ok(ProducerUrl {
         https,
         host: host.trim_matches(['[', ']']).to_owned(),
@@ -30,7 +31,7 @@ pub(super) fn parse_producer(text: &str) -> Result<ProducerUrl, String> {
     })
 }
 
-/// The name of the host where none is given.
+/// Parses a consumer name; the default is the host name.
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
     let host = || gethostname::gethostname().to_string_lossy().into_owned();
     let text = if text.is_empty() {
@@ -40,7 +41,7 @@ pub(super) fn parse_name(text: &str) -> Result<String, String> {
     };
     let name = ids::check_name(&text).map(|()| text.clone());
     name.map_err(|_| {
-        format!("a name has 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters")
+        format!("invalid name; expected 1 to {SUBSCRIBER_NAME_BYTES_MAX} bytes without control characters")
     })
 }
 
@@ -55,7 +56,7 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
         if is_redacted(text) {
             return Err(
-                "its secret was left out when it was printed: write it here, or give it as CONSUMER_STORE"
+                "the credentials were removed when this was printed; add them, or set CONSUMER_STORE"
                     .to_owned(),
             );
         }
@@ -64,11 +65,11 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     if text == "none" {
         return Ok(StoreConfig::Discard);
     }
-    // The text is not repeated: it may be a misspelt connection string with a password in it.
+    // The text is not repeated: it may be a misspelled connection string with a password.
     Err("expected embedded:DIR, mongodb://…, mongodb+srv://… or none".to_owned())
 }
 
-/// None for an empty part of a list.
+/// Parses a DSP id; `None` for an empty list item.
 pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
     let text = text.trim();
     if text.is_empty() {
@@ -77,37 +78,37 @@ pub(super) fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
     match text.parse() {
         Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
         _ => Err(format!(
-            "`{text}` is not a DSP: a decimal from 1 to 4294967295"
+            "invalid DSP id `{text}`; expected a number from 1 to 4294967295"
         )),
     }
 }
 
-/// Shortest time to live.
+/// Minimum time to live.
 pub(super) const TTL_MIN: Duration = Duration::from_secs(1);
 
-/// The number of a DSP, and its time to live.
+/// Parses a DSP id and its time to live.
 pub(super) fn parse_dsp_ttl(text: &str) -> Result<(u32, Duration), InvalidValue> {
     let parts = text.split_once('=');
     let parsed = parts.and_then(|(dsp_id, ttl)| Some((dsp_id.trim().parse().ok()?, ttl.trim())));
     match parsed.filter(|(dsp_id, _)| ids::is_dsp_id(*dsp_id)) {
         Some((dsp_id, ttl)) => Ok((dsp_id, time(TTL_MIN..=TIME_MAX)(ttl)?)),
-        None => Err(format!("`{text}` is not like 17=7d").into()),
+        None => Err(format!("invalid TTL `{text}`; expected DSP=TIME, such as 17=7d").into()),
     }
 }
 
-/// MongoDB takes names of 63 bytes; a DSP's number has ten digits at most, `cookiesync` ten letters.
+/// MongoDB accepts names of up to 63 bytes. A DSP id has up to ten digits, `cookiesync` has ten letters.
 const PREFIX_BYTES_MAX: usize = 53;
 
 pub(super) fn parse_prefix(text: &str) -> Result<String, String> {
-    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-    if text.len() > PREFIX_BYTES_MAX || !text.bytes().all(is_good) {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if text.len() > PREFIX_BYTES_MAX || !text.bytes().all(is_valid) {
         return Err(format!(
-            "a prefix has at most {PREFIX_BYTES_MAX} letters, digits, `_` and `-`"
+            "invalid prefix; expected up to {PREFIX_BYTES_MAX} letters, digits, `_` and `-`"
         ));
     }
-    // `1` before DSP 7 would be DSP 17.
+    // Prefix `1` and DSP 7 would be the database of DSP 17.
     if text.ends_with(|last: char| last.is_ascii_digit()) {
-        return Err("a prefix does not end in a digit: the DSP's number follows it".to_owned());
+        return Err("a prefix cannot end with a digit, because the DSP id follows it".to_owned());
     }
     Ok(text.to_owned())
 }
@@ -116,12 +117,12 @@ pub(super) fn parse_time_zone(text: &str) -> Result<TimeZone, String> {
     if text == "system" {
         return Ok(TimeZone::system());
     }
-    // Needs no files, which a small image may be without.
+    // UTC needs no time zone files, which a minimal image does not have.
     if text.eq_ignore_ascii_case("UTC") {
         return Ok(TimeZone::UTC);
     }
     TimeZone::get(text).map_err(|_| {
-        format!("`{text}` is not a time zone like Europe/Berlin, or this system has no files of time zones")
+        format!("unknown time zone `{text}`; expected a name such as Europe/Berlin (needs the system's tzdata)")
     })
 }
 
@@ -132,9 +133,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn utc_needs_no_files_of_time_zones() {
+    fn utc_needs_no_time_zone_files() {
         assert_eq!(parse_time_zone("UTC"), Ok(TimeZone::UTC));
         let database = TimeZoneDatabase::none();
-        assert!(database.get("UTC").is_err(), "the test would show nothing");
+        assert!(
+            database.get("UTC").is_err(),
+            "UTC needs files in this database"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! How producers are reached: TLS, and what they want to see.
+//! TLS and authentication towards producers.
 
 use runtime::{
     connect::credentials::{Flags, Security},
@@ -7,13 +7,13 @@ use runtime::{
 
 use super::ProducerUrl;
 
-/// The settings as they are written; what is empty is not set.
+/// Settings as written by the operator; empty means unset.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "What it shows producers")]
+#[command(next_help_heading = "TLS and authentication")]
 pub(super) struct SecurityArgs {
-    /// PEM file with the authorities that may sign the certificate of an https:// producer
+    /// PEM file with the CA certificates that may sign the certificates of https:// producers
     ///
-    /// It is checked every second, as are the next two and the token.
+    /// Checked for changes every second, like --tls-cert, --tls-key and --token-file.
     #[arg(
         long,
         group = CONTENTS,
@@ -22,7 +22,7 @@ pub(super) struct SecurityArgs {
     )]
     tls_ca: String,
 
-    /// PEM file with this consumer's certificate, for producers that want one
+    /// PEM file with the client certificate of this consumer, for producers that require one
     #[arg(
         long,
         group = CONTENTS,
@@ -31,7 +31,7 @@ pub(super) struct SecurityArgs {
     )]
     tls_cert: String,
 
-    /// PEM file with the private key of that certificate
+    /// PEM file with the private key of --tls-cert
     #[arg(
         long,
         group = CONTENTS,
@@ -44,7 +44,7 @@ pub(super) struct SecurityArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     tls_server_name: String,
 
-    /// File whose first line is the token that producers want
+    /// File with the bearer token for the producers in its first line
     #[arg(
         long,
         group = CONTENTS,
@@ -55,7 +55,7 @@ pub(super) struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    /// Reads the files; notes all that is wrong.
+    /// Loads the files and collects all errors.
     pub(super) fn check(&self, errors: &mut ConfigErrors, producers: &[ProducerUrl]) -> Security {
         let flags = Flags {
             authorities: &self.tls_ca,

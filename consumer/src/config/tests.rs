@@ -1,4 +1,4 @@
-//! Settings as operators write them.
+//! Settings as an operator writes them.
 
 use std::{io::Write, time::Duration};
 
@@ -77,7 +77,7 @@ fn producers_are_repeatable_and_comma_separated() {
 }
 
 #[test]
-fn all_errors_are_reported_at_once() {
+fn all_errors_are_reported_together() {
     let file = file("flush = '1s'\nname = []\nadmin = 'here'\nstore = ['none']\n");
     let config = format!("--config={}", file.path().display());
     let arguments = [
@@ -139,22 +139,22 @@ fn credentials_are_never_printed() {
 }
 
 #[test]
-fn connection_string_that_was_printed_without_its_secret_is_refused() {
+fn connection_string_printed_without_credentials_is_rejected() {
     for store in [
         "mongodb://***@host/",
         "mongodb://host/?***",
         "mongodb+srv://***@host/db?***",
     ] {
-        let wrong = load(&[&format!("--store={store}")]).unwrap_err();
+        let error = load(&[&format!("--store={store}")]).unwrap_err();
         assert!(
-            wrong.contains("--store: its secret was left out"),
-            "{wrong}"
+            error.contains("--store: the credentials were removed"),
+            "{error}"
         );
     }
 }
 
 #[test]
-fn connection_string_that_needs_what_was_left_out_is_refused_with_how_to_get_it() {
+fn connection_string_that_needs_the_full_build_is_rejected_with_a_fix() {
     for (store, what) in [
         ("mongodb+srv://host/", Some("SRV")),
         ("mongodb://host/?compressors=snappy,zstd", Some("zstd")),
@@ -165,24 +165,24 @@ fn connection_string_that_needs_what_was_left_out_is_refused_with_how_to_get_it(
         match what.filter(|_| !cfg!(feature = "full")) {
             None => assert!(loaded.is_ok(), "{store}: {loaded:?}"),
             Some(what) => {
-                let wrong = loaded.unwrap_err();
-                assert!(wrong.contains(what), "{store}: {wrong}");
-                assert!(wrong.contains("consumer/full"), "{store}: {wrong}");
+                let error = loaded.unwrap_err();
+                assert!(error.contains(what), "{store}: {error}");
+                assert!(error.contains("consumer/full"), "{store}: {error}");
             }
         }
     }
 }
 
 #[test]
-fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_instead() {
+fn invalid_connection_string_option_is_rejected_with_a_fix() {
     let long = "a".repeat(129);
     let long = format!("appName={long}");
     for (option, named, instead) in [
-        ("w=0", "w=0 ", "write majority"),
-        ("W=00", "w=0 ", "write majority"),
-        ("w=0&journal=true", "w=0 ", "write majority"),
+        ("w=0", "w=0 ", "use majority"),
+        ("W=00", "w=0 ", "use majority"),
+        ("w=0&journal=true", "w=0 ", "use majority"),
         ("w=51", "w=51 ", "1 to 50"),
-        ("w=", "w= ", "write majority"),
+        ("w=", "w= ", "use majority"),
         ("maxPoolSize=0", "maxPoolSize=0 ", "1 or more"),
         ("maxpoolsize=%30", "maxPoolSize=0 ", "1 or more"),
         ("maxConnecting=0", "maxConnecting=0 ", "1 or more"),
@@ -191,8 +191,8 @@ fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_
             "heartbeatFrequencyMS=499 ",
             "500 or more",
         ),
-        ("socketTimeoutMS=1", "socketTimeoutMS=1 ", "leave it out"),
-        ("loadBalanced=true", "loadBalanced=true ", "leave it out"),
+        ("socketTimeoutMS=1", "socketTimeoutMS=1 ", "omit it"),
+        ("loadBalanced=true", "loadBalanced=true ", "omit it"),
         ("readConcernLevel=lokal", "readConcernLevel=lokal ", "local"),
         (&long, &long, "128 bytes"),
         (
@@ -202,16 +202,16 @@ fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_
         ),
     ] {
         let loaded = load(&[&format!("--store=mongodb://user:secret@host/?{option}")]);
-        let wrong = loaded.expect_err(option);
+        let error = loaded.expect_err(option);
         for part in ["--store", named, instead] {
-            assert!(wrong.contains(part), "{part} is missing in {wrong}");
+            assert!(error.contains(part), "{part} is missing in {error}");
         }
-        assert!(!wrong.contains("secret"), "{wrong}");
+        assert!(!error.contains("secret"), "{error}");
     }
     let seeds = "--store=mongodb://user:secret@host,other/?directConnection=true";
-    let wrong = load(&[seeds]).unwrap_err();
-    assert!(wrong.contains("directConnection=true"), "{wrong}");
-    assert!(!wrong.contains("secret"), "{wrong}");
+    let error = load(&[seeds]).unwrap_err();
+    assert!(error.contains("directConnection=true"), "{error}");
+    assert!(!error.contains("secret"), "{error}");
     for option in [
         "w=1",
         "w=majority",
@@ -232,7 +232,7 @@ fn option_of_a_connection_string_that_cannot_work_is_refused_with_what_to_write_
 }
 
 #[test]
-fn error_in_the_form_of_a_file_does_not_show_the_line() {
+fn syntax_error_of_a_file_does_not_print_the_line() {
     let file = file("name = 'node'\nstore = \"mongodb://user:secret@host\n");
     let error = load(&[&format!("--config={}", file.path().display())]).unwrap_err();
     assert!(error.contains("line 2: "), "{error}");
@@ -240,7 +240,7 @@ fn error_in_the_form_of_a_file_does_not_show_the_line() {
 }
 
 #[test]
-fn https_needs_an_authority_and_tls_files_need_an_https_producer() {
+fn https_needs_a_ca_and_tls_files_need_an_https_producer() {
     let error = load(&["--producer=https://a"]).unwrap_err();
     assert!(error.contains("--tls-ca: needed"), "{error}");
     let error = load(&["--producer=http://a", "--tls-server-name=b"]).unwrap_err();
@@ -248,8 +248,8 @@ fn https_needs_an_authority_and_tls_files_need_an_https_producer() {
 }
 
 #[test]
-fn all_that_is_wrong_with_tls_files_is_reported_at_once() {
-    let file = file("nothing that is a certificate");
+fn all_tls_errors_are_reported_together() {
+    let file = file("not a certificate");
     let path = file.path().display();
     let error = load(&[
         "--producer=https://a",

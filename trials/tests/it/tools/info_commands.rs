@@ -65,7 +65,7 @@ async fn printed_config_names_its_sources_and_is_a_valid_file() -> Result<()> {
     let config = format!("--config={}", file.display());
     let args = [&*config, "--check-config"];
     let rejected = run_to_end(&programs.consumer, &args, &[]).await?;
-    check(&rejected, 2, &["--store", "secret was left out"])?;
+    check(&rejected, 2, &["--store", "credentials were removed"])?;
     let environment = [("CONSUMER_STORE", "mongodb://user:secret@host/")];
     let with_secret = run_to_end(&programs.consumer, &args, &environment).await?;
     check(&with_secret, 0, &["configuration is valid"])?;
