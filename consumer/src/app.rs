@@ -1,9 +1,9 @@
-//! All stages of one consumer, put together, started and drained. Only this module knows them all.
+//! Builds, starts and drains all stages of a consumer. Only this module knows them all.
 //!
-//! Start: the store is opened and the admin port bound before [`App::start`] returns; then, as soon as the store
-//! can say where it stands, producers are subscribed to. How it ends: `app/drain.rs`.
+//! [`App::start`] opens the store and binds the admin port before it returns. Subscriptions begin when the cursors are read
+//! from the store. The drain is in `app/drain.rs`.
 //!
-//! Each stage of the pipeline runs under a watch: one that ends before it was told to ends the process.
+//! The process ends when a stage ends before the drain.
 
 mod config_reload;
 mod drain;
@@ -26,7 +26,7 @@ use runtime::{
 use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::stage_monitor::Watch;
+use self::stage_monitor::StageMonitor;
 pub use self::{config_reload::RuntimeConfig, open_store::open_store};
 use crate::{
     clock::Clock,
@@ -45,7 +45,7 @@ pub struct App {
     admin_address: SocketAddr,
     runtime_config: RuntimeConfig,
     config_reloads: live_config::Metrics,
-    /// The tasks that carry data, and the ones that do not.
+    /// Tasks on the data path. All others are `services`.
     pipeline: TaskTracker,
     services: TaskTracker,
     stop_reading: CancellationToken,
@@ -57,14 +57,14 @@ pub struct App {
     store: Arc<dyn Store>,
 }
 
-/// What a consumer has of the world around it.
+/// External dependencies of a consumer, which simulations replace.
 #[derive(Debug)]
 pub struct Dependencies<L> {
-    /// Where cookies go.
+    /// The store of cookies and cursors.
     pub store: Arc<dyn Store>,
     /// The admin port.
     pub admin: L,
-    /// The way to the producers.
+    /// The network to the producers.
     pub network: Arc<dyn Network>,
 }
 
@@ -72,7 +72,7 @@ impl App {
     /// Opens the store, binds the admin port and starts to read.
     ///
     /// # Errors
-    /// When the store can never work, the port is taken, or the registry has metrics of these names.
+    /// When the store cannot be opened, the port is in use, or the registry already has metrics of these names.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         let store = open_store(&config).await?;
         let admin = listen::bind(config.process.admin, "--admin")?;
@@ -84,10 +84,10 @@ impl App {
         Self::start_in(dependencies, config, registry)
     }
 
-    /// Starts to read in the surroundings given; the settings' own store and admin address are not used.
+    /// Starts to read with the given dependencies. The store and admin address of `config` are not used.
     ///
     /// # Errors
-    /// When the registry has metrics of these names.
+    /// When the registry already has metrics of these names.
     pub fn start_in<L: Listener>(
         dependencies: Dependencies<L>,
         config: Config,
@@ -135,39 +135,39 @@ impl App {
         ));
         tracing::info!(address = %app.admin_address, "admin port is open");
         admin::warn_if_open(app.admin_address);
-        say_plain_tokens(&config);
+        warn_about_plaintext_token(&config);
         let (services, stop) = (&app.services, &app.stop_services);
         config.security.watch(&credentials, services, stop);
         let pipeline = app.pipeline(config, network, metrics, health);
-        let watch = app.watch();
-        app.pipeline.spawn(watch.run("the writer", pipeline));
+        let monitor = app.monitor();
+        app.pipeline.spawn(monitor.run("writer", pipeline));
         Ok(app)
     }
 
-    /// What may change while it runs.
+    /// Settings that a reload may change.
     #[must_use]
     pub fn runtime_config(&self) -> RuntimeConfig {
         self.runtime_config.clone()
     }
 
-    /// Counts how often its settings are read again.
+    /// Counters of configuration reloads.
     #[must_use]
     pub fn config_reloads(&self) -> live_config::Metrics {
         self.config_reloads.clone()
     }
 
-    /// Where the admin port listens.
+    /// Address of the admin port.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }
 
-    /// Returns when the consumer cannot go on, with the reason.
+    /// Returns the reason when the consumer cannot continue.
     pub async fn failed(&self) -> anyhow::Error {
         anyhow::anyhow!("{}", self.failed.wait().await)
     }
 
-    /// From the store's cursors to the last batch.
+    /// Runs the data path, from loading the cursors to committing the last batch.
     fn pipeline(
         &self,
         config: Config,
@@ -177,21 +177,21 @@ impl App {
     ) -> impl Future<Output = Result<(), Failure>> + use<> {
         let stops = StopTokens {
             fast_drain: self.fast_drain.clone(),
-            at_once: self.stop_writing.clone(),
+            immediate: self.stop_writing.clone(),
             retrier: self.stop_services.clone(),
         };
-        let refused = self.runtime_config.rejected_dsps.subscribe();
+        let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
         let (tracker, services) = (self.pipeline.clone(), self.services.clone());
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
-        let watch = self.watch();
+        let monitor = self.monitor();
         let store = Arc::clone(&self.store);
-        let maintenance = self.runtime_config.maintenance.subscribe();
+        let schedule = self.runtime_config.maintenance.subscribe();
         async move {
             let sink = Pipeline::open(
                 &config,
                 Arc::clone(&store),
                 Arc::clone(&health),
-                refused,
+                rejected_dsps,
                 &metrics,
                 stops,
             );
@@ -201,24 +201,24 @@ impl App {
                 writing,
                 retrying,
             } = tokio::select! {
-                // Nothing was received yet, so nothing is lost.
+                // Nothing was received yet.
                 () = stop_reading.cancelled() => return Ok(()),
                 sink = sink => sink?,
             };
-            services.spawn(watch.clone().run("what tries again", async {
+            services.spawn(monitor.clone().run("retrier", async {
                 retrying.await;
                 Ok(())
             }));
             let producers = health.producers().clone();
             let maintenance = maintenance::run(
                 store,
-                maintenance,
+                schedule,
                 Clock::System,
                 producers.clone(),
                 metrics.clone(),
                 stop_services,
             );
-            services.spawn(watch.clone().run("maintenance", async {
+            services.spawn(monitor.clone().run("maintenance", async {
                 maintenance.await;
                 Ok(())
             }));
@@ -237,34 +237,34 @@ impl App {
                 tracker.clone(),
                 stop_reading,
             );
-            tracker.spawn(watch.clone().run("the search for producers", async {
+            tracker.spawn(monitor.clone().run("producer discovery", async {
                 discovery.await;
                 Ok(())
             }));
-            tracker.spawn(watch.run("the collector", collecting));
+            tracker.spawn(monitor.run("collector", collecting));
             writing.await
         }
     }
 
-    fn watch(&self) -> Watch {
-        Watch::new(Arc::clone(&self.failed), self.stop_reading.clone())
+    fn monitor(&self) -> StageMonitor {
+        StageMonitor::new(Arc::clone(&self.failed), self.stop_reading.clone())
     }
 }
 
-/// Says once which producers get the token in plain text over a network.
-fn say_plain_tokens(config: &Config) {
+/// Warns if a producer on another host receives the token without TLS.
+fn warn_about_plaintext_token(config: &Config) {
     let is_plain = |url: &&ProducerUrl| !url.https && !is_loopback_host(&url.host);
     if config.security.token.is_some()
         && let Some(producer) = config.producers.producer.iter().find(is_plain)
     {
         tracing::warn!(
             %producer,
-            "the token is sent in plain text: others on the way can read it (https://)"
+            "token is sent in plain text and can be read in transit; use https:// for this producer"
         );
     }
 }
 
-/// The consumer's own pages on the admin port.
+/// The consumer's pages on the admin port.
 struct Pages {
     store: Arc<dyn Store>,
     health: Arc<Health>,

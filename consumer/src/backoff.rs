@@ -1,13 +1,13 @@
-//! Growing, jittered delays between attempts: 50 ms to 2 s, or as is said.
+//! Exponential backoff with jitter, by default from 50 ms to 2 s.
 
 use std::time::Duration;
 
 const DELAY_MIN: Duration = Duration::from_millis(50);
 
-/// The longest delay.
+/// Default maximum delay.
 pub const DELAY_MAX: Duration = Duration::from_secs(2);
 
-/// How long to wait before the next attempt. Reset it by progress, not by a mere connection.
+/// Delays between attempts. Reset it after progress, not after a mere connection.
 #[derive(Debug)]
 pub struct Backoff {
     min: Duration,
@@ -22,27 +22,27 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Delays that begin at `min` and grow to `max`.
+    /// Delays from `min` to `max`.
     #[must_use]
     pub fn new(min: Duration, max: Duration) -> Self {
         let next = min;
         Self { min, next, max }
     }
 
-    /// The delay to wait now; the following one is twice as long, up to the longest.
+    /// The next delay. Doubles the one after it, up to the maximum.
     pub fn delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(self.max);
         jittered(delay)
     }
 
-    /// Starts from the shortest delay again.
+    /// Returns to the minimum delay.
     pub fn reset(&mut self) {
         self.next = self.min;
     }
 }
 
-/// Between half of `delay` and all of it, so that many processes do not come back at the same moment.
+/// A random value between half of `delay` and `delay`, so that processes do not retry simultaneously.
 #[must_use]
 pub fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(0.5 + fastrand::f64() / 2.0)
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_grow_to_the_longest_and_start_again_after_progress() {
+    fn delays_double_up_to_the_maximum_until_reset() {
         let mut backoff = Backoff::default();
         assert!(backoff.delay() <= DELAY_MIN);
         for _ in 0..20 {

@@ -1,8 +1,8 @@
-//! What is written at once: the newest cookie of each (user, DSP) pair among the chunks pushed so far.
+//! A batch: the newest cookie of each (user, DSP) pair of the chunks pushed so far.
 //!
-//! Pure: no `async`, no clock. Nothing is copied: a batch keeps the chunks' bytes alive and an entry is where in
-//! them its strings lie. Cost of a cookie: one walk over its bytes, one hash, one probe of a table that has the
-//! size of the batch before from the start; no allocation of its own.
+//! Pure: no `async`, no clock. Strings are not copied: a batch keeps the bytes of its chunks, and an entry has offsets into
+//! them. Cost per cookie: one pass over its bytes, one hash, and one probe of a table presized to the previous batch. No
+//! allocation.
 
 mod cursor;
 mod dedup;
@@ -22,63 +22,63 @@ use proto::{
     wire::{ChunkRef, CookieRef},
 };
 
-/// A cookie of a batch. Its ids were checked: they are legal in a stream, as [`proto::ids`] says.
+/// A cookie of a batch. Its ids are valid in a stream, by the rules of [`proto::ids`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchCookie<'a> {
-    /// The exchange's id of the user.
+    /// The user id of the exchange.
     pub user_id: &'a [u8],
-    /// The buyer.
+    /// The DSP.
     pub dsp_id: u32,
-    /// The buyer's id of the user.
+    /// The user id of the DSP.
     pub buyer_uid: &'a [u8],
-    /// When it was accepted, in microseconds since the Unix epoch.
+    /// Acceptance time in microseconds since the Unix epoch.
     pub accepted_unix_micros: u64,
-    /// Whether the store is known to have had a cookie of this pair before. A hint, not a promise.
+    /// Whether the store has probably a cookie of this pair. Only a hint.
     pub is_known: bool,
 }
 
-/// The newest cookie of each pair, and how far every producer got.
+/// The newest cookie of each pair, and the cursors of the producers.
 #[derive(Debug)]
 pub struct Batch {
     id: BatchId,
     chunks: Vec<Bytes>,
-    entries: Vec<Entry>,
+    entries: Vec<BatchEntry>,
     index: HashTable<u32>,
     hasher: RandomState,
     cursors: Vec<Cursor>,
     completed_epochs: Vec<Cursor>,
-    held: BTreeSet<u32>,
-    /// Of each chunk, its time and its good cookies.
+    deferred: BTreeSet<u32>,
+    /// Time and number of valid cookies of each chunk.
     released: Vec<(u64, u32)>,
     cookies_max: usize,
     bytes: usize,
     bytes_max: usize,
     counts: BatchCounts,
-    /// How many cookies the batch will likely hold: as many as the one before.
-    likely: usize,
+    /// Expected number of cookies: that of the previous batch.
+    expected_cookies: usize,
 }
 
-/// What became of the cookies pushed into a batch.
+/// Outcomes of the cookies pushed into a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchCounts {
-    /// Cookies that came, good or bad: the sum of the others and of those to be written.
+    /// Received cookies: the sum of the other counts and of the cookies to write.
     pub received: u64,
-    /// Cookies that were left out by the filter as repeats.
+    /// Duplicates suppressed by the filter.
     pub suppressed: u64,
-    /// Cookies that were left out by the filter as too old.
+    /// Cookies older than the stored one, by the filter.
     pub stale: u64,
-    /// Cookies that lost against a newer one in this batch.
+    /// Cookies replaced by a newer one of this batch.
     pub superseded: u64,
-    /// Cookies that are not what the contract says.
+    /// Cookies that violate the protocol.
     pub malformed: u64,
-    /// Cookies of DSPs that have no slot in the store.
+    /// Cookies of DSPs without a slot.
     pub no_dsp_slot: u64,
-    /// Cookies whose time to live was over when they came.
+    /// Cookies that had expired when they were received.
     pub expired: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct BatchEntry {
     accepted_unix_micros: u64,
     chunk: u32,
     user_id_at: u32,
@@ -91,7 +91,7 @@ struct Entry {
 }
 
 impl Batch {
-    /// An empty batch that is full at `cookies_max` distinct cookies or `bytes_max` bytes of chunks.
+    /// An empty batch. It is full at `cookies_max` distinct cookies or `bytes_max` bytes of chunks.
     #[must_use]
     pub fn new(cookies_max: usize, bytes_max: usize) -> Self {
         Self {
@@ -102,76 +102,75 @@ impl Batch {
             hasher: RandomState::default(),
             cursors: Vec::new(),
             completed_epochs: Vec::new(),
-            held: BTreeSet::new(),
+            deferred: BTreeSet::new(),
             released: Vec::new(),
             cookies_max,
             bytes: 0,
             bytes_max,
             counts: BatchCounts::default(),
-            likely: 0,
+            expected_cookies: 0,
         }
     }
 
-    /// The empty batch that follows this one: with the next number, the same bounds, and room at once for as many cookies
-    /// as this one has.
+    /// The next, empty batch, with the same limits. Its table will be presized to this batch.
     #[must_use]
     pub fn next(&self) -> Self {
         let mut next = Self::new(self.cookies_max, self.bytes_max);
         next.id = self.id.next();
-        next.likely = self.len();
+        next.expected_cookies = self.len();
         next.chunks.reserve(self.chunks.len());
         next.released.reserve(self.released.len());
         next
     }
 
-    /// Its number among those made of one another by [`next`](Self::next).
+    /// Its number in the series created by [`next`](Self::next).
     #[must_use]
     pub fn id(&self) -> BatchId {
         self.id
     }
 
-    /// Whether it wants no more chunks. A chunk that is pushed all the same is taken whole.
+    /// Whether it is full. Another chunk can still be pushed, and is added completely.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.entries.len() >= self.cookies_max || self.bytes >= self.bytes_max
     }
 
-    /// Whether there is nothing to make durable: neither a cookie nor a cursor.
+    /// Whether it has neither cookies nor cursors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.cursors.is_empty()
     }
 
-    /// The number of cookies to be written.
+    /// The number of cookies to write.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// What became of the cookies pushed so far.
+    /// Outcomes of the cookies pushed so far.
     #[must_use]
     pub fn counts(&self) -> BatchCounts {
         self.counts
     }
 
-    /// How far each producer got. To be committed after the cookies, never before.
+    /// The cursor of each producer. Must be committed after the cookies, never before.
     #[must_use]
     pub fn cursors(&self) -> &[Cursor] {
         &self.cursors
     }
 
-    /// For each chunk, its time in microseconds since the Unix epoch, and its good cookies. That is when its producer had
-    /// them to send, whatever their ages.
+    /// Time of each chunk, in microseconds since the Unix epoch, and its number of valid cookies. This is when the producer
+    /// could first send them, regardless of their ages.
     pub fn released(&self) -> impl Iterator<Item = (u64, u64)> {
         self.released
             .iter()
             .map(|(micros, cookies)| (*micros, u64::from(*cookies)))
     }
 
-    /// The cookie at `index`, in the order in which pairs first came.
+    /// The cookie at `index`, in the order of the first cookie of each pair.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`].
+    /// When `index` is not less than [`Batch::len`].
     #[must_use]
     pub fn cookie(&self, index: usize) -> BatchCookie<'_> {
         let entry = &self.entries[index];
@@ -188,22 +187,22 @@ impl Batch {
         }
     }
 
-    /// The fingerprint of each cookie, in the order of their indices.
+    /// The fingerprint of each cookie, by index.
     pub fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
         self.entries.iter().map(|entry| entry.fingerprint)
     }
 
-    /// All cookies, in the order in which pairs first came.
+    /// All cookies, by index.
     pub fn cookies(&self) -> impl Iterator<Item = BatchCookie<'_>> {
         (0..self.len()).map(|index| self.cookie(index))
     }
 
-    /// The indices of all cookies by user id, then DSP. Costs a sort.
+    /// The indices of all cookies, sorted by user id and DSP.
     pub fn by_user(&self) -> impl Iterator<Item = u32> {
-        // The first bytes of a user id nearly always decide, without a look at the chunks.
+        // The first bytes nearly always decide, without access to the chunks.
         let mut order: Vec<(u64, u32)> = (0..)
             .zip(&self.entries)
-            .map(|(at, entry): (u32, &Entry)| (prefix(entry.user_id(&self.chunks)), at))
+            .map(|(at, entry): (u32, &BatchEntry)| (prefix(entry.user_id(&self.chunks)), at))
             .collect();
         order.sort_unstable_by(|(prefix_a, a), (prefix_b, b)| {
             prefix_a.cmp(prefix_b).then_with(|| {
@@ -215,26 +214,26 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
-    /// Whether a DSP's cookies must wait: earlier ones of it are set aside, and of two of one millisecond a store could not tell
-    /// which is newer.
+    /// Whether a DSP's cookies must be queued behind its earlier ones in the retry queue, because a store cannot order two
+    /// cookies of the same millisecond.
     #[must_use]
     pub fn is_deferred(&self, dsp_id: u32) -> bool {
-        self.held.contains(&dsp_id)
+        self.deferred.contains(&dsp_id)
     }
 
-    /// Has the cookies of these DSPs wait.
+    /// Sets the DSPs whose cookies must be queued.
     pub fn defer_dsps(&mut self, dsps: BTreeSet<u32>) {
-        self.held = dsps;
+        self.deferred = dsps;
     }
 
-    /// The ends of producers' epochs that were reached with everything before them, also of those that have begun another
-    /// epoch since. With the batch, all of it is stored.
+    /// Epochs that were received up to their `Goodbye`, including those followed by another epoch in this batch. When the batch
+    /// is stored, these epochs are stored completely.
     #[must_use]
     pub fn completed_epochs(&self) -> &[Cursor] {
         &self.completed_epochs
     }
 
-    /// Notes how far a producer got, for instance by a gap, or that it said goodbye.
+    /// Advances the cursor of a producer, for instance by a gap or a `Goodbye`.
     pub fn advance(&mut self, cursor: &Cursor) {
         if cursor.complete && !self.completed_epochs.contains(cursor) {
             self.completed_epochs.push(cursor.clone());
@@ -249,22 +248,22 @@ impl Batch {
         }
     }
 
-    /// Takes a chunk's cookies and its last sequence. Malformed cookies are counted and skipped. A chunk said to be
-    /// accepted after `accepted_max` counts as accepted then, and the ages of its cookies count from then.
+    /// Adds the cookies of a chunk and advances the cursor. Malformed cookies are counted and skipped. Chunk times after
+    /// `accepted_max` are clamped to it, and ages count from there.
     ///
-    /// A chunk has as many cookies as its header says, because these have sequences: what it lacks counts as malformed,
-    /// and what it holds beyond them has no sequence of its own and is left alone.
+    /// The header determines the number of cookies, because each has a sequence: missing ones count as malformed, and excess
+    /// ones are ignored.
     pub fn push(&mut self, producer: &Arc<str>, chunk: &ChunkRef, accepted_max: u64) {
         self.push_filtered(producer, chunk, accepted_max, &mut AcceptAll);
     }
 
-    /// Takes the cookies of a chunk that is part of no stream, and so moves no cursor.
+    /// Adds the cookies of a chunk that is not part of a stream, and advances no cursor.
     pub fn push_chunk(&mut self, chunk: &ChunkRef) {
         let released = chunk.header().accepted_unix_micros;
-        self.take(chunk, released, &mut AcceptAll);
+        self.add(chunk, released, &mut AcceptAll);
     }
 
-    /// Like [`push`](Self::push), but takes only the cookies that `filter` lets through.
+    /// Like [`push`](Self::push), but adds only the cookies that pass `filter`.
     pub fn push_filtered(
         &mut self,
         producer: &Arc<str>,
@@ -273,7 +272,7 @@ impl Batch {
         filter: &mut impl DedupFilter,
     ) {
         let header = *chunk.header();
-        self.take(chunk, header.accepted_unix_micros.min(accepted_max), filter);
+        self.add(chunk, header.accepted_unix_micros.min(accepted_max), filter);
         self.advance(&Cursor {
             producer: Arc::clone(producer),
             epoch: header.epoch,
@@ -282,22 +281,22 @@ impl Batch {
         });
     }
 
-    fn take(&mut self, chunk: &ChunkRef, released: u64, filter: &mut impl DedupFilter) {
+    fn add(&mut self, chunk: &ChunkRef, released: u64, filter: &mut impl DedupFilter) {
         let header = *chunk.header();
         let count = header.count as usize;
-        // A chunk may hold fewer cookies than it says: the count is not trusted for an allocation.
-        let likely = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
+        // The count of the header is not trusted for an allocation.
+        let count_max = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
         if self.index.capacity() == 0 {
-            self.reserve(likely);
+            self.reserve(count_max);
         }
-        let chunk_at = u32::try_from(self.chunks.len()).expect("a batch is bounded in bytes");
+        let chunk_at = u32::try_from(self.chunks.len()).expect("the size of a batch is bounded");
         self.chunks.push(chunk.body().clone());
         self.bytes += chunk.body().len();
-        let mut cookies = Vec::with_capacity(likely);
+        let mut cookies = Vec::with_capacity(count_max);
         for cookie in chunk.cookies().take(count) {
             cookies.extend(cookie.ok().filter(is_well_formed));
         }
-        let good = u32::try_from(cookies.len()).expect("a batch is bounded in cookies");
+        let valid = u32::try_from(cookies.len()).expect("the size of a batch is bounded");
         let fingerprints: Vec<Fingerprint> = cookies
             .iter()
             .map(|cookie| filter.fingerprint(&borrowed(cookie, released)))
@@ -311,8 +310,8 @@ impl Batch {
                 DedupDecision::Expired => self.counts.expired += 1,
                 DedupDecision::Write { is_known } => {
                     let entry = self.entry(chunk_at, released, cookie);
-                    self.put(
-                        Entry {
+                    self.insert(
+                        BatchEntry {
                             is_known,
                             fingerprint,
                             ..entry
@@ -324,22 +323,21 @@ impl Batch {
         }
         let received = u64::from(header.count);
         self.counts.received += received;
-        self.counts.malformed += received - u64::from(good);
-        self.released.push((released, good));
+        self.counts.malformed += received - u64::from(valid);
+        self.released.push((released, valid));
     }
 
-    /// Makes room at once for what the batch will likely hold, so that the table seldom grows: an eighth more than
-    /// the batch before.
+    /// Presizes the table to an eighth more than the previous batch, so that it rarely grows.
     fn reserve(&mut self, first_chunk: usize) {
-        let likely = self.likely + self.likely / 8;
-        let cookies = likely.min(self.cookies_max).max(first_chunk);
+        let expected = self.expected_cookies + self.expected_cookies / 8;
+        let cookies = expected.min(self.cookies_max).max(first_chunk);
         self.entries.reserve(cookies);
         self.index.reserve(cookies, |_| 0);
     }
 
-    fn entry(&self, chunk: u32, released: u64, cookie: &CookieRef<'_>) -> Entry {
+    fn entry(&self, chunk: u32, released: u64, cookie: &CookieRef<'_>) -> BatchEntry {
         let body = &self.chunks[chunk as usize];
-        Entry {
+        BatchEntry {
             accepted_unix_micros: cookie.accepted_unix_micros(released),
             chunk,
             user_id_at: offset(body, cookie.user_id),
@@ -352,7 +350,7 @@ impl Batch {
         }
     }
 
-    fn put(&mut self, entry: Entry, user_id: &[u8]) {
+    fn insert(&mut self, entry: BatchEntry, user_id: &[u8]) {
         let (chunks, entries, hasher) = (&self.chunks, &mut self.entries, &self.hasher);
         let slot = self.index.entry(
             hasher.hash_one((entry.dsp_id, user_id)),
@@ -371,11 +369,11 @@ impl Batch {
                 let known = &mut entries[*known.get() as usize];
                 if newest::replaces(entry.accepted_unix_micros, known.accepted_unix_micros) {
                     let is_known = known.is_known;
-                    *known = Entry { is_known, ..entry };
+                    *known = BatchEntry { is_known, ..entry };
                 }
             }
             Slot::Vacant(slot) => {
-                let at = u32::try_from(entries.len()).expect("a batch is bounded in cookies");
+                let at = u32::try_from(entries.len()).expect("the size of a batch is bounded");
                 slot.insert(at);
                 entries.push(entry);
             }
@@ -383,7 +381,7 @@ impl Batch {
     }
 }
 
-impl Entry {
+impl BatchEntry {
     fn user_id<'a>(&self, chunks: &'a [Bytes]) -> &'a [u8] {
         slice(
             &chunks[self.chunk as usize],
@@ -393,7 +391,7 @@ impl Entry {
     }
 }
 
-/// The shortest encoding of a cookie with all its fields.
+/// Minimum encoded size of a cookie with all its fields.
 const COOKIE_BYTES_MIN: usize = 10;
 
 fn borrowed<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
@@ -412,7 +410,7 @@ fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
         && ids::is_buyer_uid_of_stream(cookie.buyer_uid)
 }
 
-/// The first eight bytes, as a number that sorts like them.
+/// The first eight bytes, as a number with the same order.
 fn prefix(user_id: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let known = user_id.len().min(8);
@@ -420,15 +418,15 @@ fn prefix(user_id: &[u8]) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// Where in `body` a string lies that was lent out of it.
+/// Offset of a string that is borrowed from `body`.
 fn offset(body: &Bytes, part: &str) -> u32 {
     let offset = part.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
-    assert!(offset + part.len() <= body.len(), "lent out of the chunk");
+    assert!(offset + part.len() <= body.len(), "borrowed from the chunk");
     u32::try_from(offset).expect("a message is far below 4 GiB")
 }
 
 fn length(part: &str) -> u16 {
-    u16::try_from(part.len()).expect("lengths were checked")
+    u16::try_from(part.len()).expect("lengths are valid")
 }
 
 fn slice(body: &Bytes, at: u32, bytes: u16) -> &[u8] {

@@ -1,4 +1,4 @@
-//! What time it is, for whatever depends on the time of day: this machine's clock, or one that is set by hand.
+//! The wall clock: of this host, or a manual one for tests.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// The longest sleep: the machine's clock may be set meanwhile.
+/// Maximum sleep, because the host's clock may be set at any time.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
 
-/// A source of the time of day. Clones show the same time.
+/// A wall clock. Clones share their time.
 #[derive(Debug, Clone)]
 pub enum Clock {
-    /// This machine's.
+    /// The clock of this host.
     System,
-    /// One that stands still until it is set.
+    /// A clock that advances only when it is set.
     Manual(ManualClock),
 }
 
-/// A clock that is set by hand.
+/// A clock that is set explicitly.
 #[derive(Debug, Clone)]
 pub struct ManualClock(watch::Sender<Timestamp>);
 
@@ -31,7 +31,7 @@ impl ManualClock {
         Self(watch::Sender::new(now))
     }
 
-    /// Sets it, forward or back; anyone who waits for it wakes.
+    /// Sets it forward or back, and wakes all waiters.
     pub fn set(&self, now: Timestamp) {
         self.0.send_replace(now);
     }
@@ -58,29 +58,29 @@ impl Clock {
         unix_micros(self.now())
     }
 
-    /// Waits until `until`, or less; at most until somebody sets the clock from `seen` to another time. Who wakes
-    /// looks at the clock again.
+    /// Waits until `until`, or until the clock is set to a time other than `seen`. May return early: callers must read the
+    /// clock again.
     pub async fn wait(&self, seen: Timestamp, until: Timestamp) {
         match self {
             Self::System => {
-                let left = Duration::try_from(until.duration_since(Timestamp::now()));
-                sleep(left.unwrap_or_default().min(SLEEP_MAX)).await;
+                let remaining = Duration::try_from(until.duration_since(Timestamp::now()));
+                sleep(remaining.unwrap_or_default().min(SLEEP_MAX)).await;
             }
             Self::Manual(clock) => {
-                let mut shown = clock.0.subscribe();
-                let set = shown.wait_for(|now| *now != seen || *now >= until);
-                set.await.expect("the clock is held here");
+                let mut time = clock.0.subscribe();
+                let changed = time.wait_for(|now| *now != seen || *now >= until);
+                changed.await.expect("the clock is borrowed");
             }
         }
     }
 }
 
-/// A moment in microseconds since the Unix epoch; 0 for any before it.
+/// A time in microseconds since the Unix epoch; 0 if it is earlier.
 pub(crate) fn unix_micros(at: Timestamp) -> u64 {
     u64::try_from(at.as_microsecond()).unwrap_or_default()
 }
 
-/// Corrects this machine's clock where it is set back or ahead. Times are in microseconds since the Unix epoch.
+/// Compensates jumps of the host's clock. Times are in microseconds since the Unix epoch.
 #[derive(Debug)]
 pub(crate) struct ClockJumps {
     started: (u64, Instant),
@@ -88,35 +88,34 @@ pub(crate) struct ClockJumps {
 }
 
 impl ClockJumps {
-    /// Of a clock that shows `unix_micros` at `at`.
+    /// For a clock that shows `unix_micros` at `at`.
     pub(crate) fn new(unix_micros: u64, at: Instant) -> Self {
         let started = (unix_micros, at);
         let latest = started;
         Self { started, latest }
     }
 
-    /// The time when the clock shows `unix_micros` at `at`; when it is set back, goes on from where it was.
+    /// The time when the clock shows `unix_micros` at `at`. If it was set back, the previous time continues.
     ///
-    /// For judging the clocks of others: measured by a clock that was set back by an hour, every producer's would be an hour
-    /// ahead.
+    /// Used to judge producers' clocks: if this clock was set back by an hour, every producer would seem an hour ahead.
     pub(crate) fn steady(&mut self, unix_micros: u64, at: Instant) -> u64 {
-        let steady = unix_micros.max(passed(self.latest, at));
+        let steady = unix_micros.max(extrapolate(self.latest, at));
         self.latest = (steady, at);
         steady
     }
 
-    /// What the clock shows at `at` or, if that is earlier, what it showed at first and the time since.
+    /// The earlier of the clock's time and the initial time plus the time since then.
     ///
-    /// For what has expired and cannot be had again: a clock that is set ahead must not decide that.
+    /// Used for expiry, which is irreversible: a clock that is set ahead must not expire cookies.
     pub(crate) fn earlier(&self, unix_micros: u64, at: Instant) -> u64 {
-        unix_micros.min(passed(self.started, at))
+        unix_micros.min(extrapolate(self.started, at))
     }
 }
 
-/// What a clock shows at `at` that showed `unix_micros` then.
-fn passed((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
-    let passed = at.saturating_duration_since(then).as_micros();
-    unix_micros.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+/// The time at `at` of a clock that showed `unix_micros` at `then`.
+fn extrapolate((unix_micros, then): (u64, Instant), at: Instant) -> u64 {
+    let elapsed = at.saturating_duration_since(then).as_micros();
+    unix_micros.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steady_clock_goes_on_when_the_machines_is_set_back() {
+    fn steady_clock_continues_when_the_host_clock_is_set_back() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut clock = ClockJumps::new(10_000_000, start);
         assert_eq!(clock.steady(11_000_000, start + second), 11_000_000);
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_clock_is_not_hastened_when_the_machines_is_set_ahead() {
+    fn earlier_clock_ignores_a_host_clock_set_ahead() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let clock = ClockJumps::new(10_000_000, start);
         assert_eq!(clock.earlier(90_000_000, start + second), 11_000_000);
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn setting_the_clock_wakes_all_who_wait() {
+    async fn setting_the_clock_wakes_waiters() {
         let start: Timestamp = "2026-03-10T12:00:00Z".parse().unwrap();
         let hour = Duration::from_secs(3600);
         let manual = ManualClock::new(start);
@@ -159,7 +158,7 @@ mod tests {
         assert_eq!(woke_at, start + hour);
         manual.set(start - hour);
         clock.wait(start, start + hour).await;
-        assert_eq!(clock.now(), start - hour, "also when it was set before");
+        assert_eq!(clock.now(), start - hour, "set before the wait");
         clock.wait(start - hour, start - hour).await;
     }
 }

@@ -1,15 +1,15 @@
-//! Cookies that the store refuses forever, set aside where an operator can read them: one JSON object a line.
+//! The dead-letter file: cookies that the store permanently rejects, as JSON Lines.
 //!
-//! `FILE` appears with the first dead letter. Before it outgrows half of the bound it becomes `FILE.1`, in place of the
-//! one before, and a new one begins: the newest dead letters are kept, and both files together stay within the bound.
-//! It is opened anew for each batch with dead letters, so it may be moved or deleted at any time.
+//! `FILE` is created with the first dead letter. Before it exceeds half of the size limit, it is renamed to `FILE.1`, replacing
+//! the previous one, and a new file is started. So the newest dead letters are kept within the limit. The file is opened for
+//! each batch with dead letters, so it can be moved or deleted at any time.
 //!
-//! Dead letters never hold up the cookies that can be stored. When they cannot be written that is said once, until they
-//! can again, and they are counted; a file that hangs is waited for once.
+//! Dead letters never block cookies that can be stored. A write failure is logged once until the next success, and counted. A
+//! hanging write is waited for once.
 //!
-//! A dead letter is handed to the system before its batch counts as done. The store has committed the cursors by then, so
-//! a crash in that moment costs the dead letters of one batch; a sync for each would cost every batch of a store that
-//! refuses a few.
+//! A batch counts as stored only after its dead letters were passed to the operating system, but they are not synced: a sync
+//! per batch would slow down every store that rejects a few cookies. A crash at that time loses the dead letters of one batch,
+//! because the cursors are already committed.
 
 use std::{
     fs::{self, File},
@@ -31,13 +31,13 @@ use tokio::{
 
 use crate::{batch::Batch, store::RejectedCookie};
 
-/// How long the file is waited for.
+/// Maximum time to wait for a write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most bytes of a reason; the rest is cut off.
+/// Maximum bytes of a reason; the rest is truncated.
 const REASON_BYTES_MAX: usize = 1024;
 
-/// The users' ids are not for everybody.
+/// The file contains user ids.
 const MODE: u32 = 0o600;
 
 /// Writes the dead letters of one consumer; clones share them.
@@ -47,24 +47,24 @@ pub struct DeadLetters(Arc<Mutex<Writer>>);
 #[derive(Debug)]
 struct Writer {
     files: Arc<Files>,
-    /// By outcome.
-    counted: IntCounterVec,
-    /// What took longer than it was waited for.
-    hangs: Option<JoinHandle<Appended>>,
-    has_begun: bool,
+    /// Dead letters by outcome.
+    outcomes: IntCounterVec,
+    /// A write that timed out.
+    hanging: Option<JoinHandle<Appended>>,
+    has_logged_first: bool,
     is_failing: bool,
 }
 
-/// The file and the one before.
+/// The file and its rotated copy.
 #[derive(Debug)]
 struct Files {
     newest: PathBuf,
     older: PathBuf,
-    /// Most bytes of each.
+    /// Maximum bytes of each.
     bytes_max: u64,
 }
 
-/// How many dead letters are in the file now, and what went wrong with the others.
+/// Number of written dead letters, and the error of the others.
 type Appended = (u64, io::Result<()>);
 
 #[derive(Serialize)]
@@ -78,9 +78,9 @@ struct DeadLetter<'a> {
 }
 
 impl DeadLetters {
-    /// Dead letters in `file` and the one before it, together at most `bytes_max` bytes. Touches no file.
+    /// Writes to `file`. The file and its rotated copy have up to `bytes_max` bytes in total. Does not open it yet.
     #[must_use]
-    pub fn new(file: PathBuf, bytes_max: usize, counted: IntCounterVec) -> Self {
+    pub fn new(file: PathBuf, bytes_max: usize, outcomes: IntCounterVec) -> Self {
         let mut older = file.clone().into_os_string();
         older.push(".1");
         let letters = Writer {
@@ -89,21 +89,21 @@ impl DeadLetters {
                 older: older.into(),
                 bytes_max: bytes_max as u64 / 2,
             }),
-            counted,
-            hangs: None,
-            has_begun: false,
+            outcomes,
+            hanging: None,
+            has_logged_first: false,
             is_failing: false,
         };
         Self(Arc::new(Mutex::new(letters)))
     }
 
-    /// Sets aside what of `batch` was refused. Returns when that is done, or cannot be.
+    /// Writes rejected cookies of `batch`. Returns when they are written, or have failed.
     pub async fn write(&self, batch: &Arc<Batch>, rejected: Vec<RejectedCookie>) {
         self.0.lock().await.write(batch, rejected).await;
     }
 }
 
-/// A reason without what the store says after its code, where users' ids may be.
+/// A reason without the text after its code, which may contain user ids.
 fn kind(reason: &str) -> &str {
     reason.split_once(':').map_or(reason, |(kind, _)| kind)
 }
@@ -113,7 +113,7 @@ impl Writer {
         if rejected.is_empty() {
             return;
         }
-        if !std::mem::replace(&mut self.has_begun, true) {
+        if !std::mem::replace(&mut self.has_logged_first, true) {
             tracing::warn!(
                 file = %self.files.newest.display(),
                 reason = kind(&rejected[0].reason),
@@ -122,36 +122,36 @@ impl Writer {
         }
         let letters = rejected.len() as u64;
         let (written, result) = self.append(batch, rejected).await;
-        let count = |outcome, letters| self.counted.with_label_values(&[outcome]).inc_by(letters);
+        let count = |outcome, letters| self.outcomes.with_label_values(&[outcome]).inc_by(letters);
         count("written", written);
         count("failed", letters.saturating_sub(written));
-        self.note(result);
+        self.log_changes(result);
     }
 
     async fn append(&mut self, batch: &Arc<Batch>, rejected: Vec<RejectedCookie>) -> Appended {
-        if self.hangs.take_if(|hangs| hangs.is_finished()).is_none() && self.hangs.is_some() {
+        if self.hanging.take_if(|task| task.is_finished()).is_none() && self.hanging.is_some() {
             return (0, Err(io::ErrorKind::TimedOut.into()));
         }
         let (files, batch) = (Arc::clone(&self.files), Arc::clone(batch));
-        let mut work = spawn_blocking(move || files.append(&batch, &rejected));
-        match timeout(TIMEOUT, &mut work).await {
+        let mut write = spawn_blocking(move || files.append(&batch, &rejected));
+        match timeout(TIMEOUT, &mut write).await {
             Ok(Ok(appended)) => appended,
             Ok(Err(error)) => (0, Err(io::Error::other(error))),
             Err(_) => {
-                self.hangs = Some(work);
+                self.hanging = Some(write);
                 (0, Err(io::ErrorKind::TimedOut.into()))
             }
         }
     }
 
-    fn note(&mut self, result: io::Result<()>) {
+    fn log_changes(&mut self, result: io::Result<()>) {
         let was_failing = std::mem::replace(&mut self.is_failing, result.is_err());
         let file = self.files.newest.display();
         match result {
             Err(error) if !was_failing => {
                 tracing::error!(%file, %error, "failed to write dead letters; rejected cookies are only counted");
             }
-            Ok(()) if was_failing => tracing::info!(%file, "writing dead letters again"),
+            Ok(()) if was_failing => tracing::info!(%file, "dead-letter file writable again"),
             _ => {}
         }
     }
@@ -166,7 +166,7 @@ impl Files {
             let mut file = open(&self.newest)?;
             let mut bytes = file.metadata()?.len();
             if bytes > 0 && !ends_with_newline(&mut file)? {
-                // What a full disk left of a dead letter.
+                // A full disk has truncated a dead letter.
                 file.write_all(b"\n")?;
                 bytes += 1;
             }
@@ -212,15 +212,15 @@ fn line(batch: &Batch, rejected: &RejectedCookie, time: &str) -> io::Result<Vec<
         dsp_id: cookie.dsp_id,
         buyer_uid: &String::from_utf8_lossy(cookie.buyer_uid),
         accepted: &accepted.unwrap_or(Timestamp::MAX).to_string(),
-        reason: cut(&rejected.reason, REASON_BYTES_MAX),
+        reason: truncate(&rejected.reason, REASON_BYTES_MAX),
     };
     let mut line = serde_json::to_vec(&letter)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// As much of `text` as `bytes_max` bytes can hold.
-fn cut(text: &str, bytes_max: usize) -> &str {
+/// The first `bytes_max` bytes of `text`, or less to end at a character.
+fn truncate(text: &str, bytes_max: usize) -> &str {
     let mut end = bytes_max.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -1,5 +1,4 @@
-//! Whether this process can do its work, whether only a restart can help, and how its producers are: what `/readyz` and
-//! `/healthz` tell.
+//! Health of this process, as reported by `/readyz` and `/healthz`.
 
 use std::{
     collections::BTreeMap,
@@ -10,18 +9,18 @@ use runtime::ready::Component;
 
 use crate::producers::Producers;
 
-/// What is known about the store, which the sink reports here, and about the producers, which have a table of their own.
+/// Health of the store, as reported by the sink, and of the producers.
 #[derive(Debug)]
 pub struct Health {
-    store_down: Mutex<Option<Down>>,
-    /// DSPs whose slot in the store does not work, and why.
+    store_down: Mutex<Option<StoreFailure>>,
+    /// DSPs whose slot fails, with the reason.
     failing_dsps: Mutex<BTreeMap<u32, String>>,
     producers: Producers,
 }
 
-/// Why the store does not work.
+/// Why the store is down.
 #[derive(Debug)]
-struct Down {
+struct StoreFailure {
     why: String,
     needs_restart: bool,
 }
@@ -29,7 +28,7 @@ struct Down {
 impl Default for Health {
     fn default() -> Self {
         Self {
-            store_down: Mutex::new(Some(Down {
+            store_down: Mutex::new(Some(StoreFailure {
                 why: "not opened yet".to_owned(),
                 needs_restart: false,
             })),
@@ -39,41 +38,41 @@ impl Default for Health {
     }
 }
 
-/// Most DSPs that are named as failing.
+/// Maximum number of failing DSPs in a text.
 const DSPS_NAMED_MAX: usize = 5;
 
-/// Maximum number of addresses that are named as disconnected.
+/// Maximum number of disconnected addresses in a text.
 const ADDRESSES_NAMED_MAX: usize = 5;
 
 impl Health {
-    /// Notes that the store works.
-    pub fn store_works(&self) {
+    /// Marks the store as up.
+    pub fn set_store_up(&self) {
         *self.store() = None;
     }
 
-    /// Notes why the store does not work, and that it may by itself later.
-    pub fn store_fails(&self, why: String) {
-        *self.store() = Some(Down {
+    /// Marks the store as down; it may recover.
+    pub fn set_store_down(&self, why: String) {
+        *self.store() = Some(StoreFailure {
             why,
             needs_restart: false,
         });
     }
 
-    /// Notes why the store does not work, and that only a restart of this process is likely to change that.
-    pub fn store_needs_restart(&self, why: String) {
-        *self.store() = Some(Down {
+    /// Marks the store as down; only a restart of this process is likely to help.
+    pub fn set_store_needs_restart(&self, why: String) {
+        *self.store() = Some(StoreFailure {
             why,
             needs_restart: true,
         });
     }
 
-    /// Why the store does not work, if it does not.
+    /// Why the store is down, if it is.
     #[must_use]
     pub fn store_down(&self) -> Option<String> {
         self.store().as_ref().map(|down| down.why.clone())
     }
 
-    /// Why only a restart can help, if so.
+    /// Why this process needs a restart, if it does.
     #[must_use]
     pub fn needs_restart(&self) -> Option<String> {
         let store = self.store();
@@ -81,10 +80,10 @@ impl Health {
         Some(format!("store: {}", down.why))
     }
 
-    /// Notes, and says once, that a DSP's slot in the store does not work.
-    pub fn dsp_fails(&self, dsp_id: u32, why: &str) {
-        let before = self.dsps().insert(dsp_id, why.to_owned());
-        if before.is_none() {
+    /// Marks a DSP's slot as failing, and logs it once.
+    pub fn set_dsp_failing(&self, dsp_id: u32, why: &str) {
+        let previous = self.dsps().insert(dsp_id, why.to_owned());
+        if previous.is_none() {
             tracing::warn!(
                 dsp_id,
                 why,
@@ -93,24 +92,24 @@ impl Health {
         }
     }
 
-    /// Notes that a DSP's slot in the store works.
-    pub fn dsp_works(&self, dsp_id: u32) {
+    /// Marks a DSP's slot as available.
+    pub fn set_dsp_available(&self, dsp_id: u32) {
         if self.dsps().remove(&dsp_id).is_some() {
-            tracing::info!(dsp_id, "the store takes the cookies of a DSP again");
+            tracing::info!(dsp_id, "store available again for a DSP");
         }
     }
 
-    /// The DSPs whose slot in the store does not work, and why.
+    /// The DSPs whose slot fails, with the reason.
     #[must_use]
     pub fn failing_dsps(&self) -> BTreeMap<u32, String> {
         self.dsps().clone()
     }
 
-    /// That they fail is not the node's trouble: it is told, but the node is ready.
-    fn dsps_state(&self) -> String {
+    /// Describes failing DSPs. They do not affect readiness.
+    fn describe_dsps(&self) -> String {
         let failing = self.dsps();
         if failing.is_empty() {
-            return "all work".to_owned();
+            return "all available".to_owned();
         }
         let named = failing.iter().take(DSPS_NAMED_MAX);
         let named: Vec<_> = named
@@ -123,16 +122,18 @@ impl Health {
         format!("retry queue: {}{more}", named.join(", "))
     }
 
-    /// The addresses without a stream, and why they have none.
-    fn disconnected_in_words(&self) -> String {
+    /// Describes the addresses without a stream, with the reason.
+    fn describe_disconnected(&self) -> String {
         let snapshot = self.producers.snapshot();
-        let away = snapshot.addresses.iter().filter(|(_, it)| !it.is_connected);
-        let named = away.take(ADDRESSES_NAMED_MAX).filter_map(|(address, it)| {
-            let producer = it.producer.as_ref();
-            let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
-            let why = it.why_not.as_ref()?;
-            Some(format!("; {address} of {}{producer}: {why}", it.origin))
-        });
+        let disconnected = snapshot.addresses.iter().filter(|(_, it)| !it.is_connected);
+        let named = disconnected
+            .take(ADDRESSES_NAMED_MAX)
+            .filter_map(|(address, it)| {
+                let producer = it.producer.as_ref();
+                let producer = producer.map(|id| format!(" ({id})")).unwrap_or_default();
+                let why = it.error.as_ref()?;
+                Some(format!("; {address} of {}{producer}: {why}", it.origin))
+            });
         named.collect()
     }
 
@@ -142,16 +143,16 @@ impl Health {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the producers are.
+    /// The table of producers.
     #[must_use]
     pub fn producers(&self) -> &Producers {
         &self.producers
     }
 
-    /// How each part is.
+    /// The components of `/readyz`.
     #[must_use]
     pub fn components(&self) -> Vec<Component> {
-        let store = self.store_down().map_or(Ok("works".to_owned()), Err);
+        let store = self.store_down().map_or(Ok("up".to_owned()), Err);
         let cursors = if self.producers.is_loaded() {
             Ok("loaded".to_owned())
         } else {
@@ -161,22 +162,22 @@ impl Health {
             (0, 0) => Err("no producer is connected: no address is known".to_owned()),
             (0, all) => Err(format!(
                 "no producer is connected: 0 of {all}{}",
-                self.disconnected_in_words()
+                self.describe_disconnected()
             )),
             (some, all) => Ok(format!(
                 "{some} of {all} connected{}",
-                self.disconnected_in_words()
+                self.describe_disconnected()
             )),
         };
         vec![
             Component::new("store", store),
             Component::new("cursors", cursors),
-            Component::new("dsps", Ok(self.dsps_state())),
+            Component::new("dsps", Ok(self.describe_dsps())),
             Component::new("producers", producers),
         ]
     }
 
-    fn store(&self) -> MutexGuard<'_, Option<Down>> {
+    fn store(&self) -> MutexGuard<'_, Option<StoreFailure>> {
         self.store_down
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -207,16 +208,21 @@ mod tests {
     }
 
     #[test]
-    fn ready_with_a_store_its_cursors_and_a_producer() {
+    fn consumer_is_ready_with_a_store_cursors_and_a_connected_producer() {
         let health = Health::default();
-        let nobody = ("producers", "no producer is connected: no address is known");
-        let unknown = ("cursors", "not loaded yet");
-        check(&health, &[("store", "not opened yet"), unknown, nobody]);
-        health.store_works();
-        health.producers().loaded(Vec::new());
+        let no_producer = ("producers", "no producer is connected: no address is known");
+        let no_cursors = ("cursors", "not loaded yet");
+        check(
+            &health,
+            &[("store", "not opened yet"), no_cursors, no_producer],
+        );
+        health.set_store_up();
+        health.producers().load(Vec::new());
         let [one, other] = [1, 2].map(|port| {
             let address = SocketAddr::from(([127, 0, 0, 1], port));
-            health.producers().listed(address, "http://producers:7676")
+            health
+                .producers()
+                .register(address, "http://producers:7676")
         });
         check(
             &health,
@@ -231,23 +237,23 @@ mod tests {
         let start = StreamStart {
             at: &at,
             newest: 0,
-            before: None,
+            previous: None,
         };
-        let connected = one.opened(start);
+        let connected = one.open_stream(start);
         check(&health, &[]);
         assert_eq!(health.components()[3].state, "1 of 2 connected");
-        health.store_fails("gone\naway".to_owned());
+        health.set_store_down("gone\naway".to_owned());
         check(&health, &[("store", "gone away")]);
         assert_eq!(health.needs_restart(), None);
-        health.store_needs_restart("hangs".to_owned());
+        health.set_store_needs_restart("hangs".to_owned());
         check(&health, &[("store", "hangs")]);
         assert_eq!(health.needs_restart().as_deref(), Some("store: hangs"));
-        health.store_works();
+        health.set_store_up();
         assert_eq!(health.needs_restart(), None);
         for dsp_id in 1..=7 {
-            health.dsp_fails(dsp_id, "no right");
+            health.set_dsp_failing(dsp_id, "no right");
         }
-        health.dsp_works(1);
+        health.set_dsp_available(1);
         check(&health, &[]);
         assert_eq!(
             health.components()[2].state,

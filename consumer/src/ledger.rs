@@ -1,28 +1,27 @@
-//! The ledger: what became of every cookie that this process received.
+//! The ledger: counts the outcome of every cookie that this process received.
 //!
-//! Double entry: a cookie is *received* when its chunk is put into the buffer, and from then on it *waits*: in the
-//! buffer, in the batch that is collected, or in one that is written. It stops waiting when its fate is known, and then it
-//! has exactly one:
+//! A cookie is *received* when its chunk enters the buffer. It is *waiting* in the buffer, in the batch being collected, or in
+//! a batch being written, until it has exactly one outcome:
 //!
 //! ```text
-//! received + found = written + superseded + suppressed + stale + failed (malformed, rejected, unreadable, no slot, expired) + left out
-//!                    + waiting + set aside
+//! received + recovered = written + superseded + suppressed + stale + failed + skipped at drain
+//!                        + waiting + in the retry queue
 //! ```
 //!
-//! That is [`metric_defs::equations::LEDGER`], by which a scrape can be checked as well.
+//! This is [`metric_defs::equations::LEDGER`], so a scrape can be checked by it as well. Failed cookies are malformed,
+//! rejected, unreadable, expired, or have no DSP slot.
 //!
-//! A cookie that is *set aside* in the retry queue, because the store does not take those of its DSP now, has no fate yet either. It
-//! gets one when it is tried again with success, maybe by the next process, which has *found* it.
+//! A cookie in the retry queue has no outcome until a retry succeeds, possibly in the next process, which counts it as
+//! *recovered*.
 //!
-//! The fates of a batch are all known at once, when it is *durable*: what was superseded or suppressed in a batch that
-//! never was has not been replaced by anything. A failed write or commit, and every repetition, changes nothing here. What
-//! a process that stops at once had in hand keeps waiting to its end.
+//! All cookies of a batch get their outcome when the batch is *durable*. Failed and repeated writes and commits change
+//! nothing. Cookies in hand when the process is stopped immediately stay waiting.
 //!
-//! How many wait is kept by itself, not as a difference: it grows by what a chunk says it holds and shrinks by what its batch
-//! says it took, so a cookie that is forgotten or counted twice on the way shows.
+//! The number of waiting cookies is counted independently: it grows by the count in a chunk's header and shrinks by the count
+//! of its batch, so a cookie that is dropped or counted twice violates the equation.
 //!
-//! Every entry is made under one lock, once a chunk and once a batch, and a scrape reads all under the same lock: any
-//! scrape adds up.
+//! Every update and every scrape takes one lock, so the equation holds in every scrape. There is one update per chunk and
+//! batch.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,44 +40,44 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Entries {
     counts: LedgerCounts,
-    /// Whether an error in them was said.
+    /// Whether an imbalance was logged.
     imbalance_logged: bool,
 }
 
-/// The figures at one moment.
+/// A snapshot of the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LedgerCounts {
     /// Cookies received.
     pub received: u64,
     /// Cookies written and durable.
     pub written: u64,
-    /// Cookies that repeat what is stored.
+    /// Duplicates of stored cookies that were not written.
     pub suppressed: u64,
-    /// Cookies replaced by a newer one of their batch.
+    /// Cookies replaced by a newer one in their batch.
     pub superseded: u64,
-    /// Cookies that were older than what is stored.
+    /// Cookies older than the stored one.
     pub stale: u64,
-    /// Cookies that are not what the contract says.
+    /// Cookies that violate the protocol.
     pub malformed: u64,
-    /// Cookies that the store refused forever, which become dead letters.
+    /// Cookies that the store rejected permanently; they become dead letters.
     pub rejected: u64,
-    /// Cookies that a process before this one had set aside.
+    /// Cookies found in the retry queue at startup.
     pub recovered: u64,
-    /// Cookies of DSPs whose slot in the store does not work, in the retry queue.
+    /// Cookies in the retry queue.
     pub in_retry_queue: u64,
-    /// Cookies that were set aside and could not be read any more.
+    /// Cookies of the retry queue that could not be read back.
     pub unreadable: u64,
-    /// Cookies of DSPs that have no slot in the store.
+    /// Cookies of DSPs without a slot.
     pub no_dsp_slot: u64,
-    /// Cookies whose time to live was over when they came.
+    /// Cookies that had expired when they were received.
     pub expired: u64,
-    /// Cookies that a drain had no time for.
+    /// Cookies skipped at the drain deadline.
     pub drain_skipped: u64,
-    /// Cookies whose fate is not known yet.
+    /// Cookies without an outcome yet.
     pub waiting: u64,
 }
 
-/// A metric, and how each of its series, by the values of its labels, is read.
+/// A metric, and for each of its series the label values and the count.
 type Row = (MetricDef, &'static [Series]);
 type Series = (&'static [&'static str], fn(&LedgerCounts) -> u64);
 
@@ -108,32 +107,32 @@ const ROWS: &[Row] = &[
 ];
 
 impl Ledger {
-    /// Registers all its metrics.
+    /// Registers the metrics of the ledger.
     ///
     /// # Errors
-    /// When a name is taken.
+    /// When a name is already registered.
     pub fn register(&self, registry: &Registry) -> Result<()> {
         let ledger = self.clone();
-        let counts = ROWS.iter().map(|(metric, _)| *metric);
-        registry.read(counts, move || ledger.counts().families())
+        let metrics = ROWS.iter().map(|(metric, _)| *metric);
+        registry.read(metrics, move || ledger.counts().families())
     }
 
-    /// So many cookies came; to be called before anybody can take them.
+    /// Counts received cookies. Must be called before the reader can pop them.
     pub fn received(&self, cookies: u64) {
         let counts = &mut self.entries().counts;
         counts.received += cookies;
         counts.waiting += cookies;
     }
 
-    /// So many that were received are not stored, because a drain has no time for them.
+    /// Counts waiting cookies as skipped by the drain.
     pub fn drain_skipped(&self, cookies: u64) {
         let mut entries = self.entries();
         entries.counts.drain_skipped += cookies;
-        entries.wait_no_more(cookies);
+        entries.remove_waiting(cookies);
     }
 
-    /// A batch is durable: what became of its cookies while it was collected, and of those that the store was given. Some of
-    /// these were [set aside](Self::set_aside) before.
+    /// Counts the outcomes of a durable batch: those of its collection, and those of the store. Its cookies in the retry queue
+    /// were [counted](Self::enqueued) before.
     pub fn settled(&self, batch_counts: &BatchCounts, store_outcomes: &LedgerCounts) {
         let mut entries = self.entries();
         let counts = &mut entries.counts;
@@ -145,24 +144,24 @@ impl Ledger {
         counts.no_dsp_slot += batch_counts.no_dsp_slot;
         counts.expired += batch_counts.expired;
         counts.rejected += store_outcomes.rejected;
-        entries.wait_no_more(batch_counts.received - store_outcomes.in_retry_queue);
+        entries.remove_waiting(batch_counts.received - store_outcomes.in_retry_queue);
     }
 
-    /// So many that wait were set aside; to be called before anybody can try them again.
-    pub fn in_retry_queue(&self, cookies: u64) {
+    /// Moves waiting cookies to the retry queue. Must be called before they can be retried.
+    pub fn enqueued(&self, cookies: u64) {
         let mut entries = self.entries();
         entries.counts.in_retry_queue += cookies;
-        entries.wait_no_more(cookies);
+        entries.remove_waiting(cookies);
     }
 
-    /// So many cookies were set aside before this process began.
+    /// Counts cookies found in the retry queue at startup.
     pub fn recovered(&self, cookies: u64) {
         let counts = &mut self.entries().counts;
         counts.recovered += cookies;
         counts.in_retry_queue += cookies;
     }
 
-    /// Cookies that were set aside are so no more, and have these fates.
+    /// Counts the outcomes of cookies that leave the retry queue.
     pub fn retried(&self, outcomes: &LedgerCounts) {
         let counts = &mut self.entries().counts;
         counts.written += outcomes.written;
@@ -175,7 +174,7 @@ impl Ledger {
         counts.in_retry_queue = counts.in_retry_queue.saturating_sub(all);
     }
 
-    /// All of it.
+    /// A snapshot.
     #[must_use]
     pub fn counts(&self) -> LedgerCounts {
         self.entries().counts
@@ -187,25 +186,24 @@ impl Ledger {
 }
 
 impl LedgerCounts {
-    /// Cookies that were received or found, less all that have one fate, or wait, or are set aside: always 0, or there is a
-    /// error in this program.
+    /// Left side of the equation minus its right side. Always 0 unless this program has a bug.
     #[must_use]
     pub fn imbalance(&self) -> i64 {
         let inputs: u64 = LEDGER.inputs.iter().map(|metric| self.of(*metric)).sum();
-        let explained: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
-        inputs.cast_signed().wrapping_sub(explained.cast_signed())
+        let accounted: u64 = LEDGER.terms().map(|term| self.of(term.count)).sum();
+        inputs.cast_signed().wrapping_sub(accounted.cast_signed())
     }
 
-    /// Whether every cookie that was received or found has one fate, or waits, or is set aside.
+    /// Whether the equation holds.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.imbalance() == 0
     }
 
-    /// One of the ledger's metrics, all labels together.
+    /// A metric of the ledger, summed over its labels.
     fn of(&self, metric: MetricDef) -> u64 {
         let row = ROWS.iter().find(|(of, _)| *of == metric);
-        let (_, series) = row.expect("a sum of the ledger has no other terms");
+        let (_, series) = row.expect("the equation has only metrics of the ledger");
         series.iter().map(|(_, read)| read(self)).sum()
     }
 
@@ -225,8 +223,8 @@ impl LedgerCounts {
 }
 
 impl Entries {
-    /// Takes cookies from those that wait; never below none.
-    fn wait_no_more(&mut self, cookies: u64) {
+    /// Subtracts cookies from the waiting ones, but not below zero.
+    fn remove_waiting(&mut self, cookies: u64) {
         let waiting = self.counts.waiting;
         self.counts.waiting = waiting.saturating_sub(cookies);
         if cookies > waiting && !self.imbalance_logged {
@@ -234,7 +232,7 @@ impl Entries {
             tracing::error!(
                 waiting,
                 cookies,
-                "more cookies were settled than were received: the counts are wrong from here on"
+                "more cookies have an outcome than were received; ledger metrics are wrong until a restart"
             );
         }
         debug_assert!(cookies <= waiting, "{cookies} of {waiting} settled");
@@ -268,11 +266,11 @@ mod tests {
     }
 
     #[test]
-    fn every_cookie_waits_until_it_has_one_fate() {
+    fn every_cookie_waits_until_it_has_an_outcome() {
         let ledger = Ledger::default();
         ledger.received(121);
         assert_eq!(ledger.counts().waiting, 121);
-        ledger.in_retry_queue(7);
+        ledger.enqueued(7);
         settle(&ledger, 100, 70);
         ledger.drain_skipped(20);
         let counts = ledger.counts();
@@ -282,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn cookie_that_is_set_retry_queue_gets_its_fate_later() {
+    fn cookie_in_the_retry_queue_gets_its_outcome_later() {
         let ledger = Ledger::default();
         ledger.recovered(3);
         ledger.received(100);
-        ledger.in_retry_queue(7);
+        ledger.enqueued(7);
         settle(&ledger, 100, 70);
         assert_eq!(ledger.counts().in_retry_queue, 10);
         let outcomes = LedgerCounts {
@@ -304,32 +302,32 @@ mod tests {
     }
 
     #[test]
-    fn cookie_that_a_batch_forgets_shows() {
+    fn cookie_dropped_by_a_batch_violates_the_equation() {
         let ledger = Ledger::default();
         ledger.received(100);
-        ledger.in_retry_queue(7);
+        ledger.enqueued(7);
         settle(&ledger, 100, 69);
         assert!(!ledger.counts().is_balanced());
     }
 
     #[test]
     #[should_panic(expected = "settled")]
-    fn more_settled_than_received_is_a_bug() {
+    fn settling_more_cookies_than_received_panics() {
         let ledger = Ledger::default();
         ledger.received(1);
         ledger.drain_skipped(2);
     }
 
     #[test]
-    fn all_families_come_from_one_place_and_are_those_of_the_sum() {
+    fn registered_families_are_the_terms_of_the_equation() {
         let registry = Registry::new();
         let ledger = Ledger::default();
         ledger.register(&registry).unwrap();
         ledger.received(3);
         let names: BTreeSet<_> = ROWS.iter().map(|(metric, _)| metric.name).collect();
         let families = registry.gather();
-        let told: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
-        assert_eq!(told, names);
+        let registered: BTreeSet<_> = families.iter().map(|family| family.name()).collect();
+        assert_eq!(registered, names);
         let inputs = LEDGER.inputs.iter().map(|metric| metric.name);
         let terms = LEDGER.terms().map(|term| term.count.name);
         assert_eq!(inputs.chain(terms).collect::<BTreeSet<_>>(), names);

@@ -1,27 +1,23 @@
-//! The consumer: reads the streams of all producers and keeps one local store current.
-//!
-//! The way of a cookie, module by module:
+//! The consumer: reads the streams of all producers and writes their cookies to one local store.
 //!
 //! ```text
-//! producer ──stream──▶ subscription ──bounded buffer──▶ sink: batch ──hand-over──▶ sink: writer ──▶ store
-//! (one task an address; reads, checks, pushes)          (newest per pair)          (retries)       (commits)
+//! producer ──stream──▶ subscription ──bounded buffer──▶ sink: collector ──batch──▶ sink: writer ──▶ store
+//!                      (one task per address)           (newest per pair)          (write, commit)
 //! ```
 //!
-//! - [`subscription`] keeps one stream open to every producer and pushes what it receives, unread, into a
-//!   buffer that is bounded in bytes. When the buffer is full reading stops, and HTTP/2 flow control holds the
-//!   stream: the producer's queue takes the strain, never this process.
-//! - [`producers`] is the one table of how far each of them was received and is durable.
-//! - [`batch`] keeps the newest cookie of each (user, DSP) pair, without copying a byte of it.
-//! - [`dsp_slots`] knows which DSPs' cookies are taken at all.
-//! - [`sink`] collects a batch while the one before is written, retries what the store refuses, and hands over
-//!   the cursors with the data. [`dead_letters`] keeps what the store refuses forever, and
-//!   [`retry_queue`] indexes what it does not take of one DSP alone, until it does.
-//! - [`store`] makes a batch durable and only then its cursors, so that a restarted consumer resumes where its
-//!   *store* stands. A batch written twice changes nothing.
-//! - [`ledger`] knows what became of every cookie received; at any time it adds up.
-//! - [`health`] knows what works.
-//! - [`maintenance`] lets stores expire and compact inside nightly windows, by a [`clock`] that tests set; [`lookup`]
-//!   answers what is stored.
+//! - [`subscription`] keeps a stream open to every producer and pushes undecoded chunks into a buffer bounded in bytes. When
+//!   the buffer is full, reading stops, HTTP/2 flow control stops the stream, and the backlog stays in the producer's log.
+//! - [`producers`] is the table of received and durable positions.
+//! - [`batch`] keeps the newest cookie of each (user, DSP) pair without copying it.
+//! - [`dsp_slots`] decides which DSPs may have cookies in the store, [`suppression`] which cookies need not be written.
+//! - [`sink`] collects one batch while it writes another, and retries until the store has it. [`dead_letters`] is the file
+//!   of permanently rejected cookies; [`retry_queue`] is for DSPs whose database fails.
+//! - [`store`] makes a batch durable, and then its cursors. A restarted consumer resumes from the cursors in the *store*.
+//!   Writing a batch twice changes nothing.
+//! - [`ledger`] counts the outcome of every received cookie; its equation holds at any time.
+//! - [`health`] is the state behind `/readyz` and `/healthz`.
+//! - [`maintenance`] runs expiry and compaction within their windows, by a [`clock`] that tests set.
+//! - [`lookup`] serves `GET /v1/users`.
 //!
 //! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
 //! contain no `async`.

@@ -1,7 +1,7 @@
-//! `GET /v1/users/<user id>`: what the store knows of a user, as JSON.
+//! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
 //!
-//! Where some DSPs cannot be asked, the others' answer is given and these are named; where nobody knows the user and some
-//! cannot be asked, it is not known whether the user is.
+//! If some DSPs cannot be read, the response has the results of the others and names these. If the others have no result
+//! either, the response is 503, because the user may exist.
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
@@ -18,12 +18,12 @@ const PREFIX: &str = "/v1/users/";
 struct User<'a> {
     user_id: &'a str,
     buyer_uids: BuyerUids,
-    /// DSPs that may know the user and could not be asked.
+    /// DSPs that could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unavailable: Vec<u32>,
 }
 
-/// Answers a path of the admin port; `None` when it is none of a user.
+/// The response to a path of the admin port; `None` if the path is not of a user.
 pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
@@ -31,7 +31,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
         Ok(user_id) if is_user_id(user_id.as_bytes()) => user_id,
         _ => {
             let why = format!(
-                "a user id has 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
+                "invalid user id; expected 1 to {USER_ID_BYTES_MAX} bytes of printable ASCII without spaces"
             );
             return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
         }
@@ -55,7 +55,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
 }
 
 fn unreadable(why: &str) -> Reply {
-    let error = format!("the store cannot be read: {why}");
+    let error = format!("cannot read the store: {why}");
     reply(
         StatusCode::SERVICE_UNAVAILABLE,
         &object!({ "error": error }),
@@ -83,7 +83,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn user_is_found_in_order_of_dsps_and_others_are_answered_in_json() {
+    async fn buyer_uids_are_ordered_by_dsp_and_errors_are_json() {
         let dir = tempfile::TempDir::new().unwrap();
         let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
         let store = EmbeddedStore::open(dir.path().to_path_buf(), ttls);
@@ -99,22 +99,19 @@ mod tests {
                 r#"{"user_id":"u/1","buyer_uids":{"9":"nine","100":"b\"ü"}}"#,
             ),
             (
-                "/v1/users/nobody",
+                "/v1/users/unknown",
                 404,
-                r#"{"error":"unknown user","user_id":"nobody"}"#,
+                r#"{"error":"unknown user","user_id":"unknown"}"#,
             ),
-            ("/v1/users/", 400, r#"{"error":"a user id has"#),
-            ("/v1/users/a%00b", 400, r#"{"error":"a user id has"#),
-            ("/v1/users/%ff", 400, r#"{"error":"a user id has"#),
-            (&long, 400, r#"{"error":"a user id has"#),
+            ("/v1/users/", 400, r#"{"error":"invalid user id"#),
+            ("/v1/users/a%00b", 400, r#"{"error":"invalid user id"#),
+            ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
+            (&long, 400, r#"{"error":"invalid user id"#),
         ] {
             let reply = page(&store, path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
-            let answered = reply.into_body().collect().await.unwrap().to_bytes();
-            assert!(
-                answered.starts_with(body.as_bytes()),
-                "{path}: {answered:?}"
-            );
+            let content = reply.into_body().collect().await.unwrap().to_bytes();
+            assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
         assert!(page(&store, "/v1/elsewhere").await.is_none());
     }

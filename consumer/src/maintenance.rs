@@ -1,9 +1,8 @@
-//! The night: tells the store when it may expire and compact.
+//! Runs expiry and compaction of the store within their windows.
 //!
-//! Two loops, one for each window, so that neither keeps the other from its hours: a compaction may take hours, and
-//! expiry has to be switched off in time. Each wakes when its window opens or closes, and at least every ten
-//! minutes, so that a store can also handle what appeared meanwhile; sooner, when something was left to be done.
-//! What runs is told to stop when its window closes.
+//! Each window has its own loop, because a compaction may take hours and expiry must end on time. A loop runs when its
+//! window opens or closes, every ten minutes to handle new collections, and every minute while work remains. Running work is
+//! stopped when its window closes.
 
 mod old_cursors;
 
@@ -29,44 +28,44 @@ use crate::{
     ttl::before,
 };
 
-/// The longest time between two looks at what the store has.
-const LOOK_INTERVAL: Duration = Duration::from_secs(600);
+/// Maximum time between two runs.
+const POLL_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The same when something was left to be done.
+/// Time until the next run when work remains.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The shortest time between two compactions, or sweeps, of the same while the window is always open: a little less than a day, so
-/// that each day has one.
-const TURN_INTERVAL: Duration = Duration::from_secs(20 * 3600);
+/// Minimum time between two compactions or sweeps of a collection while the window is always open. A little less than a
+/// day, so that every day has one.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(20 * 3600);
 
-/// How long the night's work has to be ended when the process stops; then it is left to end by itself.
+/// How long to wait for running work to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// When the store may do what.
+/// Maintenance windows, and the TTL of cursors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// When expired cookies are deleted.
     pub expiry: Window,
     /// When the store is compacted.
     pub compaction: Window,
-    /// Where these hours are.
+    /// The time zone of both windows.
     pub time_zone: TimeZone,
-    /// How long the cursor of a producer is kept that sends nothing.
-    pub cursors_kept: Duration,
+    /// How long to keep the cursor of a producer that sends nothing.
+    pub cursor_ttl: Duration,
 }
 
 impl Schedule {
-    /// What was done since then, in microseconds since the Unix epoch, has had its turn at `now`: since the window
-    /// opened, or for 20 hours.
-    fn had_turn_since(window: Window, now: &Zoned) -> u64 {
+    /// Work done since this time is not repeated at `now`: since the window opened, or for 20 hours. In microseconds since
+    /// the Unix epoch.
+    fn done_since(window: Window, now: &Zoned) -> u64 {
         match window.opened(now) {
             Some(opened) => unix_micros(opened.timestamp()),
-            None => before(unix_micros(now.timestamp()), TURN_INTERVAL),
+            None => before(unix_micros(now.timestamp()), REPEAT_INTERVAL),
         }
     }
 }
 
-/// Runs the night's work until `stop`. When its hours change, what runs is told to stop, and the night begins anew.
+/// Runs maintenance until `stop` is cancelled. A change of the schedule stops and restarts it.
 pub async fn run(
     store: Arc<dyn Store>,
     mut schedule: watch::Receiver<Schedule>,
@@ -76,7 +75,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     while !stop.is_cancelled() {
-        let night = MaintenanceTask {
+        let task = MaintenanceTask {
             store: Arc::clone(&store),
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
@@ -85,17 +84,17 @@ pub async fn run(
             subscription: metrics.subscription.clone(),
             stop: stop.child_token(),
         };
-        let works = async { tokio::join!(night.expiries(), night.compactions()) };
-        let mut works = std::pin::pin!(works);
+        let loops = async { tokio::join!(task.run_expiry(), task.run_compaction()) };
+        let mut loops = std::pin::pin!(loops);
         tokio::select! {
-            _ = works.as_mut() => return,
+            _ = loops.as_mut() => return,
             () = stop.cancelled() => {}
-            // Without anybody to change them, they hold.
+            // An error means that the sender is gone, and the schedule never changes.
             Ok(()) = schedule.changed() => {}
         }
-        night.stop.cancel();
-        if timeout(STOP_TIMEOUT, works).await.is_err() {
-            tracing::debug!("maintenance was left to end by itself");
+        task.stop.cancel();
+        if timeout(STOP_TIMEOUT, loops).await.is_err() {
+            tracing::debug!("maintenance did not stop in time; continuing without it");
         }
     }
 }
@@ -111,10 +110,10 @@ struct MaintenanceTask {
 }
 
 impl MaintenanceTask {
-    async fn expiries(&self) {
+    async fn run_expiry(&self) {
         let window = self.schedule.expiry;
         let (mut was_open, mut failing) = (None, BTreeSet::new());
-        let mut other = None;
+        let mut other_owner = None;
         while !self.stop.is_cancelled() {
             let now = self.now();
             let open = window.is_open(&now);
@@ -124,7 +123,7 @@ impl MaintenanceTask {
             self.metrics.expiry_open.set(i64::from(open));
             let expired = match self.store.maintenance_owner().await {
                 Ok(owner) => {
-                    self.tell_owner(&mut other, &owner);
+                    self.note_owner(&mut other_owner, &owner);
                     match owner {
                         Some(_) => Ok(true),
                         None => self.expire(open, &now).await,
@@ -132,47 +131,47 @@ impl MaintenanceTask {
                 }
                 Err(error) => Err(error),
             };
-            let mut done = self.outcome("expiry", &mut failing, expired);
+            let mut done = self.note_result("expiry", &mut failing, expired);
             if open || window == Window::Never {
-                let forgotten = self.delete_cursors_before(&now).await;
-                done &= self.outcome("deletion of cursors", &mut failing, forgotten);
+                let deleted = self.delete_old_cursors(&now).await;
+                done &= self.note_result("deletion of cursors", &mut failing, deleted);
             }
             self.pause(window, &now, done).await;
         }
     }
 
-    /// Tells who maintains the store when that is another than before, who is `other`.
-    fn tell_owner(&self, other: &mut Option<String>, owner: &Option<String>) {
+    /// Logs a change of the maintenance owner. `known` is the previous one, `None` if it is this consumer.
+    fn note_owner(&self, known: &mut Option<String>, owner: &Option<String>) {
         self.metrics.owner.set(i64::from(owner.is_none()));
-        if other == owner {
+        if known == owner {
             return;
         }
         match owner {
             Some(owner) => {
                 tracing::info!(owner, "another consumer owns maintenance of this store");
-                self.metrics.show_overdue(&BTreeMap::new());
+                self.metrics.set_overdue(&BTreeMap::new());
                 self.metrics.sweep_remaining.set(0);
             }
             None => tracing::info!("this consumer owns maintenance of this store now"),
         }
-        other.clone_from(owner);
+        known.clone_from(owner);
     }
 
-    /// Whether all was done.
+    /// Runs one expiry; returns whether it is complete.
     async fn expire(&self, open: bool, now: &Zoned) -> Result<bool, StoreError> {
         let micros = unix_micros(now.timestamp());
         let window = self.schedule.expiry;
-        let since = Schedule::had_turn_since(window, now);
+        let since = Schedule::done_since(window, now);
         let closes = window.next_change(now);
-        let left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
-        let report = |swept: &SweepProgress| self.metrics.swept(swept);
-        let expired = self.within(window, now, async |until| {
+        let time_left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
+        let report = |progress: &SweepProgress| self.metrics.add_sweep(progress);
+        let expired = self.run_in_window(window, now, async |stop| {
             let expiry = Expiry {
                 open,
                 now: micros,
                 since,
-                left,
-                stop: until,
+                time_left,
+                stop,
                 report: &report,
             };
             self.store.expire(expiry).await
@@ -180,11 +179,11 @@ impl MaintenanceTask {
         let expired = expired.await?;
         self.metrics.expired.inc_by(expired.deleted);
         let overdue = match window {
-            // What never is to be deleted is not late.
+            // Cookies that are never deleted are not overdue.
             Window::Never => BTreeMap::new(),
             Window::Always | Window::Daily { .. } => expired.overdue,
         };
-        self.metrics.show_overdue(&overdue);
+        self.metrics.set_overdue(&overdue);
         if expired.deleted > 0 {
             tracing::info!(deleted = expired.deleted, "expired cookies deleted");
         }
@@ -197,23 +196,23 @@ impl MaintenanceTask {
         Ok(expired.complete)
     }
 
-    async fn compactions(&self) {
+    async fn run_compaction(&self) {
         let window = self.schedule.compaction;
         let (mut completed, mut failing) = (None, BTreeSet::new());
         while !self.stop.is_cancelled() {
             let now = self.now();
             let open = window.is_open(&now);
             self.metrics.compaction_open.set(i64::from(open));
-            let since = Schedule::had_turn_since(window, &now);
+            let since = Schedule::done_since(window, &now);
             let mut done = true;
             if open && completed.is_none_or(|completed| completed < since) {
                 let compacted = match self.store.maintenance_owner().await {
-                    // Should the other end, its lease does in time.
+                    // If the owner ends, its lease expires.
                     Ok(Some(_)) => Ok(false),
                     Ok(None) => self.compact(since, &now).await,
                     Err(error) => Err(error),
                 };
-                done = self.outcome("compaction", &mut failing, compacted);
+                done = self.note_result("compaction", &mut failing, compacted);
                 if done {
                     completed = Some(unix_micros(now.timestamp()));
                 }
@@ -222,20 +221,20 @@ impl MaintenanceTask {
         }
     }
 
-    /// Whether all was done.
+    /// Runs one compaction; returns whether it is complete.
     async fn compact(&self, since: u64, now: &Zoned) -> Result<bool, StoreError> {
         let window = self.schedule.compaction;
-        tracing::info!(%window, "compaction begins");
+        tracing::info!(%window, "compaction started");
         let began = Instant::now();
         let report = |took: Duration, freed_bytes| {
             self.metrics.compaction_seconds.observe(took.as_secs_f64());
             self.metrics.compaction_freed_bytes.inc_by(freed_bytes);
         };
-        let compacted = self.within(window, now, async |until| {
+        let compacted = self.run_in_window(window, now, async |stop| {
             let compaction = Compaction {
                 since,
                 clock: &self.clock,
-                stop: until,
+                stop,
                 report: &report,
             };
             self.store.compact(compaction).await
@@ -246,7 +245,7 @@ impl MaintenanceTask {
         self.metrics
             .compaction_ended
             .set(self.clock.now().as_second());
-        tracing::info!(complete, ?took, "compaction ends");
+        tracing::info!(complete, ?took, "compaction ended");
         Ok(complete)
     }
 
@@ -254,12 +253,12 @@ impl MaintenanceTask {
         self.clock.now().to_zoned(self.schedule.time_zone.clone())
     }
 
-    /// Waits until the next change of `window` after `now`, or the next look, or `stop`.
+    /// Waits for the next change of `window` after `now`, for the next run, or for the stop signal.
     async fn pause(&self, window: Window, now: &Zoned, done: bool) {
-        let longest = if done { LOOK_INTERVAL } else { RETRY_INTERVAL };
-        let look = now.timestamp() + longest;
+        let interval = if done { POLL_INTERVAL } else { RETRY_INTERVAL };
+        let next_run = now.timestamp() + interval;
         let change = window.next_change(now).map(|change| change.timestamp());
-        let until = change.map_or(look, |change| change.min(look));
+        let until = change.map_or(next_run, |change| change.min(next_run));
         let mut seen = now.timestamp();
         while seen == now.timestamp() || (seen > now.timestamp() && seen < until) {
             tokio::select! {
@@ -270,27 +269,28 @@ impl MaintenanceTask {
         }
     }
 
-    /// Does `work`, whose token is cancelled when `window` is no longer what it was at `now`, and with `stop`.
-    async fn within<T>(
+    /// Runs `work` with a token that is cancelled when `window` opens or closes after `now`, or on stop.
+    async fn run_in_window<T>(
         &self,
         window: Window,
         now: &Zoned,
         work: impl AsyncFnOnce(&CancellationToken) -> T,
     ) -> T {
-        let until = self.stop.child_token();
+        let stop = self.stop.child_token();
         let changed = async {
-            self.changed(window, now).await;
-            until.cancel();
+            self.window_changed(window, now).await;
+            stop.cancel();
             std::future::pending().await
         };
         tokio::select! {
             biased;
-            done = work(&until) => done,
+            done = work(&stop) => done,
             done = changed => done,
         }
     }
 
-    async fn changed(&self, window: Window, now: &Zoned) {
+    /// Returns when `window` opens or closes after `now`.
+    async fn window_changed(&self, window: Window, now: &Zoned) {
         let was_open = window.is_open(now);
         let mut now = now.clone();
         while window.is_open(&now) == was_open {
@@ -302,8 +302,8 @@ impl MaintenanceTask {
         }
     }
 
-    /// Whether everything was done; counts when it was not, and tells what changed.
-    fn outcome(
+    /// Counts errors and logs the first one and the recovery; returns whether the work is complete.
+    fn note_result(
         &self,
         what: &'static str,
         failing: &mut BTreeSet<&'static str>,

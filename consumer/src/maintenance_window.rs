@@ -1,17 +1,17 @@
-//! Nightly windows: when something may run. Pure: the time is an argument.
+//! Daily windows of maintenance. Pure: the time is an argument.
 
 use std::{fmt, str::FromStr};
 
 use jiff::{ToSpan, Zoned, civil::Time};
 
-/// A daily stretch of wall-clock time.
+/// A daily window of wall-clock time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
-    /// Never open; also what a window that ends when it begins means.
+    /// Never open. A window that ends at the time it opens is also `Never`.
     Never,
     /// Always open.
     Always,
-    /// Open from one time of day, inclusive, to another, exclusive; it crosses midnight when `to` is earlier.
+    /// Open from `from` (inclusive) to `to` (exclusive), across midnight if `to` is earlier.
     Daily {
         /// When it opens.
         from: Time,
@@ -20,9 +20,9 @@ pub enum Window {
     },
 }
 
-/// Not a window.
+/// The text is not a window.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected `never`, `always` or hours like `01:00-03:00`")]
+#[error("expected `never`, `always` or hours such as `01:00-03:00`")]
 pub struct WindowError;
 
 impl FromStr for Window {
@@ -78,9 +78,9 @@ impl Window {
         }
     }
 
-    /// When the window that is open at `now` opened; `None` when it is shut or never opened.
+    /// When the window that is open at `now` opened; `None` if it is closed or always open.
     ///
-    /// Where a change of the clocks skips that wall-clock time, the moment after the skip.
+    /// If a clock change skips that wall-clock time, it opens right after the skip.
     #[must_use]
     pub fn opened(&self, now: &Zoned) -> Option<Zoned> {
         let Self::Daily { from, .. } = *self else {
@@ -99,9 +99,9 @@ impl Window {
             .max()
     }
 
-    /// The next moment after `now` at which the window opens or closes; `None` when it never changes.
+    /// The next time after `now` at which the window opens or closes; `None` if it never does.
     ///
-    /// Where a change of the clocks skips that wall-clock time, the moment after the skip.
+    /// If a clock change skips that wall-clock time, the change is right after the skip.
     #[must_use]
     pub fn next_change(&self, now: &Zoned) -> Option<Zoned> {
         let Self::Daily { from, to } = *self else {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn window_that_is_open_opened_once() {
+    fn opening_time_is_known_while_the_window_is_open() {
         let check = |window: &str, now: &str, opened: Option<&str>| {
             let window: Window = window.parse().unwrap();
             let opened: Option<Zoned> = opened.map(|opened| opened.parse().unwrap());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_never_change() {
+    fn never_and_always_have_no_next_change() {
         let noon = "2026-03-10T12:00:00[UTC]";
         check("never", noon, false, None);
         check("always", noon, true, None);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn window_is_wall_clock_time_when_clocks_change() {
+    fn window_follows_the_wall_clock_across_a_clock_change() {
         // Berlin skips from 02:00 to 03:00 on 29 March 2026.
         check(
             "01:00-03:00",
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_window_is_refused() {
+    fn invalid_window_is_rejected() {
         for text in [
             "",
             "1",

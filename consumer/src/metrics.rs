@@ -1,6 +1,6 @@
-//! Every metric of this process, one struct a component, registered on an injected registry.
+//! All metrics of this process: one struct per component, registered on an injected registry.
 //!
-//! Counters move once a chunk or a batch, never once a cookie.
+//! Counters are updated per chunk or batch, never per cookie.
 
 mod maintenance;
 mod producers;
@@ -17,24 +17,24 @@ pub use self::{
 };
 use crate::ledger::Ledger;
 
-/// All metrics.
+/// All metrics of a consumer, except those of its producers.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// What subscriptions count.
+    /// Metrics of subscriptions.
     pub subscription: Subscription,
-    /// What the sink counts.
+    /// Metrics of the sink.
     pub sink: Sink,
-    /// What is counted of cookies that are set aside.
+    /// Metrics of the retry queue.
     pub retry_queue: RetryQueue,
-    /// What maintenance counts.
+    /// Metrics of maintenance.
     pub maintenance: Maintenance,
 }
 
 impl Metrics {
-    /// Registers everything, the process's own figures included.
+    /// Registers all metrics, including those of the process.
     ///
     /// # Errors
-    /// When a name is taken on this registry.
+    /// When a name is already registered.
     pub fn register(registry: &Registry) -> Result<Self> {
         register_process(registry, "consumer", env!("CARGO_PKG_VERSION"))?;
         let ledger = Ledger::default();
@@ -48,7 +48,7 @@ impl Metrics {
     }
 }
 
-/// A gauge's value for a count that may pass what it can hold.
+/// A count as the value of a gauge, saturating.
 #[must_use]
 pub fn gauge_value(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)

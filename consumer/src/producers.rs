@@ -1,17 +1,14 @@
-//! What this process knows of its producers: one table. Subscriptions, the sink and maintenance tell it what happened; metrics,
-//! readiness and the status page read [snapshots](Snapshot) of it.
+//! The table of producers. Subscriptions, the sink and maintenance update it; metrics, readiness and the status page read
+//! [snapshots](Snapshot) of it.
 //!
-//! A producer is known while it has a cursor, here or in the store, and while an address reads from it, or did last. All that
-//! moves it are the transitions of the table (`producers/table.rs`), which are pure. What they lack is added here: the lock, the
-//! clock, and news for those who wait.
+//! A producer is known while it has a cursor, here or in the store, and while an address reads from it or last did. All state
+//! changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and notifications.
 //!
-//! Two addresses may lead to one producer, which lets only the newest stream of a name live. Which one that is, the producer
-//! alone knows; the subscription whose stream it ended sees here that a sibling has another, and stands by instead of taking it
-//! back. For a moment both may push: repeats change nothing.
+//! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name. The subscription whose
+//! stream the producer closed learns here that a sibling has one, and stands by instead of reconnecting. Both may push for a
+//! moment; duplicates change nothing.
 //!
-//! # Cost
-//!
-//! One lock for each chunk, which is held over no await, and which besides only commits, scrapes and pages take.
+//! Cost: one lock per chunk, never held across an await. Only commits, scrapes and pages take it as well.
 
 mod producer;
 mod skew;
@@ -24,7 +21,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use self::table::{Key, Table};
+use self::table::{AddressKey, Table};
 pub use self::{
     producer::{AdvanceResult, ObservedRange, ProducerStatus},
     skew::Arrival,
@@ -34,103 +31,103 @@ use crate::batch::Cursor;
 
 /// All producers of one process; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Producers(Arc<Shared>);
+pub struct Producers(Arc<SharedTable>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedTable {
     table: Mutex<Table>,
-    /// Told when a stream begins or ends.
+    /// Notified when a stream opens or closes.
     streams_changed: Notify,
 }
 
-/// An address that is subscribed to, until this is dropped.
+/// Registration of an address, until it is dropped.
 #[derive(Debug)]
 pub struct AddressGuard {
     producers: Producers,
-    key: Key,
+    key: AddressKey,
 }
 
-/// An open stream of one epoch of a producer, until this is dropped.
+/// An open stream of one epoch of a producer, until it is dropped.
 #[derive(Debug)]
-pub struct Stream {
+pub struct StreamGuard {
     producers: Producers,
-    key: Key,
+    key: AddressKey,
     producer: Arc<str>,
     epoch: u64,
     has_advanced: bool,
 }
 
 impl Producers {
-    /// Begins where the store stands.
-    pub fn loaded(&self, cursors: Vec<Cursor>) {
-        self.table().loaded(cursors);
+    /// Loads the cursors of the store.
+    pub fn load(&self, cursors: Vec<Cursor>) {
+        self.table().load(cursors);
     }
 
-    /// Whether it is known where the store stands.
+    /// Whether the cursors of the store are loaded.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.table().is_loaded()
     }
 
-    /// How far all producers were received, the most recently moved first, at most as many as a request may carry.
+    /// Received positions of all producers, most recently advanced first, up to the maximum of a request.
     #[must_use]
     pub fn cursors(&self) -> Vec<Cursor> {
         self.table().cursors()
     }
 
-    /// How far a producer was received.
+    /// Received position of a producer.
     #[must_use]
     pub fn cursor(&self, producer: &str) -> Option<Cursor> {
         self.table().cursor(producer)
     }
 
-    /// How many streams of a producer are open.
+    /// Number of open streams of a producer.
     #[must_use]
     pub fn streams(&self, producer: &str) -> usize {
         self.table().streams(producer)
     }
 
-    /// Returns when no stream of this producer is open.
+    /// Waits until no stream of this producer is open.
     pub async fn wait_released(&self, producer: &str) {
         self.wait_streams(producer, |streams| streams == 0).await;
     }
 
-    /// Notes an address to be subscribed to, which `origin` stands for.
+    /// Registers an address of the setting `origin`.
     #[must_use]
-    pub fn listed(&self, address: SocketAddr, origin: &str) -> AddressGuard {
+    pub fn register(&self, address: SocketAddr, origin: &str) -> AddressGuard {
         AddressGuard {
             producers: self.clone(),
-            key: self.table().listed(address, origin),
+            key: self.table().register(address, origin),
         }
     }
 
-    /// How many addresses have a stream, and how many are subscribed to.
+    /// Number of connected addresses, and of all addresses.
     #[must_use]
     pub fn connected_and_total(&self) -> (usize, usize) {
         self.table().connected_and_total()
     }
 
-    /// Notes what one commit made durable.
-    pub fn committed(&self, cursors: &[Cursor]) {
-        self.table().committed(cursors);
+    /// Records the cursors of a commit.
+    pub fn record_commit(&self, cursors: &[Cursor]) {
+        self.table().record_commit(cursors);
     }
 
-    /// Forgets a producer whose cursor the store no longer keeps; only that cursor while a stream of it is open. Returns how
-    /// far it was received.
+    /// Removes a producer whose cursor the store has deleted; only its durable position while a stream is open. Returns its
+    /// received position if it was removed.
     pub fn forget(&self, producer: &str) -> Option<Cursor> {
         self.table().forget(producer)
     }
 
-    /// All of it, as it is now.
+    /// A snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.table().snapshot(Instant::now())
     }
 
-    async fn wait_streams(&self, producer: &str, enough: fn(usize) -> bool) {
+    async fn wait_streams(&self, producer: &str, is_reached: fn(usize) -> bool) {
         loop {
             let changed = self.0.streams_changed.notified();
-            if enough(self.streams(producer)) {
+            if is_reached(self.streams(producer)) {
                 return;
             }
             changed.await;
@@ -150,54 +147,54 @@ impl AddressGuard {
         self.key.address
     }
 
-    /// Notes why there is no stream.
-    pub fn down(&self, why: &str) {
-        self.producers.table().down(self.key, why);
+    /// Records why there is no stream.
+    pub fn set_error(&self, error: &str) {
+        self.producers.table().set_error(self.key, error);
     }
 
-    /// Notes a stream that a producer opened here. If it is of another epoch than before, also returns what this process saw of
-    /// that one; so that its end is reported once, only to one of the streams that come upon the new epoch.
+    /// Records an opened stream. For a new epoch, also returns what this process observed of the previous one. Only the first
+    /// stream of the new epoch gets it, so that a loss is reported once.
     #[must_use]
-    pub fn opened(&self, start: StreamStart<'_>) -> (Stream, Option<ObservedRange>) {
+    pub fn open_stream(&self, start: StreamStart<'_>) -> (StreamGuard, Option<ObservedRange>) {
         let Cursor {
             producer, epoch, ..
         } = start.at;
-        let seen = self.producers.table().opened(self.key, start);
+        let observed = self.producers.table().open_stream(self.key, start);
         self.producers.0.streams_changed.notify_waiters();
-        let stream = Stream {
+        let stream = StreamGuard {
             producers: self.producers.clone(),
             key: self.key,
             producer: Arc::clone(producer),
             epoch: *epoch,
             has_advanced: false,
         };
-        (stream, seen)
+        (stream, observed)
     }
 }
 
 impl Drop for AddressGuard {
     fn drop(&mut self) {
-        self.producers.table().unlisted(self.key);
+        self.producers.table().unregister(self.key);
     }
 }
 
-impl Stream {
-    /// Notes what was pushed, and when it came if it was cookies. To be called after the push: a stream that begins meanwhile
-    /// then repeats what is on its way, and misses nothing.
+impl StreamGuard {
+    /// Records pushed items, and the arrival of cookies. Must be called after the push, so that a stream that starts in between
+    /// receives items again instead of missing them.
     pub fn advance(&mut self, cursor: &Cursor, arrival: Option<Arrival>) -> AdvanceResult {
         let had_advanced = std::mem::replace(&mut self.has_advanced, true);
         let now = Instant::now();
         let mut table = self.producers.table();
-        table.advanced(cursor, arrival, had_advanced, now)
+        table.advance(cursor, arrival, had_advanced, now)
     }
 
-    /// Notes cookies that will not come; returns how many there are of the epoch by now.
-    pub fn lost(&self, cookies: u64) -> u64 {
+    /// Adds cookies lost in a gap; returns the total of this epoch.
+    pub fn add_lost(&self, cookies: u64) -> u64 {
         let mut table = self.producers.table();
-        table.lost(&self.producer, self.epoch, cookies)
+        table.add_lost(&self.producer, self.epoch, cookies)
     }
 
-    /// Returns when there is another stream of the same producer.
+    /// Waits until another stream of the same producer is open.
     pub async fn wait_sibling(&self) {
         let producers = &self.producers;
         producers
@@ -206,9 +203,11 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
-        self.producers.table().closed(self.key, &self.producer);
+        self.producers
+            .table()
+            .close_stream(self.key, &self.producer);
         self.producers.0.streams_changed.notify_waiters();
     }
 }
@@ -218,11 +217,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn waiting_ends_when_streams_open_and_close() {
+    async fn waiters_wake_when_streams_open_and_close() {
         let producers = Producers::default();
         let at = |port| {
             let address = SocketAddr::from(([127, 0, 0, 1], port));
-            producers.listed(address, "http://here")
+            producers.register(address, "http://here")
         };
         let (one, other) = (at(1), at(2));
         let cursor = Cursor {
@@ -234,10 +233,10 @@ mod tests {
         let start = || StreamStart {
             at: &cursor,
             newest: 0,
-            before: None,
+            previous: None,
         };
-        let (first, _) = one.opened(start());
-        let open = async { other.opened(start()).0 };
+        let (first, _) = one.open_stream(start());
+        let open = async { other.open_stream(start()).0 };
         let ((), second) = tokio::join!(first.wait_sibling(), open);
         let close = async { drop((first, second)) };
         tokio::join!(producers.wait_released("p"), close);

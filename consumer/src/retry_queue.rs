@@ -1,16 +1,15 @@
-//! Cookies of single DSPs that the store does not take now: the store's own server keeps them until it does.
+//! The retry queue: cookies of DSPs whose MongoDB database fails or is being created, stored on the same MongoDB server.
 //!
-//! One cursor covers all DSPs, so a DSP whose database does not work must either stop all others or let the cursor pass.
-//! It may pass, because its cookies are durable in the retry queue first. Only the database of that DSP fails, so the server
-//! holds the queue itself: it needs no disk of the consumer, and while the whole server is down nothing is queued and reading
-//! stops. A [task](Retries) writes queued cookies again until the store has them. A DSP's later cookies
-//! [wait](crate::batch::Batch::is_held) behind its earlier ones, because of two of one millisecond MongoDB cannot tell
-//! which is newer. After a crash some may be written again, which changes nothing.
+//! One cursor covers all DSPs. It may advance past cookies of a failing database, because they are durable in the retry queue
+//! first. Since only that database fails, the server can hold the queue, and the consumer needs no disk. While the whole server
+//! is down, nothing is queued and reading stops. [`Retrier`] writes queued cookies again until the store has them. Later
+//! cookies of a DSP are [queued](crate::batch::Batch::is_deferred) behind its earlier ones, because MongoDB cannot order two
+//! cookies of the same millisecond. After a crash, some cookies may be written twice, which changes nothing.
 //!
-//! An [`Entry`] of the queue holds at most `ENTRY_COOKIES_MAX` cookies of one DSP. Here is only the index: 32 bytes for each
-//! entry. The queue is bounded at `BYTES_MAX`. A DSP may fill as much as would be left: one alone half of it, two a third
-//! each; and all unlisted DSPs that have no slot yet have half of it together, since anybody can make DSPs up. Cookies for
-//! which there is no room become dead letters.
+//! A [`RetryEntry`] has at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module is the index of the entries: 32 bytes each.
+//! The queue is limited to `BYTES_MAX`. A DSP may use as much as remains free: half of it if it is alone, a third each for two.
+//! All unlisted DSPs without a slot share half of the queue, because clients can invent DSPs. Cookies that do not fit become
+//! dead letters.
 
 mod retry;
 
@@ -30,30 +29,30 @@ use tokio::sync::Notify;
 use crate::{
     batch::Batch,
     metrics,
-    store::{DeferredCookies, Entry, FullRetryEntry, RejectedCookie},
+    store::{DeferredCookies, FullRetryEntry, RejectedCookie, RetryEntry},
 };
 pub use retry::Retrier;
 
-/// Maximum bytes of the queue.
+/// Maximum size of the queue.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum cookies of an entry: the longest take 350 kB.
+/// Maximum number of cookies of an entry. The largest ones take 350 kB.
 const ENTRY_COOKIES_MAX: usize = 1_000;
 
-/// What an entry counts beside its chunks: its document and place in the index, rounded up so that the queue has at most 262,144 entries,
-/// which are all read at the start.
+/// Overhead of an entry: its document and its index entry, rounded up so that the queue has at most 262,144 entries, which are
+/// all read at startup.
 const ENTRY_BYTES: u64 = 1 << 10;
 
-/// Maximum bytes that are retried at once.
+/// Maximum bytes of one retry.
 const RETRY_BYTES_MAX: u64 = 1 << 20;
 
 /// The index of one consumer's retry queue; clones share it.
 #[derive(Debug, Clone)]
 pub struct RetryQueue {
     index: Arc<Mutex<Index>>,
-    /// Notified when something was queued.
+    /// Notified when entries are added.
     changed: Arc<Notify>,
-    /// DSPs that always get a slot.
+    /// DSPs that always have a slot.
     listed: Arc<BTreeSet<u32>>,
     bytes_max: u64,
     metrics: metrics::RetryQueue,
@@ -66,15 +65,15 @@ struct Index {
     bytes: u64,
 }
 
-/// The entries of one DSP, the oldest first.
+/// The entries of one DSP, oldest first.
 #[derive(Debug, Default)]
 struct DspEntries {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<RetryEntry>,
     bytes: u64,
 }
 
 impl RetryQueue {
-    /// An empty queue, for a store with slots for DSPs that are `listed`.
+    /// An empty queue. `listed` DSPs always have a slot.
     #[must_use]
     pub fn new(listed: BTreeSet<u32>, metrics: metrics::RetryQueue) -> Self {
         Self {
@@ -86,8 +85,8 @@ impl RetryQueue {
         }
     }
 
-    /// Takes in what an earlier process has queued.
-    pub fn load(&self, entries: &[Entry]) {
+    /// Adds the entries of the previous run.
+    pub fn load(&self, entries: &[RetryEntry]) {
         let cookies: u64 = entries.iter().map(|entry| entry.cookies).sum();
         self.add(entries.iter().copied());
         self.metrics.ledger.recovered(cookies);
@@ -97,21 +96,21 @@ impl RetryQueue {
         }
     }
 
-    /// Entries for cookies of `batch` that were not taken, to be stored and then [added](Self::put); and the cookies for which
-    /// there is no room.
+    /// Packs the deferred cookies of `batch` into entries, which must be stored and then [added](Self::add_durable). Also returns
+    /// the cookies that do not fit.
     pub fn pack(
         &self,
         batch: &Batch,
         deferred: &[DeferredCookies],
         has_slot: impl Fn(u32) -> bool,
     ) -> (Arc<[FullRetryEntry]>, Vec<RejectedCookie>) {
-        let is_expected = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
+        let is_trusted = |dsp_id| self.listed.contains(&dsp_id) || has_slot(dsp_id);
         let mut index = self.index();
-        let unexpected = index
+        let untrusted = index
             .dsps
             .iter()
-            .filter(|(dsp_id, _)| !is_expected(**dsp_id));
-        let mut unexpected_bytes: u64 = unexpected.map(|(_, dsp_entries)| dsp_entries.bytes).sum();
+            .filter(|(dsp_id, _)| !is_trusted(**dsp_id));
+        let mut untrusted_bytes: u64 = untrusted.map(|(_, dsp_entries)| dsp_entries.bytes).sum();
         let mut bytes_all = index.bytes;
         let (mut entries, mut overflow) = (Vec::new(), Vec::new());
         for DeferredCookies {
@@ -120,13 +119,13 @@ impl RetryQueue {
         {
             let packed = pack_dsp(batch, *dsp_id, indices);
             let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();
-            let has = index
+            let used = index
                 .dsps
                 .get(dsp_id)
                 .map_or(0, |dsp_entries| dsp_entries.bytes);
-            let has_room = has + bytes <= self.bytes_max.saturating_sub(bytes_all + bytes);
-            let is_welcome = is_expected(*dsp_id) || unexpected_bytes + bytes <= self.bytes_max / 2;
-            if !has_room || !is_welcome {
+            let has_capacity = used + bytes <= self.bytes_max.saturating_sub(bytes_all + bytes);
+            let may_use_it = is_trusted(*dsp_id) || untrusted_bytes + bytes <= self.bytes_max / 2;
+            if !has_capacity || !may_use_it {
                 overflow.extend(indices.iter().map(|index| RejectedCookie {
                     index: *index,
                     reason: "the store rejected it and the retry queue is full".to_owned(),
@@ -134,8 +133,8 @@ impl RetryQueue {
                 continue;
             }
             bytes_all += bytes;
-            if !is_expected(*dsp_id) {
-                unexpected_bytes += bytes;
+            if !is_trusted(*dsp_id) {
+                untrusted_bytes += bytes;
             }
             for mut full in packed {
                 index.last_number = unix_micros().max(index.last_number + 1);
@@ -147,31 +146,31 @@ impl RetryQueue {
     }
 
     /// Adds entries that are durable.
-    pub fn put(&self, entries: &[FullRetryEntry]) {
+    pub fn add_durable(&self, entries: &[FullRetryEntry]) {
         let cookies = entries.iter().map(|full| full.entry.cookies).sum();
-        self.metrics.ledger.in_retry_queue(cookies);
+        self.metrics.ledger.enqueued(cookies);
         self.add(entries.iter().map(|full| full.entry));
         self.changed.notify_one();
     }
 
-    /// The DSPs of which something is queued.
+    /// The DSPs with entries.
     #[must_use]
     pub fn dsps(&self) -> BTreeSet<u32> {
         self.index().dsps.keys().copied().collect()
     }
 
-    /// Returns when something was queued since the last call.
+    /// Waits until entries were added since the last call.
     async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// The oldest entries of a DSP, as many as are retried at once.
-    fn oldest(&self, dsp_id: u32) -> Vec<Entry> {
+    /// The oldest entries of a DSP, up to the bytes of one retry.
+    fn oldest(&self, dsp_id: u32) -> Vec<RetryEntry> {
         let index = self.index();
         let mut bytes = 0;
         let entries = index.dsps.get(&dsp_id).into_iter();
         let entries = entries.flat_map(|dsp_entries| &dsp_entries.entries);
-        let fits = |entry: &&Entry| {
+        let fits = |entry: &&RetryEntry| {
             let is_first = bytes == 0;
             bytes += entry.bytes;
             is_first || bytes <= RETRY_BYTES_MAX
@@ -179,14 +178,14 @@ impl RetryQueue {
         entries.take_while(fits).copied().collect()
     }
 
-    /// Forgets the oldest entries of a DSP.
-    fn done(&self, dsp_id: u32, entries: usize) {
+    /// Removes the oldest entries of a DSP.
+    fn remove_oldest(&self, dsp_id: u32, entries: usize) {
         let mut index = self.index();
         let Some(dsp_entries) = index.dsps.get_mut(&dsp_id) else {
             return;
         };
-        let done = dsp_entries.entries.drain(..entries);
-        let bytes: u64 = done.map(|entry| entry.bytes).sum();
+        let removed = dsp_entries.entries.drain(..entries);
+        let bytes: u64 = removed.map(|entry| entry.bytes).sum();
         dsp_entries.bytes -= bytes;
         if dsp_entries.entries.is_empty() {
             index.dsps.remove(&dsp_id);
@@ -195,7 +194,7 @@ impl RetryQueue {
         self.metrics.bytes.set(metrics::gauge_value(index.bytes));
     }
 
-    fn add(&self, entries: impl Iterator<Item = Entry>) {
+    fn add(&self, entries: impl Iterator<Item = RetryEntry>) {
         let mut index = self.index();
         for entry in entries {
             let dsp_entries = index.dsps.entry(entry.dsp_id).or_default();
@@ -212,8 +211,8 @@ impl RetryQueue {
     }
 }
 
-/// The cookies at these indices, which are of one DSP, as entries without numbers. The times of an entry differ by less than the largest age that
-/// a chunk can state, so all of them are read back exactly.
+/// Packs the cookies at these indices, all of one DSP, into entries without numbers. Times within an entry differ by less than
+/// the maximum age in a chunk, so they are read back exactly.
 fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> {
     let span = |index: &u32| batch.cookie(*index as usize).accepted_unix_micros / AGE_MICROS_MAX;
     let mut indices = indices.to_vec();
@@ -221,8 +220,8 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     let spans = indices.chunk_by(|one, other| span(one) == span(other));
     let parts = spans.flat_map(|indices| indices.chunks(ENTRY_COOKIES_MAX));
     let parts = parts.map(|part| {
-        let chunk = chunk(batch, part);
-        let entry = Entry {
+        let chunk = encode(batch, part);
+        let entry = RetryEntry {
             number: 0,
             dsp_id,
             cookies: part.len() as u64,
@@ -233,14 +232,14 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     parts.collect()
 }
 
-/// Cookies as an encoded chunk, which has the time of the newest.
-fn chunk(batch: &Batch, indices: &[u32]) -> Bytes {
+/// Encodes cookies as a chunk with the time of the newest.
+fn encode(batch: &Batch, indices: &[u32]) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
     let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
     let times = cookies.clone().map(|cookie| cookie.accepted_unix_micros);
     let newest = times.max().unwrap_or_default();
     for cookie in cookies {
-        let text = |bytes| std::str::from_utf8(bytes).expect("a batch holds checked cookies");
+        let text = |bytes| std::str::from_utf8(bytes).expect("cookies of a batch are valid");
         put_cookie(
             &mut chunk,
             &CookieRef {
@@ -252,16 +251,16 @@ fn chunk(batch: &Batch, indices: &[u32]) -> Bytes {
         );
     }
     let header = ChunkHeader {
-        count: u32::try_from(indices.len()).expect("an entry is bounded in cookies"),
+        count: u32::try_from(indices.len()).expect("the size of an entry is bounded"),
         accepted_unix_micros: newest,
         ..ChunkHeader::default()
     };
-    // Behind the prefix of a gRPC message: flags and length.
+    // Skip the gRPC message prefix: flags and length.
     let at = seal(&mut chunk, &header) + 5;
     Bytes::from(chunk).slice(at..)
 }
 
-/// The cookies of entries, as a batch without cursors. What cannot be read is left out.
+/// Unpacks entries into a batch without cursors. Unreadable chunks are skipped.
 fn unpack(chunks: Vec<Bytes>) -> Batch {
     let mut batch = Batch::new(usize::MAX, usize::MAX);
     for chunk in chunks {

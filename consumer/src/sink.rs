@@ -1,20 +1,18 @@
-//! From the buffer into the store: two tasks, so that one batch is collected while the one before is written.
+//! Moves cookies from the buffer into the store, with two tasks: one batch is collected while another is written.
 //!
-//! The collector hands a batch over when it is old enough (the flush interval after its first cookie), large enough to
-//! be worth it, or full, and the writer is idle. While the writer is busy the batch grows up to its bound; then
-//! collecting stops, the buffer fills, and reading stops. There are never more than three batches: one collected, one
-//! written, one committed.
+//! The collector passes a batch on when the writer is idle and the batch is old enough (the flush interval after its first
+//! cookie), large enough to be efficient, or full. While the writer is busy, the batch grows to its limit. Then collecting
+//! stops, the buffer fills, and reading stops. There are at most three batches: one collected, one written, one committed.
 //!
-//! The writer writes one batch while the one before is made durable with its cursors: waiting for the disk in
-//! between would cost a fifth of the throughput. What fails is repeated until the store has it, forever, and that is
-//! said only when it begins and ends. Cursors are durable after the cookies of their batch, or not at all.
+//! The writer writes a batch while the previous one is made durable with its cursors, because waiting for the disk in between
+//! would cost a fifth of the throughput. Failed operations are repeated until they succeed; the log shows the start and
+//! end of an outage. Cursors become durable after the cookies of their batch, or not at all.
 //!
-//! Whether the store works is what the last attempt to write says: while a batch is being repeated nothing else
-//! is asked, so only its success ends an outage. With nothing to write, the store checks from time to time whether
-//! it could.
+//! The last write attempt determines whether the store is up: during an outage, only its success ends the outage. When there
+//! is nothing to write, the store is pinged periodically.
 //!
-//! The end of the buffer ends the collector after its last partial batch, and that ends the writer: nothing that
-//! was received is left behind, unless it is a fast drain: one whose deadline is near.
+//! The end of the buffer ends the collector after its last batch, and then the writer. All received cookies are stored,
+//! except in a fast drain, which skips the rest of the buffer because its deadline is near.
 
 mod collector;
 mod pipeline;
@@ -34,65 +32,65 @@ pub use collector::Collector;
 pub use pipeline::{Pipeline, StopTokens};
 pub use writer::Writer;
 
-/// Most bytes of chunks that one batch keeps: three batches and the buffer are what the sink takes of memory.
+/// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
 
-/// When a batch is handed over.
+/// When a batch is passed to the writer.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchLimits {
-    /// How long after its first cookie, if the writer is idle.
+    /// Time after its first cookie, if the writer is idle.
     pub flush_interval: Duration,
-    /// At how many distinct cookies it takes no more.
+    /// Number of distinct cookies at which it is full.
     pub cookies_max: usize,
-    /// At how many bytes of chunks it takes no more.
+    /// Bytes of chunks at which it is full.
     pub bytes_max: usize,
 }
 
-/// Makes the way from the collector to the writer, which holds one batch at most.
+/// Creates the channel from the collector to the writer. It holds at most one batch.
 #[must_use]
-pub fn batch_sender() -> (BatchSender, BatchReceiver) {
+pub fn batch_channel() -> (BatchSender, BatchReceiver) {
     let (sender, receiver) = mpsc::channel(1);
-    let batch_sender = BatchSender {
+    let sender = BatchSender {
         batches: sender,
         idle: Arc::new(Semaphore::new(1)),
     };
-    (batch_sender, BatchReceiver(receiver))
+    (sender, BatchReceiver(receiver))
 }
 
-/// The collector's end.
+/// The sending end, for the collector.
 #[derive(Debug)]
 pub struct BatchSender {
     batches: mpsc::Sender<(Batch, OwnedSemaphorePermit)>,
-    /// Its one permit is out while a batch is being written.
+    /// One permit, which is held while a batch is being written.
     idle: Arc<Semaphore>,
 }
 
-/// The writer's end.
+/// The receiving end, for the writer.
 #[derive(Debug)]
 pub struct BatchReceiver(mpsc::Receiver<(Batch, OwnedSemaphorePermit)>);
 
 impl BatchSender {
-    /// Waits until the writer has nothing to do.
-    async fn idle(&self) -> OwnedSemaphorePermit {
+    /// Waits until the writer is idle.
+    async fn wait_idle(&self) -> OwnedSemaphorePermit {
         let permit = Arc::clone(&self.idle).acquire_owned().await;
         permit.expect("the semaphore is never closed")
     }
 
-    /// Gives a batch to the idle writer.
-    async fn give(&self, batch: Batch, idle: OwnedSemaphorePermit) -> Result<(), Failure> {
-        let given = self.batches.send((batch, idle)).await;
-        given.map_err(|_| Failure::Stopped)
+    /// Sends a batch to the idle writer.
+    async fn send(&self, batch: Batch, idle: OwnedSemaphorePermit) -> Result<(), Failure> {
+        let sent = self.batches.send((batch, idle)).await;
+        sent.map_err(|_| Failure::Stopped)
     }
 }
 
-/// Why the writer gave up.
+/// Why the sink ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The store, or what is before it, will never work again in this process.
-    #[error("the store broke: {0}")]
+    /// The store failed permanently in this process.
+    #[error("the store failed permanently: {0}")]
     Broken(String),
-    /// The writer was told to stop at once.
-    #[error("stopped while the store was not reachable")]
+    /// It was stopped without waiting for the store.
+    #[error("stopped while the store was unavailable")]
     Stopped,
 }
 

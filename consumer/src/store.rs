@@ -1,8 +1,7 @@
-//! Where cookies are kept: one contract, several stores.
+//! The interface of stores, and its implementations.
 //!
-//! A store is given whole batches. How it gets them onto its disk, in which order, with how many connections and
-//! what it may leave out because nothing would change, is its own affair, as long as the contract of [`Store`]
-//! holds.
+//! A store receives whole batches. Order, connections and writes that it may skip are up to the store, within the
+//! requirements of [`Store`].
 
 pub mod discard;
 pub mod embedded;
@@ -19,92 +18,92 @@ use crate::{
     clock::Clock,
 };
 
-/// What a store answers, in time.
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+/// The future of a store operation.
+pub type StoreFuture<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// Why a store could not do what it was asked.
+/// Why a store operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// It may work later: to be repeated as it is.
+    /// Temporary: the same operation may succeed later.
     #[error("{0}")]
     Unavailable(String),
-    /// It will never work again in this process.
+    /// Permanent in this process.
     #[error("{0}")]
     Broken(String),
 }
 
-/// What became of the cookies of a batch: of those named here; all others are now in the store.
+/// Outcome of a write: the cookies named here, by their index in the batch. All others are now in the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
-    /// Older than what the store has of their pair, as indices of the batch.
+    /// Older than the stored cookie of their pair.
     pub stale: Vec<u32>,
-    /// Refused forever, each by itself.
+    /// Permanently rejected.
     pub rejected: Vec<RejectedCookie>,
-    /// Not taken now, because something is wrong with the slot of their DSP alone.
+    /// Not written now, because the slot of their DSP fails or does not exist yet.
     pub deferred: Vec<DeferredCookies>,
-    /// What the store wants to see again when the batch is committed.
+    /// Passed to [`Store::commit`].
     pub receipt: Receipt,
 }
 
-/// Proof of where a batch was written. Stores that need none leave it empty.
+/// Identifies the server process that a batch was written to. Empty for stores that do not need it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Receipt(pub [u8; 12]);
 
-/// What a store has beside cookies, at the start.
+/// State of a store at startup, apart from cookies.
 #[derive(Debug, Clone, Default)]
 pub struct StoredState {
-    /// The cursors of the newest batches, one a producer.
+    /// The durable cursors, one per producer.
     pub cursors: Vec<Cursor>,
     /// The DSPs that have a slot, in any order.
     pub slots: Vec<u32>,
-    /// What is in the [retry queue](crate::aside), in the order of numbers. A store that takes the cookies of all DSPs has none.
-    pub retry_queue: Vec<Entry>,
+    /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
+    pub retry_queue: Vec<RetryEntry>,
 }
 
-/// What the [retry queue](crate::aside) holds under one number.
+/// An entry of the [retry queue](crate::retry_queue), without its cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
-    /// Later entries have greater numbers: the time of queueing in microseconds since the Unix epoch, or one more than the last.
+pub struct RetryEntry {
+    /// Increasing: the time of queueing in microseconds since the Unix epoch, or the last number plus one.
     pub number: u64,
     /// The DSP of all its cookies.
     pub dsp_id: u32,
-    /// How many cookies it holds.
+    /// Its number of cookies.
     pub cookies: u64,
-    /// What it takes of the queue's bound.
+    /// Bytes that count toward the size limit of the queue.
     pub bytes: u64,
 }
 
 /// An entry with its cookies.
 #[derive(Debug, Clone)]
 pub struct FullRetryEntry {
-    /// Its part of the index.
-    pub entry: Entry,
-    /// An encoded chunk as the wire has it.
+    /// Its metadata.
+    pub entry: RetryEntry,
+    /// Its cookies, as an encoded chunk of the wire format.
     pub chunk: Bytes,
 }
 
-/// Cookies of one DSP that the store does not take now, but may take later: by [`Store::retry`].
+/// Cookies of one DSP that the store cannot write now. [`Store::retry`] writes them later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeferredCookies {
-    /// Whose.
+    /// The DSP.
     pub dsp_id: u32,
-    /// What is wrong; nothing where its slot is still to be made.
+    /// The error; `None` if the slot does not exist yet or earlier cookies are queued.
     pub why: Option<Arc<str>>,
     /// Their indices in the batch.
     pub indices: Vec<u32>,
 }
 
-/// A cookie that can never be stored.
+/// A permanently rejected cookie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedCookie {
     /// Its index in the batch.
     pub index: u32,
-    /// Why, in the store's words.
+    /// The reason given by the store.
     pub reason: String,
 }
 
 impl WriteOutcome {
-    /// Adds cookies of a DSP that are not taken.
+    /// Adds deferred cookies of a DSP.
     pub fn deferred(&mut self, dsp_id: u32, why: Option<Arc<str>>, mut indices: Vec<u32>) {
         let mut others = self.deferred.iter_mut();
         match others.find(|other| other.dsp_id == dsp_id) {
@@ -120,14 +119,14 @@ impl WriteOutcome {
         }
     }
 
-    /// The indices of cookies that are not in the store, nor is anything newer: those refused and those not taken.
+    /// Indices of cookies of which the store has neither this nor a newer one: rejected and deferred ones.
     pub fn not_stored(&self) -> impl Iterator<Item = u32> {
         let rejected = self.rejected.iter().map(|rejected| rejected.index);
         let deferred = self.deferred.iter().flat_map(|it| &it.indices);
         rejected.chain(deferred.copied())
     }
 
-    /// Adds what became of other cookies of the same batch.
+    /// Adds the outcome of other cookies of the same batch.
     pub fn merge(&mut self, mut other: Self) {
         self.stale.append(&mut other.stale);
         self.rejected.append(&mut other.rejected);
@@ -137,127 +136,126 @@ impl WriteOutcome {
     }
 }
 
-/// What a store is told for an expiry.
+/// Parameters of an expiry.
 #[derive(Clone, Copy)]
 pub struct Expiry<'a> {
     /// Whether the window is open.
     pub open: bool,
-    /// What time it is, in microseconds since the Unix epoch.
+    /// The current time in microseconds since the Unix epoch.
     pub now: u64,
-    /// What was looked through for expired cookies since then, in microseconds since the Unix epoch, has had its turn.
+    /// Collections swept since this time, in microseconds since the Unix epoch, are skipped.
     pub since: u64,
-    /// How long the window stays open, if it closes.
-    pub left: Option<Duration>,
-    /// Cancelled when it is to end early.
+    /// Time until the window closes; `None` if it never does.
+    pub time_left: Option<Duration>,
+    /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
-    /// Told how far it is, where it takes long.
+    /// Receives each step of a sweep.
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
 
 impl<'a> Expiry<'a> {
-    /// An expiry that tells nobody how far it is.
+    /// An expiry that reports no progress.
     #[must_use]
     pub fn new(open: bool, now: u64, stop: &'a CancellationToken) -> Self {
         Self {
             open,
             now,
             since: now,
-            left: None,
+            time_left: None,
             stop,
             report: &|_| {},
         }
     }
 }
 
-/// A part of a sweep through all cookies.
+/// Progress of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepProgress {
-    /// Cookies that were looked at.
-    pub looked: u64,
-    /// Expired ones that were deleted.
+    /// Cookies scanned in this step.
+    pub scanned: u64,
+    /// Expired cookies deleted in this step.
     pub deleted: u64,
-    /// How many cookies the sweep has yet to look at, by estimate.
-    pub left: Option<u64>,
+    /// Estimated number of cookies left to scan.
+    pub remaining: Option<u64>,
 }
 
-/// What an expiry did.
+/// Result of an expiry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Expired {
-    /// Expired cookies found to be deleted since the last call and not reported, older values of theirs included.
+pub struct ExpiryResult {
+    /// Expired cookies, including superseded values, deleted since the last call and not reported as progress.
     pub deleted: u64,
-    /// Whether all is as the window wants it; if not, the next call should come soon.
+    /// Whether nothing remains to be done. Otherwise the next call should follow soon.
     pub complete: bool,
-    /// How far the oldest cookie of each DSP is beyond its time to live, where it is and the store can tell.
+    /// How long ago the oldest cookie of each DSP expired. Only DSPs with expired cookies, if the store can tell.
     pub overdue: BTreeMap<u32, Duration>,
-    /// What could not be done for single DSPs; all else was.
+    /// The first error that concerns a single DSP. All other DSPs are done.
     pub failed: Option<StoreError>,
 }
 
-/// What a store is told for a compaction.
+/// Parameters of a compaction.
 #[derive(Clone, Copy)]
 pub struct Compaction<'a> {
-    /// What was compacted since then, in microseconds since the Unix epoch, is left alone.
+    /// Collections compacted since this time, in microseconds since the Unix epoch, are skipped.
     pub since: u64,
-    /// What time it is.
+    /// The clock.
     pub clock: &'a Clock,
-    /// Cancelled when no more may be begun.
+    /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
-    /// Told of each collection that was compacted: how long it took, and the bytes given back to the file system.
+    /// Receives the duration and the reclaimed bytes of each compacted collection.
     pub report: &'a (dyn Fn(Duration, u64) + Send + Sync),
 }
 
-/// All that a store knows of one user: DSP to buyer uid.
+/// The buyer uids of one user, by DSP.
 pub type BuyerUids = BTreeMap<u32, String>;
 
-/// What a lookup found.
+/// Result of a lookup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LookupResult {
-    /// What the user's DSPs call it.
+    /// The buyer uids of the user.
     pub buyer_uids: BuyerUids,
-    /// DSPs that may know the user, but whose slot could not be read.
+    /// DSPs whose slot could not be read.
     pub unavailable: Vec<u32>,
-    /// Why the first of these could not.
+    /// The error of the first one.
     pub why: Option<String>,
 }
 
-/// A place for cookies that survives the process.
+/// A persistent store of cookies.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// What it has beside cookies.
+    /// Reads the state that is needed at startup.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn load(&self) -> Answer<'_, StoredState>;
+    fn load(&self) -> StoreFuture<'_, StoredState>;
 
-    /// Brings in the cookies of `batch`: bidders can read them now. They are durable, and with them the cursors, once
-    /// the batch is [committed](Self::commit) as well.
+    /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors are durable once the batch is also
+    /// [committed](Self::commit).
     ///
-    /// Newest wins, as [`proto::newest`] says: a cookie that is older than what the store has of its pair is left out. Time counts as finely as the store keeps it: microseconds embedded,
-    /// milliseconds in MongoDB. Idempotent: after an error any part of the cookies may be stored, and the same batch
-    /// may be written again. Called by one task at a time.
+    /// Newest wins, by the rule of [`proto::newest`]: a cookie older than the stored one of its pair is skipped. Times are
+    /// compared in the resolution of the store: microseconds (embedded) or milliseconds (MongoDB). Idempotent: after an error
+    /// any of the cookies may be stored, and the same batch can be written again. Called by one task at a time.
     ///
-    /// What is wrong with the slot of one DSP keeps no other from being stored: its cookies come back as
-    /// [not taken](Written::not_taken).
+    /// A failing slot does not affect other DSPs: its cookies are returned as [deferred](WriteOutcome::deferred).
     ///
     /// # Errors
-    /// When something else was not brought in.
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome>;
+    /// When other cookies were not written.
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Makes the cookies of a batch that was written durable, and after them its cursors and slots. In the order of batches; the
-    /// next may be written meanwhile. A store that has done so in [`write`](Self::write) need not.
+    /// Makes the cookies of a written batch durable, and then its cursors and slots. Batches are committed in order; the next
+    /// one may be written at the same time. A no-op for a store whose [`write`](Self::write) is already durable.
     ///
     /// # Errors
-    /// When that is not certain. The batch must then be written again before it is committed again.
-    fn commit<'a>(&'a self, _batch: &'a Batch, _receipt: Receipt) -> Answer<'a, ()> {
+    /// When the batch may not be durable. It must then be written again before the next commit.
+    fn commit<'a>(&'a self, _batch: &'a Batch, _receipt: Receipt) -> StoreFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Brings in cookies of one DSP that were not taken before, all of `batch`, and makes them durable; makes the DSP's slot
-    /// if it has none. Without a cookie, asks whether some could be written. May be called beside [`write`](Self::write),
-    /// and for several DSPs at once.
+    /// Writes `batch`, which has only cookies of this DSP, and makes them durable. Creates the slot of the DSP if needed.
+    /// With an empty batch, checks whether the slot is writable. May run concurrently with [`write`](Self::write) and for
+    /// several DSPs.
     ///
     /// # Errors
-    /// When not all were brought in.
-    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    /// When not all cookies were written.
+    fn retry(&self, _dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         Box::pin(async move {
             let written = self.write(Arc::clone(&batch)).await?;
             self.commit(&batch, written.receipt).await?;
@@ -265,88 +263,86 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Whether a DSP's cookies can be stored without making a slot for them first.
+    /// Whether the DSP has a slot.
     fn has_slot(&self, _dsp_id: u32) -> bool {
         true
     }
 
-    /// Puts entries into the retry queue; they are durable when it returns. After an error any of them may be there, and the
-    /// same may be put again.
+    /// Adds entries to the retry queue; they are durable when it returns. Idempotent: after an error any of them may be
+    /// there, and the same entries can be added again.
     ///
     /// # Errors
-    /// When not all were put.
-    fn put_retry_entries(&self, _entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
+    /// When not all were added.
+    fn put_retry_entries(&self, _entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
         let why = "this store has no retry queue".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Broken(why))))
     }
 
-    /// The chunks of entries in the retry queue, in the order of their numbers. Entries that are not there have none.
+    /// The chunks of entries in the retry queue, ordered by number. Missing entries are skipped.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn read_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+    fn read_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     /// Removes entries from the retry queue.
     ///
     /// # Errors
-    /// When any of them may still be there.
-    fn remove_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> Answer<'a, ()> {
+    /// When any of them may still exist.
+    fn remove_retry_entries<'a>(&'a self, _numbers: &'a [u64]) -> StoreFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The buyer uids of a user, who may have none. An expired cookie is not returned, deleted or not. A DSP whose slot
-    /// cannot be read is named, and keeps no other from being found.
+    /// The buyer uids of a user. Never returns an expired cookie. DSPs whose slot cannot be read are named in the result.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult>;
+    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult>;
 
-    /// Checks that the store could be written now, as far as that shows without writing. Cheap.
+    /// Checks that the store is writable, without changing it. Cheap.
     ///
     /// # Errors
-    /// When it could not.
-    fn ping(&self) -> Answer<'_, ()>;
+    /// When it is not writable.
+    fn ping(&self) -> StoreFuture<'_, ()>;
 
-    /// Which consumer runs expiry and compaction instead of this one, where several share what they write into. To be
-    /// asked before each of both, and every ten minutes.
+    /// The other consumer that owns expiry and compaction of a shared store; `None` if this consumer owns them. Must be
+    /// called before each of both, and every ten minutes.
     ///
     /// # Errors
-    /// When it cannot be told.
-    fn maintenance_owner(&self) -> Answer<'_, Option<String>> {
+    /// When the owner cannot be determined.
+    fn maintenance_owner(&self) -> StoreFuture<'_, Option<String>> {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// Brings expiry into the state of its window, and while that is open makes sure that what has expired is deleted
-    /// in time. Called at every change and again now and then: what was done need not be done again, what appeared
-    /// meanwhile is done. May run beside [`compact`](Self::compact).
+    /// Enables or disables expiry according to its window. While the window is open, deletes expired cookies. Called at every
+    /// change of the window and periodically, to handle new collections. May run concurrently with
+    /// [`compact`](Self::compact).
     ///
     /// # Errors
-    /// When it could not be done; a later call makes up for it.
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired>;
+    /// When it failed; a later call completes it.
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult>;
 
-    /// How long it may take to answer before it is likely to never answer again in this process; `None` where each answer
-    /// has a deadline of its own.
+    /// Duration of an operation after which the store is assumed to hang until a restart; `None` if every operation has a
+    /// deadline.
     fn hang_timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// Deletes cursors that were last committed before `before`, in microseconds since the Unix epoch, and those of
-    /// consumers that shared the store and are gone; returns the producers of its own.
+    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and state of other consumers
+    /// that are gone. Returns the producers of this consumer's deleted cursors.
     ///
     /// # Errors
-    /// When it could not be done; a later call makes up for it.
-    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>>;
+    /// When it failed; a later call completes it.
+    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>>;
 
-    /// Gives back the space of what is gone, if the store does not do that by itself and it is worth the work. Tells whether
-    /// nothing is left to be done.
-    /// What was compacted is remembered beyond the process. Begins nothing more when `stop` is cancelled, and ends
-    /// what it has begun as early as it can; dropped soon after that, it leaves it to end by itself.
+    /// Reclaims the disk space of deleted cookies, if the store does not do so itself and enough can be reclaimed. Returns
+    /// whether nothing remains to be done. The store records what was compacted. When `stop` is cancelled, it starts no
+    /// further collection and stops the current one as soon as possible.
     ///
     /// # Errors
-    /// When something could not be done; all else was. A later call makes up for it.
-    fn compact<'a>(&'a self, _compaction: Compaction<'a>) -> Answer<'a, bool> {
+    /// When a collection failed; all others are done. A later call completes it.
+    fn compact<'a>(&'a self, _compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
         Box::pin(std::future::ready(Ok(true)))
     }
 }

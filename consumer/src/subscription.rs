@@ -1,11 +1,10 @@
-//! One stream from one address of one producer: connect, resume, check, push; forever.
+//! Subscription to one producer address: connects, resumes, checks sequences and pushes into the [`buffer`].
 //!
-//! The read loop does nothing but check sequences and push into the [`buffer`]; it waits only when that is full.
-//! A lost stream is opened again after a growing delay, which starts small again once something was received
-//! (not once something was connected). It resumes after what was *pushed*, which this process holds in memory;
-//! after a restart of the process, where the store stands.
+//! Reading waits only while the buffer is full. A lost stream is reopened with backoff, which is reset when something was
+//! received, not by a mere connection. The stream resumes after the last *pushed* item, and after a restart of this process
+//! from the cursors in the store.
 //!
-//! Said in the log is what changes: connected, lost, why it is refused; never an attempt.
+//! Logs state changes only (connected, disconnected, rejected), not connection attempts.
 
 pub mod buffer;
 mod connect;
@@ -36,88 +35,89 @@ use crate::{
     batch::Cursor,
     config::ProducerUrl,
     metrics,
-    producers::{AddressGuard, AdvanceResult, Arrival, Producers, Stream, StreamStart},
+    producers::{AddressGuard, AdvanceResult, Arrival, Producers, StreamGuard, StreamStart},
 };
 use buffer::{BufferWriter, Item};
-use sequence::{Position, ProtocolViolation, Resumption};
+use sequence::{ProtocolViolation, Resumption, StreamPosition};
 
-/// How long it may take from the attempt to connect until `Hello`.
+/// Maximum time from the connection attempt to `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a stream may be silent: three times as long as a producer may let it be.
+/// Maximum time without an event: three heartbeat intervals.
 const EVENT_TIMEOUT: Duration = HEARTBEAT_MAX.saturating_mul(3);
 
-/// How long after a stream was ended by a newer one that may turn out to be a sibling's.
+/// Time to detect that a stream was closed in favor of a sibling's stream.
 const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Shortest time from one warning about a gap to the next; all gaps are counted, and logged at least as `debug`.
+/// Minimum time between two gap warnings. Further gaps are logged at `debug`; all are counted.
 const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What all subscriptions of a process share.
+/// Shared by all subscriptions of a process.
 #[derive(Debug)]
 pub struct Context {
-    /// The name of our queue on every producer.
+    /// The subscriber name on every producer.
     pub name: String,
-    /// At least so many producers share what is kept for receiving.
+    /// Minimum number of producers that share the receive windows.
     pub producers_expected: usize,
-    /// The way to the producers.
+    /// The network to the producers.
     pub network: Arc<dyn Network>,
-    /// What they want to see of us, and we of them.
+    /// TLS and authentication.
     pub security: Security,
-    /// What is known of the producers; connections and what they bring are reported there.
+    /// The table of producers.
     pub producers: Producers,
-    /// What is counted.
+    /// Metrics of subscriptions.
     pub metrics: metrics::Subscription,
 }
 
-/// Keeps a stream from one address; see [`Subscription::run`].
+/// Keeps a stream open to one address; see [`Subscription::run`].
 #[derive(Debug)]
 pub struct Subscription {
     context: Arc<Context>,
     producer: ProducerUrl,
     origin: String,
-    /// The address, in the table of producers.
-    listed: AddressGuard,
+    address: AddressGuard,
     buffer: BufferWriter,
-    is_listed: watch::Receiver<bool>,
+    /// Whether a host name still resolves to the address.
+    is_resolved: watch::Receiver<bool>,
     stop: CancellationToken,
     backoff: Backoff,
-    said: LoggedState,
-    /// The producer whose stream from here ended without a goodbye last.
+    logged: LoggedState,
+    /// The producer whose stream from here was last lost.
     lost: Option<Arc<str>>,
-    /// When a gap was logged last.
+    /// When a gap was last logged.
     gap_logged: Option<Instant>,
 }
 
-/// What the log says last of this address.
+/// The state of this address that was last logged.
 #[derive(Debug, PartialEq, Eq)]
 enum LoggedState {
     Nothing,
-    /// To this producer.
+    /// Connected to this producer.
     Connected(Arc<str>),
+    /// Disconnected for this reason.
     Down(String),
 }
 
-/// Why a stream ended, or never began.
+/// Why a stream ended or failed to open.
 #[derive(Debug, thiserror::Error)]
 enum StreamEnd {
     #[error("{0}")]
     Unreachable(String),
     #[error("{}: {}", .0.code(), .0.message())]
     Status(Box<Status>),
-    #[error("a newer stream has this consumer's name")]
+    #[error("replaced by a newer stream of this subscriber name")]
     Superseded(Option<Arc<str>>),
     #[error("the producer drained")]
     Drained,
     #[error("the stream ended")]
     EndOfStream,
-    #[error("nothing came for {EVENT_TIMEOUT:?}")]
+    #[error("no event for {EVENT_TIMEOUT:?}")]
     Silent,
-    #[error("the stream breaks the contract: {0}")]
+    #[error("protocol violation: {0}")]
     ProtocolViolation(#[from] ProtocolViolation),
-    #[error("a message is malformed: {0}")]
+    #[error("malformed message: {0}")]
     Wire(#[from] WireError),
-    #[error("this consumer stops")]
+    #[error("this consumer is stopping")]
     Stopped,
 }
 
@@ -134,34 +134,34 @@ impl From<buffer::Closed> for StreamEnd {
 }
 
 impl Subscription {
-    /// A subscription to `address`, which `producer` stands for.
+    /// A subscription to `address`, which `producer` resolves to.
     #[must_use]
     pub fn new(
         context: Arc<Context>,
         producer: &ProducerUrl,
         address: SocketAddr,
         buffer: BufferWriter,
-        is_listed: watch::Receiver<bool>,
+        is_resolved: watch::Receiver<bool>,
         stop: CancellationToken,
     ) -> Self {
         let origin = producer.to_string();
-        let listed = context.producers.listed(address, &origin);
+        let address = context.producers.register(address, &origin);
         Self {
             context,
             origin,
             producer: producer.clone(),
-            listed,
+            address,
             buffer,
-            is_listed,
+            is_resolved,
             stop,
             backoff: Backoff::default(),
-            said: LoggedState::Nothing,
+            logged: LoggedState::Nothing,
             lost: None,
             gap_logged: None,
         }
     }
 
-    /// Reads until `stop`, or until the address fails when it is no longer listed.
+    /// Reads until `stop` is cancelled, or until the stream ends after the address is no longer resolved.
     pub async fn run(mut self) {
         let stop = self.stop.clone();
         loop {
@@ -173,21 +173,21 @@ impl Subscription {
             if matches!(ended, StreamEnd::Stopped) {
                 return;
             }
-            let mut is_listed = self.is_listed.clone();
+            let mut is_resolved = self.is_resolved.clone();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                _ = is_listed.wait_for(|is_listed| !is_listed) => {
-                    tracing::info!(address = %self.address(), "address is no longer listed");
+                _ = is_resolved.wait_for(|is_resolved| !is_resolved) => {
+                    tracing::info!(address = %self.address(), "address no longer resolved; unsubscribed");
                     return;
                 }
-                () = self.rest(&ended) => {}
+                () = self.wait_to_retry(&ended) => {}
             }
         }
     }
 
-    /// Waits until the next attempt is due.
-    async fn rest(&mut self, ended: &StreamEnd) {
+    /// Logs the end of a stream and waits until the next attempt.
+    async fn wait_to_retry(&mut self, ended: &StreamEnd) {
         self.log_disconnected(ended);
         match ended {
             StreamEnd::Superseded(Some(producer)) => loop {
@@ -205,18 +205,18 @@ impl Subscription {
     fn log_disconnected(&mut self, ended: &StreamEnd) {
         let (address, origin) = (self.address(), &self.origin);
         let why = ended.to_string();
-        self.listed.down(&why);
-        let was = std::mem::replace(&mut self.said, LoggedState::Down(why.clone()));
-        match (was, ended) {
-            (LoggedState::Down(before), _) if before == why => {}
+        self.address.set_error(&why);
+        let previous = std::mem::replace(&mut self.logged, LoggedState::Down(why.clone()));
+        match (previous, ended) {
+            (LoggedState::Down(previous), _) if previous == why => {}
             (_, StreamEnd::Superseded(Some(producer))) => {
-                tracing::info!(%address, %producer, "standing by: another address has this producer's stream");
+                tracing::info!(%address, %producer, "standing by; another address has the stream of this producer");
             }
             (_, StreamEnd::Superseded(None)) => {
-                tracing::warn!(%address, name = self.context.name, "another process reads under this consumer's name");
+                tracing::warn!(%address, name = self.context.name, "another process uses the name of this consumer; give each consumer its own --name");
             }
             (_, StreamEnd::ProtocolViolation(_) | StreamEnd::Wire(_)) => {
-                tracing::warn!(%address, why, "stream broken off");
+                tracing::warn!(%address, why, "closed the stream because of an invalid message");
             }
             (_, StreamEnd::Drained) => tracing::info!(%address, "producer drained"),
             (LoggedState::Connected(producer), _) => {
@@ -234,40 +234,46 @@ impl Subscription {
         }
     }
 
-    /// Opens one stream and reads it to its end.
+    /// Opens a stream and reads it to its end.
     async fn stream(&mut self) -> Result<std::convert::Infallible, StreamEnd> {
         let cursors = self.context.producers.cursors();
-        let greeted = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
-        let late = |_| StreamEnd::Unreachable(format!("no answer for {HELLO_TIMEOUT:?}"));
-        let (hello, mut stream) = greeted.map_err(late)??;
-        let (mut position, resumption) =
-            Position::begin(&hello, &cursors).map_err(|violation| self.violation(violation))?;
-        let began_at = position.cursor();
-        let (mut open, seen) = self.listed.opened(StreamStart {
-            at: &began_at,
+        let handshake = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
+        let timed_out = |_| StreamEnd::Unreachable(format!("no response for {HELLO_TIMEOUT:?}"));
+        let (hello, mut stream) = handshake.map_err(timed_out)??;
+        let (mut position, resumption) = StreamPosition::begin(&hello, &cursors)
+            .map_err(|violation| self.violation(violation))?;
+        let start = position.cursor();
+        let (mut guard, observed) = self.address.open_stream(StreamStart {
+            at: &start,
             newest: hello.next_sequence.saturating_sub(1),
-            before: resumption.before(),
+            previous: resumption.previous(),
         });
         self.log_connected(&hello, position.producer());
-        if let (Resumption::NewEpoch { before, tail }, Some(seen)) = (&resumption, seen) {
-            restarts::report(&self.context.metrics, before, *tail, seen, hello.epoch);
+        if let (Resumption::NewEpoch { previous, tail }, Some(observed)) = (&resumption, observed) {
+            restarts::report(
+                &self.context.metrics,
+                previous,
+                *tail,
+                observed,
+                hello.epoch,
+            );
         }
-        let item = Item::Cursor(began_at.clone());
-        self.push(item, &mut open, &began_at, None).await?;
+        let item = Item::Cursor(start.clone());
+        self.push(item, &mut guard, &start, None).await?;
         loop {
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
             let received = match received.unwrap_or(Err(StreamEnd::Silent)) {
                 Ok(received) => received,
                 Err(StreamEnd::Status(status)) if status.code() == Code::Aborted => {
-                    // A sibling's hello may come a moment later than the news of it.
-                    let sibling = timeout(SIBLING_TIMEOUT, open.wait_sibling()).await;
+                    // The sibling's hello may arrive a moment later than this status.
+                    let sibling = timeout(SIBLING_TIMEOUT, guard.wait_sibling()).await;
                     let producer = Arc::clone(position.producer());
                     return Err(StreamEnd::Superseded(sibling.ok().map(|()| producer)));
                 }
                 Err(ended) => return Err(ended),
             };
-            self.take(received, &mut position, &mut open).await?;
-            // Only what passed its checks is progress.
+            self.handle(received, &mut position, &mut guard).await?;
+            // Only a valid message counts as progress.
             self.backoff.reset();
         }
     }
@@ -284,12 +290,12 @@ impl Subscription {
         })
     }
 
-    /// Acts on one event after `Hello`.
-    async fn take(
+    /// Handles one message after `Hello`.
+    async fn handle(
         &mut self,
         received: StreamMessage,
-        position: &mut Position,
-        open: &mut Stream,
+        position: &mut StreamPosition,
+        guard: &mut StreamGuard,
     ) -> Result<(), StreamEnd> {
         let violation = |violation| self.violation(violation);
         let mut arrival = None;
@@ -297,19 +303,19 @@ impl Subscription {
             StreamMessage::Chunk(chunk) => {
                 let header = chunk.header();
                 position.chunk(header).map_err(violation)?;
-                let came = Arrival {
+                let chunk_arrival = Arrival {
                     accepted_unix_micros: header.accepted_unix_micros,
                     received_unix_micros: unix_micros(),
                 };
-                arrival = Some(came);
+                arrival = Some(chunk_arrival);
                 let received = &self.context.metrics.received_seconds;
-                received.observe(came.age(), header.count.into());
+                received.observe(chunk_arrival.age(), header.count.into());
                 Item::Chunk(Arc::clone(position.producer()), chunk)
             }
             StreamMessage::Event(Event::Gap(gap)) => {
                 let lost = position.gap(&gap).map_err(violation)?;
-                self.context.metrics.lost(gap.reason(), lost);
-                open.lost(lost);
+                self.context.metrics.add_lost(gap.reason(), lost);
+                guard.add_lost(lost);
                 let cursor = position.cursor();
                 let (producer, epoch, reason) = (&*cursor.producer, cursor.epoch, gap.reason());
                 let (first, last) = (gap.first_sequence, gap.last_sequence);
@@ -343,10 +349,10 @@ impl Subscription {
                 return Ok(());
             }
             StreamMessage::Event(Event::Goodbye(goodbye)) => {
-                return self.part(&goodbye, position, open).await;
+                return self.handle_goodbye(&goodbye, position, guard).await;
             }
             StreamMessage::Event(Event::Hello(_)) => {
-                return Err(violation(ProtocolViolation::new("hello came twice")));
+                return Err(violation(ProtocolViolation::new("second hello")));
             }
             StreamMessage::Event(Event::Chunk(_)) | StreamMessage::Unknown => {
                 self.context.metrics.unknown_events.inc();
@@ -354,15 +360,15 @@ impl Subscription {
             }
         };
         let cursor = position.cursor();
-        self.push(item, open, &cursor, arrival).await
+        self.push(item, guard, &cursor, arrival).await
     }
 
-    /// Takes leave of a producer that drains. The sink says when everything of it is stored.
-    async fn part(
+    /// Handles the end of a draining producer. The sink logs when all its cookies are stored.
+    async fn handle_goodbye(
         &self,
         goodbye: &v1::Goodbye,
-        position: &Position,
-        open: &mut Stream,
+        position: &StreamPosition,
+        guard: &mut StreamGuard,
     ) -> Result<(), StreamEnd> {
         position
             .goodbye(goodbye)
@@ -371,7 +377,7 @@ impl Subscription {
             complete: true,
             ..position.cursor()
         };
-        let lost_in_gaps = open.lost(0);
+        let lost_in_gaps = guard.add_lost(0);
         if lost_in_gaps > 0 {
             let (producer, sequence) = (&*cursor.producer, cursor.sequence);
             tracing::warn!(
@@ -382,25 +388,25 @@ impl Subscription {
             );
         }
         let item = Item::Cursor(cursor.clone());
-        self.push(item, open, &cursor, None).await?;
+        self.push(item, guard, &cursor, None).await?;
         Err(StreamEnd::Drained)
     }
 
     async fn push(
         &self,
         item: Item,
-        open: &mut Stream,
+        guard: &mut StreamGuard,
         cursor: &Cursor,
         arrival: Option<Arrival>,
     ) -> Result<(), StreamEnd> {
         self.buffer.push(item).await?;
-        if let AdvanceResult::Duplicate { is_first } = open.advance(cursor, arrival) {
+        if let AdvanceResult::DuplicateId { is_first } = guard.advance(cursor, arrival) {
             self.context.metrics.duplicate_producers.inc();
             if is_first {
                 tracing::error!(
                     producer = &*cursor.producer,
                     address = %self.address(),
-                    "two producers have the same id: neither can be resumed; give each its own --id"
+                    "two producers have the same id, so neither can be resumed; give each producer its own --id"
                 );
             }
         }
@@ -408,7 +414,7 @@ impl Subscription {
     }
 
     fn address(&self) -> SocketAddr {
-        self.listed.address()
+        self.address.address()
     }
 
     fn violation(&self, violation: ProtocolViolation) -> StreamEnd {
@@ -418,12 +424,12 @@ impl Subscription {
 
     fn log_connected(&mut self, hello: &v1::Hello, producer: &Arc<str>) {
         let address = self.address();
-        self.said = LoggedState::Connected(Arc::clone(producer));
+        self.logged = LoggedState::Connected(Arc::clone(producer));
         let (epoch, from, outcome) = (hello.epoch, hello.first_sequence, hello.outcome());
         tracing::info!(%address, %producer, epoch, from, ?outcome, "connected");
         match self.lost.take() {
             Some(lost) if lost != *producer => tracing::warn!(
-                %address, %producer, before = %lost,
+                %address, %producer, previous = %lost,
                 "a different producer now serves this address; cookies of the previous one are unaccounted for until it reappears"
             ),
             Some(_) if outcome == ResumeOutcome::Resumed => {

@@ -1,25 +1,23 @@
-//! Refresh suppression: what need not be written again. No `async`.
+//! Suppression of duplicates: cookies that need not be written again. No `async`.
 //!
-//! A user who syncs again with the same buyer brings the same buyer uid nearly always. For an interval after a
-//! cookie was stored, such a repeat is left out: all it would change is the time from which the cookie expires. A
-//! changed buyer uid always passes at once; only one that is older than a repeat that was left out is stale, because
-//! the store would not know.
+//! A user who syncs again with the same DSP nearly always has the same buyer uid. For an interval after a cookie was stored,
+//! such a duplicate is suppressed: writing it would only extend the cookie's expiry. A changed buyer uid always passes, unless
+//! it is older than a suppressed duplicate: then it is stale, which the store could not detect.
 //!
-//! The table says "stored" only of what this process has seen *stored*, so its entries are true unless somebody else
-//! writes to or deletes from the store. A cookie that passes takes its pair's entry at once, as *pending*: until the
-//! store has it, no repeat of that pair is left out, nor of the value before; nor is one that comes so late that what was
-//! stored has expired, since the store may have deleted that. Only the batch that made an entry pending
-//! can confirm it. What is older than the interval or does not fit is forgotten, which costs a write; and with it, that
-//! a newer repeat was left out.
+//! The table contains only cookies that this process has seen *stored*, so it is correct unless another process writes to or
+//! deletes from the store. A cookie that passes immediately takes the entry of its pair as *pending*. Until the store has it,
+//! no duplicate of that pair is suppressed, neither of the new value nor of the previous one. Nor is a late duplicate of a
+//! cookie that has expired since, because the store may have deleted it. Only the batch that set an entry pending can confirm
+//! it. Entries that are older than the interval or do not fit are evicted. This costs a write, and loses the time of the
+//! newest suppressed duplicate.
 //!
-//! For each (user, DSP) an entry holds a keyed 64-bit hash of the pair, 62 bits of one of pair and buyer uid together,
-//! and two times: 24 bytes. Two different buyer uids of a pair are taken for the same once in 2^62 (SipHash-1-3,
-//! keyed by chance at start).
+//! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
+//! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).
 //!
-//! It also tells the store which pairs it has seen: these are replaced rather than inserted.
+//! The table also tells the store which pairs it has seen; these are replaced rather than inserted.
 //!
-//! Cost of a cookie: a hash of some 60 bytes, and one look at 128 bytes of memory that are seldom in a cache, then another
-//! when it is stored. Memory is zeroed by the system as it is first touched, up to the budget.
+//! Cost per cookie: a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached; another one when
+//! it is stored. The system zeroes memory when it is first touched, up to the budget.
 
 use std::{collections::HashSet, hash::Hasher, time::Duration};
 
@@ -32,55 +30,55 @@ use crate::{
     ttl::Ttls,
 };
 
-/// Entries that a pair may be kept in. More hold more before the first is forgotten; five fill 128 bytes but for 8.
+/// Entries per bucket. Five entries use 120 of 128 bytes.
 const WAYS: usize = 5;
 
-/// Five entries of three words each. Words, because a vector of zeros costs no memory until it is touched.
+/// Entries of three words each. Words, because a zeroed vector uses no memory until it is touched.
 type Bucket = [u64; 3 * WAYS + 1];
 
-/// Remembers stored cookies, within a bound.
+/// A bounded table of stored cookies.
 #[derive(Debug)]
 pub struct Suppression {
     interval: Duration,
     ttls: Ttls,
-    /// What time it is, in microseconds since the Unix epoch.
+    /// The current time in microseconds since the Unix epoch.
     now: u64,
     keys: (u64, u64),
     buckets: Vec<Bucket>,
 }
 
-/// One of a bucket's.
+/// An entry of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct PairEntry {
     pair: u64,
-    /// The hash of pair and buyer uid, with [`STATE`] zero.
+    /// The hash of pair and buyer uid, with the bits of [`STATE`] zero.
     value: u64,
-    state: State,
-    /// When it was accepted, in seconds since the Unix epoch, never 0; good until 2106.
+    state: EntryState,
+    /// Acceptance time in seconds since the Unix epoch; never 0. Valid until 2106.
     second: u32,
-    /// When the newest of its repeats was accepted, in milliseconds since the second above.
+    /// Acceptance time of its newest duplicate, in milliseconds after `second`.
     newest_millis: u32,
 }
 
-/// Whether the store has what an entry says.
+/// Whether the store has the cookie of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct State(u64);
+struct EntryState(u64);
 
-/// The lowest bits of a word that holds a value: its state.
+/// The lowest bits of the word of a value: its state.
 const STATE: u64 = 3;
 
-impl State {
+impl EntryState {
     /// The store has it.
     const STORED: Self = Self(0);
 
-    /// That batch is to bring it there. The batch that is collected, the one that is written, and the one before differ
-    /// here; what is older than that is recorded.
+    /// The batch will write it. The batches being collected, written and committed have different states; older batches are
+    /// recorded.
     fn pending(batch: BatchId) -> Self {
         Self(1 + batch.0 % 3)
     }
 }
 
-/// What became of a cookie of a batch.
+/// Outcome of a cookie of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The store has it.
@@ -91,8 +89,7 @@ pub enum Outcome {
     NotStored,
 }
 
-/// What became of each cookie of a batch, in the order of the batch: made in one pass, however many parts
-/// [`Suppression::record`] takes it in.
+/// Outcomes of the cookies of a batch, in its order, for [`Suppression::record`].
 pub fn outcomes<'a>(
     batch: &'a Batch,
     written: &WriteOutcome,
@@ -109,8 +106,8 @@ pub fn outcomes<'a>(
 }
 
 impl Suppression {
-    /// A table of at most `bytes_max` bytes, for repeats within `interval`: or within half of a DSP's time to live, if
-    /// that is less. A zero interval needs no table and suppresses nothing.
+    /// A table of up to `bytes_max` bytes. Suppresses duplicates within `interval`, or half of a DSP's TTL if that is less. A
+    /// zero interval needs no table and suppresses nothing.
     #[must_use]
     pub fn new(interval: Duration, bytes_max: usize, ttls: Ttls) -> Self {
         let buckets = if interval.is_zero() {
@@ -127,28 +124,28 @@ impl Suppression {
         }
     }
 
-    /// Says what time it is, in microseconds since the Unix epoch: the store may have deleted what has expired by then.
+    /// Sets the current time, in microseconds since the Unix epoch. The store may have deleted cookies that have expired.
     pub fn set_now(&mut self, unix_micros: u64) {
         self.now = unix_micros;
     }
 
-    /// Remembers what became of cookies of a batch: `part` is the next part of its [`outcomes`], so that a large batch
-    /// does not hold up others for long. To be done before cookies of the batch after the next are filtered.
+    /// Records the next part of a batch's [`outcomes`]. Parts keep the lock of the table short. A batch must be recorded before
+    /// cookies of the batch after the next are filtered.
     pub fn record(&mut self, batch: BatchId, part: impl Iterator<Item = (Fingerprint, Outcome)>) {
         if self.buckets.is_empty() {
             return;
         }
-        let pending = State::pending(batch);
+        let pending = EntryState::pending(batch);
         for (fingerprint, outcome) in part {
             let bucket = self.bucket(fingerprint);
             let Some((at, entry)) = find_in(bucket, fingerprint, pending) else {
-                // One of a later batch has taken its place, or another pair.
+                // Replaced by a later batch or another pair.
                 continue;
             };
             match outcome {
                 Outcome::Stored => {
-                    let state = State::STORED;
-                    put(bucket, at, Some(Entry { state, ..entry }));
+                    let state = EntryState::STORED;
+                    put(bucket, at, Some(PairEntry { state, ..entry }));
                 }
                 Outcome::Stale => {}
                 Outcome::NotStored => put(bucket, at, None),
@@ -156,16 +153,16 @@ impl Suppression {
         }
     }
 
-    /// Takes back that these cookies of a batch are stored.
-    pub fn forget(&mut self, batch: &Batch, indices: &HashSet<u32>) {
+    /// Removes cookies of a batch that turned out not to be stored.
+    pub fn remove(&mut self, batch: &Batch, indices: &HashSet<u32>) {
         if self.buckets.is_empty() {
             return;
         }
         let fingerprints = (0..).zip(batch.fingerprints());
         for (_, fingerprint) in fingerprints.filter(|(index, _)| indices.contains(index)) {
             let bucket = self.bucket(fingerprint);
-            // What is pending anew, the batch that brings it will tell.
-            if let Some((at, _)) = find_in(bucket, fingerprint, State::STORED) {
+            // A later batch that has set it pending will record it.
+            if let Some((at, _)) = find_in(bucket, fingerprint, EntryState::STORED) {
                 put(bucket, at, None);
             }
         }
@@ -182,11 +179,11 @@ impl Suppression {
         usize::try_from(scaled).expect("below the number of buckets")
     }
 
-    fn is_fresh(&self, entry: &Entry, cookie: &BatchCookie<'_>) -> bool {
+    fn is_fresh(&self, entry: &PairEntry, cookie: &BatchCookie<'_>) -> bool {
         let interval = self.interval.min(self.ttls.of(cookie.dsp_id) / 2);
-        let is_repeat = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
+        let is_recent = u64::from(second(cookie).saturating_sub(entry.second)) < interval.as_secs();
         let stored = u64::from(entry.second) * 1_000_000;
-        is_repeat && stored >= self.ttls.expired_before(cookie.dsp_id, self.now)
+        is_recent && stored >= self.ttls.expired_before(cookie.dsp_id, self.now)
     }
 }
 
@@ -198,15 +195,14 @@ impl DedupFilter for Suppression {
         let mut hasher = SipHasher13::new_with_keys(self.keys.0, self.keys.1);
         hasher.write_u32(cookie.dsp_id);
         hasher.write(cookie.user_id);
-        // Cannot be part of a user id.
+        // A separator that cannot be part of a user id.
         hasher.write_u8(0);
         let pair = hasher.finish();
         hasher.write(cookie.buyer_uid);
         [pair, hasher.finish() & !STATE]
     }
 
-    /// Touches the entries of all of them, one right after the other: the processor then waits for many places of
-    /// memory at once, where one by one they would cost a tenth of a microsecond each.
+    /// Touches all buckets in a row, so that the cache misses overlap. One at a time, each would cost 0.1 µs.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
         if self.buckets.is_empty() {
             return;
@@ -216,7 +212,7 @@ impl DedupFilter for Suppression {
         }
     }
 
-    /// One that is to be taken must become part of the batch.
+    /// A cookie with the decision `Write` must be added to the batch.
     fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
@@ -231,15 +227,15 @@ impl DedupFilter for Suppression {
         let (at, is_known) = match find(bucket, fingerprint) {
             None => (oldest(bucket), false),
             Some((at, known)) => {
-                let is_stored = known.state == State::STORED;
+                let is_stored = known.state == EntryState::STORED;
                 if is_stored && known.value == fingerprint[1] && self.is_fresh(&known, cookie) {
                     let newest = known.newest().max(millis(cookie));
-                    let repeated = known.repeated(newest);
-                    put(&mut self.buckets[bucket_at], at, Some(repeated));
+                    let refreshed = known.with_newest(newest);
+                    put(&mut self.buckets[bucket_at], at, Some(refreshed));
                     return DedupDecision::Suppress;
                 }
                 if !newest::replaces(millis(cookie), known.newest()) {
-                    // Of one that is pending the store will tell.
+                    // The store decides on a pending one.
                     return if is_stored {
                         DedupDecision::Stale
                     } else {
@@ -249,25 +245,25 @@ impl DedupFilter for Suppression {
                 (at, true)
             }
         };
-        let pending = Entry::pending(cookie, fingerprint, batch);
+        let pending = PairEntry::pending(cookie, fingerprint, batch);
         put(&mut self.buckets[bucket_at], at, Some(pending));
         DedupDecision::Write { is_known }
     }
 }
 
-impl Entry {
+impl PairEntry {
     fn pending(cookie: &BatchCookie<'_>, [pair, value]: Fingerprint, batch: BatchId) -> Self {
         let entry = Self {
             pair,
             value,
-            state: State::pending(batch),
+            state: EntryState::pending(batch),
             second: second(cookie),
             newest_millis: 0,
         };
-        entry.repeated(millis(cookie))
+        entry.with_newest(millis(cookie))
     }
 
-    fn repeated(self, newest: u64) -> Self {
+    fn with_newest(self, newest: u64) -> Self {
         let since = newest.saturating_sub(u64::from(self.second) * 1000);
         Self {
             newest_millis: u32::try_from(since).unwrap_or(u32::MAX),
@@ -275,39 +271,43 @@ impl Entry {
         }
     }
 
-    /// In milliseconds since the Unix epoch.
+    /// Acceptance time of the newest duplicate, in milliseconds since the Unix epoch.
     fn newest(&self) -> u64 {
         u64::from(self.second) * 1000 + u64::from(self.newest_millis)
     }
 }
 
-fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<Entry>> {
+fn entries(bucket: &Bucket) -> impl Iterator<Item = Option<PairEntry>> {
     bucket.chunks_exact(3).map(|words| {
         let (second, newest_millis) = split(words[2]);
-        (second != 0).then_some(Entry {
+        (second != 0).then_some(PairEntry {
             pair: words[0],
             value: words[1] & !STATE,
-            state: State(words[1] & STATE),
+            state: EntryState(words[1] & STATE),
             second,
             newest_millis,
         })
     })
 }
 
-fn find(bucket: &Bucket, [pair, _]: Fingerprint) -> Option<(usize, Entry)> {
+fn find(bucket: &Bucket, [pair, _]: Fingerprint) -> Option<(usize, PairEntry)> {
     let found = entries(bucket).enumerate();
     found
         .filter_map(|(at, entry)| Some((at, entry?)))
         .find(|(_, entry)| entry.pair == pair)
 }
 
-/// The entry of this very cookie, if it is in this state.
-fn find_in(bucket: &Bucket, fingerprint: Fingerprint, state: State) -> Option<(usize, Entry)> {
+/// The entry of this pair and value, if it has this state.
+fn find_in(
+    bucket: &Bucket,
+    fingerprint: Fingerprint,
+    state: EntryState,
+) -> Option<(usize, PairEntry)> {
     find(bucket, fingerprint)
         .filter(|(_, entry)| (entry.value, entry.state) == (fingerprint[1], state))
 }
 
-/// A free place, or that of the entry whose latest repeat is the longest ago.
+/// The index of a free entry, or of the one whose newest duplicate is the oldest.
 fn oldest(bucket: &Bucket) -> usize {
     let by_age = entries(bucket).enumerate();
     by_age
@@ -315,7 +315,7 @@ fn oldest(bucket: &Bucket) -> usize {
         .map_or(0, |(at, _)| at)
 }
 
-fn put(bucket: &mut Bucket, at: usize, entry: Option<Entry>) {
+fn put(bucket: &mut Bucket, at: usize, entry: Option<PairEntry>) {
     let words = entry.map_or([0; 3], |entry| {
         let times = u64::from(entry.second) << 32 | u64::from(entry.newest_millis);
         [entry.pair, entry.value | entry.state.0, times]

@@ -1,4 +1,4 @@
-//! The runtime config: applies a reload. The one place where settings marked as reloaded take effect.
+//! Settings that can change at runtime. Only this module applies a reload.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{config::Config, maintenance::Schedule};
 
-/// The settings in effect that a reload may change; clones share them.
+/// Current values of the reloadable settings; clones share them.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
     pub(super) maintenance: watch::Sender<Schedule>,
@@ -15,7 +15,7 @@ pub struct RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// What `config` says.
+    /// The values of `config`.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             maintenance: watch::Sender::new(schedule(config)),
@@ -24,23 +24,23 @@ impl RuntimeConfig {
         }
     }
 
-    /// Takes into use what of `config` may change.
+    /// Applies the reloadable settings of `config`.
     pub fn apply(&self, config: &Config) {
-        self.maintenance.send_if_modified(|maintenance| {
+        self.maintenance.send_if_modified(|current| {
             let new = Schedule {
-                // The times to live are not reloaded.
-                cursors_kept: maintenance.cursors_kept,
+                // TTLs are not reloadable.
+                cursor_ttl: current.cursor_ttl,
                 ..schedule(config)
             };
-            let is_new = *maintenance != new;
-            *maintenance = new;
+            let is_new = *current != new;
+            *current = new;
             is_new
         });
         self.drain_timeout
             .send_replace(config.process.drain_timeout);
-        self.rejected_dsps.send_if_modified(|refused| {
-            let before = std::mem::replace(refused, config.storage.rejected_dsps());
-            *refused != before
+        self.rejected_dsps.send_if_modified(|rejected| {
+            let previous = std::mem::replace(rejected, config.storage.rejected_dsps());
+            *rejected != previous
         });
     }
 }
@@ -50,7 +50,7 @@ fn schedule(config: &Config) -> Schedule {
         expiry: config.maintenance.expiry_window,
         compaction: config.maintenance.compaction_window,
         time_zone: config.maintenance.time_zone.clone(),
-        cursors_kept: config.retention.ttls().longest(),
+        cursor_ttl: config.retention.ttls().max(),
     }
 }
 
@@ -66,7 +66,7 @@ mod tests {
         Config::load(arguments.map(Into::into)).unwrap()
     }
 
-    fn holds(it: &RuntimeConfig) -> String {
+    fn current(it: &RuntimeConfig) -> String {
         format!(
             "{:?} {:?} {:?}",
             *it.maintenance.borrow(),
@@ -76,10 +76,10 @@ mod tests {
     }
 
     #[test]
-    fn each_setting_marked_as_reloaded_changes_what_holds() {
+    fn reload_applies_every_reloadable_setting() {
         for id in settings_with::<Args>(ReloadMode::Live) {
             if id == "log_filter" {
-                // Applied by what reads the settings again.
+                // Applied by the runtime.
                 continue;
             }
             let value = match &*id {
@@ -90,14 +90,14 @@ mod tests {
             };
             let flag = format!("--{}={value}", id.replace('_', "-"));
             let it = RuntimeConfig::new(&config(&[]));
-            let before = holds(&it);
+            let before = current(&it);
             it.apply(&config(&[flag]));
-            assert_ne!(holds(&it), before, "{id} changes nothing");
+            assert_ne!(current(&it), before, "{id} changes nothing");
         }
     }
 
     #[test]
-    fn same_settings_do_not_begin_the_night_anew() {
+    fn reload_of_an_unchanged_schedule_does_not_restart_maintenance() {
         let it = RuntimeConfig::new(&config(&[]));
         let maintenance = it.maintenance.subscribe();
         it.apply(&config(&["--ttl=1d".to_owned()]));

@@ -1,8 +1,8 @@
-//! The order in which a consumer drains, and the time that each step may take.
+//! Order and deadlines of a drain.
 //!
-//! Drain follows the data: reading stops, the last batch is written with its cursors, then the rest stops; all within
-//! one deadline. If it comes near, what is still in the buffer is left out: its cursors are not committed, so the
-//! producers send it again.
+//! A drain follows the data: reading stops, the last batch is written with its cursors, then the other tasks stop. When half
+//! of the time is used, the consumer skips what is still in the buffer. The cursors of these cookies are not committed, so
+//! producers send them again.
 
 use std::time::Duration;
 
@@ -10,22 +10,21 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::App;
 
-/// How long a drain waits for a store that does not work.
+/// How long a drain waits for a store that is down.
 const STORE_DOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Of the drain timeout, what is not the pipeline's: one half for the admin port and maintenance to end, the other for the
-/// store to close.
+/// Part of the drain timeout that follows the pipeline: one half to end the admin port and maintenance, the other to close
+/// the store.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl App {
-    /// Stops reading, writes what was received, commits the cursors, stops; never longer than the drain timeout.
+    /// Stops reading, writes the received cookies, commits their cursors and stops, all within the drain timeout.
     ///
-    /// Of that time the pipeline gets all but two seconds (half, if that is less). After half of its time it
-    /// leaves out what is still in the buffer. A store that does not work is waited for no longer than
-    /// two seconds.
+    /// The pipeline gets all of this time except two seconds (half of it if that is less). After half of its time it skips
+    /// the rest of the buffer. It waits up to two seconds for a store that is down.
     ///
-    /// A batch that could not be stored is not an error: its cursors stand where the store stands, so it comes again after
-    /// the next start, as far as producers still have it.
+    /// A batch that could not be stored is not an error: after the next start the consumer resumes from the cursors in the
+    /// store, and producers that still have these cookies send them again.
     ///
     /// # Errors
     /// When a stage failed.
@@ -57,7 +56,7 @@ impl App {
             let why = self
                 .health
                 .store_down()
-                .unwrap_or_else(|| "it is slow".to_owned());
+                .unwrap_or_else(|| "the store is too slow".to_owned());
             tracing::warn!(
                 why,
                 "last batch not stored; it will be redelivered after the next start"
@@ -68,13 +67,13 @@ impl App {
         Ok(())
     }
 
-    /// Returns when the store has not worked for [`STORE_DOWN_TIMEOUT`] from now on, without a break.
+    /// Returns when the store has been down for [`STORE_DOWN_TIMEOUT`] without interruption, counted from now.
     async fn store_is_down(&self) {
-        let mut works_at = Instant::now();
-        while works_at.elapsed() < STORE_DOWN_TIMEOUT {
+        let mut last_up = Instant::now();
+        while last_up.elapsed() < STORE_DOWN_TIMEOUT {
             sleep(STORE_DOWN_TIMEOUT / 20).await;
             if self.health.store_down().is_none() {
-                works_at = Instant::now();
+                last_up = Instant::now();
             }
         }
     }
@@ -96,15 +95,15 @@ impl App {
             self.services.wait().await;
         };
         if timeout(closing_time / 2, all).await.is_err() {
-            tracing::debug!("some work was left to end by itself");
+            tracing::debug!("tasks did not end in time; continuing without them");
         }
         // Closing the embedded store may block for a moment.
         let store = self.store;
         let closed = tokio::task::spawn_blocking(move || drop(store));
         match timeout(closing_time / 2, closed).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the store failed to close"),
-            Err(_) => tracing::debug!("the store was left to close by itself"),
+            Ok(Err(error)) => tracing::warn!(%error, "failed to close the store"),
+            Err(_) => tracing::debug!("store did not close in time; continuing without it"),
         }
     }
 }
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn drains_at_once_when_there_is_nothing_to_do() {
+    async fn idle_consumer_drains_immediately() {
         let app = App::start(config("none", "10s"), Registry::new())
             .await
             .unwrap();
@@ -143,19 +142,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn drain_takes_no_longer_than_its_timeout_however_short() {
+    async fn drain_ends_within_its_timeout() {
         for drain_timeout in ["0s", "100ms", "1s", "3s", "4s", "10s"] {
             let config = config("none", drain_timeout);
-            let longest = config.process.drain_timeout;
+            let max = config.process.drain_timeout;
             let app = App::start(config, Registry::new()).await.unwrap();
-            // Neither ends by itself.
+            // Tasks that never end.
             app.pipeline.spawn(pending::<()>());
             app.services.spawn(pending::<()>());
             let began = Instant::now();
             app.drain().await.unwrap();
-            // Timers are exact to a millisecond.
+            // Timers have a resolution of a millisecond.
             let took = began.elapsed().saturating_sub(Duration::from_millis(5));
-            assert!(took <= longest, "{took:?} of {drain_timeout}");
+            assert!(took <= max, "{took:?} of {drain_timeout}");
         }
     }
 }

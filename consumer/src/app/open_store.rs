@@ -1,4 +1,4 @@
-//! From the settings to the store they name.
+//! Opens the configured store.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// Opens the store that the configuration names. MongoDB need not be up for that.
+/// Opens the configured store. MongoDB is not contacted yet.
 ///
 /// # Errors
-/// When it can never work, with what to do.
+/// When the embedded store cannot be opened, with how to fix it.
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     Ok(match &config.storage.store {
         StoreConfig::Embedded(dir) => {

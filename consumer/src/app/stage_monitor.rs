@@ -1,5 +1,6 @@
-//! Makes sure that no stage of the pipeline ends unnoticed: one that panics, or ends before it was told to, ends the
-//! process, because a consumer that only looks alive is worse than one that is started anew.
+//! Ends the process when a stage of the pipeline panics or ends before the drain.
+//!
+//! A supervisor can restart a process that exits, but not one that only looks alive.
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
 
@@ -9,17 +10,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sink::Failure;
 
-/// Watches stages.
+/// Runs stages and reports their failures.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
-    /// Why the pipeline cannot go on: the first reason there was.
+pub(super) struct StageMonitor {
+    /// The first failure.
     failed: Arc<SetOnce<String>>,
-    /// Cancelled when the stages may end.
+    /// Cancelled when stages may end.
     draining: CancellationToken,
 }
 
-impl Watch {
-    /// Reports to `failed` what ends before `draining`.
+impl StageMonitor {
+    /// Reports a stage to `failed` if it ends before `draining` is cancelled.
     pub(super) fn new(failed: Arc<SetOnce<String>>, draining: CancellationToken) -> Self {
         Self { failed, draining }
     }
@@ -32,10 +33,10 @@ impl Watch {
     ) {
         let why = match AssertUnwindSafe(work).catch_unwind().await {
             Ok(Ok(())) if self.draining.is_cancelled() => return,
-            // Anyone who told it to stop, or went before it, says why.
+            // The cause is reported by another stage or by the caller.
             Ok(Err(Failure::Stopped)) => return,
             Ok(Err(failure)) => failure.to_string(),
-            Ok(Ok(())) | Err(_) => format!("a part of the consumer ended: {stage} is gone"),
+            Ok(Ok(())) | Err(_) => format!("the {stage} task of the consumer ended unexpectedly"),
         };
         drop(self.failed.set(why));
     }
@@ -47,8 +48,8 @@ mod tests {
 
     use super::*;
 
-    fn watch() -> Watch {
-        Watch {
+    fn monitor() -> StageMonitor {
+        StageMonitor {
             failed: Arc::default(),
             draining: CancellationToken::new(),
         }
@@ -56,28 +57,28 @@ mod tests {
 
     /// Whether a failure was reported by a stage that ends like `work`.
     async fn reported(
-        watch: &Watch,
+        monitor: &StageMonitor,
         work: impl Future<Output = Result<(), Failure>> + Send + 'static,
     ) -> Option<String> {
         let tracker = TaskTracker::new();
-        let watched = watch.clone().run("the stage", work);
-        tracker.spawn(watched).await.unwrap();
-        watch.failed.get().cloned()
+        let stage = monitor.clone().run("test", work);
+        tracker.spawn(stage).await.unwrap();
+        monitor.failed.get().cloned()
     }
 
     #[tokio::test]
     async fn stage_that_panics_or_ends_early_ends_the_process() {
-        let panicked = reported(&watch(), async { panic!("on purpose") }).await;
+        let panicked = reported(&monitor(), async { panic!("on purpose") }).await;
         assert!(
             panicked
                 .unwrap()
-                .contains("a part of the consumer ended: the stage is gone")
+                .contains("the test task of the consumer ended unexpectedly")
         );
-        let early = reported(&watch(), async { Ok(()) }).await;
-        assert!(early.unwrap().contains("the stage is gone"));
+        let early = reported(&monitor(), async { Ok(()) }).await;
+        assert!(early.unwrap().contains("ended unexpectedly"));
         let broken = async { Err(Failure::Broken("for good".to_owned())) };
         assert!(
-            reported(&watch(), broken)
+            reported(&monitor(), broken)
                 .await
                 .unwrap()
                 .contains("for good")
@@ -86,15 +87,15 @@ mod tests {
 
     #[tokio::test]
     async fn stage_may_end_while_draining_but_not_panic() {
-        let watch = watch();
-        watch.draining.cancel();
-        assert_eq!(reported(&watch, async { Ok(()) }).await, None);
+        let monitor = monitor();
+        monitor.draining.cancel();
+        assert_eq!(reported(&monitor, async { Ok(()) }).await, None);
         assert_eq!(
-            reported(&watch, async { Err(Failure::Stopped) }).await,
+            reported(&monitor, async { Err(Failure::Stopped) }).await,
             None
         );
         assert!(
-            reported(&watch, async { panic!("on purpose") })
+            reported(&monitor, async { panic!("on purpose") })
                 .await
                 .is_some()
         );

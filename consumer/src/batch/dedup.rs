@@ -1,37 +1,37 @@
-//! The filter that decides which cookies become part of a batch.
+//! The filter for cookies of a batch.
 
 use super::{BatchCookie, BatchId};
 
-/// What is to become of a cookie before it is part of a batch.
+/// Decision on a cookie that would be added to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DedupDecision {
-    /// It need not be written: it repeats what is stored.
+    /// Skip it: it is a duplicate of the stored one.
     Suppress,
-    /// It need not be written: it is older than what is stored, or than a repeat of that.
+    /// Skip it: it is older than the stored one, or than a suppressed duplicate of that.
     Stale,
-    /// Its DSP has no slot in the store.
+    /// Reject it: its DSP has no slot.
     NoDspSlot,
-    /// Its time to live was over when it came.
+    /// Reject it: it has expired.
     Expired,
-    /// It is to be written.
+    /// Write it.
     Write {
-        /// Whether the store is known to have had a cookie of its pair.
+        /// Whether the store has probably a cookie of its pair.
         is_known: bool,
     },
 }
 
-/// A hash of a cookie's pair and one of its value, kept beside it.
+/// Hashes of a cookie's pair and of its pair and value.
 pub type Fingerprint = [u64; 2];
 
-/// Decides which cookies become part of a batch. Asked chunk by chunk, so that it can look up many at once.
+/// Decides which cookies are added to a batch, chunk by chunk to allow prefetching.
 pub trait DedupFilter {
-    /// The fingerprint of a cookie, which the filter is asked with later.
+    /// The fingerprint of a cookie, for [`decide`](Self::decide).
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint;
 
-    /// Brings what is known of these into the processor's cache: their verdicts are asked for next, in this order.
+    /// Prefetches the entries of these fingerprints, which are decided next, in this order.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]);
 
-    /// What is to become of a cookie that would be part of this batch.
+    /// Decides on a cookie that would be added to this batch.
     fn decide(
         &mut self,
         cookie: &BatchCookie<'_>,
@@ -40,7 +40,7 @@ pub trait DedupFilter {
     ) -> DedupDecision;
 }
 
-/// Takes every cookie, and knows nothing of any.
+/// Accepts every cookie.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptAll;
 

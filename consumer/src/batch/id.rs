@@ -1,11 +1,11 @@
-//! Which batch.
+//! Numbers of batches.
 
-/// Numbers batches in the order in which they are collected.
+/// Number of a batch, in the order of collection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchId(pub u64);
 
 impl BatchId {
-    /// That of the batch that is collected after this one.
+    /// The number of the next batch.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)

@@ -1,4 +1,4 @@
-//! Batches by example, and chunks for the tests of other modules.
+//! Examples of batches, and chunks for tests of other modules.
 
 mod model;
 
@@ -77,7 +77,7 @@ fn check(chunks: &[ChunkRef], expected: &[(&str, u32, &str)], superseded: u64) {
 }
 
 #[test]
-fn newest_of_a_pair_wins_whatever_the_order_of_arrival() {
+fn newest_of_a_pair_wins_in_any_order_of_arrival() {
     let old = chunk(1, 100, &[("u", 1, "old"), ("u", 2, "other dsp")]);
     let new = chunk(3, 200, &[("u", 1, "new"), ("v", 1, "other user")]);
     let kept = [
@@ -105,14 +105,14 @@ fn later_arrival_wins_a_tie() {
 }
 
 #[test]
-fn pairs_are_not_confused_by_where_a_user_id_ends() {
+fn user_id_and_dsp_are_hashed_separately() {
     let users = [("1", 11, "a"), ("11", 1, "b"), ("111", 1, "c")];
     check(&[chunk(1, 1, &users)], &users, 0);
 }
 
-/// A producer is back sooner than a batch is due.
+/// A producer may restart within one flush interval.
 #[test]
-fn goodbye_is_kept_when_the_next_epoch_begins_in_the_same_batch() {
+fn completed_epoch_is_kept_when_the_next_one_starts_in_the_same_batch() {
     let cursor = |epoch, sequence, complete| Cursor {
         producer: "p".into(),
         epoch,
@@ -130,7 +130,7 @@ fn goodbye_is_kept_when_the_next_epoch_begins_in_the_same_batch() {
 }
 
 #[test]
-fn cursors_are_kept_by_producer_and_never_go_back_within_an_epoch() {
+fn cursor_of_a_producer_never_moves_back_within_an_epoch() {
     let mut batch = Batch::new(1000, 1 << 20);
     batch.push(
         &"a".into(),
@@ -159,7 +159,7 @@ fn cursors_are_kept_by_producer_and_never_go_back_within_an_epoch() {
 }
 
 #[test]
-fn by_user_is_in_the_order_of_user_id_and_dsp() {
+fn by_user_sorts_by_user_id_and_dsp() {
     let cookies = [
         ("long-user-b", 2, "6"),
         ("b", 1, "2"),
@@ -177,7 +177,7 @@ fn by_user_is_in_the_order_of_user_id_and_dsp() {
 }
 
 #[test]
-fn full_by_cookies_or_by_bytes() {
+fn batch_is_full_at_its_cookies_or_bytes() {
     let chunk = chunk(1, 1, &[("u", 1, "x"), ("v", 1, "x")]);
     let mut by_cookies = Batch::new(2, usize::MAX);
     let mut by_bytes = Batch::new(usize::MAX, chunk.body().len());
@@ -189,7 +189,7 @@ fn full_by_cookies_or_by_bytes() {
 }
 
 #[test]
-fn time_ahead_of_the_clock_counts_as_the_latest_allowed() {
+fn time_ahead_of_the_clock_is_clamped() {
     let mut batch = Batch::new(1000, 1 << 20);
     batch.push(&"p".into(), &chunk(1, u64::MAX, &[("u", 1, "ahead")]), 500);
     batch.push(&"p".into(), &chunk(2, 500, &[("u", 1, "later")]), 600);
@@ -199,10 +199,10 @@ fn time_ahead_of_the_clock_counts_as_the_latest_allowed() {
 }
 
 #[test]
-fn accepted_last_wins_although_it_came_before_one_that_waited() {
-    let waited = aged_chunk(1, 300, &[(("u", 1, "waited"), 250), (("v", 1, "v"), 0)]);
+fn cookie_accepted_last_wins_over_one_released_later() {
+    let queued = aged_chunk(1, 300, &[(("u", 1, "queued"), 250), (("v", 1, "v"), 0)]);
     let direct = chunk(3, 200, &[("u", 1, "direct")]);
-    for chunks in [[&direct, &waited], [&waited, &direct]] {
+    for chunks in [[&direct, &queued], [&queued, &direct]] {
         let batch = batch(&chunks.map(Clone::clone));
         let u = batch.cookies().position(|cookie| cookie.user_id == b"u");
         let u = u.unwrap();
@@ -211,15 +211,19 @@ fn accepted_last_wins_although_it_came_before_one_that_waited() {
         assert_eq!(batch.counts().superseded, 1);
         let mut released: Vec<_> = batch.released().collect();
         released.sort_unstable();
-        assert_eq!(released, [(200, 1), (300, 2)], "delay is from the release");
+        assert_eq!(
+            released,
+            [(200, 1), (300, 2)],
+            "times are those of the release"
+        );
     }
-    // Of one chunk as well.
+    // Also within one chunk.
     let both = aged_chunk(1, 300, &[(("u", 1, "new"), 1), (("u", 1, "old"), 2)]);
     check(&[both], &[("u", 1, "new")], 1);
 }
 
 #[test]
-fn age_counts_from_the_latest_time_that_is_allowed_and_ends_at_zero() {
+fn age_counts_from_the_clamped_time_and_saturates_at_zero() {
     let mut batch = Batch::new(1000, 1 << 20);
     let ahead = aged_chunk(1, u64::MAX, &[(("u", 1, "x"), 100), (("v", 1, "x"), 501)]);
     batch.push(&"p".into(), &ahead, 500);
@@ -228,7 +232,7 @@ fn age_counts_from_the_latest_time_that_is_allowed_and_ends_at_zero() {
 }
 
 #[test]
-fn filtered_cookies_are_left_out_or_taken_with_their_fingerprints() {
+fn filter_suppresses_cookies_or_adds_them_with_their_fingerprints() {
     let cookies = [("a", 1, "x"), ("b", 1, "x"), ("a", 1, "y"), ("d", 2, "x")];
     struct Strict;
     impl DedupFilter for Strict {
@@ -269,7 +273,7 @@ fn filtered_cookies_are_left_out_or_taken_with_their_fingerprints() {
 }
 
 #[test]
-fn next_batch_has_room_for_as_many_cookies_and_the_same_bounds() {
+fn next_batch_is_presized_and_has_the_same_limits() {
     let users: Vec<_> = (0..1000).map(|user| user.to_string()).collect();
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "x")).collect();
     let first = batch(&[chunk(1, 1, &cookies)]);
@@ -303,12 +307,12 @@ fn malformed_cookies_are_counted_and_skipped() {
             cookie(&"u".repeat(65), 1, "x"),
             cookie("u", 0, "x"),
             cookie("u", 1, ""),
-            cookie("good", 7, "x"),
+            cookie("valid", 7, "x"),
         ],
     };
     let bytes = prost_bytes(&message);
     let batch = batch(&[ChunkRef::decode(bytes).unwrap()]);
-    assert_eq!(buyers(&batch), [("good", 7, "x")]);
+    assert_eq!(buyers(&batch), [("valid", 7, "x")]);
     assert_eq!(
         batch.counts(),
         BatchCounts {
@@ -326,21 +330,21 @@ fn malformed_cookies_are_counted_and_skipped() {
 }
 
 #[test]
-fn chunk_has_as_many_cookies_as_it_says() {
+fn header_determines_the_number_of_cookies() {
     let two = chunk(1, 5, &[("a", 1, "x"), ("b", 1, "x")]);
-    for (says, kept, malformed) in [(1, 1, 0), (2, 2, 0), (5, 2, 3)] {
+    for (count, kept, malformed) in [(1, 1, 0), (2, 2, 0), (5, 2, 3)] {
         let mut body = two.body().to_vec();
         let at = body.iter().position(|&byte| byte == COUNT_TAG).unwrap();
-        body[at + 1] = says;
+        body[at + 1] = count;
         let batch = batch(&[ChunkRef::decode(body.into()).unwrap()]);
         let counts = batch.counts();
-        assert_eq!(counts.received, u64::from(says));
+        assert_eq!(counts.received, u64::from(count));
         assert_eq!((batch.len(), counts.malformed), (kept, malformed));
-        assert_eq!(batch.cursors()[0].sequence, u64::from(says));
+        assert_eq!(batch.cursors()[0].sequence, u64::from(count));
     }
 }
 
-/// Before the count of a chunk, little endian; nothing before it in a small chunk has this byte.
+/// Tag of the count of a chunk. In a small chunk, no earlier byte has this value.
 const COUNT_TAG: u8 = 3 << 3 | 5;
 
 fn prost_bytes(chunk: &v1::Chunk) -> Bytes {

@@ -1,4 +1,4 @@
-//! Dead letters in real files.
+//! Dead letters in temporary files.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::{batch::tests::chunk, metrics::Metrics};
 
 fn count(letters: &Writer, outcome: &str) -> u64 {
-    letters.counted.with_label_values(&[outcome]).get()
+    letters.outcomes.with_label_values(&[outcome]).get()
 }
 
 fn letters(dir: &TempDir, bytes_max: usize) -> Writer {
@@ -51,12 +51,12 @@ fn read(path: &Path) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn letter_says_all_that_is_known_of_a_cookie() {
+async fn dead_letter_has_all_fields_of_the_cookie() {
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, 1 << 20);
     let path = dir.path().join("letters.jsonl");
     letters.write(&batch(&["alice"]), Vec::new()).await;
-    assert!(!path.exists(), "there is no file without a dead letter");
+    assert!(!path.exists(), "no dead letter, no file");
     write(&mut letters, &["alice", "bob"], "code 121: \u{1b}no").await;
     let found = read(&path);
     assert_eq!(found.len(), 2);
@@ -76,7 +76,7 @@ async fn letter_says_all_that_is_known_of_a_cookie() {
 }
 
 #[tokio::test]
-async fn newest_letters_are_kept_within_the_bound() {
+async fn newest_dead_letters_are_kept_within_the_size_limit() {
     const BYTES_MAX: usize = 64 << 10;
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, BYTES_MAX);
@@ -104,7 +104,7 @@ async fn newest_letters_are_kept_within_the_bound() {
 }
 
 #[tokio::test]
-async fn file_that_cannot_be_written_is_counted_and_tried_again() {
+async fn failed_writes_are_counted_and_retried() {
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, 1 << 20);
     let path = dir.path().join("letters.jsonl");
@@ -117,7 +117,7 @@ async fn file_that_cannot_be_written_is_counted_and_tried_again() {
     write(&mut letters, &["dave"], "no").await;
     assert!(!letters.is_failing);
     assert_eq!(read(&path).len(), 1);
-    // It may be moved away at any time.
+    // It may be moved at any time.
     fs::remove_file(&path).unwrap();
     write(&mut letters, &["eve"], "no").await;
     assert_eq!(read(&path)[0]["user_id"], "eve");
@@ -125,7 +125,7 @@ async fn file_that_cannot_be_written_is_counted_and_tried_again() {
 }
 
 #[tokio::test]
-async fn torn_letter_does_not_spoil_the_next() {
+async fn truncated_dead_letter_does_not_corrupt_the_next() {
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, 1 << 20);
     let path = dir.path().join("letters.jsonl");
@@ -138,18 +138,18 @@ async fn torn_letter_does_not_spoil_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn file_that_hangs_is_waited_for_once() {
+async fn hanging_write_is_waited_for_once() {
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, 1 << 20);
     let (release, released) = std::sync::mpsc::sync_channel(1);
-    letters.hangs = Some(spawn_blocking(move || {
+    letters.hanging = Some(spawn_blocking(move || {
         released.recv().unwrap();
         (0, Err(io::ErrorKind::TimedOut.into()))
     }));
     write(&mut letters, &["alice"], "no").await;
     assert_eq!(count(&letters, "failed"), 1);
     release.send(()).unwrap();
-    while !letters.hangs.as_ref().unwrap().is_finished() {
+    while !letters.hanging.as_ref().unwrap().is_finished() {
         tokio::task::yield_now().await;
     }
     write(&mut letters, &["bob"], "no").await;

@@ -1,4 +1,4 @@
-//! When a producer is forgotten: its cursor has not moved for as long as the longest time to live of any DSP.
+//! Deletes cursors that have not moved for the maximum TTL of all DSPs.
 
 use jiff::Zoned;
 
@@ -6,17 +6,17 @@ use super::MaintenanceTask;
 use crate::{clock::unix_micros, store::StoreError, subscription::restarts, ttl::before};
 
 impl MaintenanceTask {
-    /// Forgets producers that are gone, in the store and in memory.
-    pub(super) async fn delete_cursors_before(&self, now: &Zoned) -> Result<bool, StoreError> {
-        let before = before(unix_micros(now.timestamp()), self.schedule.cursors_kept);
+    /// Deletes the cursors of producers that are gone, in the store and in memory.
+    pub(super) async fn delete_old_cursors(&self, now: &Zoned) -> Result<bool, StoreError> {
+        let before = before(unix_micros(now.timestamp()), self.schedule.cursor_ttl);
         for producer in self.store.delete_cursors_before(before).await? {
-            let stood = self.producers.forget(&producer);
-            if let Some(stood) = stood.filter(|cursor| !cursor.complete) {
-                restarts::report_gone(&self.subscription, &stood);
+            let cursor = self.producers.forget(&producer);
+            if let Some(cursor) = cursor.filter(|cursor| !cursor.complete) {
+                restarts::report_gone(&self.subscription, &cursor);
             }
             tracing::info!(
                 producer = &*producer,
-                "cursor of a producer that is gone deleted"
+                "deleted the cursor of a producer that is gone"
             );
         }
         Ok(true)

@@ -1,4 +1,4 @@
-//! The night over a store that notes what it is told, by a clock that is set.
+//! Maintenance of a store that records its calls, by a manual clock.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::{
     batch::{Batch, Cursor},
     clock::ManualClock,
     metrics::register_producers,
-    store::{Answer, Expired, LookupResult, StoredState, WriteOutcome},
+    store::{ExpiryResult, LookupResult, StoreFuture, StoredState, WriteOutcome},
 };
 
 /// Calls of a store, in order.
@@ -23,78 +23,78 @@ enum Call {
     Stopped,
 }
 
-/// Needs three calls for a compaction, and has one cursor to forget.
+/// A store whose compaction is complete after three calls, and with one old cursor.
 #[derive(Debug, Default)]
 struct FakeStore {
-    told: Mutex<Vec<Call>>,
-    /// Whether a compaction takes until it is stopped.
-    compacts_for_ever: bool,
+    calls: Mutex<Vec<Call>>,
+    /// Whether a compaction runs until it is stopped.
+    endless_compaction: bool,
 }
 
-fn done<T: Send + 'static>(value: T) -> Answer<'static, T> {
+fn done<T: Send + 'static>(value: T) -> StoreFuture<'static, T> {
     std::future::ready(Ok(value)).boxed()
 }
 
 impl FakeStore {
-    fn note(&self, told: Call) {
-        let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(told);
+    fn record(&self, call: Call) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push(call);
     }
 
-    fn told(&self) -> Vec<Call> {
-        self.told.lock().unwrap().clone()
+    fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
     }
 
-    fn count(&self, is_wanted: impl Fn(Call) -> bool) -> usize {
-        self.told()
+    fn count(&self, matches: impl Fn(Call) -> bool) -> usize {
+        self.calls()
             .into_iter()
-            .filter(|told| is_wanted(*told))
+            .filter(|call| matches(*call))
             .count()
     }
 
     fn compactions(&self) -> usize {
-        self.count(|told| matches!(told, Call::Compact { .. }))
+        self.count(|call| matches!(call, Call::Compact { .. }))
     }
 }
 
 impl Store for FakeStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         done(StoredState::default())
     }
 
-    fn write(&self, _: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, _: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         done(WriteOutcome::default())
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _: &'a str) -> StoreFuture<'a, LookupResult> {
         done(LookupResult::default())
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> StoreFuture<'_, ()> {
         done(())
     }
 
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
-        self.note(Call::Expire(expiry.open));
-        done(Expired {
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
+        self.record(Call::Expire(expiry.open));
+        done(ExpiryResult {
             deleted: 2,
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         })
     }
 
-    fn delete_cursors_before(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
-        let is_first = self.count(|told| told == Call::Expire(true)) == 1;
+    fn delete_cursors_before(&self, _: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
+        let is_first = self.count(|call| call == Call::Expire(true)) == 1;
         done(is_first.then(|| "gone".into()).into_iter().collect())
     }
 
-    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, bool> {
+    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
         let since = compaction.since;
-        self.note(Call::Compact { since });
+        self.record(Call::Compact { since });
         async move {
-            if self.compacts_for_ever {
+            if self.endless_compaction {
                 compaction.stop.cancelled().await;
-                self.note(Call::Stopped);
+                self.record(Call::Stopped);
                 return Ok(false);
             }
             (compaction.report)(Duration::from_secs(1), 100);
@@ -104,8 +104,8 @@ impl Store for FakeStore {
     }
 }
 
-/// A store, the clock it is kept by, and what is counted.
-struct Setting {
+/// A store under maintenance, its clock and its metrics.
+struct Setup {
     store: Arc<FakeStore>,
     clock: ManualClock,
     metrics: Metrics,
@@ -117,8 +117,8 @@ fn at(time: &str) -> Timestamp {
     format!("2026-03-{time}:00Z").parse().unwrap()
 }
 
-/// Where a producer stands that is to be forgotten.
-fn gone() -> Cursor {
+/// The old cursor of the store.
+fn old_cursor() -> Cursor {
     Cursor {
         producer: "gone".into(),
         epoch: 1,
@@ -127,10 +127,10 @@ fn gone() -> Cursor {
     }
 }
 
-impl Setting {
+impl Setup {
     fn new(store: FakeStore, now: &str) -> Self {
         let (registry, producers) = (Registry::new(), Producers::default());
-        producers.loaded(vec![gone()]);
+        producers.load(vec![old_cursor()]);
         register_producers(&registry, producers.clone()).unwrap();
         let metrics = Metrics::register(&registry).unwrap();
         Self {
@@ -142,17 +142,17 @@ impl Setting {
         }
     }
 
-    /// Runs the night of these windows while `day` sets the clock.
-    async fn run(&self, windows: [&str; 2], day: impl Future<Output = ()>) {
+    /// Runs maintenance in the expiry and compaction windows while `script` sets the clock.
+    async fn run(&self, windows: [&str; 2], script: impl Future<Output = ()>) {
         let [expiry, compaction] = windows.map(|window| window.parse().unwrap());
         let schedule = Schedule {
             expiry,
             compaction,
             time_zone: TimeZone::UTC,
-            cursors_kept: Duration::from_secs(3600),
+            cursor_ttl: Duration::from_secs(3600),
         };
         let stop = CancellationToken::new();
-        let night = run(
+        let maintenance = run(
             Arc::clone(&self.store) as Arc<dyn Store>,
             watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
@@ -160,15 +160,15 @@ impl Setting {
             self.metrics.clone(),
             stop.clone(),
         );
-        let day = async {
-            day.await;
+        let script = async {
+            script.await;
             stop.cancel();
         };
-        let both = async { tokio::join!(night, day) };
+        let both = async { tokio::join!(maintenance, script) };
         timeout(Duration::from_secs(60), both).await.unwrap();
     }
 
-    /// Waits until the store was told something.
+    /// Waits for a state of the store.
     async fn until(&self, is_true: impl Fn(&FakeStore) -> bool) {
         while !is_true(&self.store) {
             tokio::task::yield_now().await;
@@ -176,56 +176,56 @@ impl Setting {
     }
 }
 
-fn told_last(store: &FakeStore, open: bool) -> bool {
-    let told = store.told();
-    let mut expiries = told.iter().filter(|told| matches!(told, Call::Expire(_)));
+fn last_expiry_was(store: &FakeStore, open: bool) -> bool {
+    let calls = store.calls();
+    let mut expiries = calls.iter().filter(|call| matches!(call, Call::Expire(_)));
     expiries.next_back() == Some(&Call::Expire(open))
 }
 
 #[tokio::test]
-async fn clock_walks_through_a_night() {
-    let night = Setting::new(FakeStore::default(), "10T00:30");
-    let metrics = &night.metrics.maintenance;
-    let is_shown = || {
-        let families = night.registry.gather();
+async fn expiry_and_compaction_run_within_their_windows() {
+    let setup = Setup::new(FakeStore::default(), "10T00:30");
+    let metrics = &setup.metrics.maintenance;
+    let has_cursor_series = || {
+        let families = setup.registry.gather();
         families
             .iter()
             .any(|family| family.name() == "consumer_cursor_sequence")
     };
-    assert!(is_shown());
-    let day = async {
-        night.until(|store| told_last(store, false)).await;
-        night.clock.set(at("10T01:00"));
-        night.until(|store| told_last(store, true)).await;
-        night.clock.set(at("10T02:59"));
-        night
-            .until(|store| store.count(|told| told == Call::Expire(true)) == 2)
+    assert!(has_cursor_series());
+    let script = async {
+        setup.until(|store| last_expiry_was(store, false)).await;
+        setup.clock.set(at("10T01:00"));
+        setup.until(|store| last_expiry_was(store, true)).await;
+        setup.clock.set(at("10T02:59"));
+        setup
+            .until(|store| store.count(|call| call == Call::Expire(true)) == 2)
             .await;
-        assert_eq!(night.store.compactions(), 0);
-        night.clock.set(at("10T03:00"));
-        night.until(|store| told_last(store, false)).await;
-        // Unfinished, it is called again soon, and rests when it is complete.
+        assert_eq!(setup.store.compactions(), 0);
+        setup.clock.set(at("10T03:00"));
+        setup.until(|store| last_expiry_was(store, false)).await;
+        // It is repeated soon until it is complete.
         for call in 1..=3 {
-            night.until(|store| store.compactions() == call).await;
-            night.clock.advance(RETRY_INTERVAL);
+            setup.until(|store| store.compactions() == call).await;
+            setup.clock.advance(RETRY_INTERVAL);
         }
         for minutes in (10..180).step_by(10) {
-            let looks = night.store.told().len();
-            night
+            let calls = setup.store.calls().len();
+            setup
                 .clock
                 .set(at("10T03:00") + Duration::from_secs(minutes * 60));
-            night.until(|store| store.told().len() > looks).await;
+            setup.until(|store| store.calls().len() > calls).await;
         }
-        night.clock.set(at("11T03:00"));
-        night.until(|store| store.compactions() == 4).await;
+        setup.clock.set(at("11T03:00"));
+        setup.until(|store| store.compactions() == 4).await;
     };
-    night.run(["01:00-03:00", "03:00-06:00"], day).await;
+    setup.run(["01:00-03:00", "03:00-06:00"], script).await;
     let opened = |day: &str| unix_micros(at(day));
-    let compactions = night
+    let compactions = setup
         .store
-        .told()
+        .calls()
         .into_iter()
-        .filter_map(|told| match told {
+        .filter_map(|call| match call {
             Call::Compact { since } => Some(since),
             _ => None,
         });
@@ -236,66 +236,70 @@ async fn clock_walks_through_a_night() {
     assert_eq!(metrics.compaction_freed_bytes.get(), 400);
     assert_eq!(metrics.errors.get(), 0);
     assert!(metrics.expired.get() >= 10);
-    assert!(night.producers.cursors().is_empty());
-    assert!(!is_shown(), "the series was dropped");
+    assert!(setup.producers.cursors().is_empty());
+    assert!(!has_cursor_series(), "the cursor was deleted");
     for last_run in ["expiry", "compaction"] {
         let name = format!("consumer_{last_run}_last_run_unix_seconds");
-        let families = night.registry.gather();
+        let families = setup.registry.gather();
         let family = families.iter().find(|family| family.name() == name);
         let ended = family.unwrap().get_metric()[0].get_gauge().get_value();
         assert!(ended > 0.0, "{name}");
     }
-    assert_eq!(night.metrics.subscription.uncertain_restarts.get(), 1);
+    assert_eq!(setup.metrics.subscription.uncertain_restarts.get(), 1);
 }
 
 #[tokio::test]
-async fn compaction_is_stopped_when_its_window_closes_and_keeps_expiry_from_nothing() {
+async fn closing_window_stops_a_compaction_that_does_not_block_expiry() {
     let endless = FakeStore {
-        compacts_for_ever: true,
+        endless_compaction: true,
         ..FakeStore::default()
     };
-    let night = Setting::new(endless, "10T23:50");
-    let day = async {
-        night.until(|store| store.compactions() == 1).await;
-        night.until(|store| told_last(store, false)).await;
-        night.clock.set(at("11T00:00"));
-        night.until(|store| told_last(store, true)).await;
-        assert_eq!(night.store.count(|told| told == Call::Stopped), 0);
-        night.clock.set(at("11T01:00"));
-        night
-            .until(|store| store.count(|told| told == Call::Stopped) == 1)
+    let setup = Setup::new(endless, "10T23:50");
+    let script = async {
+        setup.until(|store| store.compactions() == 1).await;
+        setup.until(|store| last_expiry_was(store, false)).await;
+        setup.clock.set(at("11T00:00"));
+        setup.until(|store| last_expiry_was(store, true)).await;
+        assert_eq!(setup.store.count(|call| call == Call::Stopped), 0);
+        setup.clock.set(at("11T01:00"));
+        setup
+            .until(|store| store.count(|call| call == Call::Stopped) == 1)
             .await;
-        night.clock.set(at("11T12:00"));
-        night.until(|store| told_last(store, false)).await;
-        assert_eq!(night.store.compactions(), 1, "none is begun by day");
-        night.clock.set(at("11T23:30"));
-        night.until(|store| store.compactions() == 2).await;
+        setup.clock.set(at("11T12:00"));
+        setup.until(|store| last_expiry_was(store, false)).await;
+        assert_eq!(
+            setup.store.compactions(),
+            1,
+            "none starts outside the window"
+        );
+        setup.clock.set(at("11T23:30"));
+        setup.until(|store| store.compactions() == 2).await;
     };
-    night.run(["00:00-02:00", "23:30-01:00"], day).await;
+    setup.run(["00:00-02:00", "23:30-01:00"], script).await;
     assert_eq!(
-        night.store.count(|told| told == Call::Stopped),
+        setup.store.count(|call| call == Call::Stopped),
         2,
-        "also when the process stops"
+        "the stop signal also stops it"
     );
 }
 
 #[tokio::test]
 async fn window_that_is_always_open_compacts_once_a_day() {
-    let night = Setting::new(FakeStore::default(), "10T12:00");
-    let day = async {
+    let setup = Setup::new(FakeStore::default(), "10T12:00");
+    let script = async {
         for call in 1..=3 {
-            night.until(|store| store.compactions() == call).await;
-            night.clock.advance(RETRY_INTERVAL);
+            setup.until(|store| store.compactions() == call).await;
+            setup.clock.advance(RETRY_INTERVAL);
         }
         for _ in 0..19 * 6 {
-            let looks = night.store.told().len();
-            night.clock.advance(LOOK_INTERVAL);
-            night.until(|store| store.told().len() > looks).await;
+            let calls = setup.store.calls().len();
+            setup.clock.advance(POLL_INTERVAL);
+            setup.until(|store| store.calls().len() > calls).await;
         }
-        assert_eq!(night.store.compactions(), 3);
-        night.clock.advance(2 * TURN_INTERVAL);
-        night.until(|store| store.compactions() == 4).await;
+        assert_eq!(setup.store.compactions(), 3);
+        setup.clock.advance(2 * REPEAT_INTERVAL);
+        setup.until(|store| store.compactions() == 4).await;
     };
-    night.run(["never", "always"], day).await;
-    assert_eq!(night.store.count(|told| told == Call::Expire(true)), 0);
+    setup.run(["never", "always"], script).await;
+    assert_eq!(setup.store.count(|call| call == Call::Expire(true)), 0);
 }

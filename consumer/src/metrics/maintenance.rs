@@ -1,4 +1,4 @@
-//! What is counted of the night's work.
+//! Metrics of maintenance.
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
@@ -9,36 +9,36 @@ use runtime::metrics::Registry;
 use super::gauge_value;
 use crate::store::SweepProgress;
 
-/// Most DSPs whose cookies are shown as overdue.
+/// Maximum number of DSPs with a series of their overdue time.
 const OVERDUE_MAX: usize = 20;
 
-/// What maintenance counts.
+/// Metrics of maintenance.
 #[derive(Clone, Debug)]
 pub struct Maintenance {
-    /// Whether this consumer does it, and no other for the same store.
+    /// 1 if this consumer owns maintenance of its store.
     pub owner: IntGauge,
-    /// Whether the expiry window is open.
+    /// 1 while the expiry window is open.
     pub expiry_open: IntGauge,
     overdue: IntGaugeVec,
-    /// How far the oldest cookie is beyond its time to live, in seconds.
+    /// Maximum time since a stored cookie expired, in seconds.
     pub overdue_max: IntGauge,
     /// When the last expiry ended, in seconds since the Unix epoch.
     pub expiry_ended: IntGauge,
-    /// Whether the compaction window is open.
+    /// 1 while the compaction window is open.
     pub compaction_open: IntGauge,
     /// When the last compaction ended, in seconds since the Unix epoch.
     pub compaction_ended: IntGauge,
-    /// Expired cookies that were found to be deleted.
+    /// Expired cookies known to be deleted.
     pub expired: IntCounter,
-    /// Cookies that sweeps looked at.
+    /// Cookies scanned by sweeps.
     pub swept: IntCounter,
-    /// Cookies that the sweep has yet to look at.
+    /// Cookies that the sweep has not scanned yet.
     pub sweep_remaining: IntGauge,
-    /// Seconds of the compaction of each collection.
+    /// Duration of the compaction of each collection, in seconds.
     pub compaction_seconds: Histogram,
-    /// Bytes that compactions gave back.
+    /// Bytes reclaimed by compactions.
     pub compaction_freed_bytes: IntCounter,
-    /// Nights in which everything worth it was compacted.
+    /// Complete compactions.
     pub compactions: IntCounter,
     /// Expiries and compactions that failed.
     pub errors: IntCounter,
@@ -66,17 +66,17 @@ impl Maintenance {
         })
     }
 
-    /// Counts a part of a sweep.
-    pub fn swept(&self, swept: &SweepProgress) {
-        self.swept.inc_by(swept.looked);
-        self.expired.inc_by(swept.deleted);
-        if let Some(left) = swept.left {
-            self.sweep_remaining.set(gauge_value(left));
+    /// Adds a step of a sweep.
+    pub fn add_sweep(&self, progress: &SweepProgress) {
+        self.swept.inc_by(progress.scanned);
+        self.expired.inc_by(progress.deleted);
+        if let Some(remaining) = progress.remaining {
+            self.sweep_remaining.set(gauge_value(remaining));
         }
     }
 
-    /// Shows how far the oldest cookies of these DSPs, and of no others, are beyond their time to live.
-    pub fn show_overdue(&self, overdue: &BTreeMap<u32, Duration>) {
+    /// Sets how long ago the oldest cookie of each DSP expired, and removes all other DSPs.
+    pub fn set_overdue(&self, overdue: &BTreeMap<u32, Duration>) {
         let seconds = |over: &Duration| i64::try_from(over.as_secs()).unwrap_or(i64::MAX);
         let mut worst: Vec<_> = overdue.iter().collect();
         worst.sort_unstable_by_key(|&(_, over)| Reverse(over));

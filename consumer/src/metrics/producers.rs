@@ -1,12 +1,8 @@
-//! How each producer stands, as series: connected or not, how far behind, and what can be known of its clock; all read from the
-//! [table](Producers) when somebody asks.
+//! Metrics per producer: connection, lag, clock skew and cursor, read from the [table](Producers) at each scrape.
 //!
-//! # Which producers are shown
-//!
-//! One that a subscription reads from, or read from last: it goes with the last such subscription, that is when its
-//! address leaves the name service, or another producer answers there. The newest durable sequence is shown as long as the
-//! store keeps the cursor. In all at most [`PRODUCER_SERIES_MAX`] are shown; what is too many is left out, those first that
-//! nobody reads from.
+//! A producer has series while an address reads from it, or last read from it: until the address is no longer resolved, or
+//! another producer responds there. The cursor has a series while the store keeps it. At most [`PRODUCER_SERIES_MAX`]
+//! producers have series; producers without an address are omitted first.
 
 use metric_defs::{MetricDef, consumer};
 use prometheus::{Result, proto::MetricFamily};
@@ -14,28 +10,28 @@ use runtime::metrics::{Registry, family};
 
 use crate::producers::{PRODUCER_SERIES_MAX, ProducerStatus, Producers, Snapshot};
 
-/// A series of each producer: its value, if it has one.
+/// The value of a producer's series, if it has one.
 type Value = fn(&ProducerStatus) -> Option<f64>;
 
 const BY_PRODUCER: [(MetricDef, Value); 4] = [
     (consumer::PRODUCER_CONNECTED, |it| {
-        it.is_read.then(|| f64::from(u8::from(it.streams > 0)))
+        it.has_address.then(|| f64::from(u8::from(it.streams > 0)))
     }),
     (consumer::PRODUCER_LAG, |it| {
-        it.lag_cookies.filter(|_| it.is_read).map(as_f64)
+        it.lag_cookies.filter(|_| it.has_address).map(as_f64)
     }),
     (consumer::CLOCK_SKEW, |it| {
-        it.skew_micros.filter(|_| it.is_read).map(seconds)
+        it.skew_micros.filter(|_| it.has_address).map(seconds)
     }),
     (consumer::CURSOR, |it| {
         it.durable.map(|(_, sequence)| as_f64(sequence))
     }),
 ];
 
-/// Shows this table.
+/// Registers the metrics of this table.
 ///
 /// # Errors
-/// When a name is taken.
+/// When a name is already registered.
 pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
     let metrics = BY_PRODUCER.iter().map(|(metric, _)| *metric);
     let metrics = metrics.chain([consumer::PRODUCERS_CONNECTED, consumer::ADDRESS_CONNECTED]);
@@ -44,10 +40,10 @@ pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
 
 fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
     let by_producer = BY_PRODUCER.iter().map(|(metric, value)| {
-        let shown = snapshot.producers.iter().take(PRODUCER_SERIES_MAX);
+        let producers = snapshot.producers.iter().take(PRODUCER_SERIES_MAX);
         family(
             *metric,
-            shown.filter_map(|(id, it)| Some(([&**id], value(it)?))),
+            producers.filter_map(|(id, it)| Some(([&**id], value(it)?))),
         )
     });
     let addresses: Vec<_> = snapshot

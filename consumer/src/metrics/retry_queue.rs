@@ -1,4 +1,4 @@
-//! What is counted of cookies that are set aside, beside the ledger.
+//! Metrics of the retry queue, in addition to the ledger.
 
 use std::collections::BTreeSet;
 
@@ -8,22 +8,22 @@ use runtime::metrics::Registry;
 
 use crate::ledger::Ledger;
 
-/// Most DSPs that are named as failing.
+/// Maximum number of failing DSPs with their own series.
 const FAILING_MAX: usize = 64;
 
-/// What is counted of cookies that are set aside.
+/// Metrics of the retry queue.
 #[derive(Clone, Debug)]
 pub struct RetryQueue {
-    /// How many there are, and what becomes of them.
+    /// The ledger, which counts the cookies.
     pub ledger: Ledger,
-    /// Bytes that they take in the queue.
+    /// Bytes in the queue.
     pub bytes: IntGauge,
     failing: IntGaugeVec,
 }
 
 impl RetryQueue {
-    /// Shows these as failing, and no others.
-    pub fn fail(&self, dsps: &BTreeSet<u32>) {
+    /// Replaces the set of failing DSPs.
+    pub fn set_failing(&self, dsps: &BTreeSet<u32>) {
         self.failing.reset();
         let mut named = dsps.iter();
         for dsp_id in named.by_ref().take(FAILING_MAX) {
@@ -36,12 +36,12 @@ impl RetryQueue {
     }
 
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
-        let retry_queue = Self {
+        let metrics = Self {
             ledger,
             bytes: registry.add(consumer::RETRY_QUEUE_BYTES)?,
             failing: registry.add(consumer::DSP_FAILING)?,
         };
-        retry_queue.fail(&BTreeSet::new());
-        Ok(retry_queue)
+        metrics.set_failing(&BTreeSet::new());
+        Ok(metrics)
     }
 }

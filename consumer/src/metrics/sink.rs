@@ -1,4 +1,4 @@
-//! What is counted of batches and of the store.
+//! Metrics of batches and the store.
 
 use metric_defs::consumer;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Result};
@@ -6,33 +6,33 @@ use runtime::metrics::{Latency, Registry};
 
 use crate::ledger::Ledger;
 
-/// What the sink counts.
+/// Metrics of the sink.
 #[derive(Clone, Debug)]
 pub struct Sink {
-    /// What became of every cookie; shared with the subscriptions.
+    /// The ledger, shared with subscriptions.
     pub ledger: Ledger,
-    /// Cookies that the store refused forever, by whether they are in the file: `written` or `failed`.
+    /// Dead letters by outcome: `written` or `failed`.
     pub dead_letters: IntCounterVec,
-    /// Cookies whose time of acceptance was cut down.
+    /// Cookies whose acceptance time was clamped.
     pub clock_clamped: IntCounter,
-    /// Batches written.
+    /// Durable batches.
     pub batches: IntCounter,
-    /// Cookies of each batch.
+    /// Number of cookies per batch.
     pub batch_cookies: Histogram,
-    /// How long the store took for each batch, retries included.
+    /// Time to make a batch durable, including retries.
     pub flush_seconds: Histogram,
-    /// From accepted at the edge to durable in the store, cookie by cookie.
+    /// Time from acceptance, or release if later, to durability, per cookie.
     pub stored_seconds: Latency,
-    /// Failed attempts to use the store.
+    /// Failed store operations.
     pub store_errors: IntCounter,
-    /// Whether the store works.
+    /// 1 while the store is up.
     pub store_up: IntGauge,
-    /// DSPs that are not listed and have a slot in the store.
+    /// Unlisted DSPs with a slot.
     pub dsp_slots: IntGauge,
-    /// How many may get one.
+    /// Maximum of `dsp_slots`.
     pub dsp_slots_max: IntGauge,
-    /// Goodbyes of producers of which everything is durable.
-    pub completed_epochs: IntCounter,
+    /// Drained producers whose cookies are all durable.
+    pub producer_drains: IntCounter,
 }
 
 impl Sink {
@@ -53,7 +53,7 @@ impl Sink {
             store_up: registry.add(consumer::STORE_UP)?,
             dsp_slots: registry.add(consumer::DSP_SLOTS)?,
             dsp_slots_max: registry.add(consumer::DSP_SLOTS_LIMIT)?,
-            completed_epochs: registry.add(consumer::PRODUCER_DRAINS)?,
+            producer_drains: registry.add(consumer::PRODUCER_DRAINS)?,
         })
     }
 }

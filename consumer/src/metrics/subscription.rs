@@ -1,4 +1,4 @@
-//! What is counted of streams, from the connection to the buffer.
+//! Metrics of streams, from the connection to the buffer.
 
 use metric_defs::consumer;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Result};
@@ -7,34 +7,34 @@ use runtime::metrics::{Latency, PeakGauge, Registry};
 
 use crate::ledger::Ledger;
 
-/// What subscriptions count.
+/// Metrics of subscriptions.
 #[derive(Clone, Debug)]
 pub struct Subscription {
     /// Bytes of messages received.
     pub bytes: IntCounter,
     /// Bytes received but not yet part of a batch.
     pub buffer_bytes: IntGauge,
-    /// The greatest number of these since the scrape before the last.
+    /// Maximum of `buffer_bytes` since the scrape before the last.
     pub buffer_bytes_peak: PeakGauge,
-    /// The bound of the bytes above.
+    /// Size of the buffer.
     pub buffer_bytes_max: IntGauge,
-    /// From accepted at the edge to received here, cookie by cookie.
+    /// Time from acceptance, or release if later, to receipt, per cookie.
     pub received_seconds: Latency,
-    /// Streams that broke the contract's rules.
+    /// Protocol violations.
     pub violations: IntCounter,
-    /// Events that are unknown to this version.
+    /// Events unknown to this version.
     pub unknown_events: IntCounter,
-    /// Streams of a producer that took turns with those of another of the same id.
+    /// Detected duplicates of a producer id.
     pub duplicate_producers: IntCounter,
-    /// Epochs that ended without a goodbye.
+    /// Restarts without an exact loss.
     pub uncertain_restarts: IntCounter,
-    /// Most cookies that can be missing of those epochs that have a bound.
+    /// Upper bound of cookies lost at restarts with a known bound.
     pub uncertain_loss_cookies: IntCounter,
-    /// Restarts of producers, by what is known to have been lost by them.
+    /// Producer restarts by loss.
     pub restarts: IntCounterVec,
-    /// Cookies that will never come, by reason.
+    /// Lost cookies by reason.
     pub lost: IntCounterVec,
-    /// What became of every cookie; shared with the sink.
+    /// The ledger, shared with the sink.
     pub ledger: Ledger,
 }
 
@@ -42,7 +42,7 @@ impl Subscription {
     pub(super) fn register(registry: &Registry, ledger: Ledger) -> Result<Self> {
         let lost: IntCounterVec = registry.add(consumer::LOST)?;
         let restarts: IntCounterVec = registry.add(consumer::PRODUCER_RESTARTS)?;
-        // Each is there from the start, with 0.
+        // All series exist from the start.
         for reason in ["producer_ended", "lag_limit", "evicted", "unspecified"] {
             lost.with_label_values(&[reason]);
         }
@@ -50,10 +50,10 @@ impl Subscription {
             restarts.with_label_values(&[loss]);
         }
         let buffer_bytes: IntGauge = registry.add(consumer::BUFFER_BYTES)?;
-        let (peak, of) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());
+        let (peak, current) = (consumer::BUFFER_BYTES_MAX, buffer_bytes.clone());
         Ok(Self {
             bytes: registry.add(consumer::RECEIVED_BYTES)?,
-            buffer_bytes_peak: PeakGauge::register(registry, peak, of)?,
+            buffer_bytes_peak: PeakGauge::register(registry, peak, current)?,
             buffer_bytes,
             buffer_bytes_max: registry.add(consumer::BUFFER_LIMIT_BYTES)?,
             received_seconds: registry.add(consumer::RECEIVED_SECONDS)?,
@@ -69,7 +69,7 @@ impl Subscription {
     }
 
     /// Counts cookies of a gap.
-    pub fn lost(&self, reason: GapReason, cookies: u64) {
+    pub fn add_lost(&self, reason: GapReason, cookies: u64) {
         let reason = match reason {
             GapReason::LagLimit => "lag_limit",
             GapReason::Evicted => "evicted",

@@ -1,80 +1,79 @@
-//! One producer: how far it was received, is durable, and goes as far as is known. Pure.
+//! State of one producer: its received, durable and newest known positions. Pure.
 
 use tokio::time::Instant;
 
 use super::skew::{Arrival, Skew};
 use crate::batch::Cursor;
 
-/// What is known of a producer.
+/// State of a producer.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
-    /// How far it was received or declared lost; at first, where the store stood.
+    /// Received or declared lost up to here; initially the cursor of the store.
     received: Option<Cursor>,
-    /// The table's count of changes when that moved last.
-    moved: u64,
-    /// How far it is durable: epoch and sequence.
+    /// The change number of the table at its last advance.
+    advanced_at: u64,
+    /// Durable epoch and sequence.
     durable: Option<(u64, u64)>,
-    /// How far it goes, as far as is known.
-    newest: Option<Newest>,
+    newest: Option<NewestPosition>,
     skew: Skew,
-    /// Streams that are open.
+    /// Number of open streams.
     streams: usize,
-    /// What this process saw of the epoch that it watches.
+    /// What this process observed of the current epoch.
     observed: Option<ObservedRange>,
     duplicate_reported: bool,
 }
 
-/// How far an epoch of a producer goes, as far as is known.
+/// The newest known position of a producer.
 #[derive(Debug, Clone, Copy)]
-struct Newest {
+struct NewestPosition {
     epoch: u64,
-    /// Before the first sequence that was asked for.
+    /// The sequence before the first requested one.
     from: u64,
     sequence: u64,
 }
 
-/// What is shown of a producer.
+/// Status of a producer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProducerStatus {
-    /// Whether an address reads from it, or did last.
-    pub is_read: bool,
-    /// Streams that are open.
+    /// Whether an address reads from it, or last did.
+    pub has_address: bool,
+    /// Number of open streams.
     pub streams: usize,
-    /// How far it is durable: epoch and sequence.
+    /// Durable epoch and sequence.
     pub durable: Option<(u64, u64)>,
-    /// Cookies that it is known to have and that are not durable here.
+    /// Known cookies that are not durable here.
     pub lag_cookies: Option<u64>,
-    /// How far our clock is ahead of its, at most, in microseconds: the least time from accepted there to received here in the
-    /// last one to two minutes.
+    /// Upper bound of how far this host's clock is ahead of the producer's, in microseconds: the minimum time from acceptance
+    /// to receipt in the last one to two minutes.
     pub skew_micros: Option<i64>,
 }
 
-/// What a process saw of one epoch of a producer.
+/// What this process observed of one epoch of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservedRange {
     /// The epoch.
     pub epoch: u64,
-    /// The first sequence that it watched.
+    /// The first observed sequence.
     pub from: u64,
-    /// Cookies from there on that it will not get, by gaps.
+    /// Cookies lost in gaps from there on.
     pub lost_in_gaps: u64,
 }
 
-/// What a stream that advanced found.
+/// Result of advancing a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdvanceResult {
-    /// Nothing out of the ordinary.
+    /// No conflict.
     Normal,
-    /// Another stream with the same producer id but another epoch is open and advances by turns with this one:
-    /// two producers have one id.
-    Duplicate {
-        /// Whether this was found of this id for the first time.
+    /// Another stream of the same producer id with a different epoch is open, and both advance: two producers have the same
+    /// id.
+    DuplicateId {
+        /// Whether this is the first detection for this id.
         is_first: bool,
     },
 }
 
 impl ObservedRange {
-    /// Nothing yet, of what follows this cursor in its epoch.
+    /// The empty range after a cursor.
     #[must_use]
     pub fn after(cursor: &Cursor) -> Self {
         Self {
@@ -90,87 +89,87 @@ impl Producer {
         self.received.as_ref()
     }
 
-    pub(super) fn moved(&self) -> u64 {
-        self.moved
+    pub(super) fn advanced_at(&self) -> u64 {
+        self.advanced_at
     }
 
     pub(super) fn streams(&self) -> usize {
         self.streams
     }
 
-    /// Whether there is anything to know when no address reads from it.
+    /// Whether it must be kept when no address reads from it.
     pub(super) fn is_known(&self) -> bool {
         self.received.is_some() || self.durable.is_some() || self.streams > 0
     }
 
-    /// Whether the store has a cursor of it.
+    /// Whether the store has its cursor.
     pub(super) fn is_durable(&self) -> bool {
         self.durable.is_some()
     }
 
-    /// The store stands at `cursor`.
-    pub(super) fn loaded(&mut self, cursor: Cursor) {
-        self.committed(&cursor);
+    /// Sets the cursor of the store.
+    pub(super) fn load(&mut self, cursor: Cursor) {
+        self.record_commit(&cursor);
         self.received = Some(cursor);
     }
 
-    /// `cursor` is durable.
-    pub(super) fn committed(&mut self, cursor: &Cursor) {
+    /// Records that `cursor` is durable.
+    pub(super) fn record_commit(&mut self, cursor: &Cursor) {
         self.durable = Some((cursor.epoch, cursor.sequence));
     }
 
-    /// A stream goes on after `at`, and it has everything up to `newest`. Of the epoch before, what
-    /// `before` says was received. Returns what this process saw of that one, unless another stream came upon this one first.
-    pub(super) fn opened(
+    /// Opens a stream after `at` to a producer that has everything up to `newest`. `previous` is the received position of the
+    /// previous epoch. Returns what this process observed of that epoch, if this is the first stream of the new one.
+    pub(super) fn open_stream(
         &mut self,
         at: &Cursor,
         newest: u64,
-        before: Option<&Cursor>,
+        previous: Option<&Cursor>,
     ) -> Option<ObservedRange> {
         self.streams += 1;
-        self.has(at, newest);
+        self.extend(at, newest);
         if self.observed.is_some_and(|it| it.epoch == at.epoch) {
             return None;
         }
-        let seen = self.observed.replace(ObservedRange::after(at));
-        let before = before?;
-        let seen = seen.filter(|seen| seen.epoch == before.epoch);
-        Some(seen.unwrap_or_else(|| ObservedRange::after(before)))
+        let observed = self.observed.replace(ObservedRange::after(at));
+        let previous = previous?;
+        let observed = observed.filter(|it| it.epoch == previous.epoch);
+        Some(observed.unwrap_or_else(|| ObservedRange::after(previous)))
     }
 
-    /// A stream ended.
-    pub(super) fn closed(&mut self) {
+    /// Closes a stream.
+    pub(super) fn close_stream(&mut self) {
         self.streams = self.streams.saturating_sub(1);
     }
 
-    /// A stream came as far as `cursor`, which is the change of this number; `had_advanced` before.
-    pub(super) fn advanced(
+    /// Advances a stream to `cursor`, with this change number. `had_advanced`: it has advanced before.
+    pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
         change: u64,
         had_advanced: bool,
     ) -> AdvanceResult {
-        self.has(cursor, cursor.sequence);
-        self.moved = change;
+        self.extend(cursor, cursor.sequence);
+        self.advanced_at = change;
         let received = self.received.get_or_insert_with(|| cursor.clone());
-        // This stream has set its own epoch before, and somebody else another one since.
+        // This stream has set its epoch before, and another stream has replaced it since.
         let is_duplicate = had_advanced && self.streams > 1 && received.epoch != cursor.epoch;
         received.advance(cursor);
         if is_duplicate {
             let is_first = !std::mem::replace(&mut self.duplicate_reported, true);
-            AdvanceResult::Duplicate { is_first }
+            AdvanceResult::DuplicateId { is_first }
         } else {
             AdvanceResult::Normal
         }
     }
 
-    /// A chunk came.
-    pub(super) fn arrived(&mut self, arrival: Arrival, now: Instant) {
-        self.skew.note(arrival, now);
+    /// Records the arrival of a chunk.
+    pub(super) fn record_arrival(&mut self, arrival: Arrival, now: Instant) {
+        self.skew.record(arrival, now);
     }
 
-    /// Cookies of an epoch will not come; returns how many of it by now.
-    pub(super) fn lost(&mut self, epoch: u64, cookies: u64) -> u64 {
+    /// Adds lost cookies of an epoch; returns its total.
+    pub(super) fn add_lost(&mut self, epoch: u64, cookies: u64) -> u64 {
         let Some(observed) = self.observed.as_mut().filter(|it| it.epoch == epoch) else {
             return cookies;
         };
@@ -178,7 +177,7 @@ impl Producer {
         observed.lost_in_gaps
     }
 
-    /// The store keeps no cursor of it any more, and neither is one kept here unless a stream is open.
+    /// Removes the durable position; also the received one, which it returns, unless a stream is open.
     pub(super) fn forget(&mut self) -> Option<Cursor> {
         self.durable = None;
         if self.streams > 0 {
@@ -187,24 +186,24 @@ impl Producer {
         std::mem::take(self).received
     }
 
-    pub(super) fn status(&self, is_read: bool, now: Instant) -> ProducerStatus {
+    pub(super) fn status(&self, has_address: bool, now: Instant) -> ProducerStatus {
         ProducerStatus {
-            is_read,
+            has_address,
             streams: self.streams,
             durable: self.durable,
             lag_cookies: self.lag(),
-            skew_micros: self.skew.least(now),
+            skew_micros: self.skew.minimum(now),
         }
     }
 
-    /// It is known to have `sequence` in the epoch of `from`, of which everything after that was asked for.
-    fn has(&mut self, from: &Cursor, sequence: u64) {
+    /// Records that it has `sequence` in the epoch of `from`, after which everything was requested.
+    fn extend(&mut self, from: &Cursor, sequence: u64) {
         match &mut self.newest {
             Some(newest) if newest.epoch == from.epoch => {
                 newest.sequence = newest.sequence.max(sequence);
             }
             newest => {
-                *newest = Some(Newest {
+                *newest = Some(NewestPosition {
                     epoch: from.epoch,
                     from: from.sequence,
                     sequence,
@@ -214,15 +213,15 @@ impl Producer {
     }
 
     fn lag(&self) -> Option<u64> {
-        let Newest {
+        let NewestPosition {
             epoch,
             from,
             sequence,
         } = self.newest?;
-        let stands = match self.durable {
-            Some((durable, at)) if durable == epoch => at,
+        let durable = match self.durable {
+            Some((of, at)) if of == epoch => at,
             _ => from,
         };
-        Some(sequence.saturating_sub(stands))
+        Some(sequence.saturating_sub(durable))
     }
 }

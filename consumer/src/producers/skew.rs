@@ -1,22 +1,23 @@
-//! What can be known of a producer's clock. Pure.
+//! Clock skew of a producer, estimated from arrival times. Pure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The least is over one to two of these.
+/// The minimum covers one to two intervals.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// When a chunk was accepted by its producer's clock, and received by ours, in microseconds since the Unix epoch.
+/// Acceptance time of a chunk by its producer's clock, and receipt time by the clock of this host. Both in microseconds
+/// since the Unix epoch.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
-    /// At the edge.
+    /// Acceptance at the edge.
     pub accepted_unix_micros: u64,
-    /// Here.
+    /// Receipt.
     pub received_unix_micros: u64,
 }
 
-/// The least time from accepted to received, in microseconds by two clocks, over the interval that runs and the one before.
+/// The minimum time from acceptance to receipt in the current and the previous interval, in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Skew {
     began: Option<Instant>,
@@ -25,7 +26,7 @@ pub(super) struct Skew {
 }
 
 impl Arrival {
-    /// How old the chunk was; nothing if the producer's clock is ahead.
+    /// Age of the chunk; zero if the producer's clock is ahead.
     #[must_use]
     pub fn age(self) -> Duration {
         let micros = self
@@ -34,7 +35,7 @@ impl Arrival {
         Duration::from_micros(micros)
     }
 
-    /// The same in microseconds, and less than nothing if the producer's clock is ahead.
+    /// The age in microseconds; negative if the producer's clock is ahead.
     fn signed_micros(self) -> i64 {
         let took = i128::from(self.received_unix_micros) - i128::from(self.accepted_unix_micros);
         i64::try_from(took).unwrap_or(if took < 0 { i64::MIN } else { i64::MAX })
@@ -42,14 +43,14 @@ impl Arrival {
 }
 
 impl Skew {
-    pub(super) fn note(&mut self, arrival: Arrival, now: Instant) {
+    pub(super) fn record(&mut self, arrival: Arrival, now: Instant) {
         let micros = arrival.signed_micros();
-        self.turn(now);
-        self.current = Some(self.current.map_or(micros, |least| least.min(micros)));
+        self.rotate(now);
+        self.current = Some(self.current.map_or(micros, |min| min.min(micros)));
     }
 
-    /// `None` when nothing was received in that time.
-    pub(super) fn least(&self, now: Instant) -> Option<i64> {
+    /// The minimum; `None` if nothing was received in that time.
+    pub(super) fn minimum(&self, now: Instant) -> Option<i64> {
         let intervals = match self.passed(now) {
             passed if passed < INTERVAL => [self.current, self.previous],
             passed if passed < 2 * INTERVAL => [self.current, None],
@@ -58,8 +59,8 @@ impl Skew {
         intervals.into_iter().flatten().min()
     }
 
-    /// Begins the interval that `now` lies in.
-    fn turn(&mut self, now: Instant) {
+    /// Starts a new interval if the current one is over.
+    fn rotate(&mut self, now: Instant) {
         let began = *self.began.get_or_insert(now);
         let passed = self.passed(now);
         if passed >= INTERVAL {
@@ -81,7 +82,7 @@ mod tests {
 
     const ACCEPTED: u64 = 1_700_000_000_000_000;
 
-    /// It came so many microseconds after it was accepted, by two clocks.
+    /// An arrival this number of microseconds after acceptance.
     fn after(micros: i64) -> Arrival {
         Arrival {
             accepted_unix_micros: ACCEPTED,
@@ -90,27 +91,27 @@ mod tests {
     }
 
     #[test]
-    fn least_of_what_was_seen_counts_for_delay_only_adds_to_it() {
+    fn skew_is_the_minimum_of_all_arrivals() {
         let now = Instant::now();
         let mut skew = Skew::default();
         for micros in [900_000, 15_000, 40_000] {
-            skew.note(after(micros), now);
+            skew.record(after(micros), now);
         }
-        assert_eq!(skew.least(now), Some(15_000));
+        assert_eq!(skew.minimum(now), Some(15_000));
     }
 
     #[test]
-    fn what_is_two_intervals_old_is_forgotten_and_without_cookies_nothing_is_known() {
+    fn arrivals_expire_after_two_intervals() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut skew = Skew::default();
-        assert_eq!(skew.least(start), None);
-        skew.note(after(-5), start);
-        skew.note(after(7), at(61));
-        assert_eq!(skew.least(at(119)), Some(-5));
-        assert_eq!(skew.least(at(121)), Some(7));
-        assert_eq!(skew.least(at(181)), None);
-        skew.note(after(9), at(1_000));
-        assert_eq!(skew.least(at(1_001)), Some(9));
+        assert_eq!(skew.minimum(start), None);
+        skew.record(after(-5), start);
+        skew.record(after(7), at(61));
+        assert_eq!(skew.minimum(at(119)), Some(-5));
+        assert_eq!(skew.minimum(at(121)), Some(7));
+        assert_eq!(skew.minimum(at(181)), None);
+        skew.record(after(9), at(1_000));
+        assert_eq!(skew.minimum(at(1_001)), Some(9));
     }
 }

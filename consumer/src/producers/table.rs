@@ -1,4 +1,4 @@
-//! The table of producers and of the addresses that lead to them, and each transition that it makes. Pure: time is given.
+//! The table of producers and their addresses, with all its transitions. Pure: the time is an argument.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,67 +15,67 @@ use super::{
 };
 use crate::batch::Cursor;
 
-/// So many producers are shown, if there are, but for those that are read, of which all are.
+/// Maximum number of producers in a snapshot. Producers with an address are always included.
 pub const PRODUCER_SERIES_MAX: usize = 256;
 
-/// All that is known.
+/// All producers and addresses.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     producers: BTreeMap<Arc<str>, Producer>,
     addresses: BTreeMap<SocketAddr, Address>,
     is_loaded: bool,
-    /// Counts listings, and what moved a cursor, to tell which is the newest.
+    /// Number of registrations and advances, to order them.
     changes: u64,
 }
 
-/// An address that is subscribed to.
+/// A registered address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Which of its listings this is.
-    listing: u64,
-    /// The setting that stands for it.
+    /// Change number of its registration.
+    registration: u64,
+    /// The setting that resolves to it.
     pub origin: Arc<str>,
-    /// The id of the producer that has or had a stream here.
+    /// The id of the producer that has or last had a stream here.
     pub producer: Option<Arc<str>>,
     /// Whether a stream is open.
     pub is_connected: bool,
-    /// Why not, if an attempt failed.
-    pub why_not: Option<Arc<str>>,
+    /// Why no stream is open, if an attempt failed.
+    pub error: Option<Arc<str>>,
 }
 
-/// The table at one moment, for those who show it.
+/// A snapshot of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// All that are subscribed to.
+    /// All registered addresses.
     pub addresses: BTreeMap<SocketAddr, Address>,
-    /// By id: all that an address reads from, and as many others that have a durable cursor as make up [`PRODUCER_SERIES_MAX`].
+    /// By id: all producers with an address, and others with a durable cursor, up to [`PRODUCER_SERIES_MAX`].
     pub producers: BTreeMap<Arc<str>, ProducerStatus>,
 }
 
-/// One listing of an address.
+/// A registration of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Key {
+pub(super) struct AddressKey {
     pub(super) address: SocketAddr,
-    listing: u64,
+    registration: u64,
 }
 
-/// How a stream begins.
+/// Start of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamStart<'a> {
-    /// Whose it is, its epoch, and the sequence that it goes on after.
+    /// The producer, epoch and sequence after which it starts.
     pub at: &'a Cursor,
-    /// The newest sequence that the producer has.
+    /// The newest sequence of the producer.
     pub newest: u64,
-    /// How far it was received in the epoch before, if the stream is of another.
-    pub before: Option<&'a Cursor>,
+    /// The received position of the previous epoch, if the stream is of a new one.
+    pub previous: Option<&'a Cursor>,
 }
 
 impl Table {
-    /// The store stands at these cursors.
-    pub(super) fn loaded(&mut self, cursors: Vec<Cursor>) {
+    /// Loads the cursors of the store.
+    pub(super) fn load(&mut self, cursors: Vec<Cursor>) {
         self.is_loaded = true;
         for cursor in cursors {
-            self.producer(&cursor.producer.clone()).loaded(cursor);
+            self.producer(&cursor.producer.clone()).load(cursor);
         }
     }
 
@@ -83,69 +83,76 @@ impl Table {
         self.is_loaded
     }
 
-    /// These cursors are durable.
-    pub(super) fn committed(&mut self, cursors: &[Cursor]) {
+    /// Records that these cursors are durable.
+    pub(super) fn record_commit(&mut self, cursors: &[Cursor]) {
         for cursor in cursors {
-            self.producer(&cursor.producer).committed(cursor);
+            self.producer(&cursor.producer).record_commit(cursor);
         }
     }
 
-    /// An address is subscribed to, instead of a subscription to the same before.
-    pub(super) fn listed(&mut self, address: SocketAddr, origin: &str) -> Key {
-        let listing = self.next_change();
+    /// Registers an address. Replaces an earlier registration.
+    pub(super) fn register(&mut self, address: SocketAddr, origin: &str) -> AddressKey {
+        let registration = self.next_change();
         let new = Address {
-            listing,
+            registration,
             origin: origin.into(),
             producer: None,
             is_connected: false,
-            why_not: None,
+            error: None,
         };
         self.addresses.insert(address, new);
-        Key { address, listing }
+        AddressKey {
+            address,
+            registration,
+        }
     }
 
-    /// The address is not subscribed to any more.
-    pub(super) fn unlisted(&mut self, key: Key) {
+    /// Removes a registration.
+    pub(super) fn unregister(&mut self, key: AddressKey) {
         if self.address(key).is_some() {
             self.addresses.remove(&key.address);
         }
-        self.sweep();
+        self.remove_unused();
     }
 
-    /// There is no stream, for this reason.
-    pub(super) fn down(&mut self, key: Key, why: &str) {
+    /// Records why an address has no stream.
+    pub(super) fn set_error(&mut self, key: AddressKey, error: &str) {
         if let Some(address) = self.address(key) {
-            address.why_not = Some(why.into());
+            address.error = Some(error.into());
         }
     }
 
-    /// A stream begins. Returns what this process saw of the epoch before, if that is to be reported by who opened it.
-    pub(super) fn opened(&mut self, key: Key, start: StreamStart<'_>) -> Option<ObservedRange> {
+    /// Opens a stream. Returns what this process observed of the previous epoch, if the caller must report it.
+    pub(super) fn open_stream(
+        &mut self,
+        key: AddressKey,
+        start: StreamStart<'_>,
+    ) -> Option<ObservedRange> {
         let id = &start.at.producer;
         if let Some(address) = self.address(key) {
             address.producer = Some(Arc::clone(id));
             address.is_connected = true;
-            address.why_not = None;
+            address.error = None;
         }
         let producer = self.producer(id);
-        let seen = producer.opened(start.at, start.newest, start.before);
-        self.sweep();
-        seen
+        let observed = producer.open_stream(start.at, start.newest, start.previous);
+        self.remove_unused();
+        observed
     }
 
-    /// A stream ended.
-    pub(super) fn closed(&mut self, key: Key, id: &str) {
+    /// Closes a stream.
+    pub(super) fn close_stream(&mut self, key: AddressKey, id: &str) {
         if let Some(address) = self.address(key) {
             address.is_connected = false;
         }
         if let Some(producer) = self.producers.get_mut(id) {
-            producer.closed();
+            producer.close_stream();
         }
-        self.sweep();
+        self.remove_unused();
     }
 
-    /// A stream came as far as `cursor`, by cookies if there is an arrival; `had_advanced` before.
-    pub(super) fn advanced(
+    /// Advances a stream to `cursor`. `arrival` is set for cookies; `had_advanced`: it has advanced before.
+    pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
         arrival: Option<Arrival>,
@@ -155,30 +162,30 @@ impl Table {
         let change = self.next_change();
         let producer = self.producer(&cursor.producer);
         if let Some(arrival) = arrival {
-            producer.arrived(arrival, now);
+            producer.record_arrival(arrival, now);
         }
-        producer.advanced(cursor, change, had_advanced)
+        producer.advance(cursor, change, had_advanced)
     }
 
-    /// Cookies of an epoch will not come; returns how many of it by now.
-    pub(super) fn lost(&mut self, id: &Arc<str>, epoch: u64, cookies: u64) -> u64 {
-        self.producer(id).lost(epoch, cookies)
+    /// Adds lost cookies of an epoch; returns its total.
+    pub(super) fn add_lost(&mut self, id: &Arc<str>, epoch: u64, cookies: u64) -> u64 {
+        self.producer(id).add_lost(epoch, cookies)
     }
 
-    /// The store forgot a producer. Returns how far it was received, if it is gone.
+    /// Removes the durable position of a producer. Returns its received position if it was removed, too.
     pub(super) fn forget(&mut self, id: &str) -> Option<Cursor> {
-        let forgotten = self.producers.get_mut(id)?.forget();
-        self.sweep();
-        forgotten
+        let removed = self.producers.get_mut(id)?.forget();
+        self.remove_unused();
+        removed
     }
 
-    /// All cursors, the most recently moved first, at most as many as a request may carry.
+    /// All cursors, most recently advanced first, up to the maximum of a request.
     pub(super) fn cursors(&self) -> Vec<Cursor> {
         let known = self.producers.values();
         let mut known: Vec<_> = known
-            .filter_map(|producer| Some((producer.moved(), producer.received()?)))
+            .filter_map(|producer| Some((producer.advanced_at(), producer.received()?)))
             .collect();
-        known.sort_by_key(|(moved, _)| std::cmp::Reverse(*moved));
+        known.sort_by_key(|(advanced_at, _)| std::cmp::Reverse(*advanced_at));
         known.truncate(CURSORS_MAX);
         let cursors = known.into_iter().map(|(_, cursor)| cursor.clone());
         cursors.collect()
@@ -199,17 +206,17 @@ impl Table {
     }
 
     pub(super) fn snapshot(&self, now: Instant) -> Snapshot {
-        let read = self.read();
+        let with_address = self.with_address();
         let is_other = |(id, producer): &(&Arc<str>, &Producer)| {
-            producer.is_durable() && !read.contains(&***id)
+            producer.is_durable() && !with_address.contains(&***id)
         };
         let others = self.producers.iter().filter(is_other);
-        let others = others.take(PRODUCER_SERIES_MAX.saturating_sub(read.len()));
-        let shown = read
+        let others = others.take(PRODUCER_SERIES_MAX.saturating_sub(with_address.len()));
+        let included = with_address
             .iter()
             .filter_map(|id| self.producers.get_key_value(id));
-        let producers = shown.chain(others).map(|(id, producer)| {
-            let status = producer.status(read.contains(&**id), now);
+        let producers = included.chain(others).map(|(id, producer)| {
+            let status = producer.status(with_address.contains(&**id), now);
             (Arc::clone(id), status)
         });
         Snapshot {
@@ -218,24 +225,25 @@ impl Table {
         }
     }
 
-    /// The producers that an address reads from, or read from last.
-    fn read(&self) -> BTreeSet<Arc<str>> {
+    /// The producers that an address reads from, or last did.
+    fn with_address(&self) -> BTreeSet<Arc<str>> {
         let addresses = self.addresses.values();
-        let read = addresses.filter_map(|address| address.producer.clone());
-        read.collect()
+        let ids = addresses.filter_map(|address| address.producer.clone());
+        ids.collect()
     }
 
-    /// Lets those go that there is nothing to know of.
-    fn sweep(&mut self) {
-        let read = self.read();
-        let is_kept =
-            |id: &Arc<str>, producer: &mut Producer| producer.is_known() || read.contains(&**id);
+    /// Removes producers without state.
+    fn remove_unused(&mut self) {
+        let with_address = self.with_address();
+        let is_kept = |id: &Arc<str>, producer: &mut Producer| {
+            producer.is_known() || with_address.contains(&**id)
+        };
         self.producers.retain(is_kept);
     }
 
-    fn address(&mut self, key: Key) -> Option<&mut Address> {
+    fn address(&mut self, key: AddressKey) -> Option<&mut Address> {
         let address = self.addresses.get_mut(&key.address);
-        address.filter(|address| address.listing == key.listing)
+        address.filter(|address| address.registration == key.registration)
     }
 
     fn producer(&mut self, id: &Arc<str>) -> &mut Producer {

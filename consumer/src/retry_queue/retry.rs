@@ -1,8 +1,8 @@
-//! Tries the cookies that were set aside again, DSP by DSP, until the store has them.
+//! Retries queued cookies per DSP until the store has them.
 //!
-//! A DSP that is new is tried at once, at the pace at which slots are made; one that fails, after delays that grow to half
-//! a minute. What is set aside of one that the operator refuses, or has expired, becomes dead letters instead. Each has at
-//! most one try at a time, and a few DSPs are tried at once, so that none that hangs holds up the others for long.
+//! A new DSP is retried immediately, limited by the rate of slot creation. A failing DSP is retried with backoff, up to half a
+//! minute. Queued cookies that have expired, or whose DSP the operator rejects, become dead letters. Several DSPs are retried
+//! concurrently, with one attempt per DSP, so that a hanging DSP does not block the others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,43 +29,44 @@ use crate::{
     ttl::Ttls,
 };
 
-/// DSPs that are tried at the same time.
+/// Maximum number of concurrently retried DSPs.
 const CONCURRENT_DSPS_MAX: usize = 16;
 
-/// How often in a row one DSP is tried before others that wait have their turn: more may come as fast as it is written.
+/// Maximum number of consecutive retries of one DSP before others are served, because its queue may grow as fast as it is
+/// written.
 const ATTEMPTS_IN_A_ROW_MAX: usize = 8;
 
-/// The delays from one try of a DSP to the next.
+/// Delays between attempts of a DSP.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(500), Duration::from_secs(30))
 }
 
-/// How often it is looked for DSPs that are due.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of checks for due DSPs.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Slots that are made one right after the other, and then how many a second: a new database keeps mongod from other
-/// work for some milliseconds.
-const NEW_SLOTS: (f64, f64) = (32.0, 5.0);
+/// Slots created in one burst, and then per second. Creating a database blocks mongod for some milliseconds.
+const SLOT_BURST: f64 = 32.0;
+const SLOTS_PER_SECOND: f64 = 5.0;
 
-/// The task that tries again.
+/// The task that retries queued cookies.
 #[derive(Debug)]
 pub struct Retrier {
     retry_queue: RetryQueue,
     store: Arc<dyn Store>,
     health: Arc<Health>,
     dead_letters: DeadLetters,
-    refused: watch::Receiver<BTreeSet<u32>>,
+    rejected_dsps: watch::Receiver<BTreeSet<u32>>,
     ttls: Ttls,
 }
 
-/// When a DSP is tried next.
+/// The next attempt of a DSP.
 #[derive(Debug)]
-struct Due {
+struct NextAttempt {
     at: Instant,
     backoff: Backoff,
 }
 
-impl Due {
+impl NextAttempt {
     fn at(at: Instant) -> Self {
         Self {
             at,
@@ -74,18 +75,18 @@ impl Due {
     }
 }
 
-/// What came of trying a DSP.
+/// Result of an attempt for a DSP.
 type RetryResult = (u32, Result<(), StoreError>);
 
 impl Retrier {
-    /// What is in `retry_queue` into `store`.
+    /// Retries the cookies of `retry_queue` in `store`.
     #[must_use]
     pub fn new(
         retry_queue: RetryQueue,
         store: Arc<dyn Store>,
         health: Arc<Health>,
         dead_letters: DeadLetters,
-        refused: watch::Receiver<BTreeSet<u32>>,
+        rejected_dsps: watch::Receiver<BTreeSet<u32>>,
         ttls: Ttls,
     ) -> Self {
         Self {
@@ -93,88 +94,88 @@ impl Retrier {
             store,
             health,
             dead_letters,
-            refused,
+            rejected_dsps,
             ttls,
         }
     }
 
-    /// Tries until `stop` is cancelled; what is set aside then is tried after the next start.
+    /// Retries until `stop` is cancelled. The rest is retried after the next start.
     pub async fn run(self, stop: CancellationToken) {
-        let mut dues: BTreeMap<u32, Due> = BTreeMap::new();
-        let mut tried: FuturesUnordered<BoxFuture<'_, RetryResult>> = FuturesUnordered::new();
-        let mut under_way = BTreeSet::new();
-        let mut pace = Pace::new();
-        let mut shown = BTreeSet::new();
+        let mut next: BTreeMap<u32, NextAttempt> = BTreeMap::new();
+        let mut attempts: FuturesUnordered<BoxFuture<'_, RetryResult>> = FuturesUnordered::new();
+        let mut in_progress = BTreeSet::new();
+        let mut slot_budget = SlotBudget::new();
+        let mut reported = BTreeSet::new();
         loop {
             let now = Instant::now();
-            let mut failing: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
-            if shown != failing {
-                self.retry_queue.metrics.fail(&failing);
-                shown.clone_from(&failing);
+            let mut pending: BTreeSet<u32> = self.health.failing_dsps().into_keys().collect();
+            if reported != pending {
+                self.retry_queue.metrics.set_failing(&pending);
+                reported.clone_from(&pending);
             }
-            failing.extend(self.retry_queue.dsps());
-            dues.retain(|dsp_id, _| failing.contains(dsp_id));
-            let is_idle = failing.is_empty() && tried.is_empty();
-            for dsp_id in failing {
-                dues.entry(dsp_id).or_insert_with(|| Due::at(now));
+            pending.extend(self.retry_queue.dsps());
+            next.retain(|dsp_id, _| pending.contains(dsp_id));
+            let is_idle = pending.is_empty() && attempts.is_empty();
+            for dsp_id in pending {
+                next.entry(dsp_id).or_insert_with(|| NextAttempt::at(now));
             }
-            // Who has waited longest is first, so that no number of DSPs that fail holds up another for good.
-            let due = dues.iter().filter(|(_, due)| due.at <= now);
-            let mut due: Vec<_> = due.map(|(dsp_id, due)| (due.at, *dsp_id)).collect();
+            // Longest overdue first, so that many failing DSPs cannot starve another.
+            let due = next.iter().filter(|(_, it)| it.at <= now);
+            let mut due: Vec<_> = due.map(|(dsp_id, it)| (it.at, *dsp_id)).collect();
             due.sort_unstable();
             for (_, dsp_id) in due {
-                if under_way.len() >= CONCURRENT_DSPS_MAX {
+                if in_progress.len() >= CONCURRENT_DSPS_MAX {
                     break;
                 }
-                if under_way.contains(&dsp_id) {
+                if in_progress.contains(&dsp_id) {
                     continue;
                 }
-                if !self.store.has_slot(dsp_id) && !pace.take(now) {
+                if !self.store.has_slot(dsp_id) && !slot_budget.take(now) {
                     continue;
                 }
-                under_way.insert(dsp_id);
-                tried.push(self.retry_dsp(dsp_id).boxed());
+                in_progress.insert(dsp_id);
+                attempts.push(self.retry_dsp(dsp_id).boxed());
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some((dsp_id, result)) = tried.next() => {
-                    under_way.remove(&dsp_id);
-                    // It had none before, so it was allowed one.
+                Some((dsp_id, result)) = attempts.next() => {
+                    in_progress.remove(&dsp_id);
+                    // It had no slot before, so it has taken one from the budget.
                     if !self.store.has_slot(dsp_id) {
-                        pace.give_back();
+                        slot_budget.refund();
                     }
                     match result {
-                        Ok(()) => drop(dues.remove(&dsp_id)),
+                        Ok(()) => drop(next.remove(&dsp_id)),
                         Err(error) => {
-                            self.health.dsp_fails(dsp_id, &error.to_string());
-                            let due = dues.entry(dsp_id).or_insert_with(|| Due::at(now));
-                            due.at = Instant::now() + due.backoff.delay();
+                            self.health.set_dsp_failing(dsp_id, &error.to_string());
+                            let next = next.entry(dsp_id).or_insert_with(|| NextAttempt::at(now));
+                            next.at = Instant::now() + next.backoff.delay();
                         }
                     }
                 }
                 () = self.retry_queue.changed(), if is_idle => {}
-                () = sleep_until(now + LOOK_INTERVAL), if !is_idle => {}
+                () = sleep_until(now + POLL_INTERVAL), if !is_idle => {}
             }
         }
     }
 
-    /// Why cookies are not to be tried again, if so.
+    /// Why cookies must not be retried, if so.
     fn rejection_reason(&self, dsp_id: u32, batch: &Batch) -> Option<&'static str> {
-        if self.refused.borrow().contains(&dsp_id) {
-            return Some("its DSP is refused");
+        if self.rejected_dsps.borrow().contains(&dsp_id) {
+            return Some("its DSP is rejected");
         }
         let newest = batch.cookies().map(|cookie| cookie.accepted_unix_micros);
         let expired_before = self.ttls.expired_before(dsp_id, unix_micros());
         (newest.max()? < expired_before).then_some("it expired in the retry queue")
     }
 
-    /// Gives the store what is set aside of a DSP; or, if that is nothing, asks whether it could be written.
+    /// Retries the queued cookies of a DSP, or checks whether its slot is writable if none are queued.
     async fn retry_dsp(&self, dsp_id: u32) -> RetryResult {
         (dsp_id, self.retry_all(dsp_id).await)
     }
 
     async fn retry_all(&self, dsp_id: u32) -> Result<(), StoreError> {
-        let mut has_tried = false;
+        let mut has_retried = false;
         for _ in 0..ATTEMPTS_IN_A_ROW_MAX {
             let entries = self.retry_queue.oldest(dsp_id);
             if entries.is_empty() {
@@ -186,7 +187,7 @@ impl Retrier {
                 Some(why) => all_rejected(&batch, why),
                 None => self.store.retry(dsp_id, Arc::clone(&batch)).await?,
             };
-            has_tried = true;
+            has_retried = true;
             let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
             let (cookies, superseded) = (batch.len() as u64, batch.counts().superseded);
             let queued: u64 = entries.iter().map(|entry| entry.cookies).sum();
@@ -200,7 +201,7 @@ impl Retrier {
             }
             self.dead_letters.write(&batch, written.rejected).await;
             self.remove(dsp_id, &numbers).await;
-            self.retry_queue.done(dsp_id, entries.len());
+            self.retry_queue.remove_oldest(dsp_id, entries.len());
             let outcomes = LedgerCounts {
                 written: cookies - stale - rejected,
                 superseded,
@@ -211,30 +212,30 @@ impl Retrier {
             };
             self.retry_queue.metrics.ledger.retried(&outcomes);
         }
-        if self.refused.borrow().contains(&dsp_id) {
-            self.health.dsp_works(dsp_id);
-        } else if !has_tried {
-            let nothing = Arc::new(Batch::new(1, 1));
-            self.store.retry(dsp_id, nothing).await?;
-            self.health.dsp_works(dsp_id);
+        if self.rejected_dsps.borrow().contains(&dsp_id) {
+            self.health.set_dsp_available(dsp_id);
+        } else if !has_retried {
+            let empty = Arc::new(Batch::new(1, 1));
+            self.store.retry(dsp_id, empty).await?;
+            self.health.set_dsp_available(dsp_id);
         }
         Ok(())
     }
 
-    /// Removes entries whose cookies are written or dead letters. Only the removal is repeated: if its answer was lost, there
-    /// is nothing left to read and write again.
+    /// Removes entries whose cookies are stored or dead letters. Repeats only the removal: if the response to it was lost, the
+    /// entries cannot be read again.
     async fn remove(&self, dsp_id: u32, numbers: &[u64]) {
         let mut backoff = backoff();
         while let Err(error) = self.store.remove_retry_entries(numbers).await {
-            self.health.dsp_fails(dsp_id, &error.to_string());
+            self.health.set_dsp_failing(dsp_id, &error.to_string());
             sleep(backoff.delay()).await;
         }
-        self.health.dsp_works(dsp_id);
+        self.health.set_dsp_available(dsp_id);
     }
 }
 
 fn all_rejected(batch: &Batch, why: &str) -> WriteOutcome {
-    let indices = 0..u32::try_from(batch.len()).expect("a batch is bounded in cookies");
+    let indices = 0..u32::try_from(batch.len()).expect("the size of a batch is bounded");
     let rejected = indices.map(|index| RejectedCookie {
         index,
         reason: why.to_owned(),
@@ -245,36 +246,35 @@ fn all_rejected(batch: &Batch, why: &str) -> WriteOutcome {
     }
 }
 
-/// How many slots may be made.
+/// Token bucket for the creation of slots.
 #[derive(Debug)]
-struct Pace {
-    left: f64,
+struct SlotBudget {
+    available: f64,
     at: Instant,
 }
 
-impl Pace {
+impl SlotBudget {
     fn new() -> Self {
         Self {
-            left: NEW_SLOTS.0,
+            available: SLOT_BURST,
             at: Instant::now(),
         }
     }
 
     fn take(&mut self, now: Instant) -> bool {
-        let (most, per_second) = NEW_SLOTS;
-        let passed = (now - self.at).as_secs_f64();
-        self.left = (self.left + passed * per_second).min(most);
+        let elapsed = (now - self.at).as_secs_f64();
+        self.available = (self.available + elapsed * SLOTS_PER_SECOND).min(SLOT_BURST);
         self.at = now;
-        let may = self.left >= 1.0;
-        if may {
-            self.left -= 1.0;
+        let may_create = self.available >= 1.0;
+        if may_create {
+            self.available -= 1.0;
         }
-        may
+        may_create
     }
 
-    /// Gives back what was taken for a slot that was not made.
-    fn give_back(&mut self) {
-        self.left = (self.left + 1.0).min(NEW_SLOTS.0);
+    /// Refunds a slot that was not created.
+    fn refund(&mut self) {
+        self.available = (self.available + 1.0).min(SLOT_BURST);
     }
 }
 
@@ -283,12 +283,15 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn slots_are_made_at_a_pace() {
-        let mut pace = Pace::new();
-        let mut made = |seconds: u64| {
+    async fn slots_are_created_in_a_burst_and_then_at_a_rate() {
+        let mut budget = SlotBudget::new();
+        let mut created = |seconds: u64| {
             let now = Instant::now() + Duration::from_secs(seconds);
-            (0..1000).take_while(|_| pace.take(now)).count()
+            (0..1000).take_while(|_| budget.take(now)).count()
         };
-        assert_eq!([made(0), made(0), made(2), made(1000)], [32, 0, 10, 32]);
+        assert_eq!(
+            [created(0), created(0), created(2), created(1000)],
+            [32, 0, 10, 32]
+        );
     }
 }

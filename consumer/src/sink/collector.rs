@@ -1,4 +1,4 @@
-//! From the buffer to batches.
+//! Collects batches from the buffer.
 
 use std::{
     collections::BTreeSet,
@@ -23,33 +23,33 @@ use crate::{
     ttl::Ttls,
 };
 
-/// Cookies that need not wait for more. A document costs mongod 3.5 µs in commands of 1,000, and 5 µs in commands of 200
-/// still; at 40,000 a second these come 75 ms before the default flush interval ends.
+/// Number of cookies at which a batch is flushed early. mongod needs 3.5 µs per document in commands of 1,000, and still 5 µs
+/// in commands of 200. At 40,000 cookies per second, this is 75 ms before the default flush interval ends.
 const FLUSH_COOKIES: usize = 5_000;
 
-/// How far ahead of this machine's clock a producer's is believed.
+/// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
 const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
 
-/// What a collector has beside its two ends.
+/// Collects the batches of one sink.
 #[derive(Debug)]
 pub struct Collector {
     limits: BatchLimits,
     suppression: Arc<Mutex<Suppression>>,
     metrics: metrics::Sink,
-    /// What is left in the buffer is left out when this is cancelled.
+    /// Cancelled to skip the rest of the buffer.
     fast_drain: CancellationToken,
     clock: ClockJumps,
     slots: DspSlots,
     ttls: Ttls,
-    /// DSPs that the operator refuses.
-    refused: watch::Receiver<BTreeSet<u32>>,
+    /// DSPs that the operator rejects.
+    rejected_dsps: watch::Receiver<BTreeSet<u32>>,
 }
 
-/// Refuses cookies that have expired and those of DSPs without a slot, and filters the others by what is stored.
+/// Rejects expired cookies and those of DSPs without a slot, and suppresses duplicates.
 struct AdmissionFilter<'a> {
     slots: &'a mut DspSlots,
     ttls: &'a Ttls,
-    /// In microseconds since the Unix epoch.
+    /// The current time in microseconds since the Unix epoch.
     now: u64,
     suppression: &'a mut Suppression,
 }
@@ -80,18 +80,18 @@ impl DedupFilter for AdmissionFilter<'_> {
 }
 
 impl Collector {
-    /// A collector that ends early when `fast_drain` is cancelled.
+    /// A collector that skips the rest of the buffer when `fast_drain` is cancelled.
     #[must_use]
     pub fn new(
         limits: BatchLimits,
         suppression: Arc<Mutex<Suppression>>,
         slots: DspSlots,
         ttls: Ttls,
-        mut refused: watch::Receiver<BTreeSet<u32>>,
+        mut rejected_dsps: watch::Receiver<BTreeSet<u32>>,
         metrics: metrics::Sink,
         fast_drain: CancellationToken,
     ) -> Self {
-        refused.mark_changed();
+        rejected_dsps.mark_changed();
         Self {
             limits,
             suppression,
@@ -100,17 +100,17 @@ impl Collector {
             clock: ClockJumps::new(unix_micros(), Instant::now()),
             slots,
             ttls,
-            refused,
+            rejected_dsps,
         }
     }
 
     /// Collects batches until the buffer ends.
     ///
-    /// In a fast drain it hands over what it has and leaves the rest of the buffer out. No cursor of that was committed,
-    /// so the producers send it again.
+    /// In a fast drain, it passes on the current batch and skips the rest of the buffer. Producers send skipped cookies again,
+    /// because no cursor of them was committed.
     ///
     /// # Errors
-    /// When the writer is gone.
+    /// When the writer has ended.
     pub async fn run(
         mut self,
         mut buffer: BufferReader,
@@ -123,19 +123,19 @@ impl Collector {
             let is_old = due_at.is_some_and(|due_at| due_at <= Instant::now());
             let is_due = is_old || batch.is_full() || batch.len() >= FLUSH_COOKIES;
             tokio::select! {
-                idle = batch_sender.idle(), if is_due => {
+                idle = batch_sender.wait_idle(), if is_due => {
                     due_at = None;
                     let next = batch.next();
-                    self.show_slots();
-                    batch_sender.give(std::mem::replace(&mut batch, next), idle).await?;
+                    self.update_slot_metrics();
+                    batch_sender.send(std::mem::replace(&mut batch, next), idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
                     let Some(item) = item else { break };
                     if due_at.is_none() {
                         due_at = Some(Instant::now() + limits.flush_interval);
-                        self.refuse();
+                        self.update_rejected_dsps();
                     }
-                    self.take(&mut batch, item);
+                    self.add(&mut batch, item);
                 }
                 () = sleep_until(due_at.unwrap_or_else(Instant::now)), if due_at.is_some() && !is_due => {}
                 () = self.fast_drain.cancelled() => {
@@ -145,14 +145,14 @@ impl Collector {
             }
         }
         if !batch.is_empty() {
-            self.show_slots();
-            let idle = batch_sender.idle().await;
-            batch_sender.give(batch, idle).await?;
+            self.update_slot_metrics();
+            let idle = batch_sender.wait_idle().await;
+            batch_sender.send(batch, idle).await?;
         }
         Ok(())
     }
 
-    fn take(&mut self, batch: &mut Batch, item: Item) {
+    fn add(&mut self, batch: &mut Batch, item: Item) {
         match item {
             Item::Chunk(producer, chunk) => {
                 let (now, at) = (unix_micros(), Instant::now());
@@ -166,42 +166,42 @@ impl Collector {
                 }
                 let mut suppression = lock(&self.suppression);
                 suppression.set_now(now);
-                let mut gate = AdmissionFilter {
+                let mut filter = AdmissionFilter {
                     slots: &mut self.slots,
                     ttls: &self.ttls,
-                    // Not the steady one: after a jump ahead and back, that would take everything for expired.
+                    // Not the steady clock: after a jump forward and back, it would expire all cookies.
                     now: self.clock.earlier(now, at),
                     suppression: &mut suppression,
                 };
-                batch.push_filtered(&producer, &chunk, latest, &mut gate);
+                batch.push_filtered(&producer, &chunk, latest, &mut filter);
             }
             Item::Cursor(cursor) => batch.advance(&cursor),
         }
     }
 
-    /// Takes over what the operator refuses, if that has changed.
-    fn refuse(&mut self) {
-        if self.refused.has_changed().unwrap_or(false) {
-            let refused = self.refused.borrow_and_update().clone();
-            tracing::info!(dsps = refused.len(), "cookies of these DSPs are refused");
-            self.slots.refuse(refused);
+    /// Applies a reload of the rejected DSPs.
+    fn update_rejected_dsps(&mut self) {
+        if self.rejected_dsps.has_changed().unwrap_or(false) {
+            let rejected = self.rejected_dsps.borrow_and_update().clone();
+            tracing::info!(dsps = rejected.len(), "rejected DSPs updated");
+            self.slots.set_rejected(rejected);
         }
     }
 
-    /// Takes in of what the store holds which DSPs have a slot.
-    pub fn load(&mut self, held: &[u32]) {
-        self.refuse();
-        self.slots.load(held);
-        self.show_slots();
+    /// Adds the DSPs in the store to those that have a slot.
+    pub fn load(&mut self, stored: &[u32]) {
+        self.update_rejected_dsps();
+        self.slots.load(stored);
+        self.update_slot_metrics();
     }
 
-    fn show_slots(&self) {
-        let (taken, max) = self.slots.taken();
-        self.metrics.dsp_slots.set(gauge_value(taken as u64));
+    fn update_slot_metrics(&self) {
+        let (unlisted, max) = self.slots.unlisted();
+        self.metrics.dsp_slots.set(gauge_value(unlisted as u64));
         self.metrics.dsp_slots_max.set(gauge_value(max as u64));
     }
 
-    /// Empties the buffer, and counts and says how much is left out.
+    /// Empties the buffer, and counts and logs the skipped cookies.
     fn skip_buffered(&self, buffer: &mut BufferReader) {
         let mut cookies = 0;
         while let Some(item) = buffer.try_pop() {

@@ -1,4 +1,4 @@
-//! The whole sink of one store, put together as the settings say: buffer → collector → writer.
+//! Builds a sink from the settings: buffer → collector → writer.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_sender};
+use super::{BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_channel};
 use crate::{
     config::Config,
     dead_letters::DeadLetters,
@@ -23,26 +23,26 @@ use crate::{
     suppression::Suppression,
 };
 
-/// What makes a sink end before its buffer does.
+/// Tokens that end a sink before its buffer ends.
 #[derive(Debug, Clone, Default)]
 pub struct StopTokens {
-    /// What is left in the buffer is left out when this is cancelled.
+    /// Cancelled to skip the rest of the buffer.
     pub fast_drain: CancellationToken,
-    /// The store is not waited for any longer when this is cancelled.
-    pub at_once: CancellationToken,
-    /// What is set aside is not retried any longer when this is cancelled.
+    /// Cancelled to stop without waiting for the store.
+    pub immediate: CancellationToken,
+    /// Cancelled to stop retries.
     pub retrier: CancellationToken,
 }
 
-/// A sink, to be run: its three tasks at the same time. It ends in order when all writers of the buffer are dropped.
+/// A sink whose three tasks must run concurrently. It ends when all writers of the buffer are dropped.
 pub struct Pipeline {
-    /// What it takes from.
+    /// The input.
     pub buffer: BufferWriter,
-    /// From the buffer to batches.
+    /// The collector.
     pub collecting: BoxFuture<'static, Result<(), Failure>>,
-    /// From batches into the store.
+    /// The writer.
     pub writing: BoxFuture<'static, Result<(), Failure>>,
-    /// What is set aside into the store.
+    /// The retries of queued cookies.
     pub retrying: BoxFuture<'static, ()>,
 }
 
@@ -53,16 +53,15 @@ impl fmt::Debug for Pipeline {
 }
 
 impl Pipeline {
-    /// Waits for the store and reads where it stands, into the table of producers; then a sink into it. Cookies of DSPs that
-    /// are `refused` go nowhere.
+    /// Waits for the store, loads its cursors into the table of producers, and builds a sink.
     ///
     /// # Errors
-    /// When the store is broken, or it is told to stop.
+    /// When the store failed permanently, or a token is cancelled.
     pub async fn open(
         config: &Config,
         store: Arc<dyn Store>,
         health: Arc<Health>,
-        refused: watch::Receiver<BTreeSet<u32>>,
+        rejected_dsps: watch::Receiver<BTreeSet<u32>>,
         metrics: &Metrics,
         stops: StopTokens,
     ) -> Result<Self, Failure> {
@@ -79,7 +78,7 @@ impl Pipeline {
             ttls.clone(),
         );
         let suppression = Arc::new(Mutex::new(suppression));
-        let (batch_sender, batches) = batch_sender();
+        let (batch_sender, batches) = batch_channel();
         let dead_letters = DeadLetters::new(
             config.storage.dead_letters.clone(),
             config.storage.dead_letter_bytes,
@@ -91,7 +90,7 @@ impl Pipeline {
             Arc::clone(&store),
             Arc::clone(&health),
             dead_letters.clone(),
-            refused.clone(),
+            rejected_dsps.clone(),
             ttls.clone(),
         );
         let mut collector = Collector::new(
@@ -99,7 +98,7 @@ impl Pipeline {
             Arc::clone(&suppression),
             DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
-            refused,
+            rejected_dsps,
             metrics.sink.clone(),
             stops.fast_drain,
         );
@@ -110,10 +109,10 @@ impl Pipeline {
             metrics.sink.clone(),
             dead_letters,
             retry_queue,
-            stops.at_once,
+            stops.immediate,
         );
         let loaded = writer.load().await?;
-        health.producers().loaded(loaded.cursors);
+        health.producers().load(loaded.cursors);
         collector.load(&loaded.slots);
         Ok(Self {
             buffer,

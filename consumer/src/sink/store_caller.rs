@@ -1,4 +1,4 @@
-//! What the sink asks the store, again and again until it is done; and what is said of it meanwhile.
+//! Repeats store operations until they succeed, and reports outages.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,28 +10,28 @@ use crate::{
     backoff::Backoff,
     health::Health,
     metrics,
-    store::{Answer, Store, StoreError},
+    store::{Store, StoreError, StoreFuture},
 };
 
-/// How long one attempt may take before the store is reported as failing; the attempt goes on.
+/// Duration of an attempt after which the store is reported as down. The attempt continues.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most reasons of one outage that are logged.
+/// Maximum number of logged reasons per outage.
 const REASONS_MAX: usize = 8;
 
-/// Asks the store, and tells health, metrics and log when it begins and ends to fail.
+/// Calls the store, and reports the start and end of outages to health, metrics and log.
 #[derive(Debug)]
 pub(super) struct StoreCaller {
     store: Arc<dyn Store>,
     health: Arc<Health>,
     metrics: metrics::Sink,
     stop: CancellationToken,
-    /// Why the store does not work, as far as it was logged; empty while it works.
+    /// Logged reasons of the current outage; empty while the store is up.
     reasons: Vec<String>,
 }
 
 impl StoreCaller {
-    /// Attempts that are given up when `stop` is cancelled.
+    /// Cancelling `stop` ends pending calls.
     pub(super) fn new(
         store: Arc<dyn Store>,
         health: Arc<Health>,
@@ -47,21 +47,20 @@ impl StoreCaller {
         }
     }
 
-    /// Repeats what the store cannot do now, after growing delays. An attempt that takes longer than [`TIMEOUT`]
-    /// is reported.
+    /// Repeats `call` with backoff until it succeeds. Attempts longer than [`TIMEOUT`] are reported.
     ///
     /// # Errors
-    /// When the store is broken, or told to stop.
-    pub(super) async fn until_done<T>(
+    /// When the store failed permanently, or `stop` is cancelled.
+    pub(super) async fn retry<T>(
         &mut self,
-        ask: impl for<'a> Fn(&'a dyn Store) -> Answer<'a, T>,
+        call: impl for<'a> Fn(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> Result<T, Failure> {
         let (store, stop) = (Arc::clone(&self.store), self.stop.clone());
         let mut backoff = Backoff::default();
         loop {
-            let answer = self.unless_stopped(ask(&*store)).await?;
-            self.note(answer.as_ref().err())?;
-            if let Ok(done) = answer {
+            let result = self.unless_stopped(call(&*store)).await?;
+            self.note(result.as_ref().err())?;
+            if let Ok(done) = result {
                 return Ok(done);
             }
             tokio::select! {
@@ -71,70 +70,67 @@ impl StoreCaller {
         }
     }
 
-    /// Waits patiently, but not when told to stop.
+    /// Waits for `call` without a deadline.
     ///
     /// # Errors
-    /// When told to stop.
+    /// When `stop` is cancelled.
     pub(super) async fn unless_stopped<T>(
         &mut self,
-        asked: impl Future<Output = T> + Unpin,
+        call: impl Future<Output = T> + Unpin,
     ) -> Result<T, Failure> {
         let stop = self.stop.clone();
         tokio::select! {
             () = stop.cancelled() => Err(Failure::Stopped),
-            answer = self.patiently(asked) => Ok(answer),
+            result = self.wait_and_report(call) => Ok(result),
         }
     }
 
-    /// Reports the store as failing when it does not answer soon, and as in need of a restart when it seems to hang; and
-    /// waits on.
-    async fn patiently<T>(&mut self, mut asked: impl Future<Output = T> + Unpin) -> T {
-        if let Ok(answer) = timeout(TIMEOUT, &mut asked).await {
-            return answer;
+    /// Waits for `call`. Reports the store as down after [`TIMEOUT`], and as in need of a restart after its hang timeout.
+    async fn wait_and_report<T>(&mut self, mut call: impl Future<Output = T> + Unpin) -> T {
+        if let Ok(result) = timeout(TIMEOUT, &mut call).await {
+            return result;
         }
-        self.is_failing(format!("no answer for {TIMEOUT:?}"));
+        self.report_down(format!("no response for {TIMEOUT:?}"));
         if let Some(hang_timeout) = self.store.hang_timeout() {
-            if let Ok(answer) = timeout(hang_timeout.saturating_sub(TIMEOUT), &mut asked).await {
-                return answer;
+            if let Ok(result) = timeout(hang_timeout.saturating_sub(TIMEOUT), &mut call).await {
+                return result;
             }
-            let why = format!(
-                "no answer for {hang_timeout:?}: it hangs, and may go on only after a restart"
-            );
+            let why = format!("no response for {hang_timeout:?}; probably only a restart helps");
             tracing::error!(why, "store is not responding, still waiting");
-            self.health.store_needs_restart(why);
+            self.health.set_store_needs_restart(why);
         }
-        asked.await
+        call.await
     }
 
-    fn is_failing(&mut self, why: String) {
+    fn report_down(&mut self, why: String) {
         self.metrics.store_up.set(0);
         if self.reasons.len() < REASONS_MAX && !self.reasons.contains(&why) {
             tracing::warn!(why, "store unavailable, retrying");
             self.reasons.push(why.clone());
         }
-        self.health.store_fails(why);
+        self.health.set_store_down(why);
     }
 
-    /// Takes note of how an attempt ended.
+    /// Records the result of an attempt.
     ///
     /// # Errors
-    /// When none can ever succeed.
+    /// When the store failed permanently.
     pub(super) fn note(&mut self, error: Option<&StoreError>) -> Result<(), Failure> {
         let Some(error) = error else {
             if !self.reasons.is_empty() {
                 tracing::info!("store available again");
             }
             self.reasons.clear();
-            self.health.store_works();
+            self.health.set_store_up();
             self.metrics.store_up.set(1);
             return Ok(());
         };
         self.metrics.store_errors.inc();
-        self.is_failing(error.to_string());
+        self.report_down(error.to_string());
         match error {
             StoreError::Unavailable(_) => Ok(()),
             StoreError::Broken(why) => {
-                self.health.store_needs_restart(why.clone());
+                self.health.set_store_needs_restart(why.clone());
                 Err(Failure::Broken(why.clone()))
             }
         }

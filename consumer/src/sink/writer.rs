@@ -1,15 +1,15 @@
-//! From batches into the store: written, then committed, and repeated until they are.
+//! Writes and commits batches, and repeats failed attempts.
 //!
-//! The writer is in one of three [states](State), and one loop leads from each to the next:
+//! A state machine with three [states](WriterState):
 //!
 //! ```text
 //! Idle ──a batch──▶ Writing ──written──▶ Committing ──durable──▶ Idle
 //!                      ▲                     │
-//!                      └─────────────────────┘ durable, and the next batch has come
+//!                      └─────────────────────┘ durable, and the next batch is there
 //! ```
 //!
-//! While one batch is committed, a first attempt to write the next is made. It counts only if the commit succeeds: what
-//! came of a batch is told, in dead letters and in the suppression table, when everything before it is durable.
+//! While a batch is committed, one attempt to write the next batch is made. Its result is used only if the commit succeeds:
+//! dead letters and the suppression table are updated when all previous batches are durable.
 
 use std::{
     collections::HashSet,
@@ -38,13 +38,13 @@ use crate::{
     suppression::{self, Suppression},
 };
 
-/// How often an idle store is asked whether it could be written.
+/// Interval of pings while the writer is idle.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Cookies of a batch that the suppression table records before it lets the collector in again.
+/// Maximum number of cookies recorded in the suppression table before its lock is released for the collector.
 const RECORD_COOKIES_MAX: usize = 5_000;
 
-/// Uses the store for the sink.
+/// The writer of a sink.
 #[derive(Debug)]
 pub struct Writer {
     store: Arc<dyn Store>,
@@ -54,16 +54,16 @@ pub struct Writer {
     dead_letters: DeadLetters,
     retry_queue: RetryQueue,
     stop: CancellationToken,
-    attempts: StoreCaller,
+    caller: StoreCaller,
 }
 
-/// What the writer is doing.
+/// State of the writer.
 enum WriterState {
-    /// There is nothing to write.
+    /// No batch.
     Idle,
-    /// This batch is written, and there is none to be committed.
+    /// `next` is being written; no batch awaits its commit.
     CollectionWrite { next: NextBatch, attempt: Attempt },
-    /// `previous` is committed, and `next` is written meanwhile if it has come.
+    /// `previous` is being committed while `next` is written, if there is one.
     Committing {
         previous: UncommittedBatch,
         commit: Commit,
@@ -71,21 +71,21 @@ enum WriterState {
     },
 }
 
-/// What came of a first attempt to write, if there was one that counts.
+/// Result of the first write attempt; `None` if there was none or it cannot be used.
 type Attempt = Option<Result<WriteOutcome, StoreError>>;
 
-/// A commit under way.
+/// A commit in progress.
 type Commit = BoxFuture<'static, Result<(), StoreError>>;
 
-/// A batch as the writer takes it.
+/// A batch received from the collector.
 struct NextBatch {
     batch: Arc<Batch>,
-    /// Lets the collector hand over the next.
+    /// Released when the collector may send the next batch.
     idle: OwnedSemaphorePermit,
     began: Instant,
 }
 
-/// A batch that was written, and must become durable.
+/// A batch that is written but not durable.
 struct UncommittedBatch {
     batch: Arc<Batch>,
     written: WriteOutcome,
@@ -93,7 +93,7 @@ struct UncommittedBatch {
 }
 
 impl Writer {
-    /// A writer that gives up when `stop` is cancelled; an orderly end is the end of its batches.
+    /// Cancelling `stop` ends it immediately. It ends by itself after its last batch.
     #[must_use]
     pub fn new(
         store: Arc<dyn Store>,
@@ -104,7 +104,7 @@ impl Writer {
         retry_queue: RetryQueue,
         stop: CancellationToken,
     ) -> Self {
-        let attempts = StoreCaller::new(
+        let caller = StoreCaller::new(
             Arc::clone(&store),
             Arc::clone(&health),
             metrics.clone(),
@@ -118,27 +118,27 @@ impl Writer {
             dead_letters,
             retry_queue,
             stop,
-            attempts,
+            caller,
         }
     }
 
-    /// Waits for the store, until it can be written, and reads what it has beside cookies.
+    /// Waits until the store is writable, and loads its state.
     ///
     /// # Errors
-    /// When the store is broken, or at `stop`.
+    /// When the store failed permanently, or `stop` is cancelled.
     pub async fn load(&mut self) -> Result<StoredState, Failure> {
-        self.attempts.until_done(|store| store.ping()).await?;
-        let mut loaded = self.attempts.until_done(|store| store.load()).await?;
+        self.caller.retry(|store| store.ping()).await?;
+        let mut loaded = self.caller.retry(|store| store.load()).await?;
         self.retry_queue.load(&loaded.retry_queue);
-        // These get their slots soon.
+        // Their slots are created soon.
         loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)
     }
 
-    /// Writes and commits batches until there are no more.
+    /// Writes and commits all batches.
     ///
     /// # Errors
-    /// When the store is broken, or at `stop`.
+    /// When the store failed permanently, or `stop` is cancelled.
     pub async fn run(mut self, mut batches: BatchReceiver) -> Result<(), Failure> {
         let mut state = WriterState::Idle;
         loop {
@@ -162,17 +162,17 @@ impl Writer {
                     previous,
                     commit,
                     next: None,
-                } => self.commit_alone(previous, commit, &mut batches).await?,
+                } => self.finish_commit(previous, commit, &mut batches).await?,
                 WriterState::Committing {
                     previous,
                     commit,
                     next: Some(next),
-                } => self.commit_beside(previous, commit, next).await?,
+                } => self.commit_and_write(previous, commit, next).await?,
             };
         }
     }
 
-    fn take(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
+    fn receive(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
         batch.defer_dsps(self.retry_queue.dsps());
         NextBatch {
             batch: Arc::new(batch),
@@ -181,7 +181,7 @@ impl Writer {
         }
     }
 
-    /// From [`WriterState::Idle`]: the next batch; meanwhile the store is pinged. None when there will be none.
+    /// From [`WriterState::Idle`]: waits for the next batch and pings the store. `None` at the end.
     async fn wait_for(
         &mut self,
         batches: &mut BatchReceiver,
@@ -190,12 +190,12 @@ impl Writer {
             tokio::select! {
                 () = self.stop.cancelled() => return Err(Failure::Stopped),
                 next = timeout(PING_INTERVAL, batches.0.recv()) => if let Ok(next) = next {
-                    return Ok(next.map(|next| self.take(next)));
+                    return Ok(next.map(|next| self.receive(next)));
                 },
             }
             let ping = self.store.ping();
-            let pinged = self.attempts.unless_stopped(ping).await?;
-            self.attempts.note(pinged.as_ref().err())?;
+            let pinged = self.caller.unless_stopped(ping).await?;
+            self.caller.note(pinged.as_ref().err())?;
         }
     }
 
@@ -207,13 +207,13 @@ impl Writer {
     ) -> Result<UncommittedBatch, Failure> {
         let NextBatch { batch, idle, began } = next;
         if let Some(attempt) = &attempt {
-            self.attempts.note(attempt.as_ref().err())?;
+            self.caller.note(attempt.as_ref().err())?;
         }
         let mut written = match attempt {
             Some(Ok(written)) => written,
             _ => {
-                self.attempts
-                    .until_done(|store| store.write(Arc::clone(&batch)))
+                self.caller
+                    .retry(|store| store.write(Arc::clone(&batch)))
                     .await?
             }
         };
@@ -233,8 +233,8 @@ impl Writer {
         async move { store.commit(&batch, receipt).await }.boxed()
     }
 
-    /// From [`WriterState::Committing`] with no next batch: until the commit ends, or one comes.
-    async fn commit_alone(
+    /// From [`WriterState::Committing`] without a next batch: waits for the commit or the next batch.
+    async fn finish_commit(
         &mut self,
         previous: UncommittedBatch,
         mut commit: Commit,
@@ -242,20 +242,20 @@ impl Writer {
     ) -> Result<WriterState, Failure> {
         tokio::select! {
             biased;
-            committed = self.attempts.unless_stopped(&mut commit) => {
+            committed = self.caller.unless_stopped(&mut commit) => {
                 self.committed(previous, committed?).await?;
                 Ok(WriterState::Idle)
             }
             Some(next) = batches.0.recv() => Ok(WriterState::Committing {
                 previous,
                 commit,
-                next: Some(self.take(next)),
+                next: Some(self.receive(next)),
             }),
         }
     }
 
-    /// From [`WriterState::Committing`] with a next batch: until the commit and one attempt to write that batch have ended.
-    async fn commit_beside(
+    /// From [`WriterState::Committing`] with a next batch: waits for the commit and one attempt to write that batch.
+    async fn commit_and_write(
         &mut self,
         previous: UncommittedBatch,
         commit: Commit,
@@ -263,8 +263,8 @@ impl Writer {
     ) -> Result<WriterState, Failure> {
         let write = self.store.write(Arc::clone(&next.batch));
         let both = async { tokio::join!(commit, write) }.boxed();
-        let (committed, attempt) = self.attempts.unless_stopped(both).await?;
-        // After a failure nothing that was written since the last commit is certain.
+        let (committed, attempt) = self.caller.unless_stopped(both).await?;
+        // After a failed commit, the writes since the last commit may be lost.
         let is_durable = self.committed(previous, committed).await?;
         Ok(WriterState::CollectionWrite {
             next,
@@ -272,27 +272,27 @@ impl Writer {
         })
     }
 
-    /// Makes sure that a batch is durable, whatever came of its commit, and counts it. Tells whether that commit succeeded.
+    /// Makes a batch durable, even if its commit failed, and counts it. Returns whether the commit succeeded.
     async fn committed(
         &mut self,
         mut previous: UncommittedBatch,
         committed: Result<(), StoreError>,
     ) -> Result<bool, Failure> {
-        self.attempts.note(committed.as_ref().err())?;
+        self.caller.note(committed.as_ref().err())?;
         if committed.is_err() {
             self.write_again(&mut previous).await?;
         }
-        self.stored(&previous);
+        self.count_stored(&previous);
         Ok(committed.is_ok())
     }
 
-    /// Writes and commits a batch of which it is not known whether the store has it. What the store refuses only now is
-    /// set aside as well: what became of the batch is what came of the last time.
+    /// Writes and commits a batch again whose commit failed. Cookies that are rejected or deferred only now are diverted, too:
+    /// the last attempt determines the outcome.
     async fn write_again(&mut self, previous: &mut UncommittedBatch) -> Result<(), Failure> {
         let batch = Arc::clone(&previous.batch);
         let mut after = self
-            .attempts
-            .until_done(|store| {
+            .caller
+            .retry(|store| {
                 let batch = Arc::clone(&batch);
                 async move {
                     let written = store.write(Arc::clone(&batch)).await?;
@@ -303,7 +303,7 @@ impl Writer {
             })
             .await?;
         let before = std::mem::take(&mut previous.written);
-        // What was set aside or became a dead letter has its fate, wherever else it is now.
+        // Cookies in the retry queue or the dead-letter file keep that outcome, even if they are stored now.
         let diverted: HashSet<u32> = before.not_stored().collect();
         after.stale.retain(|index| !diverted.contains(index));
         after.rejected.retain(|it| !diverted.contains(&it.index));
@@ -313,7 +313,7 @@ impl Writer {
         self.divert(&batch, &mut after).await?;
         let not_stored: HashSet<u32> = after.not_stored().collect();
         if !not_stored.is_empty() {
-            lock(&self.suppression).forget(&batch, &not_stored);
+            lock(&self.suppression).remove(&batch, &not_stored);
         }
         after.merge(WriteOutcome {
             stale: Vec::new(),
@@ -323,7 +323,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sets aside what was not taken, and writes dead letters for what was refused, or has no room aside.
+    /// Adds deferred cookies to the retry queue. Writes rejected cookies, and those that do not fit, to the dead-letter file.
     async fn divert(
         &mut self,
         batch: &Arc<Batch>,
@@ -331,20 +331,20 @@ impl Writer {
     ) -> Result<(), Failure> {
         for it in &written.deferred {
             if let Some(why) = &it.why {
-                self.health.dsp_fails(it.dsp_id, why);
+                self.health.set_dsp_failing(it.dsp_id, why);
             }
         }
         let has_slot = |dsp_id| self.store.has_slot(dsp_id);
         let (entries, overflow) = self.retry_queue.pack(batch, &written.deferred, has_slot);
         if !entries.is_empty() {
-            self.attempts
-                .until_done(|store| store.put_retry_entries(Arc::clone(&entries)))
+            self.caller
+                .retry(|store| store.put_retry_entries(Arc::clone(&entries)))
                 .await?;
-            self.retry_queue.put(&entries);
+            self.retry_queue.add_durable(&entries);
         }
-        let refused: HashSet<u32> = overflow.iter().map(|it| it.index).collect();
+        let did_not_fit: HashSet<u32> = overflow.iter().map(|it| it.index).collect();
         for it in &mut written.deferred {
-            it.indices.retain(|index| !refused.contains(index));
+            it.indices.retain(|index| !did_not_fit.contains(index));
         }
         written.rejected.extend(overflow);
         let rejected = written.rejected.clone();
@@ -352,8 +352,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Counts a batch that is durable.
-    fn stored(&self, previous: &UncommittedBatch) {
+    /// Counts a durable batch.
+    fn count_stored(&self, previous: &UncommittedBatch) {
         let (batch, metrics) = (&previous.batch, &self.metrics);
         let now = unix_micros();
         let stale = previous.written.stale.len() as u64;
@@ -374,14 +374,14 @@ impl Writer {
         metrics.flush_seconds.observe(took.as_secs_f64());
         let cookies = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         metrics.batch_cookies.observe(f64::from(cookies));
-        // From the times of chunks: what waited for its release would make every node look slow.
+        // Chunk times exclude the time that cookies were queued for release, which would make every node look slow.
         for (released, cookies) in batch.released() {
             let took = Duration::from_micros(now.saturating_sub(released));
             metrics.stored_seconds.observe(took, cookies);
         }
-        self.health.producers().committed(batch.cursors());
+        self.health.producers().record_commit(batch.cursors());
         for end in batch.completed_epochs() {
-            metrics.completed_epochs.inc();
+            metrics.producer_drains.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);
             tracing::info!(
                 producer,
@@ -400,9 +400,8 @@ impl Writer {
         );
     }
 
-    /// Lets the suppression table know what was stored, in parts: so that neither the collector waits for long for the
-    /// table, nor other tasks for this one. On the task itself and not on a thread for blocking work: the order of
-    /// events then depends on nothing but the runtime, and a simulation can repeat it.
+    /// Records the outcome in the suppression table, in steps that neither block the collector nor this thread for long. It
+    /// does not use a blocking thread, because simulations must be reproducible.
     async fn record(&self, batch: &Batch, written: &WriteOutcome) {
         let mut outcomes = suppression::outcomes(batch, written);
         for _ in (0..batch.len()).step_by(RECORD_COOKIES_MAX) {

@@ -1,20 +1,20 @@
-//! No store: counts cookies and forgets them. For measuring everything before the store.
+//! A store that discards all cookies, to measure the pipeline before the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 
-use super::{Answer, Expired, Expiry, LookupResult, Store, StoredState, WriteOutcome};
+use super::{Expiry, ExpiryResult, LookupResult, Store, StoreFuture, StoredState, WriteOutcome};
 use crate::batch::{Batch, Cursor};
 
-/// Remembers cursors for the life of the process, and nothing else.
+/// Keeps only cursors, in memory.
 #[derive(Debug, Default)]
 pub struct DiscardStore {
     cursors: Mutex<Vec<Cursor>>,
 }
 
 impl Store for DiscardStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = StoredState {
             cursors: cursors.clone(),
@@ -23,7 +23,7 @@ impl Store for DiscardStore {
         std::future::ready(Ok(loaded)).boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         let mut cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
         for cursor in batch.cursors() {
             cursors.retain(|known| known.producer != cursor.producer);
@@ -32,25 +32,25 @@ impl Store for DiscardStore {
         std::future::ready(Ok(WriteOutcome::default())).boxed()
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> StoreFuture<'a, LookupResult> {
         std::future::ready(Ok(LookupResult::default())).boxed()
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> StoreFuture<'_, ()> {
         std::future::ready(Ok(())).boxed()
     }
 
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
-        let nothing = Expired {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
+        let nothing = ExpiryResult {
             deleted: 0,
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         };
         std::future::ready(Ok(nothing)).boxed()
     }
 
-    fn delete_cursors_before(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
-        // They live no longer than the process.
+    fn delete_cursors_before(&self, _before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
+        // Cursors are not persistent.
         std::future::ready(Ok(Vec::new())).boxed()
     }
 }

@@ -1,21 +1,18 @@
-//! The embedded store: fjall, a log-structured tree in one directory of this machine.
+//! The embedded store: fjall, a log-structured merge tree in a local directory.
 //!
-//! Newest wins mostly without reading: the `recent` module knows of most cookies that nothing newer can be stored. Only
-//! cookies of a pair written lately, or older than what is remembered, cost a point read, which the Bloom
-//! filters answer in memory when there is nothing.
+//! Newest wins mostly without reads: the `recent` module knows that for most cookies no newer one can be stored. Only cookies of
+//! a recently written pair, or older than the horizon of that module, need a point read. Bloom filters in memory skip the disk
+//! if the pair does not exist.
 //!
-//! Data, the newest time and the cursors are one atomic write, synced to the disk before [`Store::write`] returns. A
-//! failed sync breaks the store for good: what the disk then holds is known only after opening it again. So does a failure of
-//! fjall's threads, which flush and compact: found by the next ping, or by a write that waits for them and would wait for
-//! ever.
+//! Cookies, the newest time and cursors are one atomic write, synced before [`Store::write`] returns. A failed sync breaks the
+//! store permanently, because the content of the disk is known only after reopening it. So does a failure of fjall's background
+//! threads, which flush and compact. The next ping detects it, also for a write that waits for them.
 //!
-//! Expiry: a lookup never returns a cookie older than the time to live. From the disk an expired cookie goes when
-//! a compaction that runs anyway comes across it, so expiry adds no work by day or night. An open expiry window
-//! moves the time at which compactions look forward; when it closes, that time stays where it is until the
-//! next night or restart. Compactions run in proportion to what is written, and with user ids that are spread evenly they come across
-//! all data; but where nothing is written, nothing is compacted either: expired cookies then stay on the disk,
-//! unseen. A full ("major") compaction is never started: it would hold up all others, and after four flushes
-//! the writers with them. So there is nothing to do in the compaction window.
+//! Expiry: a lookup never returns an expired cookie. Regular compactions delete expired cookies from disk, so expiry causes no
+//! extra work. An open expiry window sets the time by which compactions expire cookies; after the window closes, this time stays
+//! until the next window or restart. Compactions are proportional to writes, and with evenly distributed user ids they reach
+//! all data. Without writes, expired cookies stay on disk, unseen. A full ("major") compaction is never started, because it
+//! would block all others, and after four flushes the writers. So the compaction window is not used.
 
 mod expiry;
 mod recent;
@@ -37,35 +34,37 @@ use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::{unfinished_store, unix_micros};
 use tokio::time::sleep;
 
-use super::{Answer, Expired, LookupResult, Store, StoreError, StoredState, WriteOutcome};
+use super::{
+    ExpiryResult, LookupResult, Store, StoreError, StoreFuture, StoredState, WriteOutcome,
+};
 use crate::{
     batch::{Batch, BatchCookie},
     ttl::Ttls,
 };
-use expiry::Expiry;
-use recent::Recent;
+use expiry::ExpiryFilter;
+use recent::RecentPairs;
 use records::{
     CURSOR_PREFIX, CookieKey, LAYOUT, LAYOUT_KEY, NEWEST_KEY, SLOT_PREFIX, be_u64, committed,
     decode_cursor, dsp_of, encode_cursor, put_value, slot_key, stored_cookie, user_prefix,
 };
 
-/// Bytes of blocks kept in memory for reading.
+/// Size of the block cache.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Bytes of write-ahead log before memory is forced out to files.
+/// Maximum size of the write-ahead log before memtables are flushed.
 const JOURNAL_BYTES_MAX: u64 = 512 << 20;
 
-/// How often a write that takes long looks whether fjall still works.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of pings during a long write.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// fjall holds a write up until a full memtable is on the disk. 64 MiB take that long at 2 MiB/s: a disk that is slower
-/// than that keeps up with no producer.
+/// fjall blocks a write until a full memtable is on disk. 64 MiB take this long at 2 MiB/s, and a slower disk could not keep up
+/// with any producer.
 const HANGS_AFTER: Duration = Duration::from_secs(30);
 
 const COOKIES: &str = "cookies";
 const META: &str = "meta";
 
-/// Cookies in a directory.
+/// A store in a local directory.
 #[derive(Debug)]
 pub struct EmbeddedStore {
     inner: Arc<Inner>,
@@ -77,20 +76,19 @@ struct Inner {
     meta: Keyspace,
     ttls: Ttls,
     tuning: Tuning,
-    /// Held by anyone who writes.
-    recent: Mutex<Recent>,
-    /// DSPs that have cookies here.
+    /// Locked by writers.
+    recent: Mutex<RecentPairs>,
+    /// DSPs with cookies.
     slots: Mutex<BTreeSet<u32>>,
-    expiry: Expiry,
+    expiry: ExpiryFilter,
 }
 
-/// What tests set to other values.
+/// Parameters that tests change.
 #[derive(Debug, Clone, Copy)]
 struct Tuning {
-    /// Bytes written to memory before they become a file: fewer files to merge, against memory and recovery
-    /// time.
+    /// Size of a memtable. Larger ones mean fewer files to merge, but more memory and recovery time.
     memtable_bytes: u64,
-    /// Bytes of a file of the tree.
+    /// Size of a file of the tree.
     table_bytes: u64,
     now_unix_micros: fn() -> u64,
 }
@@ -112,28 +110,27 @@ impl std::fmt::Debug for Inner {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in `dir`, which is created if need be.
+    /// Opens the store in `dir`, which is created if it does not exist.
     ///
     /// # Errors
-    /// When the directory is in use by another process, or holds something else.
+    /// When the directory is in use by another process, or is not a store.
     pub async fn open(dir: PathBuf, ttls: Ttls) -> anyhow::Result<Self> {
         Self::open_with(dir, ttls, Tuning::default()).await
     }
 
-    /// Shows every cookie that is stored, ordered by user, whether it has expired or not, until `show` has seen enough.
-    /// Blocks meanwhile.
+    /// Calls `visit` for every stored cookie, including expired ones, ordered by user, until it breaks. Blocks the thread.
     ///
     /// # Errors
-    /// When the store cannot be read, or what lies there is no cookie.
+    /// When the store cannot be read, or has an invalid cookie.
     pub fn for_each(
         &self,
-        mut show: impl FnMut(&BatchCookie<'_>) -> ControlFlow<()>,
+        mut visit: impl FnMut(&BatchCookie<'_>) -> ControlFlow<()>,
     ) -> anyhow::Result<()> {
         for pair in self.inner.cookies.iter() {
             let (key, value) = pair.into_inner()?;
             let cookie = stored_cookie(&key, &value)
-                .ok_or_else(|| anyhow::anyhow!("the store holds what is not a cookie: {key:?}"))?;
-            if show(&cookie).is_break() {
+                .ok_or_else(|| anyhow::anyhow!("invalid cookie in the store: key {key:?}"))?;
+            if visit(&cookie).is_break() {
                 break;
             }
         }
@@ -147,11 +144,11 @@ impl EmbeddedStore {
         })
     }
 
-    /// Runs `work` where it may block.
+    /// Runs `work` on a blocking thread.
     fn run<'a, T: Send + 'static>(
         &'a self,
         work: impl FnOnce(&Inner) -> fjall::Result<T> + Send + 'static,
-    ) -> Answer<'a, T> {
+    ) -> StoreFuture<'a, T> {
         let inner = Arc::clone(&self.inner);
         Box::pin(async move {
             match tokio::task::spawn_blocking(move || work(&inner)).await {
@@ -161,13 +158,13 @@ impl EmbeddedStore {
         })
     }
 
-    /// What `work` comes to, unless fjall stops for good meanwhile.
-    async fn while_it_works<T>(&self, mut work: Answer<'_, T>) -> Result<T, StoreError> {
+    /// The result of `work`, or an error if fjall fails while it runs.
+    async fn unless_broken<T>(&self, mut work: StoreFuture<'_, T>) -> Result<T, StoreError> {
         loop {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = sleep(LOOK_INTERVAL) => {}
+                () = sleep(PING_INTERVAL) => {}
             }
             self.ping().await?;
         }
@@ -175,22 +172,22 @@ impl EmbeddedStore {
 }
 
 impl Store for EmbeddedStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         self.run(Inner::load)
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         let writing = self.run(move |inner| inner.write(&batch));
-        Box::pin(self.while_it_works(writing))
+        Box::pin(self.unless_broken(writing))
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult> {
         let user_id = user_id.to_owned();
         self.run(move |inner| inner.lookup(&user_id))
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
-        // Nothing waits to be handed to the system; but this tells when fjall has stopped.
+    fn ping(&self) -> StoreFuture<'_, ()> {
+        // There is nothing to flush, but this returns an error if fjall has stopped.
         self.run(|inner| inner.database.persist(PersistMode::Buffer))
     }
 
@@ -198,34 +195,32 @@ impl Store for EmbeddedStore {
         Some(HANGS_AFTER)
     }
 
-    fn expire<'a>(&'a self, expiry: super::Expiry<'a>) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, expiry: super::Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
         if expiry.open {
             self.inner.expiry.set_now(expiry.now);
         }
-        let expired = Expired {
+        let expired = ExpiryResult {
             deleted: self.inner.expiry.take_removed(),
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         };
         Box::pin(std::future::ready(Ok(expired)))
     }
 
-    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
         self.run(move |inner| inner.delete_cursors_before(before))
     }
 }
 
 impl Inner {
     fn open(dir: &Path, ttls: Ttls, tuning: Tuning) -> anyhow::Result<Self> {
-        let place = dir.display();
+        let path = dir.display();
         std::fs::create_dir_all(dir).map_err(|error| {
-            anyhow::anyhow!(
-                "cannot create {place} ({error}); choose another directory with --store"
-            )
+            anyhow::anyhow!("cannot create {path} ({error}); choose another directory with --store")
         })?;
         unfinished_store::remove(dir)
-            .map_err(|error| anyhow::anyhow!("cannot open the store in {place}: {error}"))?;
-        let expiry = Expiry::new(ttls.clone());
+            .map_err(|error| anyhow::anyhow!("cannot open the store in {path}: {error}"))?;
+        let expiry = ExpiryFilter::new(ttls.clone());
         let filter: Arc<dyn Factory> = Arc::new(expiry.clone());
         let database = Database::builder(dir)
             .cache_size(CACHE_BYTES)
@@ -236,9 +231,9 @@ impl Inner {
             .open()
             .map_err(|error| match error {
                 fjall::Error::Locked => anyhow::anyhow!(
-                    "{place} is in use by another process; choose another directory with --store"
+                    "{path} is in use by another process; choose another directory with --store"
                 ),
-                error => anyhow::anyhow!("cannot open the store in {place}: {error}"),
+                error => anyhow::anyhow!("cannot open the store in {path}: {error}"),
             })?;
         let cookies = database.keyspace(COOKIES, || {
             let strategy = Leveled::default().with_table_target_size(tuning.table_bytes);
@@ -250,7 +245,9 @@ impl Inner {
         match meta.get(LAYOUT_KEY)? {
             None => meta.insert(LAYOUT_KEY, LAYOUT)?,
             Some(layout) if *layout == *LAYOUT => {}
-            Some(_) => anyhow::bail!("{place} was written by another version of this program"),
+            Some(_) => anyhow::bail!(
+                "{path} has the format of another version of this program; choose another directory with --store"
+            ),
         }
         let newest = match meta.get(NEWEST_KEY)? {
             Some(newest) => be_u64(&newest).unwrap_or(u64::MAX),
@@ -266,7 +263,7 @@ impl Inner {
             meta,
             ttls,
             tuning,
-            recent: Mutex::new(Recent::new(newest)),
+            recent: Mutex::new(RecentPairs::new(newest)),
             slots: Mutex::new(slots),
             expiry,
         })
@@ -291,7 +288,7 @@ impl Inner {
             .durability(Some(PersistMode::SyncData));
         let mut done = WriteOutcome::default();
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
-        // In key order, neighbours in the tree are neighbours in memory.
+        // In key order, which is efficient for the tree.
         for index in batch.by_user() {
             let cookie = batch.cookie(index as usize);
             let (key, accepted) = (CookieKey::new(&cookie), cookie.accepted_unix_micros);
@@ -300,7 +297,7 @@ impl Inner {
                 done.stale.push(index);
                 continue;
             }
-            recent.written(pair, accepted);
+            recent.record(pair, accepted);
             put_value(&mut value, &cookie);
             writes.insert(&self.cookies, key.as_slice(), &value);
             if slots.insert(cookie.dsp_id) {
@@ -344,34 +341,34 @@ impl Inner {
     }
 
     fn delete_cursors_before(&self, before: u64) -> fjall::Result<Vec<Arc<str>>> {
-        // No cursor is committed between the look and the removal.
-        let _writing = self.recent();
-        let mut forgotten = Vec::new();
+        // The lock of writers prevents a commit between the read and the removal.
+        let _lock = self.recent();
+        let mut deleted = Vec::new();
         for pair in self.meta.prefix(CURSOR_PREFIX) {
             let (key, value) = pair.into_inner()?;
             if committed(&value) < before {
-                forgotten.extend(decode_cursor(&key, &value).map(|cursor| cursor.producer));
+                deleted.extend(decode_cursor(&key, &value).map(|cursor| cursor.producer));
                 self.meta.remove(key)?;
             }
         }
-        Ok(forgotten)
+        Ok(deleted)
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn recent(&self) -> MutexGuard<'_, Recent> {
+    fn recent(&self) -> MutexGuard<'_, RecentPairs> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// fjall stops for good after the first failed write: nothing here is worth a retry.
+/// fjall stops permanently after the first failed write, so no error is temporary.
 fn store_error(error: fjall::Error) -> StoreError {
     StoreError::Broken(match error {
         fjall::Error::Io(error) => format!("the embedded store failed: {error}"),
         fjall::Error::Poisoned => {
-            "the embedded store stopped after a failed write; it is whole again when opened anew"
+            "the embedded store stopped after a failed write; restart the consumer to reopen it"
                 .to_owned()
         }
         error => format!("the embedded store failed: {error}"),

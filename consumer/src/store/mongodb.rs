@@ -1,29 +1,27 @@
-//! MongoDB, as bidders read it: database = DSP id in decimal, collection `cookies`, document
-//! `{_id: <user id>, b: <buyer uid>, t: <date accepted>}`.
+//! The MongoDB store, in the layout that bidders read: database = DSP id in decimal, collection `cookies`, document
+//! `{_id: <user id>, b: <buyer uid>, t: <acceptance date>}`.
 //!
-//! How cookies get in, with which commands and in which order: `mongodb/write.rs`.
+//! # Durability
 //!
-//! Durable before the cursor: cookies are written with the URI's `w`, or without one with the server's default
-//! (the cluster's, if set; since 5.0 `majority` on a replica set; 1 on a single mongod), and not waited for in the
-//! journal. The cursors come after them, with the same `w` and `j: true`. The journal of a mongod is one
-//! sequence, so when the cursors are in it, what was acknowledged before is too: one sync a batch instead of one
-//! a command. That holds as long as the server is the same process; so its id is asked before and after, and where it is
-//! another the batch is written again. `w=0` is refused: without an acknowledgment nothing could be called stored.
-//! With `w=1` on a replica set, a change of the primary may lose what a consumer believes to be stored.
+//! Cookies are written with the `w` of the URI, or the server's default, without waiting for the journal. The cursors follow
+//! with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the cursors, it has all acknowledged
+//! writes before them. This needs one sync per batch instead of one per command. It requires that the server process is the
+//! same, so its id is checked before and after. If it has changed, the batch is written again. `w=0` is rejected, because
+//! unacknowledged writes cannot count as stored. With `w=1` on a replica set, a failover may lose acknowledged cookies.
 //!
-//! Expiry: a sweep in the window, since with 50 million documents a refresh costs mongod 0.58 to 0.76 of what it does with an index.
-//! Or a TTL index on `t` in each of our collections: outside the window it expires after 68 years,
-//! and the switch is a `collMod` of our own index, so other data on the same server is not touched. See `mongodb/sweep.rs`,
-//! `mongodb/expiry.rs`, and `mongodb/compaction.rs` for what gives the space back.
+//! # Expiry
 //!
-//! Every command has a deadline: it is then repeated, which changes nothing. Only `compact` may take as long as its window,
-//! and the making of an index as long as it takes.
+//! By a sweep in the window, or by a TTL index on `t` in each cookie collection. With 50 million documents, a refresh costs
+//! mongod 0.58 to 0.76 times as much without the index. Outside the window the index expires documents after 68 years; it is
+//! switched by `collMod`, which does not affect other data on the server. See `sweep.rs`, `expiry.rs`, and `compaction.rs`,
+//! which reclaims disk space.
 //!
-//! A DSP's trouble is its own: see `mongodb/round.rs`.
+//! # Failures
 //!
-//! No error of this store contains the credentials of its connection string: neither the driver nor the server repeats them.
+//! Every command has a deadline and is then repeated, which changes nothing. Exceptions are `compact`, which may run for its
+//! whole window, and the creation of an index. Failures of a DSP's database do not affect other DSPs: see `batch_write.rs`.
 //!
-//! Cursors: see `mongodb/cursors.rs`.
+//! No error contains the credentials of the connection string: neither the driver nor the server repeats them.
 
 mod batch_write;
 mod breakers;
@@ -63,63 +61,63 @@ use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Answer, Compaction, Expired, Expiry, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
-    StoredState, WriteOutcome,
+    Compaction, Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
+    StoreFuture, StoredState, WriteOutcome,
 };
 use crate::{batch::Batch, ttl::Ttls};
 use breakers::Breakers;
 pub use connection::check_uri;
-use connection::{Connection, in_time};
+use connection::{Connection, with_timeout};
 use cursors::CommittedCursors;
 use insert_strategy::InsertStrategy;
 use sweep::commit_times::CommitTimes;
 
-/// The collection of a DSP's database that holds its cookies.
+/// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
 
-/// "Never" of a TTL index: the most it takes, 68 years.
+/// The maximum `expireAfterSeconds` of a TTL index, 68 years; stands for "never".
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
 const NAMESPACE_EXISTS: i32 = 48;
 const INVALID_OPTIONS: i32 = 72;
 
-/// Cookies in a mongod, or whatever the URI leads to.
+/// A store in the MongoDB server or replica set of a URI.
 #[derive(Debug)]
 pub struct MongodbStore {
     inner: Arc<Inner>,
 }
 
-/// Shared with tasks that wait for a database of one DSP.
+/// Shared with the tasks that write to DSP databases.
 #[derive(Debug)]
 struct Inner {
     options: Options,
     connected: OnceCell<Connection>,
-    /// For lookups alone.
+    /// Separate connections for lookups.
     lookups: OnceCell<Connection>,
     dsps: Mutex<DspDatabases>,
-    /// Which run of which server took the latest commit.
+    /// The server process of the latest commit.
     server: Mutex<Option<Receipt>>,
-    /// What that commit was.
+    /// The cursors of that commit.
     committed: Mutex<CommittedCursors>,
-    /// When this process began, by which its commits are known, in microseconds since the Unix epoch; and how many there were.
+    /// Start of this process in microseconds since the Unix epoch, which identifies its commits, and their number.
     started: i64,
     commits: AtomicI64,
     /// By DSP.
     insert_strategies: Mutex<BTreeMap<u32, InsertStrategy>>,
     breakers: Breakers,
-    /// What waits for an answer of one database: at most one command of each.
+    /// Tasks that write to DSP databases. A hanging database has at most one.
     tasks: TaskTracker,
-    /// The collection whose index on `t` is being made; at most one.
+    /// The collection whose index on `t` is being created; at most one.
     building: Arc<Mutex<Option<String>>>,
     commit_times: CommitTimes,
 }
 
-/// How expired cookies are found.
+/// How expired cookies are deleted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExpiryMode {
-    /// By an index on `t`, of whose cookies mongod deletes those that have expired.
+    /// By a TTL index on `t`.
     Index,
-    /// By a sweep through all cookies.
+    /// By a sweep over all cookies.
     #[default]
     Sweep,
 }
@@ -145,20 +143,20 @@ impl fmt::Display for ExpiryMode {
     }
 }
 
-/// What a [`MongodbStore`] is told.
+/// Options of a [`MongodbStore`].
 #[derive(Clone)]
 pub struct Options {
-    /// The connection string; may hold credentials.
+    /// The connection string, which may contain credentials.
     pub uri: String,
-    /// The name of the consumer, under which its cursors are kept.
+    /// The name of the consumer, which identifies its cursors.
     pub name: String,
-    /// What every database's name begins with.
+    /// The prefix of database names.
     pub prefix: String,
-    /// Most collections written at once.
+    /// Maximum number of collections written concurrently.
     pub writers: usize,
-    /// How long cookies live.
+    /// TTLs of cookies.
     pub ttls: Ttls,
-    /// How cookies expire, if this consumer maintains the server.
+    /// How cookies expire, if this consumer owns maintenance.
     pub expiry: ExpiryMode,
 }
 
@@ -173,14 +171,15 @@ impl fmt::Debug for Options {
 
 #[derive(Debug, Default)]
 struct DspDatabases {
-    /// Those that were there at the start, and those that this process made a slot for.
+    /// DSPs that had a database at startup, and those that got one from this process.
     slots: BTreeSet<u32>,
+    /// DSPs with a database, by the last list of databases.
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
 }
 
 impl DspDatabases {
-    /// Notes that there is a database of this DSP.
+    /// Records that this DSP has a database.
     fn add_slot(&mut self, dsp_id: u32) {
         self.slots.insert(dsp_id);
         self.listed.insert(dsp_id);
@@ -188,7 +187,7 @@ impl DspDatabases {
 }
 
 impl MongodbStore {
-    /// A store that connects when it is first used.
+    /// A store that connects on first use.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let inner = Inner {
@@ -215,8 +214,8 @@ impl MongodbStore {
 impl Inner {
     async fn connection(&self) -> Result<&Connection, StoreError> {
         self.connected
-            // The names in it may have to be looked up.
-            .get_or_try_init(|| in_time(Connection::new(&self.options.uri)))
+            // Host names may have to be resolved.
+            .get_or_try_init(|| with_timeout(Connection::new(&self.options.uri)))
             .await
     }
 
@@ -244,23 +243,23 @@ fn date(micros: u64) -> DateTime {
     DateTime::from_millis(bson::millis(micros))
 }
 
-/// A count, in whatever type the server gives it.
+/// A count, which servers return in several types.
 fn number(value: &Bson) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "counts beyond 2^53 are not exact as doubles anyway, and the cast saturates"
+        reason = "the cast saturates, and doubles beyond 2^53 are not exact"
     )]
-    let of_double = |double: f64| (double >= 0.0).then_some(double as u64);
+    let from_double = |double: f64| (double >= 0.0).then_some(double as u64);
     let whole = value.as_i32().map(i64::from).or(value.as_i64());
     match whole {
         Some(whole) => u64::try_from(whole).ok(),
-        None => value.as_f64().and_then(of_double),
+        None => value.as_f64().and_then(from_double),
     }
 }
 
 impl Store for MongodbStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         let inner = &self.inner;
         async move {
             Ok(StoredState {
@@ -272,11 +271,11 @@ impl Store for MongodbStore {
         .boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         Arc::clone(&self.inner).write_batch(batch).boxed()
     }
 
-    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         Arc::clone(&self.inner).retry_dsp(dsp_id, batch).boxed()
     }
 
@@ -284,43 +283,43 @@ impl Store for MongodbStore {
         self.inner.has_slot(dsp_id)
     }
 
-    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
+    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
         async move { self.inner.insert_retry_entries(&entries).await }.boxed()
     }
 
-    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
         self.inner.read_retry_entries(numbers).boxed()
     }
 
-    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
         self.inner.delete_retry_entries(numbers).boxed()
     }
 
-    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
+    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> StoreFuture<'a, ()> {
         self.inner.commit_batch(batch, receipt).boxed()
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult> {
         self.inner.find_user(user_id).boxed()
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> StoreFuture<'_, ()> {
         self.inner.check_writable().boxed()
     }
 
-    fn maintenance_owner(&self) -> Answer<'_, Option<String>> {
+    fn maintenance_owner(&self) -> StoreFuture<'_, Option<String>> {
         self.inner.other_owner().boxed()
     }
 
-    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> Answer<'a, Expired> {
+    fn expire<'a>(&'a self, expiry: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
         async move { self.inner.run_expiry(&expiry).await }.boxed()
     }
 
-    fn delete_cursors_before(&self, before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
         self.inner.delete_cursors(before).boxed()
     }
 
-    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> Answer<'a, bool> {
+    fn compact<'a>(&'a self, compaction: Compaction<'a>) -> StoreFuture<'a, bool> {
         self.inner.compact_all(compaction).boxed()
     }
 }

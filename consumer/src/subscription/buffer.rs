@@ -1,6 +1,6 @@
-//! What was received and is not yet part of a batch: one queue for all producers, bounded in bytes.
+//! The receive buffer: one queue for all producers, bounded in bytes.
 //!
-//! When it is full, [`BufferWriter::push`] waits, and with it the reading of the stream that pushed.
+//! When it is full, [`BufferWriter::push`] waits, which stops reading of the stream that pushes.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use crate::{
     metrics::{self, gauge_value},
 };
 
-/// What an item costs beside its bytes: the queue's slot and the allocation that holds the bytes.
+/// Overhead of an item, in addition to its bytes: its queue slot and allocation.
 const ITEM_BYTES: usize = 256;
 
-/// One thing received, in stream order.
+/// A received item, in stream order.
 #[derive(Debug)]
 pub enum Item {
-    /// A chunk of the named producer.
+    /// A chunk of a producer.
     Chunk(Arc<str>, ChunkRef),
-    /// A producer got further without a cookie: by a gap, a new epoch, or a goodbye.
+    /// A new position without cookies: a gap, a new epoch, or a `Goodbye`.
     Cursor(Cursor),
 }
 
-/// The receiving end has gone; nothing more can be pushed.
+/// The reader was dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("the buffer is closed")]
 pub struct Closed;
 
-/// The end that subscriptions push into. The reader sees the end of the buffer when all of them are dropped.
+/// The writing end, for subscriptions. The buffer ends when all writers are dropped.
 #[derive(Debug, Clone)]
 pub struct BufferWriter {
-    items: mpsc::Sender<Held>,
+    items: mpsc::Sender<BufferedItem>,
     free: Arc<Semaphore>,
     bytes_max: usize,
     used: IntGauge,
@@ -43,25 +43,25 @@ pub struct BufferWriter {
     ledger: Ledger,
 }
 
-/// The end that the sink takes from.
+/// The reading end, for the sink.
 #[derive(Debug)]
 pub struct BufferReader {
-    items: mpsc::Receiver<Held>,
+    items: mpsc::Receiver<BufferedItem>,
     used: IntGauge,
 }
 
-/// An item and the room it takes until it is popped.
+/// An item with its reserved bytes.
 #[derive(Debug)]
-struct Held {
+struct BufferedItem {
     item: Item,
     bytes: usize,
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// A buffer of at most `bytes_max` bytes. An item larger than that takes all of it.
+/// A buffer of `bytes_max` bytes. A larger item uses all of it.
 #[must_use]
 pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWriter, BufferReader) {
-    // Never more items than bytes allow, so sending never waits once there is room.
+    // The byte limit also limits the number of items, so sending never waits after the permit.
     let (sender, receiver) = mpsc::channel((bytes_max / ITEM_BYTES).max(1));
     metrics
         .buffer_bytes_max
@@ -82,11 +82,11 @@ pub fn buffer(bytes_max: usize, metrics: &metrics::Subscription) -> (BufferWrite
 }
 
 impl BufferWriter {
-    /// Puts an item at the end, waiting for room; a chunk's cookies then count as received. Dropping the future before
-    /// it is done leaves the item out.
+    /// Appends an item, and counts the cookies of a chunk as received. Waits for capacity. If the future is dropped before it
+    /// completes, the item is not appended.
     ///
     /// # Errors
-    /// When the reader has gone.
+    /// When the reader was dropped.
     pub async fn push(&self, item: Item) -> Result<(), Closed> {
         let bytes = ITEM_BYTES
             + match &item {
@@ -95,7 +95,7 @@ impl BufferWriter {
             };
         let bytes = bytes.min(self.bytes_max);
         let permits = u32::try_from(bytes).map_err(|_| Closed)?;
-        let held = Arc::clone(&self.free)
+        let permit = Arc::clone(&self.free)
             .acquire_many_owned(permits)
             .await
             .map_err(|_| Closed)?;
@@ -105,31 +105,31 @@ impl BufferWriter {
         }
         self.used.add(gauge_value(bytes as u64));
         self.peak.record();
-        slot.send(Held {
+        slot.send(BufferedItem {
             item,
             bytes,
-            _room: held,
+            _permit: permit,
         });
         Ok(())
     }
 }
 
 impl BufferReader {
-    /// Takes the oldest item; `None` at the end, when all writers are gone and everything was taken.
+    /// Removes the oldest item; `None` when all writers are dropped and the buffer is empty.
     pub async fn pop(&mut self) -> Option<Item> {
-        let held = self.items.recv().await?;
-        Some(self.release(held))
+        let item = self.items.recv().await?;
+        Some(self.release(item))
     }
 
-    /// Takes the oldest item if there is one now.
+    /// Removes the oldest item if there is one.
     pub fn try_pop(&mut self) -> Option<Item> {
-        let held = self.items.try_recv().ok()?;
-        Some(self.release(held))
+        let item = self.items.try_recv().ok()?;
+        Some(self.release(item))
     }
 
-    fn release(&self, held: Held) -> Item {
-        self.used.sub(gauge_value(held.bytes as u64));
-        held.item
+    fn release(&self, buffered: BufferedItem) -> Item {
+        self.used.sub(gauge_value(buffered.bytes as u64));
+        buffered.item
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
     use crate::{batch::tests::chunk, metrics::Metrics};
 
     #[tokio::test]
-    async fn full_buffer_makes_the_pusher_wait_until_something_is_taken() {
+    async fn push_into_a_full_buffer_waits_for_a_pop() {
         let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
         let chunk = chunk(1, 1, &[("u", 1, "b")]);
         let item = || Item::Chunk("p".into(), chunk.clone());
@@ -156,7 +156,11 @@ mod tests {
 
         let short = Duration::from_millis(20);
         assert!(timeout(short, writer.push(item())).await.is_err());
-        assert_eq!(metrics.ledger.counts().received, 2, "not the one left out");
+        assert_eq!(
+            metrics.ledger.counts().received,
+            2,
+            "not the cancelled push"
+        );
         assert!(reader.pop().await.is_some());
         writer.push(item()).await.unwrap();
 
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn item_larger_than_the_buffer_passes_alone() {
+    async fn item_larger_than_the_buffer_is_accepted() {
         let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
         let (writer, mut reader) = buffer(64, &metrics);
         let item = || Item::Chunk("p".into(), chunk(1, 1, &[("u", 1, "b")]));

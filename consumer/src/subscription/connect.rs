@@ -1,4 +1,4 @@
-//! How a stream is opened: the connection, the request with all cursors, the producer's `Hello`.
+//! Opens a stream: connects, sends all cursors, and receives the producer's `Hello`.
 
 use proto::{
     client,
@@ -12,14 +12,14 @@ use tonic::Streaming;
 use super::{StreamEnd, Subscription, sequence::ProtocolViolation};
 use crate::batch::Cursor;
 
-/// Bytes of all windows together: what the producers may have sent and this process has not looked at. For three
-/// producers, the usual number, the largest there are.
+/// Total bytes of all receive windows: what producers may have sent and this process has not read. Enough for three producers
+/// with windows of the maximum size.
 const WINDOWS_BYTES: u32 = 3 * RECEIVE_WINDOW_BYTES;
 
-/// Smallest window of a stream, however many there are: a second of 10,000 cookies even then.
+/// Minimum window of a stream: one second of 10,000 cookies per second.
 const WINDOW_BYTES_MIN: u32 = 1 << 20;
 
-/// The window of each of so many streams.
+/// The receive window of each of `streams` streams.
 fn window_bytes(streams: usize) -> u32 {
     let streams = u32::try_from(streams).unwrap_or(u32::MAX).max(1);
     (WINDOWS_BYTES / streams).clamp(WINDOW_BYTES_MIN, RECEIVE_WINDOW_BYTES)
@@ -34,20 +34,18 @@ impl Subscription {
         let mut stream = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
             StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream)),
-            _ => Err(self.violation(ProtocolViolation::new(
-                "the stream does not begin with hello",
-            ))),
+            _ => Err(self.violation(ProtocolViolation::new("first message is not hello"))),
         }
     }
 
     async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, StreamEnd> {
         let unreachable = |error: tonic::transport::Error| StreamEnd::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
-            StreamEnd::Unreachable(format!("`{}` is not an origin of requests", self.origin))
+            StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
         })?;
         let expected = self.context.producers_expected;
-        let (_, listed) = self.context.producers.connected_and_total();
-        let window_bytes = window_bytes(expected.max(listed));
+        let (_, addresses) = self.context.producers.connected_and_total();
+        let window_bytes = window_bytes(expected.max(addresses));
         let endpoint = client::endpoint(format!("http://{}", self.address()))
             .map_err(unreachable)?
             .initial_stream_window_size(window_bytes)
@@ -69,12 +67,12 @@ impl Subscription {
             let subscribed = client::subscribe(channel, connector.request(request)).await?;
             Ok::<_, StreamEnd>(subscribed.into_inner())
         };
-        // What is known of the connection says more than how the call on it ended.
-        let better = |ended| match connector.failure() {
+        // The error of the connection is more specific than that of the call.
+        let cause = |ended| match connector.failure() {
             Some(trouble) => StreamEnd::Unreachable(trouble.to_owned()),
             None => ended,
         };
-        opened.await.map_err(better)
+        opened.await.map_err(cause)
     }
 }
 
@@ -86,7 +84,7 @@ fn wire_cursor(cursor: &Cursor) -> v1::Cursor {
     }
 }
 
-/// An error with everything that caused it, as one line.
+/// An error and its causes, as one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
@@ -106,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_share_a_budget_and_are_neither_too_small_nor_larger_than_producers_rewind() {
+    fn windows_share_a_budget_within_their_minimum_and_maximum() {
         for (streams, mebibytes) in [
             (0, 32),
             (1, 32),

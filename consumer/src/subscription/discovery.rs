@@ -1,8 +1,6 @@
-//! Which addresses the producers have: every host name is looked up again and again, and every address gets a
-//! subscription of its own.
+//! Discovers producers: resolves every host name periodically and subscribes to each of its addresses.
 //!
-//! An address that vanishes from the name service keeps its subscription while that works. When a lookup fails,
-//! what was known stays.
+//! An address that is no longer resolved keeps its subscription until its stream ends. A failed lookup changes nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,11 +17,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Context, Subscription, buffer::BufferWriter};
 use crate::config::ProducerUrl;
 
-/// How often host names are looked up.
+/// Interval of lookups.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Looks up all producers until `stop` and keeps one subscription for each address. Each name is looked up in its
-/// own time: one that is slow holds up no other.
+/// Resolves all producers and keeps one subscription per address until `stop` is cancelled. A slow lookup does not delay the
+/// others.
 pub async fn run(
     producers: Vec<ProducerUrl>,
     context: Arc<Context>,
@@ -40,78 +38,80 @@ pub async fn run(
         open: HashMap::new(),
     };
     let network = Arc::clone(&subscriptions.context.network);
-    let names = producers.into_iter().map(Name::new);
-    let mut lookups: FuturesUnordered<_> = names
-        .map(|name| name.look_up_after(&*network, Duration::ZERO))
+    let hosts = producers.into_iter().map(ProducerHost::new);
+    let mut lookups: FuturesUnordered<_> = hosts
+        .map(|host| host.look_up_after(&*network, Duration::ZERO))
         .collect();
     loop {
-        let name = tokio::select! {
+        let host = tokio::select! {
             () = stop.cancelled() => return,
-            name = lookups.next() => name,
+            host = lookups.next() => host,
         };
-        let Some(name) = name else { return };
-        subscriptions.set(&name);
-        lookups.push(name.look_up_after(&*network, LOOKUP_INTERVAL));
+        let Some(host) = host else { return };
+        subscriptions.update(&host);
+        lookups.push(host.look_up_after(&*network, LOOKUP_INTERVAL));
     }
 }
 
-/// One subscription for each address of any name.
+/// The subscriptions of all addresses.
 struct Subscriptions {
     context: Arc<Context>,
     buffer: BufferWriter,
     tracker: TaskTracker,
     stop: CancellationToken,
     addresses: HashMap<ProducerUrl, Vec<SocketAddr>>,
+    /// By address: whether it is still resolved.
     open: HashMap<SocketAddr, watch::Sender<bool>>,
 }
 
 impl Subscriptions {
-    fn set(&mut self, name: &Name) {
-        // A subscription that ended, in whatever way, has dropped its receiver.
-        self.open.retain(|_, listed| !listed.is_closed());
+    fn update(&mut self, host: &ProducerHost) {
+        // The receiver is closed when the subscription has ended.
+        self.open.retain(|_, resolved| !resolved.is_closed());
         let mut new = Vec::new();
-        for &address in &name.addresses {
+        for &address in &host.addresses {
             self.open.entry(address).or_insert_with(|| {
-                let (listed, is_listed) = watch::channel(true);
+                let (resolved, is_resolved) = watch::channel(true);
                 let subscription = Subscription::new(
                     Arc::clone(&self.context),
-                    &name.url,
+                    &host.url,
                     address,
                     self.buffer.clone(),
-                    is_listed,
+                    is_resolved,
                     self.stop.clone(),
                 );
                 new.push(subscription);
-                listed
+                resolved
             });
         }
-        // Each counts all that are listed, with which it shares the windows.
+        // Started when all are registered, because the number of addresses determines their receive windows.
         for subscription in new {
             self.tracker.spawn(subscription.run());
         }
         self.addresses
-            .insert(name.url.clone(), name.addresses.clone());
+            .insert(host.url.clone(), host.addresses.clone());
         let current: HashSet<_> = self.addresses.values().flatten().collect();
-        for (address, listed) in &self.open {
+        for (address, resolved) in &self.open {
             let is_current = current.contains(address);
-            listed.send_if_modified(|listed| std::mem::replace(listed, is_current) != is_current);
+            resolved
+                .send_if_modified(|resolved| std::mem::replace(resolved, is_current) != is_current);
         }
     }
 }
 
-/// A configured producer and the addresses it was last seen to have.
-struct Name {
+/// A configured producer and its addresses of the last successful lookup.
+struct ProducerHost {
     url: ProducerUrl,
     addresses: Vec<SocketAddr>,
-    failing: bool,
+    is_failing: bool,
 }
 
-impl Name {
+impl ProducerHost {
     fn new(url: ProducerUrl) -> Self {
         Self {
             url,
             addresses: Vec::new(),
-            failing: false,
+            is_failing: false,
         }
     }
 
@@ -125,19 +125,19 @@ impl Name {
         let found = network.lookup(&self.url.host, self.url.port).await;
         let why = match found {
             Ok(addresses) if !addresses.is_empty() => {
-                if self.failing {
-                    tracing::info!(producer = %self.url, "host name is found again");
-                    self.failing = false;
+                if self.is_failing {
+                    tracing::info!(producer = %self.url, "host name resolved again");
+                    self.is_failing = false;
                 }
                 self.addresses = addresses;
                 return;
             }
-            Ok(_) => "no address".to_owned(),
+            Ok(_) => "no addresses".to_owned(),
             Err(error) => error.to_string(),
         };
-        if !self.failing {
-            tracing::warn!(producer = %self.url, why, "host name is not found");
-            self.failing = true;
+        if !self.is_failing {
+            tracing::warn!(producer = %self.url, why, "failed to resolve the host name, retrying");
+            self.is_failing = true;
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The rules of a stream, checked: `Hello` first, then every chunk where the one before ended, or a gap that
-//! covers exactly the hole. Pure.
+//! Checks the sequence rules of a stream: first `Hello`, then chunks without holes, except those covered by a gap. Pure.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use proto::{
 
 use crate::batch::Cursor;
 
-/// A producer did what the contract forbids.
+/// A producer violated the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ProtocolViolation(String);
@@ -22,50 +21,49 @@ impl ProtocolViolation {
     }
 }
 
-/// How a stream begins, as far as the reader must act on it.
+/// How a stream continues from the sent cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resumption {
-    /// This producer was unknown, or it remembered more than we did.
+    /// No cursor of this producer was sent.
     Fresh,
-    /// Exactly where the cursor stood; a gap may be the next event.
+    /// Right after the cursor. A gap may follow.
     Resumed,
-    /// Another epoch of the producer.
+    /// The producer has a new epoch.
     NewEpoch {
-        /// Where we stood in the epoch before; `complete` tells whether that one said goodbye, and everything of it was
-        /// received.
-        before: Cursor,
-        /// What this epoch knows of the rest.
+        /// The cursor of the previous epoch. `complete` if that epoch was received up to its `Goodbye`.
+        previous: Cursor,
+        /// The rest of previous epochs, as reported by the producer.
         tail: Option<Tail>,
     },
 }
 
-/// Where a stream stands.
+/// The position in a stream.
 #[derive(Debug)]
-pub struct Position {
+pub struct StreamPosition {
     producer: Arc<str>,
     epoch: u64,
     next: u64,
 }
 
 impl Resumption {
-    /// How far the epoch before was received, if the stream is of another.
+    /// The received position of the previous epoch, if the stream is of a new one.
     #[must_use]
-    pub fn before(&self) -> Option<&Cursor> {
+    pub fn previous(&self) -> Option<&Cursor> {
         match self {
-            Self::NewEpoch { before, .. } => Some(before),
+            Self::NewEpoch { previous, .. } => Some(previous),
             Self::Fresh | Self::Resumed => None,
         }
     }
 }
 
-impl Position {
-    /// Checks `hello` against the cursors that were sent.
+impl StreamPosition {
+    /// Checks `hello` against the sent cursors.
     ///
     /// # Errors
-    /// When it does not answer them.
+    /// When it does not match them.
     pub fn begin(hello: &Hello, sent: &[Cursor]) -> Result<(Self, Resumption), ProtocolViolation> {
         if !is_producer_id(&hello.producer_id) {
-            return Err(ProtocolViolation::new("the producer's id is invalid"));
+            return Err(ProtocolViolation::new("invalid producer id"));
         }
         let known = sent
             .iter()
@@ -77,7 +75,7 @@ impl Position {
             }
             Some(known) => (
                 Resumption::NewEpoch {
-                    before: known.clone(),
+                    previous: known.clone(),
                     tail: hello.tail,
                 },
                 1,
@@ -87,7 +85,7 @@ impl Position {
         let is_new_epoch = matches!(resumption, Resumption::NewEpoch { .. });
         if hello.first_sequence != expected || claims_new_epoch != is_new_epoch {
             let first = hello.first_sequence;
-            let what = format!("hello begins at {first}, expected {expected}");
+            let what = format!("hello starts at sequence {first}, expected {expected}");
             return Err(ProtocolViolation::new(what));
         }
         let position = Self {
@@ -104,7 +102,7 @@ impl Position {
         &self.producer
     }
 
-    /// What was received so far.
+    /// The received position.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
         Cursor {
@@ -115,44 +113,44 @@ impl Position {
         }
     }
 
-    /// Moves past a chunk.
+    /// Advances past a chunk.
     ///
     /// # Errors
-    /// When it is not the one that is due.
+    /// When it is not the next one.
     pub fn chunk(&mut self, header: &ChunkHeader) -> Result<(), ProtocolViolation> {
-        self.due(header.epoch, header.first_sequence)?;
+        self.expect(header.epoch, header.first_sequence)?;
         self.next = header.first_sequence + u64::from(header.count);
         Ok(())
     }
 
-    /// Moves past a gap; returns how many cookies are missing.
+    /// Advances past a gap; returns the number of lost cookies.
     ///
     /// # Errors
-    /// When it does not begin where something is due.
+    /// When it does not start at the next sequence.
     pub fn gap(&mut self, gap: &Gap) -> Result<u64, ProtocolViolation> {
-        self.due(self.epoch, gap.first_sequence)?;
+        self.expect(self.epoch, gap.first_sequence)?;
         if gap.last_sequence < gap.first_sequence || gap.last_sequence == u64::MAX {
             let (first, last) = (gap.first_sequence, gap.last_sequence);
             return Err(ProtocolViolation::new(format!(
-                "gap from {first} to {last}"
+                "invalid gap from {first} to {last}"
             )));
         }
         self.next = gap.last_sequence + 1;
         Ok(gap.last_sequence - gap.first_sequence + 1)
     }
 
-    /// Checks that nothing is missing before a heartbeat.
+    /// Checks that no cookie is missing before a heartbeat.
     ///
     /// # Errors
-    /// When something is.
+    /// When cookies are missing.
     pub fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), ProtocolViolation> {
-        self.due(self.epoch, heartbeat.next_sequence)
+        self.expect(self.epoch, heartbeat.next_sequence)
     }
 
-    /// Checks that nothing is missing at the end of the epoch.
+    /// Checks that no cookie is missing at the end of the epoch.
     ///
     /// # Errors
-    /// When something is.
+    /// When cookies are missing.
     pub fn goodbye(&self, goodbye: &Goodbye) -> Result<(), ProtocolViolation> {
         let missing = (goodbye.final_sequence.saturating_add(1)).saturating_sub(self.next);
         if missing == 0 {
@@ -163,7 +161,7 @@ impl Position {
         }
     }
 
-    fn due(&self, epoch: u64, sequence: u64) -> Result<(), ProtocolViolation> {
+    fn expect(&self, epoch: u64, sequence: u64) -> Result<(), ProtocolViolation> {
         if (epoch, sequence) == (self.epoch, self.next) {
             Ok(())
         } else {
@@ -176,7 +174,7 @@ impl Position {
     }
 }
 
-/// The same as the name of a subscriber may be.
+/// The rules are those of subscriber names.
 fn is_producer_id(id: &str) -> bool {
     (1..=SUBSCRIBER_NAME_BYTES_MAX).contains(&id.len()) && !id.chars().any(char::is_control)
 }
@@ -210,12 +208,12 @@ mod tests {
 
     #[track_caller]
     fn check_begin(hello: &Hello, sent: &[Cursor], expected: Option<Resumption>) {
-        let begun = Position::begin(hello, sent);
+        let begun = StreamPosition::begin(hello, sent);
         assert_eq!(begun.ok().map(|(_, resumption)| resumption), expected);
     }
 
     #[test]
-    fn hello_must_answer_the_cursor_that_was_sent() {
+    fn hello_must_match_the_sent_cursor() {
         use ResumeOutcome::{Fresh, NewEpoch, Resumed, ResumedWithGap};
         let other = Cursor {
             producer: "q".into(),
@@ -230,7 +228,7 @@ mod tests {
         check_begin(&with_gap, &known, Some(Resumption::Resumed));
         check_begin(&hello(1, 51, Resumed), &known, None);
         check_begin(&hello(1, 50, NewEpoch), &known, None);
-        let [before] = known.clone();
+        let [previous] = known.clone();
         let tail = Some(Tail {
             cookies_max: 3,
             exact: true,
@@ -240,8 +238,8 @@ mod tests {
                 tail,
                 ..hello(2, 1, NewEpoch)
             };
-            let before = before.clone();
-            let new_epoch = Some(Resumption::NewEpoch { before, tail });
+            let previous = previous.clone();
+            let new_epoch = Some(Resumption::NewEpoch { previous, tail });
             check_begin(&hello, &known, new_epoch);
         }
         check_begin(&hello(2, 50, NewEpoch), &known, None);
@@ -249,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn producer_id_must_be_one() {
-        for (id, is_good) in [
+    fn invalid_producer_id_is_rejected() {
+        for (id, is_valid) in [
             ("p-1.example:7676", true),
             ("ü", true),
             ("", false),
@@ -262,15 +260,15 @@ mod tests {
                 producer_id: id.to_owned(),
                 ..hello(1, 1, ResumeOutcome::Fresh)
             };
-            let begun = Position::begin(&hello, &[]);
-            assert_eq!(begun.is_ok(), is_good, "{id:?}");
+            let begun = StreamPosition::begin(&hello, &[]);
+            assert_eq!(begun.is_ok(), is_valid, "{id:?}");
         }
     }
 
     #[test]
-    fn chunks_are_dense_or_a_gap_covers_the_hole() {
+    fn chunks_are_contiguous_or_a_gap_covers_the_hole() {
         let (mut position, _) =
-            Position::begin(&hello(1, 50, ResumeOutcome::Resumed), &[cursor(1, 49)]).unwrap();
+            StreamPosition::begin(&hello(1, 50, ResumeOutcome::Resumed), &[cursor(1, 49)]).unwrap();
         let chunk = |epoch, first_sequence, count| ChunkHeader {
             epoch,
             first_sequence,

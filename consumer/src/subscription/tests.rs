@@ -1,4 +1,4 @@
-//! A subscription against a listener that is not a producer.
+//! A subscription to a listener that is not a producer.
 
 use runtime::metrics::Registry;
 use tokio::net::TcpListener;
@@ -7,7 +7,7 @@ use super::*;
 use crate::metrics::Metrics;
 
 #[tokio::test(start_paused = true)]
-async fn listener_that_never_says_hello_is_given_up() {
+async fn connection_without_hello_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let metrics = Metrics::register(&Registry::new()).unwrap().subscription;
@@ -25,13 +25,13 @@ async fn listener_that_never_says_hello_is_given_up() {
         host: "127.0.0.1".to_owned(),
         port: address.port(),
     };
-    let (_listed, is_listed) = watch::channel(true);
+    let (_resolved, is_resolved) = watch::channel(true);
     let mut subscription = Subscription::new(
         Arc::new(context),
         &producer,
         address,
         buffer,
-        is_listed,
+        is_resolved,
         CancellationToken::new(),
     );
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The table by example, and against a store in which the newest wins.
+//! Examples, and a comparison with a store in which the newest wins.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +16,7 @@ const SECOND: u64 = 1_000_000;
 const MINUTE: u64 = 60 * SECOND;
 const BEGAN: u64 = 1_700_000_000_000_000;
 
-/// A table, and which batch is collected.
+/// A table, and the batch being collected.
 struct Table(Suppression, BatchId);
 
 impl Deref for Table {
@@ -39,7 +39,7 @@ fn table(bytes: usize) -> Table {
     Table(table, BatchId(0))
 }
 
-/// A batch of what passes.
+/// A batch of the cookies that pass.
 fn filter(table: &mut Table, at: u64, cookies: &[(&str, u32, &str)]) -> Batch {
     let mut batch = empty(table.1);
     let chunk = chunk(1, BEGAN + at, cookies);
@@ -57,6 +57,7 @@ fn record(table: &mut Table, batch: &Batch, written: &WriteOutcome) {
     table.record(batch.id(), outcomes(batch, written));
 }
 
+/// Decision on a cookie.
 #[derive(Debug, PartialEq, Eq)]
 enum Passes {
     Not,
@@ -66,7 +67,7 @@ enum Passes {
 
 use Passes::{AsKnown, AsNew, Not};
 
-/// How one cookie passes; the table stays as it is.
+/// Filters one cookie without changing the table.
 fn passes(table: &mut Table, at: u64, cookie: (&str, u32, &str)) -> Passes {
     let (buckets, collected) = (table.buckets.clone(), table.1);
     let batch = filter(table, at, &[cookie]);
@@ -79,7 +80,7 @@ fn passes(table: &mut Table, at: u64, cookie: (&str, u32, &str)) -> Passes {
 }
 
 #[test]
-fn repeat_is_left_out_for_the_interval_and_a_change_never() {
+fn duplicate_is_suppressed_for_the_interval_but_a_change_is_not() {
     let mut table = table(1 << 20);
     assert_eq!(passes(&mut table, 0, ("u", 1, "b")), AsNew);
     store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
@@ -101,7 +102,7 @@ fn repeat_is_left_out_for_the_interval_and_a_change_never() {
 }
 
 #[test]
-fn late_repeat_of_what_the_store_may_have_deleted_is_written() {
+fn late_duplicate_of_an_expired_cookie_is_written() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());
     let expires = BEGAN + 10 * MINUTE;
@@ -112,11 +113,11 @@ fn late_repeat_of_what_the_store_may_have_deleted_is_written() {
 }
 
 #[test]
-fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
+fn value_older_than_a_suppressed_duplicate_is_stale() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
-    let repeat = filter(&mut table, MINUTE, &[("u", 1, "b")]);
-    assert_eq!(repeat.counts().suppressed, 1);
+    let duplicate = filter(&mut table, MINUTE, &[("u", 1, "b")]);
+    assert_eq!(duplicate.counts().suppressed, 1);
     let late = filter(&mut table, 30 * SECOND, &[("u", 1, "c")]);
     assert_eq!((late.len(), late.counts().stale), (0, 1));
     assert_eq!(passes(&mut table, 30 * SECOND, ("u", 1, "b")), Not);
@@ -124,10 +125,10 @@ fn older_value_does_not_win_over_a_newer_repeat_that_was_left_out() {
 }
 
 #[test]
-fn only_its_own_batch_confirms_a_pending_cookie() {
+fn pending_cookie_is_confirmed_only_by_its_batch() {
     let mut table = table(1 << 20);
     let one = filter(&mut table, 5_000_000, &[("u", 1, "b")]);
-    // Its entry is pushed out meanwhile, and the same value comes late beside a newer one.
+    // Its entry is evicted, and the same value arrives again with an older time.
     table
         .buckets
         .iter_mut()
@@ -139,9 +140,9 @@ fn only_its_own_batch_confirms_a_pending_cookie() {
     assert_eq!(passes(&mut table, 6_000_000, ("u", 1, "b")), Not);
 }
 
-/// Batches overlap as in the sink: the next is collected before one is written. Cookies come out of order.
+/// Batches overlap as in the sink: the next is collected before one is written. Cookies arrive out of order.
 #[test]
-fn store_ends_with_the_newest_of_all_that_came() {
+fn store_ends_with_the_newest_of_all_cookies() {
     let mut random = fastrand::Rng::with_seed(11);
     let mut table = table(1 << 20);
     let mut newest: HashMap<String, (u64, String)> = HashMap::new();
@@ -151,7 +152,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
     for round in 0..2_000_u64 {
         let mut batch = empty(BatchId(round));
         for nth in 0..random.u64(1..6) {
-            // No two at the same millisecond.
+            // No two in the same millisecond.
             let late = random.u64(..40) * 100_000;
             let at = BEGAN + 10_000_000 + round * 100_000 + nth * 1_000 - late;
             let (user, uid) = (
@@ -165,10 +166,10 @@ fn store_ends_with_the_newest_of_all_that_came() {
         }
         suppressed += batch.counts().suppressed;
         stale += batch.counts().stale;
-        let ready = collected.replace(batch);
-        let Some(ready) = ready else { continue };
+        let previous = collected.replace(batch);
+        let Some(previous) = previous else { continue };
         let mut written = WriteOutcome::default();
-        for (index, cookie) in (0..).zip(ready.cookies()) {
+        for (index, cookie) in (0..).zip(previous.cookies()) {
             let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
             let known = stored.entry(text(cookie.user_id)).or_default();
             if known.0 > cookie.accepted_unix_micros {
@@ -177,7 +178,7 @@ fn store_ends_with_the_newest_of_all_that_came() {
                 *known = (cookie.accepted_unix_micros, text(cookie.buyer_uid));
             }
         }
-        record(&mut table, &ready, &written);
+        record(&mut table, &previous, &written);
     }
     for cookie in collected.unwrap().cookies() {
         let user = String::from_utf8(cookie.user_id.to_vec()).unwrap();
@@ -192,12 +193,12 @@ fn store_ends_with_the_newest_of_all_that_came() {
 }
 
 #[test]
-fn only_what_was_stored_is_remembered() {
+fn only_stored_cookies_are_recorded() {
     let mut table = table(1 << 20);
     let cookies = [("a", 1, "x"), ("b", 1, "x"), ("c", 1, "x"), ("d", 1, "x")];
     let rejected = RejectedCookie {
         index: 0,
-        reason: "too good".to_owned(),
+        reason: "rejected".to_owned(),
     };
     let written = WriteOutcome {
         stale: vec![2],
@@ -207,7 +208,7 @@ fn only_what_was_stored_is_remembered() {
     store(&mut table, 0, &cookies, &written);
     let passing = cookies.map(|cookie| passes(&mut table, 1, cookie));
     assert_eq!(passing, [AsNew, Not, AsKnown, Not]);
-    // The second is left out now, so the third has another index.
+    // The second is suppressed now, so the third has another index.
     let written = WriteOutcome {
         stale: vec![1],
         ..WriteOutcome::default()
@@ -217,15 +218,15 @@ fn only_what_was_stored_is_remembered() {
     assert_eq!(passing, [Not, Not, AsKnown, Not]);
 }
 
-/// Each part looks at its own cookies alone: the work for a batch does not grow with the number of its parts.
+/// The work for a batch does not grow with the number of its parts.
 #[test]
-fn batch_recorded_in_parts_is_gone_through_once() {
+fn batch_recorded_in_parts_is_traversed_once() {
     const COOKIES: usize = 1_000;
     let users: Vec<_> = (0..COOKIES).map(|nth| format!("user-{nth}")).collect();
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 1, "b")).collect();
     let rejected = |index| RejectedCookie {
         index,
-        reason: "too good".to_owned(),
+        reason: "rejected".to_owned(),
     };
     let written = WriteOutcome {
         stale: (0..300).rev().collect(),
@@ -235,15 +236,15 @@ fn batch_recorded_in_parts_is_gone_through_once() {
     for part in [1, 7, COOKIES - 1, COOKIES, 2 * COOKIES] {
         let mut table = table(1 << 20);
         let batch = filter(&mut table, 0, &cookies);
-        let mut looked_at = 0;
-        let mut all = outcomes(&batch, &written).inspect(|_| looked_at += 1);
+        let mut visited = 0;
+        let mut all = outcomes(&batch, &written).inspect(|_| visited += 1);
         let parts = COOKIES.div_ceil(part);
         for _ in 0..parts {
             table.record(batch.id(), all.by_ref().take(part));
         }
         assert_eq!(all.next(), None);
         drop(all);
-        assert_eq!(looked_at, COOKIES, "in parts of {part}");
+        assert_eq!(visited, COOKIES, "in parts of {part}");
         for (nth, expected) in [(0, AsKnown), (299, AsKnown), (300, AsNew), (599, AsNew)] {
             assert_eq!(passes(&mut table, 1, cookies[nth]), expected, "{nth}");
         }
@@ -253,10 +254,10 @@ fn batch_recorded_in_parts_is_gone_through_once() {
 }
 
 #[test]
-fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
+fn no_duplicate_of_a_pair_is_suppressed_while_a_change_is_pending() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
-    // While this one is being written, the one after it is collected.
+    // While this batch is written, the next one is collected.
     let change = filter(&mut table, 10 * SECOND, &[("u", 1, "c")]);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "b")), AsKnown);
     assert_eq!(passes(&mut table, 20 * SECOND, ("u", 1, "c")), AsKnown);
@@ -274,7 +275,7 @@ fn nothing_of_a_pair_is_left_out_while_a_change_of_it_is_pending() {
 }
 
 #[test]
-fn change_back_within_a_batch_is_written() {
+fn changing_a_value_back_within_a_batch_is_written() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 1, "b")], &WriteOutcome::default());
     let cookies = [("u", 1, "b"), ("u", 1, "c"), ("u", 1, "b")];
@@ -284,7 +285,7 @@ fn change_back_within_a_batch_is_written() {
 }
 
 #[test]
-fn interval_is_at_most_half_of_the_time_to_live() {
+fn interval_is_limited_to_half_of_the_ttl() {
     let mut table = table(1 << 20);
     store(&mut table, 0, &[("u", 9, "b")], &WriteOutcome::default());
     assert_eq!(passes(&mut table, 4 * MINUTE, ("u", 9, "b")), Not);
@@ -301,21 +302,21 @@ fn zero_interval_suppresses_nothing() {
 }
 
 #[test]
-fn full_table_forgets_and_never_answers_wrongly() {
+fn full_table_evicts_entries_and_never_suppresses_a_change() {
     let mut table = table(64 << 10);
     assert!(table.buckets.len() * size_of::<Bucket>() <= 64 << 10);
     let mut random = fastrand::Rng::with_seed(7);
     let mut model: HashMap<(String, u32), (String, u64)> = HashMap::new();
-    let mut left_out = 0;
+    let mut suppressed = 0;
     for at in 0..100_000 {
-        // Some users come often, most do not.
+        // A few users sync often, most do not.
         let rank = if random.bool() { 400 } else { 40_000 };
         let (user, dsp) = (format!("user-{}", random.u32(..rank)), 1 + random.u32(..2));
         let uid = format!("uid-{}", random.u32(..3));
         let at = at * 10_000;
         let cookie = (&*user, dsp, &*uid);
         if passes(&mut table, at, cookie) == Not {
-            left_out += 1;
+            suppressed += 1;
             let (stored, stored_at) = &model[&(user, dsp)];
             assert!(*stored == uid && at - stored_at < 60 * MINUTE + SECOND);
         } else {
@@ -323,25 +324,25 @@ fn full_table_forgets_and_never_answers_wrongly() {
             model.insert((user, dsp), (uid, at));
         }
     }
-    assert!(left_out > 1_000, "{left_out}");
+    assert!(suppressed > 1_000, "{suppressed}");
 }
 
 #[test]
-fn what_turns_out_not_to_be_stored_is_forgotten_and_what_is_pending_anew_is_not() {
+fn removing_unstored_cookies_keeps_pending_entries() {
     let mut table = table(1 << 20);
     let cookies = [("u", 1, "b"), ("v", 1, "b"), ("w", 1, "b")];
     let batch = filter(&mut table, 0, &cookies);
     record(&mut table, &batch, &WriteOutcome::default());
     filter(&mut table, MINUTE, &[("v", 1, "c")]);
-    table.forget(&batch, &[0, 1].into());
+    table.remove(&batch, &[0, 1].into());
     assert_eq!(passes(&mut table, 2 * MINUTE, ("u", 1, "b")), AsNew);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("v", 1, "c")), AsKnown);
     assert_eq!(passes(&mut table, 2 * MINUTE, ("w", 1, "b")), Not);
 }
 
-/// A stale cookie leaves its entry pending, and what is late stays so: batches that follow do not take it for theirs.
+/// A stale cookie leaves its entry pending. Later batches must not confirm it.
 #[test]
-fn what_stays_pending_is_confirmed_by_none_of_the_next_two_batches() {
+fn entry_that_stays_pending_is_not_confirmed_by_the_next_two_batches() {
     let mut table = table(1 << 20);
     let stale = WriteOutcome {
         stale: vec![0],

@@ -135,7 +135,7 @@ impl MaintenanceRun {
             expiry: "01:00-03:00".parse()?,
             compaction: "03:00-06:00".parse()?,
             time_zone: TimeZone::UTC,
-            cursors_kept: TTL,
+            cursor_ttl: TTL,
         };
         let clock = ManualClock::new(at(now));
         let metrics = Metrics::register(&Registry::new())?;

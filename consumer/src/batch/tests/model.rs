@@ -1,5 +1,5 @@
-//! Batches against a map: chunks of several producers, reordered, repeated, with times that are equal or ahead of the
-//! clock, with cookies of any age, with cookies that are none, and with a filter of many minds.
+//! Batches compared with a map: chunks of several producers, reordered and repeated, with equal times and times ahead of the
+//! clock, with ages, malformed cookies, and a filter that returns every decision.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use proto::limits::{BUYER_UID_BYTES_MAX, USER_ID_BYTES_MAX};
 
 use super::*;
 
-/// No chunk counts as accepted later.
+/// Chunk times are clamped to it.
 const CLOCK: u64 = 50;
 
 #[derive(Debug, Clone)]
@@ -19,8 +19,8 @@ struct Sent {
     buyer: u8,
     /// In microseconds.
     age: u64,
-    /// Breaks it in one of these ways.
-    broken: Option<u8>,
+    /// The kind of malformation, if any.
+    malformed: Option<u8>,
 }
 
 #[derive(Debug, Clone)]
@@ -29,30 +29,30 @@ struct SentChunk {
     first_sequence: u64,
     accepted: u64,
     cookies: Vec<Sent>,
-    /// How many more cookies it says than it holds.
+    /// Number of cookies that the header counts in excess.
     missing: u32,
 }
 
 impl Sent {
     fn cookie(&self) -> v1::Cookie {
-        let user_id = match self.broken {
+        let user_id = match self.malformed {
             Some(0) => String::new(),
             Some(1) => "with space".to_owned(),
             Some(2) => "u".repeat(USER_ID_BYTES_MAX + 1),
             Some(3) => "ü".to_owned(),
-            // Users whose first eight bytes are the same, and one that is the beginning of another.
+            // Users with a common prefix of eight bytes, and one that is a prefix of another.
             _ => {
-                "same-beginning-"[..usize::from(self.user % 16)].to_owned() + &self.user.to_string()
+                "common-prefix--"[..usize::from(self.user % 16)].to_owned() + &self.user.to_string()
             }
         };
         v1::Cookie {
             user_id,
-            dsp_id: if self.broken == Some(4) {
+            dsp_id: if self.malformed == Some(4) {
                 0
             } else {
                 self.dsp_id
             },
-            buyer_uid: match self.broken {
+            buyer_uid: match self.malformed {
                 Some(5) => String::new(),
                 Some(6) => "b".repeat(BUYER_UID_BYTES_MAX + 1),
                 _ => format!("buyer-{}", self.buyer),
@@ -78,14 +78,14 @@ impl SentChunk {
 
 fn sent_chunk() -> impl Strategy<Value = SentChunk> {
     let age = prop_oneof![3 => Just(0), 2 => 0..10_u64, 1 => 0..60_u64, 1 => Just(u64::MAX)];
-    let broken = prop_oneof![12 => Just(None), 1 => (0..7_u8).prop_map(Some)];
-    let cookie = (0..12_u8, 1..4_u32, 0..4_u8, age, broken).prop_map(
-        |(user, dsp_id, buyer, age, broken)| Sent {
+    let malformed = prop_oneof![12 => Just(None), 1 => (0..7_u8).prop_map(Some)];
+    let cookie = (0..12_u8, 1..4_u32, 0..4_u8, age, malformed).prop_map(
+        |(user, dsp_id, buyer, age, malformed)| Sent {
             user,
             dsp_id,
             buyer,
             age,
-            broken,
+            malformed,
         },
     );
     let cookies = prop::collection::vec(cookie, 1..20);
@@ -102,7 +102,7 @@ fn sent_chunk() -> impl Strategy<Value = SentChunk> {
     )
 }
 
-/// Chunks, of which some come again later.
+/// Chunks, some of which are repeated later.
 fn sent_chunks() -> impl Strategy<Value = Vec<SentChunk>> {
     (
         prop::collection::vec(sent_chunk(), 1..20),
@@ -116,31 +116,31 @@ fn sent_chunks() -> impl Strategy<Value = Vec<SentChunk>> {
         })
 }
 
-/// Says of each cookie something else, but of the same cookie always the same.
-struct Moody {
+/// Returns varying decisions, but always the same one for a cookie.
+struct VaryingFilter {
     prefetched: Vec<Fingerprint>,
 }
 
-impl Moody {
-    fn mood(dsp_id: u32, buyer_uid: &[u8]) -> DedupDecision {
+impl VaryingFilter {
+    fn decision(dsp_id: u32, buyer_uid: &[u8]) -> DedupDecision {
         match (u32::from(*buyer_uid.last().unwrap()) + dsp_id) % 6 {
             0 => DedupDecision::Suppress,
             1 => DedupDecision::Stale,
             5 => DedupDecision::NoDspSlot,
-            mood => DedupDecision::Write {
-                is_known: mood == 2,
+            other => DedupDecision::Write {
+                is_known: other == 2,
             },
         }
     }
 }
 
-impl DedupFilter for Moody {
+impl DedupFilter for VaryingFilter {
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint {
         [u64::from(cookie.dsp_id), cookie.buyer_uid.len() as u64]
     }
 
     fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
-        assert!(self.prefetched.is_empty(), "each is asked for");
+        assert!(self.prefetched.is_empty(), "all decided");
         self.prefetched = fingerprints.iter().rev().copied().collect();
     }
 
@@ -150,17 +150,21 @@ impl DedupFilter for Moody {
         fingerprint: Fingerprint,
         _: BatchId,
     ) -> DedupDecision {
-        assert_eq!(self.prefetched.pop(), Some(fingerprint), "in this order");
+        assert_eq!(
+            self.prefetched.pop(),
+            Some(fingerprint),
+            "in the prefetched order"
+        );
         assert_eq!(fingerprint, self.fingerprint(cookie));
-        Self::mood(cookie.dsp_id, cookie.buyer_uid)
+        Self::decision(cookie.dsp_id, cookie.buyer_uid)
     }
 }
 
 #[derive(Debug, Default)]
 struct Model {
-    /// When the newest of each pair was accepted, and its buyer uid.
+    /// Acceptance time and buyer uid of the newest cookie of each pair.
     newest: HashMap<(String, u32), (u64, String)>,
-    /// The pairs in the order in which they first came, and whether the first of each was known.
+    /// The pairs in the order of their first cookie, and whether that one was known.
     order: Vec<((String, u32), bool)>,
     counts: BatchCounts,
     cursors: HashMap<u8, u64>,
@@ -172,13 +176,14 @@ impl Model {
         self.counts.malformed += u64::from(chunk.missing);
         for sent in &chunk.cookies {
             let cookie = sent.cookie();
-            let mood = Moody::mood(cookie.dsp_id, format!("buyer-{}", sent.buyer).as_bytes());
-            let decide = if filtered {
-                mood
+            let decision =
+                VaryingFilter::decision(cookie.dsp_id, format!("buyer-{}", sent.buyer).as_bytes());
+            let decision = if filtered {
+                decision
             } else {
                 DedupDecision::Write { is_known: false }
             };
-            match (sent.broken, decide) {
+            match (sent.malformed, decision) {
                 (Some(_), _) => self.counts.malformed += 1,
                 (None, DedupDecision::Suppress) => self.counts.suppressed += 1,
                 (None, DedupDecision::Stale) => self.counts.stale += 1,
@@ -186,7 +191,7 @@ impl Model {
                 (None, DedupDecision::Expired) => self.counts.expired += 1,
                 (None, DedupDecision::Write { is_known }) => {
                     let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
-                    self.take(cookie, accepted, is_known);
+                    self.insert(cookie, accepted, is_known);
                 }
             }
         }
@@ -195,7 +200,7 @@ impl Model {
         *cursor = last.max(*cursor);
     }
 
-    fn take(&mut self, cookie: v1::Cookie, accepted: u64, is_known: bool) {
+    fn insert(&mut self, cookie: v1::Cookie, accepted: u64, is_known: bool) {
         let pair = (cookie.user_id, cookie.dsp_id);
         let newer = (accepted, cookie.buyer_uid);
         match self.newest.get_mut(&pair) {
@@ -216,7 +221,7 @@ impl Model {
     fn check(&self, batch: &Batch) {
         assert_eq!(batch.counts(), self.counts);
         let counts = self.counts;
-        let out = counts.suppressed
+        let not_written = counts.suppressed
             + counts.stale
             + counts.superseded
             + counts.malformed
@@ -224,8 +229,8 @@ impl Model {
             + counts.expired;
         assert_eq!(
             counts.received,
-            out + batch.len() as u64,
-            "all is accounted for"
+            not_written + batch.len() as u64,
+            "all are accounted for"
         );
         assert_eq!(batch.len(), self.order.len());
         for (cookie, ((user_id, dsp_id), is_known)) in batch.cookies().zip(&self.order) {
@@ -257,7 +262,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn batch_holds_the_newest_of_each_pair_and_accounts_for_all_others(
+    fn batch_has_the_newest_of_each_pair_and_accounts_for_all_others(
         chunks in sent_chunks(),
         filtered in any::<bool>(),
         cookies_max in 1..60_usize,
@@ -273,9 +278,9 @@ proptest! {
             }
             let (producer, chunk) = (sent.producer.to_string().into(), sent.received());
             if filtered {
-                let mut filter = Moody { prefetched: Vec::new() };
+                let mut filter = VaryingFilter { prefetched: Vec::new() };
                 batch.push_filtered(&producer, &chunk, CLOCK, &mut filter);
-                prop_assert!(filter.prefetched.is_empty(), "each was asked for");
+                prop_assert!(filter.prefetched.is_empty(), "all are decided");
             } else {
                 batch.push(&producer, &chunk, CLOCK);
             }

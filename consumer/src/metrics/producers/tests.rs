@@ -1,9 +1,11 @@
+//! Series of producers that come and go.
+
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::*;
 use crate::{
     batch::Cursor,
-    producers::{AddressGuard, Arrival, Stream, StreamStart},
+    producers::{AddressGuard, Arrival, StreamGuard, StreamStart},
 };
 
 /// When chunks were accepted, in microseconds since the Unix epoch.
@@ -18,16 +20,16 @@ fn cursor(producer: &str, sequence: u64) -> Cursor {
     }
 }
 
-/// A stream of a producer at an address of its own.
-fn open(producers: &Producers, producer: &str, port: u16) -> (AddressGuard, Stream) {
-    let listed = producers.listed(SocketAddr::from(([127, 0, 0, 1], port)), "http://here");
+/// Opens a stream of a producer at this port.
+fn open(producers: &Producers, producer: &str, port: u16) -> (AddressGuard, StreamGuard) {
+    let address = producers.register(SocketAddr::from(([127, 0, 0, 1], port)), "http://here");
     let start = StreamStart {
         at: &cursor(producer, 0),
         newest: 0,
-        before: None,
+        previous: None,
     };
-    let (stream, _) = listed.opened(start);
-    (listed, stream)
+    let (stream, _) = address.open_stream(start);
+    (address, stream)
 }
 
 /// The values of a metric by label.
@@ -52,10 +54,10 @@ fn check(producers: &Producers, metric: MetricDef, expected: &[(&str, f64)]) {
 }
 
 #[test]
-fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_kept() {
+fn producer_has_series_while_an_address_reads_it_and_a_cursor_series_while_stored() {
     let producers = Producers::default();
     let (one, other) = (open(&producers, "p", 1), open(&producers, "p", 2));
-    producers.committed(&[cursor("p", 7)]);
+    producers.record_commit(&[cursor("p", 7)]);
     check(&producers, consumer::PRODUCER_CONNECTED, &[("p", 1.0)]);
     check(&producers, consumer::PRODUCERS_CONNECTED, &[("", 2.0)]);
     drop((one.1, other.1));
@@ -74,11 +76,11 @@ fn producer_is_shown_while_somebody_reads_from_it_and_its_cursor_while_that_is_k
 }
 
 #[test]
-fn producers_are_bounded_and_those_that_are_read_stay() {
+fn number_of_series_is_bounded_and_connected_producers_stay() {
     let producers = Producers::default();
     let _read = open(&producers, "read", 1);
     for number in 0..2 * PRODUCER_SERIES_MAX {
-        producers.committed(&[cursor(&format!("gone-{number}"), 1)]);
+        producers.record_commit(&[cursor(&format!("gone-{number}"), 1)]);
     }
     assert_eq!(
         values(&producers, consumer::CURSOR).len(),
@@ -102,7 +104,7 @@ fn producers_are_bounded_and_those_that_are_read_stay() {
 #[track_caller]
 fn check_skew(received: &[u64], expected: f64) {
     let producers = Producers::default();
-    let (_listed, mut stream) = open(&producers, "p", 1);
+    let (_address, mut stream) = open(&producers, "p", 1);
     for &received_unix_micros in received {
         let arrival = Arrival {
             accepted_unix_micros: ACCEPTED,
@@ -114,13 +116,13 @@ fn check_skew(received: &[u64], expected: f64) {
 }
 
 #[test]
-fn skew_is_negative_when_the_clock_of_the_producer_is_ahead() {
+fn skew_is_negative_when_the_producers_clock_is_ahead() {
     check_skew(&[ACCEPTED - 3_000_000], -3.0);
     check_skew(&[ACCEPTED + 20_000], 0.02);
 }
 
 #[test]
-fn skew_is_the_least_of_what_was_seen_for_delay_only_adds_to_it() {
+fn skew_is_the_minimum_because_delays_only_increase_it() {
     check_skew(
         &[ACCEPTED + 900_000, ACCEPTED + 15_000, ACCEPTED + 40_000],
         0.015,

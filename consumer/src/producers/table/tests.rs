@@ -1,4 +1,4 @@
-//! Each transition of the table, by a clock that is given.
+//! Transitions of the table.
 
 use super::*;
 
@@ -13,17 +13,17 @@ fn cursor(producer: &str, epoch: u64, sequence: u64) -> Cursor {
     }
 }
 
-/// A table, and a stream's own steps in it.
-struct Setting {
+/// A table with a fixed time.
+struct Setup {
     table: Table,
     now: Instant,
     ports: u16,
 }
 
-impl Setting {
+impl Setup {
     fn new(stored: Vec<Cursor>) -> Self {
         let mut table = Table::default();
-        table.loaded(stored);
+        table.load(stored);
         Self {
             table,
             now: Instant::now(),
@@ -31,34 +31,39 @@ impl Setting {
         }
     }
 
-    fn listed(&mut self, origin: &str) -> Key {
+    fn register(&mut self, origin: &str) -> AddressKey {
         self.ports += 1;
         let address = SocketAddr::from(([127, 0, 0, 1], self.ports));
-        self.table.listed(address, origin)
+        self.table.register(address, origin)
     }
 
-    /// A stream at an address of its own.
-    fn open(&mut self, origin: &str, at: &Cursor) -> Key {
-        let key = self.listed(origin);
+    /// Opens a stream at a new address.
+    fn open(&mut self, origin: &str, at: &Cursor) -> AddressKey {
+        let key = self.register(origin);
         self.open_at(key, at, None);
         key
     }
 
-    fn open_at(&mut self, key: Key, at: &Cursor, before: Option<&Cursor>) -> Option<ObservedRange> {
+    fn open_at(
+        &mut self,
+        key: AddressKey,
+        at: &Cursor,
+        previous: Option<&Cursor>,
+    ) -> Option<ObservedRange> {
         let start = StreamStart {
             at,
             newest: at.sequence,
-            before,
+            previous,
         };
-        self.table.opened(key, start)
+        self.table.open_stream(key, start)
     }
 
     fn advance(&mut self, cursor: &Cursor, had_advanced: bool) -> AdvanceResult {
-        self.table.advanced(cursor, None, had_advanced, self.now)
+        self.table.advance(cursor, None, had_advanced, self.now)
     }
 
-    fn close(&mut self, key: Key, id: &str) {
-        self.table.closed(key, id);
+    fn close(&mut self, key: AddressKey, id: &str) {
+        self.table.close_stream(key, id);
     }
 
     fn status(&self, id: &str) -> Option<ProducerStatus> {
@@ -71,8 +76,8 @@ impl Setting {
 }
 
 #[test]
-fn newest_position_of_any_stream_counts() {
-    let mut it = Setting::new(vec![cursor("p", 1, 5), cursor("q", 1, 1)]);
+fn received_position_is_the_newest_of_all_streams() {
+    let mut it = Setup::new(vec![cursor("p", 1, 5), cursor("q", 1, 1)]);
     let [_older, _newer] = [(); 2].map(|()| it.open(HERE, &cursor("p", 1, 5)));
     it.advance(&cursor("p", 1, 9), false);
     let behind = it.advance(&cursor("p", 1, 7), false);
@@ -80,29 +85,29 @@ fn newest_position_of_any_stream_counts() {
     assert_eq!(
         it.table.cursors(),
         [cursor("p", 1, 9), cursor("q", 1, 1)],
-        "the one that moved is first"
+        "the most recently advanced one is first"
     );
 }
 
 #[test]
-fn producers_that_share_an_id_are_found_and_a_restart_is_none() {
-    let mut it = Setting::new(Vec::new());
+fn producers_that_share_an_id_are_detected_but_a_restart_is_not() {
+    let mut it = Setup::new(Vec::new());
     let in_epoch = |epoch| cursor("p", epoch, 1);
     let [first, _second] = [1, 2].map(|epoch| it.open(HERE, &in_epoch(epoch)));
-    let alone = AdvanceResult::Normal;
-    assert_eq!(it.advance(&in_epoch(1), false), alone);
-    assert_eq!(it.advance(&in_epoch(2), false), alone, "a restart");
-    let found = |is_first| AdvanceResult::Duplicate { is_first };
+    let normal = AdvanceResult::Normal;
+    assert_eq!(it.advance(&in_epoch(1), false), normal);
+    assert_eq!(it.advance(&in_epoch(2), false), normal, "a restart");
+    let found = |is_first| AdvanceResult::DuplicateId { is_first };
     assert_eq!(it.advance(&in_epoch(1), true), found(true));
     assert_eq!(it.advance(&in_epoch(2), true), found(false));
     it.close(first, "p");
-    assert_eq!(it.advance(&in_epoch(2), true), alone);
+    assert_eq!(it.advance(&in_epoch(2), true), normal);
 }
 
 #[test]
-fn forgotten_unless_a_stream_is_open() {
+fn producer_is_removed_unless_a_stream_is_open() {
     let stored = cursor("p", 1, 5);
-    let mut it = Setting::new(vec![stored.clone()]);
+    let mut it = Setup::new(vec![stored.clone()]);
     let key = it.open(HERE, &stored);
     assert_eq!(it.table.forget("p"), None);
     assert_eq!(it.table.cursors(), std::slice::from_ref(&stored));
@@ -114,15 +119,15 @@ fn forgotten_unless_a_stream_is_open() {
 }
 
 #[test]
-fn end_of_an_epoch_is_reported_once_with_the_gaps_that_were_seen_in_it() {
+fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     let stored = cursor("p", 1, 5);
-    let mut it = Setting::new(vec![stored.clone()]);
-    let [one, other] = [(); 2].map(|()| it.listed(HERE));
+    let mut it = Setup::new(vec![stored.clone()]);
+    let [one, other] = [(); 2].map(|()| it.register(HERE));
     assert_eq!(it.open_at(one, &stored, None), None);
     assert_eq!(it.open_at(other, &stored, None), None);
     let id: Arc<str> = "p".into();
-    assert_eq!(it.table.lost(&id, 1, 10), 10);
-    assert_eq!(it.table.lost(&id, 1, 5), 15);
+    assert_eq!(it.table.add_lost(&id, 1, 10), 10);
+    assert_eq!(it.table.add_lost(&id, 1, 5), 15);
     let (before, at) = (cursor("p", 1, 30), cursor("p", 2, 0));
     let expected = ObservedRange {
         epoch: 1,
@@ -131,82 +136,85 @@ fn end_of_an_epoch_is_reported_once_with_the_gaps_that_were_seen_in_it() {
     };
     assert_eq!(it.open_at(one, &at, Some(&before)), Some(expected));
     let sibling = it.open_at(other, &at, Some(&before));
-    assert_eq!(sibling, None, "a sibling has reported it");
-    assert_eq!(it.table.lost(&id, 2, 1), 1, "another epoch, another count");
-    assert_eq!(it.table.lost(&id, 1, 100), 100, "it is over");
+    assert_eq!(sibling, None, "the sibling reports it");
+    assert_eq!(it.table.add_lost(&id, 2, 1), 1, "counted per epoch");
+    assert_eq!(it.table.add_lost(&id, 1, 100), 100, "that epoch is over");
     let (before, at) = (cursor("p", 2, 30), cursor("p", 3, 0));
-    let seen = it.open_at(one, &at, Some(&before));
-    assert_eq!(seen.map(|seen| seen.lost_in_gaps), Some(1));
+    let observed = it.open_at(one, &at, Some(&before));
+    assert_eq!(observed.map(|it| it.lost_in_gaps), Some(1));
 }
 
 #[test]
-fn epoch_that_an_earlier_process_watched_was_seen_by_it_alone() {
+fn epoch_observed_by_an_earlier_process_has_an_empty_range() {
     let stored = cursor("p", 1, 5);
-    let mut it = Setting::new(vec![stored.clone()]);
-    let key = it.listed(HERE);
-    let seen = it.open_at(key, &cursor("p", 2, 0), Some(&stored));
-    assert_eq!(seen, Some(ObservedRange::after(&stored)));
+    let mut it = Setup::new(vec![stored.clone()]);
+    let key = it.register(HERE);
+    let observed = it.open_at(key, &cursor("p", 2, 0), Some(&stored));
+    assert_eq!(observed, Some(ObservedRange::after(&stored)));
 }
 
 #[test]
-fn lag_is_what_is_known_and_not_durable() {
-    let mut it = Setting::new(Vec::new());
-    let (key, at) = (it.listed(HERE), cursor("p", 1, 100));
+fn lag_is_the_number_of_known_cookies_that_are_not_durable() {
+    let mut it = Setup::new(Vec::new());
+    let (key, at) = (it.register(HERE), cursor("p", 1, 100));
     let start = StreamStart {
         at: &at,
         newest: 500,
-        before: None,
+        previous: None,
     };
-    it.table.opened(key, start);
+    it.table.open_stream(key, start);
     assert_eq!(it.lag(), Some(400));
-    it.table.committed(&[cursor("p", 1, 300)]);
+    it.table.record_commit(&[cursor("p", 1, 300)]);
     assert_eq!(it.lag(), Some(200));
     it.advance(&cursor("p", 1, 600), false);
     assert_eq!(it.lag(), Some(300));
-    it.table.committed(&[cursor("p", 1, 600)]);
+    it.table.record_commit(&[cursor("p", 1, 600)]);
     assert_eq!(it.lag(), Some(0));
 }
 
 #[test]
-fn lag_in_a_new_epoch_does_not_count_from_the_cursor_of_the_old() {
-    let mut it = Setting::new(vec![cursor("p", 1, 1_000)]);
+fn lag_of_a_new_epoch_ignores_the_cursor_of_the_previous_epoch() {
+    let mut it = Setup::new(vec![cursor("p", 1, 1_000)]);
     it.open(HERE, &cursor("p", 2, 0));
     it.advance(&cursor("p", 2, 50), false);
     assert_eq!(it.lag(), Some(50));
-    it.table.committed(&[cursor("p", 2, 20)]);
+    it.table.record_commit(&[cursor("p", 2, 20)]);
     assert_eq!(it.lag(), Some(30));
     assert_eq!(it.status("p").unwrap().durable, Some((2, 20)));
 }
 
 #[test]
-fn producer_is_known_while_an_address_reads_from_it_or_it_has_a_cursor() {
-    let mut it = Setting::new(Vec::new());
+fn producer_is_kept_while_it_has_an_address_or_a_cursor() {
+    let mut it = Setup::new(Vec::new());
     let at = cursor("p", 1, 0);
     let [one, other] = [(); 2].map(|()| it.open(HERE, &at));
-    it.table.committed(&[cursor("p", 1, 7)]);
+    it.table.record_commit(&[cursor("p", 1, 7)]);
     it.close(one, "p");
-    it.table.unlisted(one);
+    it.table.unregister(one);
     it.close(other, "p");
     let status = it.status("p").unwrap();
-    assert!(status.is_read && status.streams == 0, "{status:?}");
+    assert!(status.has_address && status.streams == 0, "{status:?}");
     it.open_at(other, &cursor("next", 1, 0), None);
     let status = it.status("p").unwrap();
-    assert!(!status.is_read, "another is there now: {status:?}");
+    assert!(
+        !status.has_address,
+        "another producer has the address: {status:?}"
+    );
     assert_eq!(status.durable, Some((1, 7)));
     it.table.forget("p");
     assert_eq!(it.status("p"), None);
     it.close(other, "next");
-    it.table.unlisted(other);
+    it.table.unregister(other);
     assert_eq!(it.table.snapshot(it.now), Snapshot::default());
 }
 
 #[test]
-fn address_shows_its_last_stream() {
-    let mut it = Setting::new(Vec::new());
-    let key = it.listed(HERE);
-    it.table.down(key, "Connection refused");
-    let shown = |it: &Setting| it.table.snapshot(it.now).addresses[&key.address].clone();
-    assert_eq!(shown(&it).why_not.as_deref(), Some("Connection refused"));
+fn address_keeps_the_producer_of_its_last_stream() {
+    let mut it = Setup::new(Vec::new());
+    let key = it.register(HERE);
+    it.table.set_error(key, "Connection refused");
+    let address = |it: &Setup| it.table.snapshot(it.now).addresses[&key.address].clone();
+    assert_eq!(address(&it).error.as_deref(), Some("Connection refused"));
     let at = cursor("p", 7, 41);
     it.open_at(key, &at, None);
     assert_eq!(it.table.connected_and_total(), (1, 1));
@@ -215,31 +223,31 @@ fn address_shows_its_last_stream() {
         received_unix_micros: 1_012_000,
     };
     let (now, cookies) = (it.now, cursor("p", 7, 50));
-    it.table.advanced(&cookies, Some(arrival), false, now);
+    it.table.advance(&cookies, Some(arrival), false, now);
     it.advance(&cursor("p", 7, 60), true);
     it.close(key, "p");
     let expected = Address {
-        listing: key.listing,
+        registration: key.registration,
         origin: HERE.into(),
         producer: Some("p".into()),
         is_connected: false,
-        why_not: None,
+        error: None,
     };
-    assert_eq!(shown(&it), expected);
+    assert_eq!(address(&it), expected);
     assert_eq!(it.table.connected_and_total(), (0, 1));
     let status = it.status("p").unwrap();
     assert_eq!(status.skew_micros, Some(12_000));
 }
 
 #[test]
-fn address_that_was_listed_again_is_not_unlisted_by_the_end_of_the_one_before() {
-    let mut it = Setting::new(Vec::new());
-    let before = it.open(HERE, &cursor("p", 1, 0));
-    let again = it.table.listed(before.address, "http://again");
-    it.close(before, "p");
-    it.table.unlisted(before);
+fn end_of_an_old_registration_does_not_remove_the_new_one() {
+    let mut it = Setup::new(Vec::new());
+    let old = it.open(HERE, &cursor("p", 1, 0));
+    let new = it.table.register(old.address, "http://again");
+    it.close(old, "p");
+    it.table.unregister(old);
     assert_eq!(it.table.connected_and_total(), (0, 1));
     assert_eq!(it.table.streams("p"), 0);
-    it.table.unlisted(again);
+    it.table.unregister(new);
     assert_eq!(it.table.connected_and_total(), (0, 0));
 }

@@ -1,4 +1,4 @@
-//! A store that does as it is told, and tells what was asked of it.
+//! A configurable store that records its calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -8,41 +8,43 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::store::{
-    Answer, Expired, Expiry, FullRetryEntry, LookupResult, Receipt, RejectedCookie, Store,
-    StoreError, StoredState, WriteOutcome,
+    Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, RejectedCookie, Store, StoreError,
+    StoreFuture, StoredState, WriteOutcome,
 };
 
-/// Fails some times, then writes slowly.
+/// A store that fails as configured.
 #[derive(Debug, Default)]
 pub(super) struct FakeStore {
+    /// Number of writes that fail.
     pub(super) failures: AtomicU32,
+    /// Duration of a write.
     pub(super) slow: Duration,
-    /// How long a commit takes, whether it fails or not.
+    /// Duration of a commit, also of a failing one.
     pub(super) slow_commit: Duration,
     pub(super) hang_timeout: Option<Duration>,
     pub(super) broken: bool,
-    /// Refuses the first cookie of every batch forever.
+    /// Rejects the first cookie of every batch.
     pub(super) picky: bool,
-    /// Times that a commit fails; after one it is picky.
+    /// Number of commits that fail; after the first, it is picky.
     pub(super) failed_commits: AtomicU32,
     pub(super) has_failed_commit: AtomicBool,
-    /// Does not take the cookies of this DSP.
+    /// Defers the cookies of this DSP.
     pub(super) failing_dsp: Option<u32>,
-    /// Times that it puts nothing into its retry queue.
+    /// Number of additions to the retry queue that fail.
     pub(super) failed_puts: AtomicU32,
-    /// What is in its retry queue.
+    /// The retry queue.
     pub(super) retry_queue: Mutex<Vec<FullRetryEntry>>,
-    /// Times that the answer to a removal from the retry queue is lost.
+    /// Number of removals from the retry queue whose reply is lost.
     pub(super) lost_removals: AtomicU32,
-    /// Times that it can be read but not written.
+    /// Number of pings that fail.
     pub(super) read_only: AtomicU32,
     pub(super) batches: Mutex<Vec<(usize, Vec<Cursor>)>>,
-    /// What began and what succeeded, each with the last sequence of its batch.
+    /// Started and successful operations, with the last sequence of the batch.
     pub(super) events: Mutex<Vec<String>>,
 }
 
 impl FakeStore {
-    fn note(&self, event: &str, batch: &Batch) {
+    fn record(&self, event: &str, batch: &Batch) {
         let sequence = batch.cursors().first().map_or(0, |cursor| cursor.sequence);
         let event = format!("{event} {sequence}");
         self.events.lock().unwrap().push(event);
@@ -50,13 +52,13 @@ impl FakeStore {
 }
 
 impl Store for FakeStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         std::future::ready(Ok(StoredState::default())).boxed()
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         async move {
-            self.note("write", &batch);
+            self.record("write", &batch);
             if self.broken {
                 return Err(StoreError::Broken("for good".to_owned()));
             }
@@ -69,7 +71,7 @@ impl Store for FakeStore {
                 return Err(StoreError::Unavailable("for now".to_owned()));
             }
             sleep(self.slow).await;
-            self.note("written", &batch);
+            self.record("written", &batch);
             let cursors = batch.cursors().to_vec();
             self.batches.lock().unwrap().push((batch.len(), cursors));
             let rejected = RejectedCookie {
@@ -90,9 +92,9 @@ impl Store for FakeStore {
         .boxed()
     }
 
-    fn commit<'a>(&'a self, batch: &'a Batch, _: Receipt) -> Answer<'a, ()> {
+    fn commit<'a>(&'a self, batch: &'a Batch, _: Receipt) -> StoreFuture<'a, ()> {
         async move {
-            self.note("commit", batch);
+            self.record("commit", batch);
             sleep(self.slow_commit).await;
             let less = |times: u32| times.checked_sub(1);
             let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -100,30 +102,30 @@ impl Store for FakeStore {
                 self.has_failed_commit.store(true, Ordering::Relaxed);
                 return Err(StoreError::Unavailable("not durable".to_owned()));
             }
-            self.note("committed", batch);
+            self.record("committed", batch);
             Ok(())
         }
         .boxed()
     }
 
-    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> Answer<'_, ()> {
+    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let answer = match self.failed_puts.fetch_update(set, fetch, less) {
+        let result = match self.failed_puts.fetch_update(set, fetch, less) {
             Ok(_) => Err(StoreError::Unavailable("not now".to_owned())),
             Err(_) => Ok(()),
         };
-        if answer.is_ok() {
+        if result.is_ok() {
             let mut retry_queue = self.retry_queue.lock().unwrap();
             retry_queue.extend(entries.iter().cloned());
         }
         let cookies: u64 = entries.iter().map(|full| full.entry.cookies).sum();
-        let event = format!("put {cookies}: {}", answer.is_ok());
+        let event = format!("put {cookies}: {}", result.is_ok());
         self.events.lock().unwrap().push(event);
-        std::future::ready(answer).boxed()
+        std::future::ready(result).boxed()
     }
 
-    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, Vec<Bytes>> {
+    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
         let retry_queue = self.retry_queue.lock().unwrap();
         let found = retry_queue
             .iter()
@@ -132,37 +134,37 @@ impl Store for FakeStore {
         std::future::ready(Ok(chunks)).boxed()
     }
 
-    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> Answer<'a, ()> {
+    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
         let mut retry_queue = self.retry_queue.lock().unwrap();
         retry_queue.retain(|full| !numbers.contains(&full.entry.number));
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let answer = match self.lost_removals.fetch_update(set, fetch, less) {
-            Ok(_) => Err(StoreError::Unavailable("no answer".to_owned())),
+        let result = match self.lost_removals.fetch_update(set, fetch, less) {
+            Ok(_) => Err(StoreError::Unavailable("no response".to_owned())),
             Err(_) => Ok(()),
         };
-        std::future::ready(answer).boxed()
+        std::future::ready(result).boxed()
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _: &'a str) -> StoreFuture<'a, LookupResult> {
         std::future::ready(Ok(LookupResult::default())).boxed()
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> StoreFuture<'_, ()> {
         let less = |times: u32| times.checked_sub(1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let answer = match self.read_only.fetch_update(set, fetch, less) {
+        let result = match self.read_only.fetch_update(set, fetch, less) {
             Ok(_) => Err(StoreError::Unavailable("read only".to_owned())),
             Err(_) => Ok(()),
         };
-        std::future::ready(answer).boxed()
+        std::future::ready(result).boxed()
     }
 
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
-        let nothing = Expired {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
+        let nothing = ExpiryResult {
             deleted: 0,
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         };
         std::future::ready(Ok(nothing)).boxed()
     }
@@ -171,7 +173,7 @@ impl Store for FakeStore {
         self.hang_timeout
     }
 
-    fn delete_cursors_before(&self, _: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
         std::future::ready(Ok(Vec::new())).boxed()
     }
 }

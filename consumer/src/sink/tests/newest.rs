@@ -1,5 +1,4 @@
-//! The whole sink before a real store: whatever the order, the ages and the batches in which cookies come, what is stored in the
-//! end is the newest of each pair.
+//! The whole sink with a real store: for any order, ages and batches, the newest cookie of each pair is stored in the end.
 
 use std::{collections::HashMap, ops::ControlFlow};
 
@@ -15,26 +14,26 @@ struct Sent {
     user: u8,
     dsp_id: u32,
     buyer: u8,
-    /// When it was accepted, in milliseconds; `None` for a clock that is far ahead of ours.
+    /// Acceptance time in milliseconds; `None` for a clock that is far ahead.
     accepted: Option<u64>,
-    /// How much later it was released, in milliseconds.
-    waited: u64,
-    /// The next one waits until the store has this one.
+    /// Time until its release, in milliseconds.
+    queued: u64,
+    /// Whether the next cookie is sent when this one is stored.
     flushed: bool,
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
     let accepted = prop_oneof![12 => (0..12_u64).prop_map(Some), 1 => Just(None)];
-    let waited = prop_oneof![2 => Just(0), 1 => 0..12_u64, 1 => 0..30_000_u64];
-    let times = (accepted, waited, prop::bool::weighted(0.1));
+    let queued = prop_oneof![2 => Just(0), 1 => 0..12_u64, 1 => 0..30_000_u64];
+    let times = (accepted, queued, prop::bool::weighted(0.1));
     (0..3_u8, 0..4_u8, 1..3_u32, 0..3_u8, times).prop_map(
-        |(producer, user, dsp_id, buyer, (accepted, waited, flushed))| Sent {
+        |(producer, user, dsp_id, buyer, (accepted, queued, flushed))| Sent {
             producer,
             user,
             dsp_id,
             buyer,
             accepted,
-            waited,
+            queued,
             flushed,
         },
     )
@@ -43,8 +42,8 @@ fn sent() -> impl Strategy<Value = Sent> {
 /// By user and DSP.
 type Stored = HashMap<(Vec<u8>, u32), Vec<u8>>;
 
-/// The newest of each pair. At equal times the later arrival wins; a time ahead of our clock counts as the time up to
-/// which clocks are believed, which is later than all others and moves on.
+/// The newest of each pair. At equal times, the later arrival wins. A time ahead of the clock is clamped to a time that is
+/// later than all others, and increases.
 fn newest(sent: &[Sent]) -> Stored {
     let mut newest: HashMap<_, (u64, u8)> = HashMap::new();
     for cookie in sent {
@@ -72,7 +71,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     let store = Arc::new(store.unwrap());
     let metrics = Metrics::register(&Registry::new()).unwrap();
     let (buffer, reader) = buffer::buffer(1 << 20, &metrics.subscription);
-    let (batch_sender, batches) = batch_sender();
+    let (batch_sender, batches) = batch_channel();
     let suppression = Suppression::new(refresh_interval, 1 << 16, ttls);
     let suppression = Arc::new(Mutex::new(suppression));
     let letters = dir.path().join("letters");
@@ -95,8 +94,8 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         limits,
         suppression,
         slots(),
-        forever(),
-        unrefused(),
+        no_expiry(),
+        no_rejected_dsps(),
         metrics.sink.clone(),
         fast_drain,
     );
@@ -108,8 +107,8 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     for (sequence, cookie) in (1..).zip(&sent) {
         let (released, age) = cookie.accepted.map_or((u64::MAX, 0), |millis| {
             (
-                began + (millis + cookie.waited) * 1000,
-                cookie.waited * 1000,
+                began + (millis + cookie.queued) * 1000,
+                cookie.queued * 1000,
             )
         });
         let (user, buyer) = (user(cookie), format!("buyer-{}", cookie.buyer));
@@ -127,18 +126,18 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
     writing.await.unwrap().unwrap();
 
     let mut found = Stored::new();
-    let shown = store.for_each(|cookie| {
+    let visited = store.for_each(|cookie| {
         let pair = (cookie.user_id.to_vec(), cookie.dsp_id);
         assert_eq!(found.insert(pair, cookie.buyer_uid.to_vec()), None);
         ControlFlow::Continue(())
     });
-    shown.unwrap();
+    visited.unwrap();
     found
 }
 
-/// Waits until the store stands at `sequence` of `producer`, or beyond.
+/// Waits until the cursor of `producer` is at `sequence` or later.
 async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
-    let stands_there = async || {
+    let is_stored = async || {
         let cursors = store.load().await.unwrap().cursors;
         let mut own = cursors
             .iter()
@@ -146,7 +145,7 @@ async fn until_stored(store: &EmbeddedStore, producer: &str, sequence: u64) {
         own.any(|cursor| cursor.sequence >= sequence)
     };
     let until = async {
-        while !stands_there().await {
+        while !is_stored().await {
             sleep(Duration::from_millis(1)).await;
         }
     };
@@ -157,7 +156,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn store_ends_with_the_newest_of_each_pair_whatever_the_order_and_the_batches(
+    fn store_ends_with_the_newest_of_each_pair_for_any_order_and_batches(
         sent in prop::collection::vec(sent(), 1..60),
         suppressed in any::<bool>(),
     ) {

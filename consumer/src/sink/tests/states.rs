@@ -1,4 +1,4 @@
-//! From each state of the writer to the next, also at a failure, at a stop, and at the end.
+//! Transitions of the writer, including failures, stops and the end.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ fn slow() -> FakeStore {
     }
 }
 
-/// Batch 1 is being committed, and batch 2 was written meanwhile.
+/// A sink that commits batch 1 and has written batch 2 at the same time.
 async fn overlapping(store: FakeStore) -> Sink {
     let sink = start(store, LIMITS);
     push(&sink, 1).await;
@@ -36,7 +36,7 @@ fn letters(dir: &TempDir) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batch_is_written_while_the_one_before_is_committed_and_committed_after_it() {
+async fn batch_is_written_while_the_previous_one_is_committed() {
     let sink = overlapping(slow()).await;
     let overlap = ["write 1", "written 1", "commit 1", "write 2", "written 2"];
     check_events(&sink.store, &overlap);
@@ -51,7 +51,7 @@ async fn batch_is_written_while_the_one_before_is_committed_and_committed_after_
 }
 
 #[tokio::test(start_paused = true)]
-async fn batch_counts_as_soon_as_it_is_durable() {
+async fn batch_is_counted_as_soon_as_it_is_durable() {
     let store = FakeStore {
         slow_commit: SECOND,
         ..FakeStore::default()
@@ -62,14 +62,14 @@ async fn batch_counts_as_soon_as_it_is_durable() {
     sink.store.failures.store(u32::MAX, Ordering::Relaxed);
     push(&sink, 2).await;
     sleep(2 * SECOND).await;
-    // The next batch fails on and on, but this one does not wait for it.
+    // The next batch keeps failing, but does not delay this one.
     let counts = sink.metrics.sink.ledger.counts();
     assert_eq!((counts.written, counts.waiting), (1, 1));
     sink.stop.cancel();
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_dead_letter_each() {
+async fn failed_commit_repeats_both_batches_with_one_dead_letter_each() {
     let store = FakeStore {
         failed_commits: AtomicU32::new(1),
         picky: true,
@@ -86,7 +86,7 @@ async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_dead_
             "commit 1",
             "write 2",
             "written 2",
-            // It fails, so what was written since is not certain.
+            // It fails, so the writes since are repeated.
             "write 1",
             "written 1",
             "commit 1",
@@ -105,7 +105,7 @@ async fn after_a_failed_commit_both_batches_are_written_again_and_have_one_dead_
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_write_beside_a_commit_is_repeated() {
+async fn failed_write_during_a_commit_is_repeated() {
     let sink = start(slow(), LIMITS);
     push(&sink, 1).await;
     sleep(400 * MS).await;
@@ -132,7 +132,7 @@ async fn failed_write_beside_a_commit_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_only_when_a_batch_is_written_again_is_no_reason_to_leave_out_a_repeat() {
+async fn cookie_rejected_only_when_its_batch_is_written_again_suppresses_no_duplicate() {
     let store = FakeStore {
         failed_commits: AtomicU32::new(1),
         ..FakeStore::default()
@@ -167,7 +167,7 @@ async fn idle_store_is_pinged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn commit_that_is_not_answered_is_reported_whether_or_not_a_batch_waits_behind_it() {
+async fn hanging_commit_is_reported_with_and_without_a_next_batch() {
     for is_followed in [false, true] {
         let store = FakeStore {
             slow_commit: 60 * SECOND,
@@ -183,7 +183,7 @@ async fn commit_that_is_not_answered_is_reported_whether_or_not_a_batch_waits_be
         assert_eq!(sink.health.store_down(), None);
         sleep(4 * SECOND).await;
         let why = sink.health.store_down();
-        assert_eq!(why.as_deref(), Some("no answer for 5s"), "{is_followed}");
+        assert_eq!(why.as_deref(), Some("no response for 5s"), "{is_followed}");
         drop(sink.buffer);
         sink.ended.await.unwrap().unwrap();
         assert_eq!(sink.health.store_down(), None);
@@ -229,7 +229,7 @@ async fn writer_stops_in_every_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_of_the_batches_waits_for_the_commit() {
+async fn end_of_batches_waits_for_the_commit() {
     let sink = start(slow(), LIMITS);
     push(&sink, 1).await;
     sleep(400 * MS).await;

@@ -1,4 +1,4 @@
-//! Lets compactions, which the tree runs anyway, leave out what has expired.
+//! A compaction filter that deletes expired cookies.
 
 use std::sync::{
     Arc,
@@ -12,21 +12,21 @@ use fjall::compaction::filter::{
 use super::records::{be_u64, dsp_of};
 use crate::ttl::Ttls;
 
-/// Shared by the store and all compactions.
+/// Creates the filters of compactions; the store and all filters share it.
 #[derive(Debug, Clone)]
-pub(super) struct Expiry(Arc<State>);
+pub(super) struct ExpiryFilter(Arc<SharedExpiry>);
 
 #[derive(Debug)]
-struct State {
+struct SharedExpiry {
     ttls: Ttls,
-    /// Cookies that have expired at this time are left out; at 0 none has.
+    /// The time at which cookies expire; 0 disables expiry.
     now_unix_micros: AtomicU64,
     removed: AtomicU64,
 }
 
-impl Expiry {
+impl ExpiryFilter {
     pub(super) fn new(ttls: Ttls) -> Self {
-        Self(Arc::new(State {
+        Self(Arc::new(SharedExpiry {
             ttls,
             now_unix_micros: AtomicU64::new(0),
             removed: AtomicU64::new(0),
@@ -38,13 +38,13 @@ impl Expiry {
         now.store(unix_micros, Ordering::Relaxed);
     }
 
-    /// How many values were left out since this was asked last.
+    /// Number of deleted values since the last call.
     pub(super) fn take_removed(&self) -> u64 {
         self.0.removed.swap(0, Ordering::Relaxed)
     }
 }
 
-impl Factory for Expiry {
+impl Factory for ExpiryFilter {
     fn name(&self) -> &'static str {
         "expiry"
     }
@@ -60,13 +60,13 @@ impl Factory for Expiry {
 
 /// The filter of one compaction.
 struct Filter {
-    expiry: Expiry,
+    expiry: ExpiryFilter,
     now: u64,
     removed: u64,
 }
 
 impl CompactionFilter for Filter {
-    /// Removing leaves a tombstone on every level but the last, so that no older value comes to light.
+    /// `Remove` leaves a tombstone on every level except the last, so that no older value reappears.
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
         if self.now == 0 {
             return Ok(Verdict::Keep);

@@ -1,15 +1,14 @@
-//! Which cookies are certainly newer than anything stored of their pair, without a look at the disk. Pure.
+//! Recently written pairs: tells without reading the disk that a cookie is newer than any stored one of its pair. Pure.
 //!
-//! With several producers a good part of all cookies comes after a newer cookie of somebody else, and each would
-//! cost a point read. So the pairs written lately are remembered, as 64-bit hashes in two generations, together
-//! with a *horizon*: no cookie of a pair that is not remembered was accepted after it. A cookie accepted at or
-//! after the horizon whose pair is not remembered is the newest of its pair. Only the others must be read: of a
-//! pair written lately, or older than the horizon. A collision of hashes costs a read, never a wrong answer.
+//! With several producers, many cookies arrive after a newer cookie of another user, and each would need a point read. So
+//! recently written pairs are kept as 64-bit hashes in two generations, together with a *horizon*: no cookie of any other pair
+//! was accepted after it. A cookie accepted at or after the horizon is the newest of its pair, unless its pair is in a
+//! generation. All other cookies need a read. A hash collision only costs a read.
 //!
-//! While no cookie comes late (one producer), nothing is remembered: the horizon is then the newest cookie.
+//! While no cookie arrives late (one producer), no pairs are kept: the horizon is then the newest cookie.
 //!
-//! Memory: 9 bytes for each of two times [`GENERATION_PAIRS`], 19 MB; none while nothing comes late. Time: one hash and one
-//! insertion for each cookie written.
+//! Memory: 9 bytes for each of two times [`GENERATION_PAIRS`], 19 MB; none while no cookie is late. Time: one hash and one
+//! insertion per written cookie.
 
 use std::hash::BuildHasher;
 
@@ -19,22 +18,24 @@ use proto::newest;
 
 use crate::batch::BatchCookie;
 
-/// Pairs of one generation: what fits a table of 2^20 slots.
+/// Pairs per generation: the capacity of a table of 2^20 slots.
 const GENERATION_PAIRS: usize = (1 << 20) / 8 * 7;
 
-/// The pairs written lately.
+/// Recently written pairs.
 #[derive(Debug)]
-pub(super) struct Recent {
+pub(super) struct RecentPairs {
     hasher: RandomState,
     generation_pairs: usize,
     young: Generation,
     old: Generation,
     /// No cookie in the store was accepted after this.
     newest: u64,
-    /// No cookie of a pair that is in neither generation was accepted after this.
+    /// No cookie of a pair in neither generation was accepted after this.
     horizon: u64,
-    remembers: bool,
-    late_seen: bool,
+    /// Whether pairs are kept.
+    is_active: bool,
+    /// Whether a cookie of the current generation was late.
+    has_late: bool,
 }
 
 #[derive(Debug, Default)]
@@ -43,11 +44,11 @@ struct Generation {
     newest: u64,
 }
 
-/// A pair, as it is remembered.
+/// The hash of a pair.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pair(u64);
+pub(super) struct PairHash(u64);
 
-impl Recent {
+impl RecentPairs {
     /// For a store with no cookie accepted after `newest`.
     pub(super) fn new(newest: u64) -> Self {
         Self::with_generations(newest, GENERATION_PAIRS)
@@ -61,8 +62,8 @@ impl Recent {
             old: Generation::default(),
             newest,
             horizon: newest,
-            remembers: false,
-            late_seen: false,
+            is_active: false,
+            has_late: false,
         }
     }
 
@@ -71,40 +72,40 @@ impl Recent {
         self.newest
     }
 
-    pub(super) fn pair(&self, cookie: &BatchCookie<'_>) -> Pair {
-        Pair(self.hasher.hash_one((cookie.dsp_id, cookie.user_id)))
+    pub(super) fn pair(&self, cookie: &BatchCookie<'_>) -> PairHash {
+        PairHash(self.hasher.hash_one((cookie.dsp_id, cookie.user_id)))
     }
 
-    /// Whether the store may have a cookie of this pair accepted after `accepted`: it must then be read.
-    pub(super) fn may_have_newer(&mut self, pair: Pair, accepted: u64) -> bool {
+    /// Whether the store may have a cookie of this pair accepted after `accepted`, and must be read.
+    pub(super) fn may_have_newer(&mut self, pair: PairHash, accepted: u64) -> bool {
         if newest::replaces(accepted, self.newest) {
             return false;
         }
-        self.late_seen = true;
+        self.has_late = true;
         !newest::replaces(accepted, self.horizon) || self.young.has(pair) || self.old.has(pair)
     }
 
-    /// Takes note of a cookie that is going to be written.
-    pub(super) fn written(&mut self, pair: Pair, accepted: u64) {
+    /// Records a cookie that will be written.
+    pub(super) fn record(&mut self, pair: PairHash, accepted: u64) {
         self.newest = self.newest.max(accepted);
-        if !self.remembers {
-            if !self.late_seen {
+        if !self.is_active {
+            if !self.has_late {
                 self.horizon = self.newest;
                 return;
             }
-            self.remembers = true;
-            // What was written until now is covered by the horizon.
-            self.late_seen = false;
+            self.is_active = true;
+            // The horizon covers all cookies written before.
+            self.has_late = false;
         }
         self.young.insert(pair, accepted);
         if self.young.pairs.len() >= self.generation_pairs {
-            self.turn();
+            self.rotate();
         }
     }
 
-    /// Forgets the old generation; also the young one when nothing came late in its time.
-    fn turn(&mut self) {
-        if std::mem::take(&mut self.late_seen) {
+    /// Drops the old generation; also the young one if no cookie was late during it.
+    fn rotate(&mut self) {
+        if std::mem::take(&mut self.has_late) {
             self.horizon = self.horizon.max(self.old.newest);
             std::mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
@@ -115,11 +116,11 @@ impl Recent {
 }
 
 impl Generation {
-    fn has(&self, Pair(hash): Pair) -> bool {
+    fn has(&self, PairHash(hash): PairHash) -> bool {
         self.pairs.find(hash, |known| *known == hash).is_some()
     }
 
-    fn insert(&mut self, Pair(hash): Pair, accepted: u64) {
+    fn insert(&mut self, PairHash(hash): PairHash, accepted: u64) {
         self.newest = self.newest.max(accepted);
         self.pairs
             .entry(hash, |known| *known == hash, |known| *known)
@@ -148,11 +149,10 @@ mod tests {
         }
     }
 
-    /// Writes newest-wins cookies that come up to `late_max` late, and compares with a full memory of all.
-    /// Returns how many were read.
+    /// Writes cookies that are up to `late_max` late, and compares with a map of all. Returns the number of reads.
     fn reads(users: u32, late_max: u64, cookies: u64) -> u64 {
         let mut random = fastrand::Rng::with_seed(7);
-        let mut recent = Recent::with_generations(0, 1000);
+        let mut recent = RecentPairs::with_generations(0, 1000);
         let mut stored: HashMap<u32, u64> = HashMap::new();
         let mut reads = 0;
         for now in 1..=cookies {
@@ -170,7 +170,7 @@ mod tests {
                 assert!(!newer, "cookie {now} would overwrite a newer one");
             }
             stored.insert(user, accepted);
-            recent.written(pair, accepted);
+            recent.record(pair, accepted);
             assert_eq!(stored.values().max(), Some(&recent.newest()));
             assert!(recent.young.pairs.len() + recent.old.pairs.len() <= 2000);
         }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn never_lets_an_older_cookie_overwrite_a_newer_one() {
+    fn older_cookie_never_overwrites_a_newer_one() {
         for users in [10, 500, 5000] {
             for late_max in [1, 50, 900, 5000] {
                 reads(users, late_max, 4000);
@@ -188,30 +188,34 @@ mod tests {
 
     #[test]
     fn late_cookies_of_new_pairs_cost_no_reads() {
-        // The first late ones are older than the horizon.
+        // Only the first late cookies are older than the horizon.
         let reads = reads(u32::MAX, 500, 5000);
         assert!(reads < 520, "{reads} reads");
     }
 
     #[test]
-    fn nothing_is_remembered_while_nothing_is_late() {
-        let mut recent = Recent::with_generations(100, 10);
+    fn no_pairs_are_kept_while_no_cookie_is_late() {
+        let mut recent = RecentPairs::with_generations(100, 10);
         let mut write = |user: u32, accepted| {
             let bytes = user.to_be_bytes();
             let pair = recent.pair(&cookie(&bytes, accepted));
             let read = recent.may_have_newer(pair, accepted);
-            recent.written(pair, accepted);
-            (read, recent.remembers)
+            recent.record(pair, accepted);
+            (read, recent.is_active)
         };
         assert_eq!(write(1, 100), (false, false));
         assert_eq!(write(2, 101), (false, false));
         assert_eq!(write(3, 100), (true, true), "written before the horizon");
         assert_eq!(write(4, 102), (false, true));
         assert_eq!(write(5, 101), (false, true));
-        assert_eq!(write(4, 101), (true, true), "written lately");
+        assert_eq!(write(4, 101), (true, true), "recently written");
         for user in 6..30 {
             assert!(!write(user, 103).0);
         }
-        assert_eq!(write(30, 103), (false, false), "nothing came late any more");
+        assert_eq!(
+            write(30, 103),
+            (false, false),
+            "no cookie was late any more"
+        );
     }
 }

@@ -1,8 +1,7 @@
-//! How records lie on the disk.
+//! Encoding of records on disk.
 //!
-//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`; so one range read gives all of
-//! a user's buyer uids, and user `ab` is never mistaken for the resumption of `abc`. Value: the time accepted as
-//! big-endian `u64`, then the buyer uid.
+//! Key: user id, a zero byte (which no user id contains), DSP as big-endian `u32`. So one range read returns all buyer uids of
+//! a user, and `ab` is not a prefix of `abc`. Value: acceptance time as big-endian `u64`, then the buyer uid.
 
 use proto::limits::USER_ID_BYTES_MAX;
 
@@ -12,9 +11,10 @@ pub(super) const NEWEST_KEY: &[u8] = b"newest";
 pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
+/// Part of the format on disk, like the other keys.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 
-/// User id, a zero byte, DSP: on the stack.
+/// The key of a cookie, on the stack.
 pub(super) struct CookieKey {
     bytes: [u8; USER_ID_BYTES_MAX + 5],
     length: usize,
@@ -40,12 +40,12 @@ pub(super) fn dsp_of(key: &[u8]) -> Option<u32> {
     key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-/// What all keys of a user begin with.
+/// The common prefix of all keys of a user.
 pub(super) fn user_prefix(user_id: &str) -> Vec<u8> {
     [user_id.as_bytes(), &[0]].concat()
 }
 
-/// What a key and its value stand for.
+/// Decodes a key and its value.
 pub(super) fn stored_cookie<'a>(key: &'a [u8], value: &'a [u8]) -> Option<BatchCookie<'a>> {
     let (user_id, dsp) = key.split_last_chunk::<4>()?;
     Some(BatchCookie {

@@ -1,4 +1,4 @@
-//! The store in a directory of its own.
+//! The store in a temporary directory.
 
 use std::{ops::ControlFlow, time::Duration};
 
@@ -17,7 +17,7 @@ fn ttls() -> Ttls {
     )
 }
 
-/// Its cookies live for a day, those of others for a minute.
+/// A DSP with a TTL of a day; that of others is a minute.
 const KEPT_DSP: u32 = 3;
 const SECOND: u64 = 1_000_000;
 const NOW: u64 = 1_700_000_000 * SECOND;
@@ -44,10 +44,10 @@ fn check(found: &crate::store::BuyerUids, expected: &[(u32, &str)]) {
 }
 
 #[tokio::test]
-async fn start_that_was_killed_while_it_created_the_store_can_be_repeated() {
+async fn store_opens_after_a_kill_during_its_creation() {
     let dir = TempDir::new().unwrap();
     drop(open(&dir).await);
-    // What there is just before the store is complete.
+    // The state just before the store is complete.
     std::fs::remove_file(dir.path().join("version")).unwrap();
     std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
     std::fs::create_dir(dir.path().join("keyspaces")).unwrap();
@@ -57,7 +57,7 @@ async fn start_that_was_killed_while_it_created_the_store_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn newer_wins_and_an_older_replay_changes_nothing() {
+async fn newer_cookie_wins_and_an_older_one_changes_nothing() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW + 100, &[("u", 1, "a"), ("u", 300, "b")]).await;
@@ -80,7 +80,7 @@ async fn newer_wins_and_an_older_replay_changes_nothing() {
 }
 
 #[tokio::test]
-async fn data_and_cursors_and_newest_wins_survive_reopening() {
+async fn cookies_cursors_and_the_newest_time_survive_reopening() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     let written = Arc::new(batch(&[chunk(
@@ -100,11 +100,11 @@ async fn data_and_cursors_and_newest_wins_survive_reopening() {
 }
 
 #[tokio::test]
-async fn store_whose_threads_failed_is_broken_for_a_ping_and_for_a_write_that_waits_for_them() {
+async fn failed_background_thread_breaks_pings_and_blocked_writes() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     store.ping().await.unwrap();
-    // A file of the tree can no longer be made; what is open stays so.
+    // No file of the tree can be created; open files stay open.
     std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
     let user = "u".repeat(USER_ID_BYTES_MAX);
     let buyer = "b".repeat(BUYER_UID_BYTES_MAX);
@@ -119,14 +119,14 @@ async fn store_whose_threads_failed_is_broken_for_a_ping_and_for_a_write_that_wa
         }
     };
     let broken = timeout(Duration::from_secs(60), broken).await.unwrap();
-    assert!(matches!(&broken, StoreError::Broken(why) if why.contains("opened anew")));
-    let waits: Answer<'_, ()> = Box::pin(std::future::pending());
-    let ended = timeout(Duration::from_secs(60), store.while_it_works(waits)).await;
+    assert!(matches!(&broken, StoreError::Broken(why) if why.contains("restart the consumer")));
+    let blocked: StoreFuture<'_, ()> = Box::pin(std::future::pending());
+    let ended = timeout(Duration::from_secs(60), store.unless_broken(blocked)).await;
     assert_eq!(ended.unwrap(), Err(broken));
 }
 
 #[tokio::test]
-async fn lookup_finds_whole_user_ids_only() {
+async fn lookup_matches_only_complete_user_ids() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     let cookies = [
@@ -146,7 +146,7 @@ async fn lookup_finds_whole_user_ids_only() {
 }
 
 #[tokio::test]
-async fn expired_cookie_is_not_returned_even_where_nothing_deletes_it() {
+async fn expired_cookie_is_not_returned_before_its_deletion() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     let (expired, alive) = (NOW - 61 * SECOND, NOW - 59 * SECOND);
@@ -160,7 +160,7 @@ async fn expired_cookie_is_not_returned_even_where_nothing_deletes_it() {
 
 const GENERATION: usize = 5_000;
 
-/// Writes a generation of cookies with random users and returns how many bytes the store takes then.
+/// Writes a generation of cookies with random users; returns the size of the store.
 async fn generation(store: &EmbeddedStore, random: &mut fastrand::Rng, at: u64) -> u64 {
     for _ in 0..2 {
         let users: Vec<_> = (0..GENERATION / 2)
@@ -183,7 +183,7 @@ fn count(store: &EmbeddedStore, dsp_id: u32, accepted: std::ops::Range<u64>) -> 
 }
 
 #[tokio::test]
-async fn expired_cookies_leave_the_disk_as_others_are_written() {
+async fn expired_cookies_are_deleted_as_others_are_written() {
     let dir = TempDir::new().unwrap();
     let tuning = Tuning {
         memtable_bytes: 128 << 10,
@@ -195,7 +195,7 @@ async fn expired_cookies_leave_the_disk_as_others_are_written() {
     let (stop, mut random) = (CancellationToken::new(), fastrand::Rng::with_seed(1));
     let mut largest = 0;
     let mut deleted = 0;
-    // Each generation is a third of the time to live after the one before.
+    // The generations are a third of the TTL apart.
     for step in 1..=20 {
         let now = NOW + step * 20 * SECOND;
         let bytes = generation(&store, &mut random, now).await;
@@ -213,21 +213,21 @@ async fn expired_cookies_leave_the_disk_as_others_are_written() {
     let now = NOW + 20 * 20 * SECOND;
     let alive = count(&store, 1, now - 60 * SECOND..u64::MAX);
     assert_eq!(alive, 4 * GENERATION);
-    // Of sixteen expired generations most are gone, as soon as the last compactions are done.
+    // After the last compactions, most of the sixteen expired generations are deleted.
     let deadline = std::time::Instant::now() + Duration::from_secs(120);
     loop {
-        let left = count(&store, 1, 0..now - 60 * SECOND);
+        let remaining = count(&store, 1, 0..now - 60 * SECOND);
         deleted += store
             .expire(crate::store::Expiry::new(true, now, &stop))
             .await
             .unwrap()
             .deleted;
-        if left < 5 * GENERATION && deleted >= 10 * GENERATION as u64 {
+        if remaining < 5 * GENERATION && deleted >= 10 * GENERATION as u64 {
             break;
         }
         assert!(
             std::time::Instant::now() < deadline,
-            "{left} expired cookies are left, {deleted} were deleted"
+            "{remaining} expired cookies remain, {deleted} were deleted"
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -237,7 +237,7 @@ async fn expired_cookies_leave_the_disk_as_others_are_written() {
 }
 
 #[tokio::test]
-async fn cursors_untouched_for_long_are_forgotten() {
+async fn old_cursors_are_deleted() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW, &[("u", 1, "x")]).await;
@@ -251,11 +251,11 @@ async fn cursors_untouched_for_long_are_forgotten() {
 }
 
 #[tokio::test]
-async fn late_cookie_of_a_pair_written_lately_is_stale() {
+async fn late_cookie_of_a_recently_written_pair_is_stale() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(&store, NOW, &[("a", 1, "newest")]).await;
-    // Both are late; from here on pairs are remembered.
+    // It is late, so pairs are kept from here on.
     write(&store, NOW - 10, &[("u", 1, "first")]).await;
     write(&store, NOW + 10, &[("b", 1, "newest")]).await;
     write(&store, NOW + 5, &[("u", 1, "newer")]).await;
@@ -269,7 +269,7 @@ async fn late_cookie_of_a_pair_written_lately_is_stale() {
 }
 
 #[tokio::test]
-async fn dir_in_use_is_refused_with_what_to_do() {
+async fn directory_in_use_is_rejected_with_a_fix() {
     let dir = TempDir::new().unwrap();
     let _store = open(&dir).await;
     let second = EmbeddedStore::open(dir.path().to_path_buf(), ttls()).await;
@@ -281,7 +281,7 @@ async fn dir_in_use_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn for_each_shows_every_pair_with_its_newest_value() {
+async fn for_each_visits_every_pair_with_its_newest_value() {
     let dir = TempDir::new().unwrap();
     let store = open(&dir).await;
     write(
@@ -291,28 +291,28 @@ async fn for_each_shows_every_pair_with_its_newest_value() {
     )
     .await;
     write(&store, NOW + 1, &[("u", 1, "newer")]).await;
-    let mut shown = Vec::new();
-    let show = |cookie: &BatchCookie<'_>| {
+    let mut visited = Vec::new();
+    let visit = |cookie: &BatchCookie<'_>| {
         let [user, buyer] =
             [cookie.user_id, cookie.buyer_uid].map(|text| String::from_utf8(text.into()).unwrap());
-        shown.push((user, cookie.dsp_id, buyer, cookie.accepted_unix_micros));
+        visited.push((user, cookie.dsp_id, buyer, cookie.accepted_unix_micros));
         ControlFlow::Continue(())
     };
-    store.for_each(show).unwrap();
-    let mut seen = 0;
-    let enough = |_: &BatchCookie<'_>| {
-        seen += 1;
+    store.for_each(visit).unwrap();
+    let mut count = 0;
+    let stop = |_: &BatchCookie<'_>| {
+        count += 1;
         ControlFlow::Break(())
     };
-    store.for_each(enough).unwrap();
-    assert_eq!(seen, 1);
+    store.for_each(stop).unwrap();
+    assert_eq!(count, 1);
     let expected = [
         ("u", 1, "newer", NOW + 1),
         ("u", 300, "c", NOW),
         ("uu", 1, "b", NOW),
     ];
     assert_eq!(
-        shown,
+        visited,
         expected.map(|(user, dsp, buyer, at)| (user.into(), dsp, buyer.into(), at))
     );
 }

@@ -1,12 +1,12 @@
-//! One batch into all its collections, several at once, so that one DSP's trouble is not another's.
+//! Writes a batch to all its collections concurrently, so that failures of one DSP do not affect the others.
 //!
-//! Each collection is written by a task of its own. What fails for a reason of its database, and what has not answered a
-//! second after all others, [trips](super::breakers) its DSP's breaker, and its cookies are not taken. What hangs is left
-//! to its task, which goes on waiting: that is the one command that DSP may have in flight. A hanging task keeps its slot
-//! for no longer than a second while others wait for one.
+//! One task writes each collection. If a database fails for a reason of its own, or does not reply for a second after all
+//! others are done, the [breaker](super::breakers) of its DSP trips and its cookies are deferred. A hanging task keeps waiting:
+//! it is the only command in flight for that DSP. While other collections wait for a writer, another one is added for each
+//! second of silence.
 //!
-//! Before a silence is taken for one DSP's, the server is asked to write where the cursors are: if it does not answer
-//! either, the trouble is the server's, and everything waits on as it is.
+//! Before a database is considered hanging, the server must accept a write to the cursors. If it does not reply either, the
+//! whole server is down, and all tasks keep waiting.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,27 +28,26 @@ use crate::{
     store::{StoreError, WriteOutcome},
 };
 
-/// How long a collection may give no sign after all others are done, and how long the server may take to show that it
-/// works. A command has at most a thousand cookies, which take a slow server a tenth of that.
+/// Maximum time without a reply of a collection after all others are done, and of the check of the server. A command has at
+/// most a thousand cookies, which take a slow server a tenth of this.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-type Outcome = (u32, Result<WriteOutcome, Failure>);
+type TaskResult = (u32, Result<WriteOutcome, Failure>);
 
-/// The writing of one batch.
+/// The write of one batch.
 pub(super) struct BatchWrite<'a> {
     store: &'a Arc<Inner>,
     connection: &'a Connection,
     batch: &'a Arc<Batch>,
     waiting: VecDeque<(u32, Vec<u32>)>,
-    tasks: FuturesUnordered<JoinHandle<Outcome>>,
+    tasks: FuturesUnordered<JoinHandle<TaskResult>>,
     running: BTreeMap<u32, RunningWrite>,
     done: WriteOutcome,
 }
 
 struct RunningWrite {
     indices: Vec<u32>,
-    /// When a command was last answered.
-    answered: LastReply,
+    last_reply: LastReply,
     stop: tokio::task::AbortHandle,
 }
 
@@ -60,8 +59,8 @@ impl Inner {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
         let by_dsp = self.by_dsp(&batch).await?;
-        let round = BatchWrite::new(&self, connection, &batch);
-        let written = round.run(by_dsp).await?;
+        let batch_write = BatchWrite::new(&self, connection, &batch);
+        let written = batch_write.run(by_dsp).await?;
         Ok(WriteOutcome { receipt, ..written })
     }
 }
@@ -86,7 +85,7 @@ impl<'a> BatchWrite<'a> {
     /// Writes the cookies of each DSP.
     ///
     /// # Errors
-    /// When the whole server does not work. What runs is then given up: the batch is to be written again.
+    /// When the whole server fails. Running tasks are aborted, and the batch must be written again.
     pub(super) async fn run(
         mut self,
         by_dsp: BTreeMap<u32, Vec<u32>>,
@@ -100,42 +99,42 @@ impl<'a> BatchWrite<'a> {
     }
 
     async fn run_all(&mut self) -> Result<(), StoreError> {
-        let mut slots = self.store.options.writers;
+        let mut writers = self.store.options.writers;
         loop {
-            while self.running.len() < slots
+            while self.running.len() < writers
                 && let Some((dsp_id, indices)) = self.waiting.pop_front()
             {
-                self.begin(dsp_id, indices);
+                self.start(dsp_id, indices);
             }
             if self.running.is_empty() {
                 return Ok(());
             }
             match timeout(SILENCE_MAX, self.tasks.next()).await {
-                Ok(Some(Ok((dsp_id, result)))) => self.ended(dsp_id, result).await?,
+                Ok(Some(Ok((dsp_id, result)))) => self.finish(dsp_id, result).await?,
                 Ok(Some(Err(error))) => {
                     return Err(StoreError::Broken(format!("a task failed: {error}")));
                 }
                 Ok(None) => return Ok(()),
-                Err(_) if !self.waiting.is_empty() => slots += 1,
-                Err(_) => self.silent().await?,
+                Err(_) if !self.waiting.is_empty() => writers += 1,
+                Err(_) => self.defer_hanging().await?,
             }
         }
     }
 
-    fn begin(&mut self, dsp_id: u32, indices: Vec<u32>) {
+    fn start(&mut self, dsp_id: u32, indices: Vec<u32>) {
         if let Some(why) = self.store.breakers.tripped(dsp_id) {
             return self.done.deferred(dsp_id, Some(why), indices);
         }
         if self.batch.is_deferred(dsp_id) || !self.store.has_slot(dsp_id) {
             return self.done.deferred(dsp_id, None, indices);
         }
-        let answered = LastReply::now();
+        let last_reply = LastReply::now();
         let writing = CollectionWrite::new(
             Arc::clone(self.store),
             self.connection.clone(),
             Arc::clone(self.batch),
             dsp_id,
-            answered.clone(),
+            last_reply.clone(),
         );
         let to_write = indices.clone();
         let writing = async move { (dsp_id, writing.write(to_write).await) };
@@ -144,13 +143,13 @@ impl<'a> BatchWrite<'a> {
         self.tasks.push(task);
         let running = RunningWrite {
             indices,
-            answered,
+            last_reply,
             stop,
         };
         self.running.insert(dsp_id, running);
     }
 
-    async fn ended(
+    async fn finish(
         &mut self,
         dsp_id: u32,
         result: Result<WriteOutcome, Failure>,
@@ -160,32 +159,32 @@ impl<'a> BatchWrite<'a> {
         };
         match result {
             Ok(written) => self.done.merge(written),
-            // It got no answer at all, and so long that others may have got theirs.
-            Err(Failure::Server(error)) if running.answered.silence() >= COMMAND_TIMEOUT => {
+            // No reply at all for so long that other databases may have replied.
+            Err(Failure::Server(error)) if running.last_reply.silence() >= COMMAND_TIMEOUT => {
                 if !self.store.is_server_available().await {
                     return Err(error);
                 }
-                self.failed(dsp_id, &error.to_string(), running.indices);
+                self.defer(dsp_id, &error.to_string(), running.indices);
             }
             Err(Failure::Server(error)) => return Err(error),
-            Err(Failure::Dsp(why)) => self.failed(dsp_id, &why, running.indices),
+            Err(Failure::Dsp(why)) => self.defer(dsp_id, &why, running.indices),
         }
         Ok(())
     }
 
-    fn failed(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
+    fn defer(&mut self, dsp_id: u32, why: &str, indices: Vec<u32>) {
         let why = self.store.breakers.trip(dsp_id, why);
         self.done.deferred(dsp_id, Some(why), indices);
     }
 
-    /// Nothing ended for a while, and nothing waits for a slot.
-    async fn silent(&mut self) -> Result<(), StoreError> {
-        let is_silent = |running: &RunningWrite| running.answered.silence() >= SILENCE_MAX;
+    /// Defers the cookies of hanging databases, if the server itself is available.
+    async fn defer_hanging(&mut self) -> Result<(), StoreError> {
+        let is_silent = |running: &RunningWrite| running.last_reply.silence() >= SILENCE_MAX;
         if !self.running.values().all(is_silent) {
             return Ok(());
         }
         match timeout(SILENCE_MAX, self.store.check_writable()).await {
-            Ok(answer) => answer?,
+            Ok(result) => result?,
             Err(_) => return Ok(()),
         }
         for (dsp_id, running) in std::mem::take(&mut self.running) {
@@ -193,9 +192,10 @@ impl<'a> BatchWrite<'a> {
                 self.running.insert(dsp_id, running);
                 continue;
             }
-            let why = format!("no answer for {SILENCE_MAX:?}, while the server answers others");
-            self.store.breakers.give_up(dsp_id, running.stop);
-            self.failed(dsp_id, &why, running.indices);
+            let why =
+                format!("no response for {SILENCE_MAX:?}, while the server responds for others");
+            self.store.breakers.add_hanging(dsp_id, running.stop);
+            self.defer(dsp_id, &why, running.indices);
         }
         Ok(())
     }

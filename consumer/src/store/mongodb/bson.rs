@@ -1,4 +1,4 @@
-//! A writer of BSON, front to back into one buffer. Pure.
+//! A BSON writer that appends to one buffer. Pure.
 
 use mongodb::bson::{Document, RawDocumentBuf};
 
@@ -9,17 +9,17 @@ const BOOLEAN: u8 = 0x08;
 const DATE: u8 = 0x09;
 const INT: u8 = 0x10;
 
-/// Begun documents are ended by their place; a document's length is filled in at its end.
+/// Open documents are identified by their offset. The length of a document is written when it ends.
 pub(super) struct Bson(Vec<u8>);
 
-/// The key of an element: a name, or a place in an array.
+/// The key of an element: a name or an array index.
 pub(super) trait Key {
     fn put(self, buffer: &mut Vec<u8>);
 }
 
 impl Key for &str {
     fn put(self, buffer: &mut Vec<u8>) {
-        debug_assert!(!self.contains('\0'), "keys end at a zero byte");
+        debug_assert!(!self.contains('\0'), "keys are null-terminated");
         buffer.extend_from_slice(self.as_bytes());
     }
 }
@@ -45,7 +45,7 @@ impl Bson {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// Begins a document; returns where.
+    /// Begins a document; returns its offset.
     pub(super) fn begin(&mut self) -> usize {
         let at = self.0.len();
         self.0.extend_from_slice(&[0; 4]);
@@ -58,7 +58,7 @@ impl Bson {
         self.begin()
     }
 
-    /// Ends the document that was begun at `at`.
+    /// Ends the document at offset `at`.
     pub(super) fn end(&mut self, at: usize) {
         self.0.push(0);
         let length = i32::try_from(self.0.len() - at).expect("commands are split below 16 MiB");
@@ -68,16 +68,16 @@ impl Bson {
     /// Ends the outermost document.
     pub(super) fn finish(mut self, command: usize) -> RawDocumentBuf {
         self.end(command);
-        RawDocumentBuf::from_bytes(self.0).expect("length and end are as BSON wants them")
+        RawDocumentBuf::from_bytes(self.0).expect("length and terminator are valid")
     }
 
     pub(super) fn document(&mut self, key: impl Key, value: &Document) {
         self.key(DOCUMENT, key);
-        let value = RawDocumentBuf::try_from(value).expect("its keys have no zero bytes");
+        let value = RawDocumentBuf::try_from(value).expect("its keys have no null bytes");
         self.0.extend_from_slice(value.as_bytes());
     }
 
-    /// `value` must be UTF-8, as every string of a batch is.
+    /// `value` must be UTF-8, like all strings of a batch.
     pub(super) fn string(&mut self, key: impl Key, value: &[u8]) {
         self.key(STRING, key);
         let length = i32::try_from(value.len() + 1).expect("strings are short");
@@ -86,7 +86,7 @@ impl Bson {
         self.0.push(0);
     }
 
-    /// MongoDB's dates have milliseconds.
+    /// Appends a date, which has a resolution of milliseconds.
     pub(super) fn date(&mut self, key: impl Key, unix_micros: u64) {
         self.key(DATE, key);
         self.0.extend_from_slice(&millis(unix_micros).to_le_bytes());
@@ -109,7 +109,7 @@ impl Bson {
     }
 }
 
-/// A time as MongoDB keeps it.
+/// A time in the resolution of MongoDB.
 pub(super) fn millis(unix_micros: u64) -> i64 {
-    i64::try_from(unix_micros / 1000).expect("a thousandth of 2^64 has room")
+    i64::try_from(unix_micros / 1000).expect("2^64 / 1000 fits")
 }

@@ -1,12 +1,12 @@
-//! The commands that write cookies, from a batch's bytes straight to BSON. Pure.
+//! The commands that write cookies, encoded from a batch directly to BSON. Pure.
 //!
-//! A command here is one BSON document, so it stays below the server's 16 MiB for a document: a thousand of the largest
-//! cookies take a twentieth of that.
+//! A command is one BSON document and stays below the server's limit of 16 MiB: a thousand of the largest cookies take a
+//! twentieth of it.
 //!
-//! Public for the micro-benchmarks; what writes cookies is [`MongodbStore`](super::MongodbStore).
+//! Public for the micro-benchmarks. [`MongodbStore`](super::MongodbStore) sends these commands.
 //!
-//! What each costs mongod 6.0 for a cookie, in 20 collections of 20,000, measured on two cores: insert 3.5 µs; insert
-//! of one that is there 27 µs; look 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs when it inserts.
+//! CPU of mongod 6.0 per cookie, measured on two cores with 20 collections of 20,000 documents: insert 3.5 µs; insert of an
+//! existing one 27 µs; find 2.7 µs; replace 13–14 µs; upsert 21 µs, or 25 µs if it inserts.
 
 use std::collections::BTreeMap;
 
@@ -18,17 +18,19 @@ use super::{
 };
 use crate::batch::{Batch, BatchCookie};
 
-/// Most cookies of one command: more made none cheaper, and with so few even a slow server often gives a sign.
+/// Maximum number of cookies per command. Larger commands are not more efficient, and smaller ones show progress on a slow
+/// server.
 const COOKIES_MAX: usize = 1_000;
 
-/// The same of a [`Kind::Upsert`]: one that another unique index refuses takes the server some milliseconds.
+/// Maximum number of cookies per [`Kind::Upsert`], because a cookie rejected by another unique index takes the server some
+/// milliseconds.
 const UPSERTS_MAX: usize = 100;
 
-/// Room made for each cookie of a command: what most take.
+/// Reserved bytes per cookie of a command; enough for most cookies.
 const COOKIE_BYTES: usize = 256;
 
-/// The indices of a batch's cookies by DSP, ordered by user within each: neighbours in a collection's index are then
-/// written together. Costs a sort.
+/// The indices of a batch's cookies by DSP, sorted by user within each, so that neighbors in a collection's index are written
+/// together.
 #[must_use]
 pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
     let mut by_dsp: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -39,30 +41,30 @@ pub fn by_dsp(batch: &Batch) -> BTreeMap<u32, Vec<u32>> {
     by_dsp
 }
 
-/// What a command does with its cookies.
+/// The operation of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Inserts them, each on its own: those whose user is there already come back as duplicates.
+    /// Inserts cookies independently. Existing users are returned as duplicate key errors.
     Insert,
-    /// Asks which users are there, and with which time.
+    /// Finds existing users and their times.
     Find,
-    /// Replaces those that are there by newer ones; neither inserts one nor replaces a newer one. Says how many
-    /// were there and how many were replaced.
+    /// Replaces existing cookies by newer ones; neither inserts nor replaces newer ones. Returns the numbers of matched and
+    /// modified documents.
     ///
-    /// As few update operations as are cheapest, each for a few dozen users: one for each user costs
-    /// half as much again. The new values lie in arrays; the pipeline finds a document's place in them.
+    /// Each update operation covers some dozen users; one per user costs 1.5 times as much. The new values are in arrays, and
+    /// the pipeline finds the array index of a document.
     Replace,
-    /// Replaces by newer ones or inserts, each on its own. One that is older than what is there matches nothing,
-    /// fails to insert, and comes back as a duplicate.
+    /// Replaces by newer ones or inserts, independently. A cookie older than the stored one matches nothing, fails to insert,
+    /// and is returned as a duplicate key error.
     Upsert,
 }
 
-/// Users of one operation of a [`Kind::Replace`]. The pipeline compares a document's id with half of them on average:
-/// of 16 to 512, 32 to 64 were the cheapest.
+/// Users per operation of a [`Kind::Replace`]. The pipeline compares an id with half of them on average. Of 16 to 512, values
+/// of 32 to 64 were the most efficient.
 const REPLACE_GROUP: usize = 48;
 
 impl Kind {
-    /// Most cookies of one command.
+    /// Maximum number of cookies per command.
     pub(super) fn cookies_max(self) -> usize {
         if self == Self::Upsert {
             UPSERTS_MAX
@@ -74,7 +76,7 @@ impl Kind {
     /// The command for the cookies at these indices of `batch`.
     ///
     /// # Panics
-    /// When they are too many for one command.
+    /// When the command is too large.
     #[must_use]
     pub fn encode(self, batch: &Batch, indices: &[u32], concern: &Document) -> RawDocumentBuf {
         let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
@@ -82,7 +84,7 @@ impl Kind {
         let command = bson.begin();
         bson.string(self.name(), COOKIES.as_bytes());
         if self == Self::Find {
-            look(&mut bson, cookies);
+            find(&mut bson, cookies);
         } else {
             head(&mut bson, concern);
             let items = bson.begin_field(
@@ -158,11 +160,11 @@ fn value(bson: &mut Bson, cookie: &BatchCookie<'_>) {
     bson.date("t", cookie.accepted_unix_micros);
 }
 
-/// `filter: {_id: {$in: […]}}, projection: {t: 1}`, all in one answer: it is smaller than an insert of the same.
-fn look<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
+/// `filter: {_id: {$in: […]}}, projection: {t: 1}`, with all results in one reply, which is smaller than an insert of them.
+fn find<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<'a>>) {
     let count = i32::try_from(cookies.len()).expect("commands are split");
     let filter = bson.begin_field(DOCUMENT, "filter");
-    among(bson, cookies);
+    id_in(bson, cookies);
     bson.end(filter);
     let projection = bson.begin_field(DOCUMENT, "projection");
     bson.int("t", 1);
@@ -172,7 +174,7 @@ fn look<'a>(bson: &mut Bson, cookies: impl ExactSizeIterator<Item = BatchCookie<
 }
 
 /// `_id: {$in: […]}`
-fn among<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
+fn id_in<'a>(bson: &mut Bson, cookies: impl Iterator<Item = BatchCookie<'a>>) {
     let id = bson.begin_field(DOCUMENT, "_id");
     let users = bson.begin_field(ARRAY, "$in");
     for (at, cookie) in cookies.enumerate() {
@@ -201,7 +203,7 @@ fn replace(bson: &mut Bson, at: usize, batch: &Batch, group: &[u32]) {
     };
     let item = bson.begin_field(DOCUMENT, at);
     let query = bson.begin_field(DOCUMENT, "q");
-    among(bson, cookies().map(|(_, cookie)| cookie));
+    id_in(bson, cookies().map(|(_, cookie)| cookie));
     bson.end(query);
     bson.boolean("multi", true);
     let pipeline = bson.begin_field(ARRAY, "u");
@@ -284,7 +286,7 @@ fn element(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
     bson.end(field);
 }
 
-/// `0: {$literal: […]}`: nothing in it is taken for a field or a variable.
+/// `0: {$literal: […]}`, so that strings are not evaluated as fields or variables.
 fn literal(bson: &mut Bson, items: impl FnOnce(&mut Bson)) {
     let field = bson.begin_field(DOCUMENT, 0);
     let array = bson.begin_field(ARRAY, "$literal");

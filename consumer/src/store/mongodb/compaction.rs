@@ -1,17 +1,16 @@
-//! Giving back the space of deleted cookies: `compact`, one collection after another, the one compacted longest ago
-//! first.
+//! Compaction: reclaims the space of deleted cookies with `compact`, one collection at a time, least recently compacted first.
 //!
-//! Worth it is what the server itself would do something about: WiredTiger leaves a file alone that is smaller than
-//! 1 MiB, or of which less than a tenth can be reused. Where the last compaction freed less than a tenth of what
-//! seemed reusable, it takes a quarter more than then to try again ([`is_worth_it`]).
+//! A collection is compacted if the server would reclaim space: WiredTiger skips files smaller than 1 MiB, or with less than a
+//! tenth reusable. If the last compaction reclaimed less than a tenth of the reusable bytes, it is repeated only when these
+//! have grown by a quarter ([`is_worthwhile`]).
 //!
-//! What was done is kept beside the cursors, in the collection `maintenance`:
-//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`, so that nothing is done twice in a night, no matter who
-//! does it and however often it is restarted.
+//! Compactions are recorded in the collection `maintenance` of the database of cursors:
+//! `{_id: <namespace>, at: <date>, seconds, reusable, freed}`. So none is repeated in the same window, regardless of restarts
+//! and of the consumer that runs it.
 //!
-//! When it has to stop, the server is asked to kill our operation, found by its comment. MongoDB 6.0.5 takes no
-//! notice, nor of `maxTimeMS`, and finishes by itself (measured); others may stop. A compaction that still runs, also
-//! of a process that is gone, is seen in the server's list of operations and neither begun again nor disturbed.
+//! To stop a compaction, the server is requested to kill the operation, which is identified by its comment. MongoDB 6.0.5
+//! ignores this, and `maxTimeMS`, and finishes the compaction (measured); other versions may stop. The server's list of
+//! operations shows compactions that still run, also those of an earlier process; they are neither repeated nor disturbed.
 
 use std::{
     collections::HashMap,
@@ -28,22 +27,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, in_time, run},
+    connection::{Connection, run, with_timeout},
     date, number,
     retry_policy::{Failure, failure},
 };
 use crate::store::{Compaction, StoreError};
 
-/// Of what was done, and of who does it.
+/// The collection of compaction records and of the maintenance owner.
 pub(super) const RECORDS: &str = "maintenance";
 
-/// A smaller file is left alone by the server.
+/// The server skips smaller files.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// The least part of a file, as its divisor, that can be reused for the server to compact it.
-const REUSABLE_PART: u64 = 10;
+/// The server skips files with less than this fraction of reusable bytes, as a divisor.
+const REUSABLE_DIVISOR: u64 = 10;
 
-/// What the last compaction of a collection did.
+/// The last compaction of a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LastCompaction {
     at_millis: i64,
@@ -51,15 +50,15 @@ struct LastCompaction {
     freed: u64,
 }
 
-/// Whether to compact a collection of which so many bytes are [`reusable`] now.
-fn is_worth_it(reusable: u64, last: Option<LastCompaction>) -> bool {
-    let was_in_vain = |last: LastCompaction| last.freed < last.reusable / 10;
+/// Whether to compact a collection with this number of [`reusable`] bytes.
+fn is_worthwhile(reusable: u64, last: Option<LastCompaction>) -> bool {
+    let was_ineffective = |last: LastCompaction| last.freed < last.reusable / 10;
     let grew = |last: LastCompaction| reusable > last.reusable + last.reusable / 4;
-    reusable > 0 && last.is_none_or(|last| !was_in_vain(last) || grew(last))
+    reusable > 0 && last.is_none_or(|last| !was_ineffective(last) || grew(last))
 }
 
-/// Bytes that a compaction may free: those nobody uses in the files of a collection and its indexes, as far as the
-/// server would compact the file.
+/// Bytes that a compaction may reclaim: unused bytes in the files of a collection and its indexes that the server would
+/// compact.
 fn reusable(stats: &Document) -> u64 {
     let indexes = stats.get_document("indexDetails").ok();
     let indexes = indexes.into_iter().flat_map(Document::values);
@@ -73,7 +72,7 @@ fn reusable_of_file(file: &Document) -> Option<u64> {
     let blocks = file.get_document("block-manager").ok()?;
     let size = number(blocks.get("file size in bytes")?)?;
     let free = number(blocks.get("file bytes available for reuse")?)?;
-    (size > FILE_BYTES_MIN && free > size / REUSABLE_PART).then_some(free)
+    (size > FILE_BYTES_MIN && free > size / REUSABLE_DIVISOR).then_some(free)
 }
 
 impl Inner {
@@ -87,13 +86,13 @@ impl Inner {
                 return Ok(false);
             }
             let database = self.database(connection, dsp_id);
-            let one = CollectionCompaction {
+            let collection = CollectionCompaction {
                 store: self,
                 connection,
                 namespace: format!("{}.{COOKIES}", database.name()),
                 database,
             };
-            let compacted = one.compact(last, &compaction).await;
+            let compacted = collection.compact(last, &compaction).await;
             if compacted.is_err() && compaction.stop.is_cancelled() {
                 return Ok(false);
             }
@@ -102,7 +101,7 @@ impl Inner {
         failed.map_or(Ok(complete), Err)
     }
 
-    /// What was not compacted since then, beginning with what was never.
+    /// The collections that are due, least recently compacted first.
     async fn to_compact(
         &self,
         connection: &Connection,
@@ -111,7 +110,7 @@ impl Inner {
     ) -> Result<Vec<(u32, Option<LastCompaction>)>, StoreError> {
         let records = self.find_own(RECORDS, doc! {}).await?;
         let records: HashMap<&str, LastCompaction> = records.iter().filter_map(decode).collect();
-        // One that is said to be later than now was recorded by a clock that was ahead.
+        // A record in the future was written by a clock that was ahead.
         let now = compaction.clock.now().as_millisecond();
         let recently = date(compaction.since).timestamp_millis()..=now;
         let mut found = Vec::new();
@@ -131,7 +130,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// Whether a collection is being compacted, by whomever.
+    /// Whether a collection is being compacted, by any process.
     pub(super) async fn is_compacting(
         &self,
         connection: &Connection,
@@ -145,13 +144,13 @@ impl Inner {
     }
 }
 
-/// The ids of the operations, of the same user, that are like this.
+/// The ids of this user's operations that match the filter.
 async fn operations(connection: &Connection, filter: Document) -> Result<Vec<Bson>, StoreError> {
     let mut command = doc! { "currentOp": 1, "$ownOps": true };
     command.extend(filter);
     let admin = connection.client.database("admin");
-    let answer = in_time(admin.run_command(command).into_future()).await?;
-    let found = answer.get_array("inprog").ok();
+    let reply = with_timeout(admin.run_command(command).into_future()).await?;
+    let found = reply.get_array("inprog").ok();
     let found = found.into_iter().flatten().filter_map(Bson::as_document);
     Ok(found
         .filter_map(|found| found.get("opid").cloned())
@@ -176,7 +175,7 @@ struct CollectionCompaction<'a> {
 }
 
 impl CollectionCompaction<'_> {
-    /// Compacts it if that is worth it; false where somebody else's compaction of it is running.
+    /// Compacts it if that is worthwhile; returns false if it is already being compacted.
     async fn compact(
         &self,
         last: Option<LastCompaction>,
@@ -184,7 +183,7 @@ impl CollectionCompaction<'_> {
     ) -> Result<bool, Failure> {
         let stats = run(self.database.run_command(doc! { "collStats": COOKIES })).await?;
         let reusable = reusable(&stats);
-        if !is_worth_it(reusable, last) {
+        if !is_worthwhile(reusable, last) {
             tracing::debug!(
                 collection = self.namespace,
                 reusable,
@@ -200,9 +199,9 @@ impl CollectionCompaction<'_> {
         }
         let began = Instant::now();
         let compacted = self.run(compaction.stop).await;
-        let answer = compacted.map_err(|error| failure(&error))?;
+        let reply = compacted.map_err(|error| failure(&error))?;
         let took = began.elapsed();
-        let freed = answer.get("bytesFreed").and_then(number);
+        let freed = reply.get("bytesFreed").and_then(number);
         let freed = freed.unwrap_or_default();
         tracing::info!(
             collection = self.namespace,
@@ -223,17 +222,17 @@ impl CollectionCompaction<'_> {
         let replace = records
             .replace_one(doc! { "_id": &self.namespace }, record)
             .upsert(true);
-        in_time(replace.into_future()).await?;
+        with_timeout(replace.into_future()).await?;
         Ok(true)
     }
 
-    /// Has no deadline, but asks the server to end it when `stop` is cancelled.
+    /// Runs the command without a deadline. Requests the server to kill it when `stop` is cancelled.
     async fn run(&self, stop: &CancellationToken) -> Result<Document, Error> {
         let comment = format!(
             "cookiesync: {} compacts {}",
             self.store.options.name, self.namespace
         );
-        // The primary of a replica set wants to be forced.
+        // Required on the primary of a replica set.
         let compact = doc! { "compact": COOKIES, "force": true, "comment": &comment };
         let mut compact = self.database.run_command(compact).into_future();
         tokio::select! {
@@ -242,7 +241,7 @@ impl CollectionCompaction<'_> {
             () = stop.cancelled() => {}
         }
         if let Err(error) = self.kill(&comment).await {
-            tracing::warn!(collection = self.namespace, %error, "cannot stop a compaction");
+            tracing::warn!(collection = self.namespace, %error, "failed to stop a compaction");
         }
         compact.await
     }
@@ -251,10 +250,10 @@ impl CollectionCompaction<'_> {
         let admin = self.connection.client.database("admin");
         for operation in operations(self.connection, doc! { "command.comment": comment }).await? {
             let kill = doc! { "killOp": 1, "op": operation };
-            in_time(admin.run_command(kill).into_future()).await?;
+            with_timeout(admin.run_command(kill).into_future()).await?;
             tracing::info!(
                 collection = self.namespace,
-                "compaction was told to stop; the server may finish it all the same"
+                "requested the server to stop a compaction; it may still finish"
             );
         }
         Ok(())
@@ -272,11 +271,11 @@ mod tests {
             reusable,
             freed,
         });
-        assert_eq!(is_worth_it(reusable, last), expected);
+        assert_eq!(is_worthwhile(reusable, last), expected);
     }
 
     #[test]
-    fn what_was_in_vain_is_tried_again_when_there_is_more_to_gain() {
+    fn ineffective_compaction_is_repeated_when_more_is_reusable() {
         check(0, None, false);
         check(1, None, true);
         check(0, Some((100, 50)), false);
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn reusable_is_what_the_server_would_compact() {
+    fn only_files_that_the_server_compacts_are_reusable() {
         let file = |size: i64, free: i32| {
             doc! { "block-manager": {
                 "file size in bytes": size,

@@ -1,8 +1,8 @@
-//! The connection to MongoDB: how it is made, and how long it is waited for. What its errors mean: `retry_policy.rs`.
+//! The connection to MongoDB and its timeouts. Errors are classified in `retry_policy.rs`.
 //!
-//! A server that stops answering without closing its connections is noticed by the driver's monitor after at most
-//! 15 s (its heartbeat of 10 s and [`SELECTION_TIMEOUT`]); that ends the commands that wait. From then on each
-//! attempt looks for a server anew, so it goes on as soon as one answers.
+//! If a server stops responding without closing its connections, the driver's monitor detects it within 15 s (its heartbeat of
+//! 10 s plus [`SELECTION_TIMEOUT`]) and ends pending commands. Then each attempt selects a server again, so it continues as
+//! soon as one responds.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -21,81 +21,81 @@ use tokio::time::timeout;
 use super::retry_policy::{Failure, failure, unavailable, write_errors};
 use crate::store::StoreError;
 
-/// How long a server may be looked for, so that its absence shows soon.
+/// Timeout of server selection, short enough to report an unreachable server soon.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections, if the URI does not say. Each DSP whose database hangs may hold one for as long as a command may take; the
-/// driver's ten would be gone with ten of them.
+/// Maximum number of connections, unless set in the URI. Each hanging DSP database may occupy one until its command times out;
+/// the driver's default of ten would be exhausted by ten of them.
 const CONNECTIONS_MAX: u32 = 100;
 
-/// How long a command may take before it counts as failed; it is then repeated, which changes nothing.
+/// Timeout of a command. It is then repeated, which changes nothing.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The driver takes no shorter heartbeat.
+/// Minimum heartbeat interval of the driver.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(500);
 
-/// The server takes no longer name.
+/// Maximum length of a name on the server.
 const APP_NAME_BYTES_MAX: usize = 128;
 
-/// Clones share their connections.
+/// A pool of connections; clones share it.
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// Who must have a write before it is acknowledged; empty where it is left to the server's default.
+    /// The write concern; empty for the default of the server.
     pub(super) concern: Document,
 }
 
-/// The driver's client knows the credentials.
+/// The driver's client contains the credentials.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 
-/// Checks a connection string as far as that is possible without a network.
+/// Validates a connection string without network access.
 ///
 /// # Errors
-/// With what is wrong, without repeating user and password.
+/// With the invalid part, but without user and password.
 pub fn check_uri(uri: &str) -> Result<(), String> {
     if !cfg!(feature = "full") && needs_full(uri) {
-        let why = "this consumer was built without SRV records (mongodb+srv://) and zstd: images and releases have them, and so \
-                   has a build with `--features consumer/full`";
+        let why = "this build does not support SRV records (mongodb+srv://) and zstd; use an image or release, or build with \
+                   `--features consumer/full`";
         return Err(why.to_owned());
     }
     let mut parsed = match ConnectionString::parse(uri) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let why = explained(error);
+            let why = explain(error);
             let is_private = |why: &str| {
                 let rest = uri.split_once("://").map_or(uri, |(_, rest)| rest);
                 let mut parts = rest.split(['@', ':', '/', '?', '&', '=', ',']);
                 parts.any(|part| part.len() > 3 && why.contains(part))
             };
             return Err(if is_private(&why) {
-                "the connection string is malformed".to_owned()
+                "malformed connection string".to_owned()
             } else {
                 why
             });
         }
     };
     check_options(&parsed)?;
-    // The driver checks the rest when it resolves the hosts: those of an SRV record need a network.
+    // The driver validates the rest when it resolves the hosts. An SRV record would need the network.
     if let HostInfo::DnsRecord(_) = parsed.host_info {
         parsed.host_info = HostInfo::HostIdentifiers(vec![ServerAddress::default()]);
     }
     let checked = ClientOptions::parse(parsed).into_future().now_or_never();
-    checked.map_or(Ok(()), |checked| checked.map(drop).map_err(explained))
+    checked.map_or(Ok(()), |checked| checked.map(drop).map_err(explain))
 }
 
-/// The message of an error of the driver about a connection string.
-fn explained(error: Error) -> String {
+/// The message of a driver error about a connection string.
+fn explain(error: Error) -> String {
     match *error.kind {
         ErrorKind::InvalidArgument { message, .. } => message,
         kind => kind.to_string(),
     }
 }
 
-/// Refuses options that the driver or the server would refuse only later, or that keep it unknown what is stored.
+/// Rejects options that the driver or the server would reject only later, or that prevent acknowledgments.
 fn check_options(uri: &ConnectionString) -> Result<(), String> {
     let w = uri
         .write_concern
@@ -114,40 +114,39 @@ fn check_options(uri: &ConnectionString) -> Result<(), String> {
     let heartbeat = uri.heartbeat_frequency.filter(|it| *it < HEARTBEAT_MIN);
     let app_name = uri.app_name.clone();
     let app_name = app_name.filter(|it| it.len() > APP_NAME_BYTES_MAX);
-    #[expect(deprecated, reason = "it is refused")]
+    #[expect(deprecated, reason = "it is rejected")]
     let socket_timeout = uri.socket_timeout.map(millis);
     let balanced = uri.load_balanced.filter(|it| *it);
-    for (option, value, instead) in [
-        ("w", w, "write majority, or 1 to 50, or leave it out"),
-        ("maxPoolSize", zero(uri.max_pool_size), "write 1 or more"),
-        ("maxConnecting", zero(uri.max_connecting), "write 1 or more"),
+    for (option, value, fix) in [
+        ("w", w, "use majority or 1 to 50, or omit it"),
+        ("maxPoolSize", zero(uri.max_pool_size), "use 1 or more"),
+        ("maxConnecting", zero(uri.max_connecting), "use 1 or more"),
         (
             "heartbeatFrequencyMS",
             heartbeat.map(millis),
-            "write 500 or more",
+            "use 500 or more",
         ),
-        ("readConcernLevel", level, "write local or majority"),
-        ("appName", app_name, "write 128 bytes or less"),
+        ("readConcernLevel", level, "use local or majority"),
+        ("appName", app_name, "use 128 bytes or less"),
         (
             "socketTimeoutMS",
             socket_timeout,
-            "leave it out, since every command has a deadline",
+            "omit it, because every command has a deadline",
         ),
         (
             "loadBalanced",
             balanced.map(|it| it.to_string()),
-            "leave it out, and name the mongod or the replica set of this node",
+            "omit it, and name the mongod or replica set of this node",
         ),
     ] {
         if let Some(value) = value {
-            return Err(format!("{option}={value} cannot be used: {instead}"));
+            return Err(format!("{option}={value} is not supported; {fix}"));
         }
     }
     Ok(())
 }
 
-/// Whether a connection string asks for what only the feature `full` brings: the libraries for it take a fifteenth of a first
-/// build.
+/// Whether a connection string needs the feature `full`, whose libraries take a fifteenth of the build time.
 fn needs_full(uri: &str) -> bool {
     let is_zstd = |option: &str| option.starts_with("compressors=") && option.contains("zstd");
     let uri = uri.to_ascii_lowercase();
@@ -177,13 +176,13 @@ impl Connection {
     }
 }
 
-/// Reads where it is written.
+/// Reads from the primary, where all writes go.
 pub(super) fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 impl Connection {
-    /// The write concern, in the journal.
+    /// The write concern with `j: true`.
     pub(super) fn journaled(&self) -> Document {
         let mut concern = self.concern.clone();
         concern.insert("j", true);
@@ -191,24 +190,23 @@ impl Connection {
     }
 }
 
-/// Runs a command, with its options.
+/// Runs a command, and classifies its error.
 pub(super) async fn run(
     command: impl IntoFuture<Output = Result<Document, Error>>,
 ) -> Result<Document, Failure> {
-    let answer = answered(command.into_future()).await?;
-    answer.map_err(|error| failure(&error))
+    let reply = reply_of(command.into_future()).await?;
+    reply.map_err(|error| failure(&error))
 }
 
-/// Runs a command that writes what is not cookies, `what` in words. A document to insert may be there already.
+/// Runs a command that writes documents other than cookies; `what` describes them. Inserting an existing document succeeds.
 pub(super) async fn write(
     database: &Database,
     command: Document,
     what: &str,
 ) -> Result<(), StoreError> {
     let is_insert = command.contains_key("insert");
-    let answer = run(database.run_command(command)).await?;
-    // An update that another one got ahead of has changed nothing.
-    match write_errors(&answer)?.find(|error| !(is_insert && error.is_duplicate_id)) {
+    let reply = run(database.run_command(command)).await?;
+    match write_errors(&reply)?.find(|error| !(is_insert && error.is_duplicate_id)) {
         None => Ok(()),
         Some(error) => Err(StoreError::Unavailable(format!(
             "{what}: {}",
@@ -217,22 +215,23 @@ pub(super) async fn write(
     }
 }
 
-pub(super) async fn in_time<T>(
+/// Runs a command with a deadline.
+pub(super) async fn with_timeout<T>(
     command: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, StoreError> {
-    answered(command)
+    reply_of(command)
         .await?
         .map_err(|error| unavailable(&error))
 }
 
-/// What the server answers, be it an error.
+/// The reply of the server, which may be an error.
 ///
 /// # Errors
-/// When it answers nothing in time.
-pub(super) async fn answered<T>(
+/// When there is no reply within the deadline.
+pub(super) async fn reply_of<T>(
     command: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, StoreError> {
     timeout(COMMAND_TIMEOUT, command)
         .await
-        .map_err(|_| StoreError::Unavailable(format!("no answer for {COMMAND_TIMEOUT:?}")))
+        .map_err(|_| StoreError::Unavailable(format!("no response for {COMMAND_TIMEOUT:?}")))
 }

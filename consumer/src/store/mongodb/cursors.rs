@@ -1,5 +1,5 @@
-//! Where the consumer stands, in the database it writes to: database `cookiesync`, collection `cursors`,
-//! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <date committed>, by: <process>, n: <its commit>}`.
+//! The cursors in MongoDB: database `cookiesync`, collection `cursors`,
+//! `{_id: {c: <consumer>, p: <producer>}, epoch, sequence, complete, at: <commit date>, by: <process>, n: <commit number>}`.
 
 use std::{
     future::IntoFuture,
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{
     Inner,
-    connection::{Connection, in_time, primary, write},
+    connection::{Connection, primary, with_timeout, write},
     date, lock,
     retry_policy::{Failure, write_errors},
 };
@@ -28,34 +28,35 @@ use crate::{
     ttl,
 };
 
-/// After the prefix of all databases.
+/// The database name after its prefix.
 const DATABASE: &str = "cookiesync";
 const COLLECTION: &str = "cursors";
 
-/// How old the cursors of other consumers are when these are taken to be gone: they were renamed or removed.
+/// Age at which cursors of other consumers are deleted, because these were renamed or removed.
 const GONE_AFTER: Duration = Duration::from_secs(90 * 86_400);
 
-/// How soon a server answers that works.
-pub(super) const WORKS_WITHIN: Duration = Duration::from_secs(1);
+/// Maximum response time of an available server.
+pub(super) const AVAILABLE_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long a check waits for the acknowledgment of others.
-const ACKNOWLEDGED_MILLIS: i32 = 3_000;
+/// Timeout of a check for the acknowledgment of other members.
+const ACKNOWLEDGE_MILLIS: i32 = 3_000;
 
-/// The latest commit that had cursors, or what was loaded at the start.
+/// The cursors of the latest commit, or of the start.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CommittedCursors(Vec<Cursor>);
 
 impl CommittedCursors {
-    /// Whether a server that has `found` may well have all that was committed: the same cursors, or those of a later commit
-    /// whose answer was lost, which is the one of `batch`.
-    fn is_within(&self, found: &[Cursor], batch: &Batch) -> bool {
-        self.0.iter().all(|ours| {
-            let mut found = found.iter().filter(|it| it.producer == ours.producer);
+    /// Whether a server with the cursors `found` has all commits. It has the same cursors, or those of a commit of `batch` whose
+    /// response was lost.
+    fn is_contained_in(&self, found: &[Cursor], batch: &Batch) -> bool {
+        self.0.iter().all(|committed| {
+            let mut found = found.iter().filter(|it| it.producer == committed.producer);
             found.any(|it| {
-                let is_of_batch = |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
-                match it.position().partial_cmp(&ours.position()) {
+                let is_same_epoch =
+                    |of: &Cursor| of.producer == it.producer && of.epoch == it.epoch;
+                match it.position().partial_cmp(&committed.position()) {
                     Some(order) => order.is_ge(),
-                    None => batch.cursors().iter().any(is_of_batch),
+                    None => batch.cursors().iter().any(is_same_epoch),
                 }
             })
         })
@@ -63,7 +64,7 @@ impl CommittedCursors {
 }
 
 impl Inner {
-    /// Reads the cursors, and notes them as durable. Fails for good when the server is none that can be written to.
+    /// Loads the cursors, and records them as durable. Fails permanently if the server is unsupported.
     pub(super) async fn load_committed(&self) -> Result<Vec<Cursor>, StoreError> {
         self.server(self.connection().await?).await?;
         let cursors = self.read_cursors().await?;
@@ -71,20 +72,20 @@ impl Inner {
         Ok(cursors)
     }
 
-    /// Fails for good when the server lacks what was committed before: it, or another in its place, was set up anew,
-    /// restored from a backup, or rolled back. Cookies since then are gone from it, which this process takes for stored.
+    /// Fails permanently if the server has lost commits, because it was replaced, restored from a backup, or rolled back. It has
+    /// also lost cookies, which this process considers stored.
     async fn check_cursors_kept(&self, batch: &Batch) -> Result<(), StoreError> {
         let found = self.read_cursors().await?;
-        if lock(&self.committed).is_within(&found, batch) {
+        if lock(&self.committed).is_contained_in(&found, batch) {
             return Ok(());
         }
-        let why = "the server lacks what was durable in it before (was it restored, rolled back, or set up anew, or has another \
-                   consumer this --name?): to be started again, which reads on from where the server stands";
+        let why = "the server lost committed cursors: it was restored, rolled back or replaced, or another consumer has this --name; \
+                   restart this consumer to resume from the cursors on the server";
         Err(StoreError::Broken(why.to_owned()))
     }
 
-    /// Commits the cursors of a batch that was written to the server of `receipt`. A server that was started anew
-    /// since may not have all of the batch: its journal has, from the commit on, what was acknowledged by itself.
+    /// Commits the cursors of a batch that was written to the server process of `receipt`. A process that was restarted since
+    /// may have lost parts of the batch, because the journal covers only its own acknowledgments.
     pub(super) async fn commit_batch(
         &self,
         batch: &Batch,
@@ -104,7 +105,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Which run of which server takes the writes, as far as is known.
+    /// The server process that receives the writes.
     pub(super) async fn server(&self, connection: &Connection) -> Result<Receipt, StoreError> {
         let known = *lock(&self.server);
         match known {
@@ -127,7 +128,8 @@ impl Inner {
         if found == expected {
             return Ok(());
         }
-        let why = "the server was started anew, or another took over: what it may have lost is written again";
+        let why =
+            "server restarted, or failover to another member; writing possibly lost cookies again";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 
@@ -137,7 +139,7 @@ impl Inner {
         cursors: &[Cursor],
     ) -> Result<(), StoreError> {
         let at = DateTime::now();
-        // A command of this process that is executed late puts nothing back.
+        // A command of this process that is executed late must not reset a cursor.
         let (by, number) = (self.started, self.commits.fetch_add(1, Ordering::Relaxed));
         let is_late = doc! { "$and": [{ "$eq": ["$by", by] }, { "$gt": ["$n", number] }] };
         let updates: Vec<Document> = cursors
@@ -159,28 +161,30 @@ impl Inner {
                 }
             })
             .collect();
-        // Where `w` is missing, the server fills in its default.
+        // If `w` is missing, the server uses its default.
         let concern = connection.journaled();
         let command = doc! { "update": COLLECTION, "writeConcern": concern, "updates": updates };
         write(&self.own_database(connection), command, "cursors").await
     }
 
-    /// Writes to where the cursors are, but changes nothing: a server that is not a primary, does not allow it, takes no
-    /// writes (`fsyncLock`), or cannot acknowledge them, shows itself.
+    /// Checks that the collection of cursors is writable, without changing it. Detects a server that is not a primary, lacks
+    /// permissions, blocks writes (`fsyncLock`), or cannot acknowledge them.
     pub(super) async fn check_writable(&self) -> Result<(), StoreError> {
         let connection = self.connection().await?;
-        self.write_nothing(connection, doc! { "wtimeout": ACKNOWLEDGED_MILLIS })
+        self.write_no_op(connection, doc! { "wtimeout": ACKNOWLEDGE_MILLIS })
             .await
     }
 
-    /// Whether the server can be written soon, so that what fails is a matter of one database.
+    /// Whether the server responds to writes. Then a failure concerns only one database.
     pub(super) async fn is_server_available(&self) -> bool {
-        let check = timeout(WORKS_WITHIN, self.check_writable()).await;
+        let check = timeout(AVAILABLE_WITHIN, self.check_writable()).await;
         check.is_ok_and(|check| check.is_ok())
     }
 
-    /// What came of one DSP's part of a task for all. Its trouble is noted in `failed`, and none of the others'; only that of
-    /// the whole server is an error.
+    /// Isolates the failure of one DSP in an operation on all: stores it in `failed` and returns `None`.
+    ///
+    /// # Errors
+    /// When the whole server fails.
     pub(super) async fn isolate<T>(
         &self,
         result: Result<T, Failure>,
@@ -196,27 +200,27 @@ impl Inner {
         Ok(None)
     }
 
-    /// Returns when all that was acknowledged before is in the journal.
+    /// Waits until all acknowledged writes are in the journal.
     pub(super) async fn journal(&self, connection: &Connection) -> Result<(), StoreError> {
-        self.write_nothing(connection, doc! { "j": true }).await
+        self.write_no_op(connection, doc! { "j": true }).await
     }
 
-    async fn write_nothing(
+    async fn write_no_op(
         &self,
         connection: &Connection,
         more_concern: Document,
     ) -> Result<(), StoreError> {
         let mut concern = connection.concern.clone();
         concern.extend(more_concern);
-        let nobody = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
+        let no_match = doc! { "_id": { "c": &self.options.name, "p": Bson::MinKey } };
         let command = doc! {
             "update": COLLECTION,
             "writeConcern": concern,
-            "updates": [{ "q": nobody, "u": { "$set": { "at": DateTime::now() } } }],
+            "updates": [{ "q": no_match, "u": { "$set": { "at": DateTime::now() } } }],
         };
         let database = self.own_database(connection);
-        let answer = in_time(database.run_command(command).into_future()).await?;
-        match write_errors(&answer)?.next() {
+        let reply = with_timeout(database.run_command(command).into_future()).await?;
+        match write_errors(&reply)?.next() {
             None => Ok(()),
             Some(error) => Err(StoreError::Unavailable(error.explain())),
         }
@@ -231,10 +235,10 @@ impl Inner {
         let mut old = self.own_ids("p");
         old.insert("at", doc! { "$lt": date(before) });
         let found = self.find_own(COLLECTION, old.clone()).await?;
-        // First, so that no commit misses them. One that is committed meanwhile is not old any more.
-        let is_left = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
-        lock(&self.committed).0.retain(is_left);
-        // Nobody accounts for these any more.
+        // Before the deletion, so that no commit misses them. A cursor committed in between is not old any more.
+        let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
+        lock(&self.committed).0.retain(is_kept);
+        // State of consumers that are gone.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
         self.delete_abandoned_retries(gone).await?;
@@ -247,13 +251,13 @@ impl Inner {
         Ok(producers.map(|cursor| cursor.producer).collect())
     }
 
-    /// The range of all ids of this consumer whose second part is `key`.
+    /// The range of all ids of this consumer with the second field `key`.
     pub(super) fn own_ids(&self, key: &str) -> Document {
         let id = |second: Bson| doc! { "c": &self.options.name, key: second };
         doc! { "_id": { "$gte": id(Bson::MinKey), "$lte": id(Bson::MaxKey) } }
     }
 
-    /// Finds documents of a collection that does not hold cookies, in the order of their ids.
+    /// Finds documents of a collection in the own database, ordered by id.
     pub(super) async fn find_own(
         &self,
         collection: &str,
@@ -264,17 +268,17 @@ impl Inner {
             .find(filter)
             .sort(doc! { "_id": 1 })
             .into_future();
-        in_time(async { found.await?.try_collect().await }).await
+        with_timeout(async { found.await?.try_collect().await }).await
     }
 
-    /// Deletes documents of a collection that does not hold cookies.
+    /// Deletes documents of a collection in the own database.
     pub(super) async fn delete_own(
         &self,
         collection: &str,
         filter: Document,
     ) -> Result<(), StoreError> {
         let collection = self.own_collection(collection).await?;
-        in_time(collection.delete_many(filter).into_future()).await?;
+        with_timeout(collection.delete_many(filter).into_future()).await?;
         Ok(())
     }
 
@@ -286,10 +290,10 @@ impl Inner {
         Ok(self.own_database(connection).collection(collection))
     }
 
-    /// Where the consumer keeps what is not cookies.
+    /// The database of everything except cookies.
     pub(super) fn own_database(&self, connection: &Connection) -> Database {
         let name = format!("{}{DATABASE}", self.options.prefix);
-        // Whatever the URI prefers: what another server lags behind by must not be taken for lost.
+        // Regardless of the URI: the lag of a secondary must not look like a loss.
         let options = DatabaseOptions::builder().selection_criteria(primary());
         let client = &connection.client;
         client.database_with_options(&name, options.build())
@@ -306,17 +310,16 @@ fn decode_cursor(document: &Document) -> Option<Cursor> {
     })
 }
 
-/// The id of the server's process, new at each start; none tells the same where it has none.
+/// The id of the server process, which changes at each start. Empty if the server has none.
 async fn server_process(connection: &Connection) -> Result<Receipt, StoreError> {
     let admin = connection.client.database("admin");
-    let hello = in_time(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    let hello = with_timeout(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
     receipt_of(&hello)
 }
 
 fn receipt_of(hello: &Document) -> Result<Receipt, StoreError> {
     if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
-        let why = "--store leads to a mongos, which cannot tell whether what it wrote was lost since; name the mongod, or the \
-                   replica set, of this node";
+        let why = "--store leads to a mongos, which hides restarts of its servers; name the mongod or replica set of this node";
         return Err(StoreError::Broken(why.to_owned()));
     }
     let process = hello.get_document("topologyVersion");
@@ -331,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn receipt_is_the_process_of_a_server_and_a_router_has_none() {
+    fn receipt_is_the_server_process_and_a_mongos_is_rejected() {
         let id = ObjectId::from_bytes([7; 12]);
         let hello = doc! { "topologyVersion": { "processId": id, "counter": 0_i64 } };
         assert_eq!(receipt_of(&hello).unwrap(), Receipt([7; 12]));
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn later_commit_is_within_what_was_found_and_an_earlier_one_is_not() {
+    fn server_with_earlier_cursors_has_lost_commits() {
         let cursor = |epoch, sequence| Cursor {
             producer: "p".into(),
             epoch,
@@ -351,13 +354,14 @@ mod tests {
         };
         let committed = CommittedCursors(vec![cursor(1, 50)]);
         let mut batch = Batch::new(1, 1);
-        let within = |found: &[Cursor], batch: &Batch| committed.is_within(found, batch);
-        assert!(within(&[cursor(1, 50)], &batch) && within(&[cursor(1, 60)], &batch));
-        assert!(!within(&[], &batch) && !within(&[cursor(1, 40)], &batch));
-        // The other epoch is that of the commit whose answer was lost, or else an older one.
-        assert!(!within(&[cursor(2, 10)], &batch));
+        let is_contained =
+            |found: &[Cursor], batch: &Batch| committed.is_contained_in(found, batch);
+        assert!(is_contained(&[cursor(1, 50)], &batch) && is_contained(&[cursor(1, 60)], &batch));
+        assert!(!is_contained(&[], &batch) && !is_contained(&[cursor(1, 40)], &batch));
+        // Another epoch is that of the batch whose response was lost, or an older one.
+        assert!(!is_contained(&[cursor(2, 10)], &batch));
         batch.advance(&cursor(2, 10));
-        assert!(within(&[cursor(2, 10)], &batch));
-        assert!(CommittedCursors::default().is_within(&[], &batch));
+        assert!(is_contained(&[cursor(2, 10)], &batch));
+        assert!(CommittedCursors::default().is_contained_in(&[], &batch));
     }
 }

@@ -1,16 +1,16 @@
-//! Duplicate keys: which write errors say that a user is in a DSP's collection already. Pure.
+//! Duplicate key errors: whether a write failed because the user exists in the DSP's collection. Pure.
 //!
-//! Of a cookie that was inserted, this is a repeat: it is looked for, and replaces the stored one if it is newer. Of one that
-//! was upserted, the stored one is newer, and the cookie is stale. `write.rs` does both, `insert_strategy.rs` avoids
-//! the error where repeats are frequent. A duplicate in a unique index of the operator's is final: a dead letter.
+//! After an insert, the cookie is found and replaces the stored one if it is newer. After an upsert, the stored one is newer
+//! and the cookie is stale. `write.rs` does both; `insert_strategy.rs` avoids the error if existing users are frequent. A
+//! duplicate in a unique index of the operator is final: the cookie becomes a dead letter.
 
 use mongodb::bson::Document;
 
 pub(super) const CODE: i32 = 11_000;
 
-/// Whether a write error with this code says that a document of this `_id` exists.
+/// Whether a write error means that a document with this `_id` exists.
 pub(super) fn is_of_id(code: i32, error: &Document) -> bool {
-    // Where there are very many errors, the server leaves out their details.
+    // With very many errors, the server omits their details.
     let index = error.get_document("keyPattern");
     code == CODE && index.map_or(true, |index| index.keys().eq(["_id"]))
 }
@@ -22,15 +22,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_duplicate_of_the_id_is_a_repeat() {
-        for (code, error, is_repeat) in [
+    fn only_a_duplicate_id_means_an_existing_user() {
+        for (code, error, is_existing_user) in [
             (CODE, doc! { "keyPattern": { "_id": 1 } }, true),
             (CODE, doc! {}, true),
             (CODE, doc! { "keyPattern": { "b": 1 } }, false),
             (CODE, doc! { "keyPattern": { "_id": 1, "b": 1 } }, false),
             (121, doc! {}, false),
         ] {
-            assert_eq!(is_of_id(code, &error), is_repeat, "{error}");
+            assert_eq!(is_of_id(code, &error), is_existing_user, "{error}");
         }
     }
 }

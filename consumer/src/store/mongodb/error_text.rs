@@ -1,26 +1,26 @@
-//! The driver's and the server's errors as one line, without the commands that some of them repeat. Pure.
+//! Errors of the driver and the server as one line, without the commands that some of them repeat. Pure.
 
 use mongodb::error::{Error, ErrorKind};
 
-/// Maximum characters of a text.
+/// Maximum number of characters of a text.
 const TEXT_CHARS_MAX: usize = 300;
 
-/// Not authorized: the server's message goes on with the whole command, cookies included.
+/// Not authorized: the message of the server contains the whole command, including cookies.
 const UNAUTHORIZED: [i32; 2] = [13, 8000];
 
-/// One line without line breaks.
+/// Describes an error in one line.
 pub(super) fn explain(error: &Error) -> String {
     match &*error.kind {
         ErrorKind::Command(error) => command(error.code, &error.code_name, &error.message),
         ErrorKind::ServerSelection { message, .. } => {
-            format!("no server can be used: {}", first_cause(message))
+            format!("server selection failed: {}", first_cause(message))
         }
         ErrorKind::ConnectionPoolCleared { message, .. } => first_cause(message),
         kind => short(&kind.to_string()),
     }
 }
 
-/// A refusal by the server.
+/// Describes an error that the server returned.
 pub(super) fn command(code: i32, name: &str, message: &str) -> String {
     let message = match message.split_once(':') {
         Some((before, _)) if UNAUTHORIZED.contains(&code) => before,
@@ -30,10 +30,10 @@ pub(super) fn command(code: i32, name: &str, message: &str) -> String {
         "" => String::new(),
         name => format!(" ({name})"),
     };
-    short(&format!("refused with code {code}{name}: {message}"))
+    short(&format!("error {code}{name}: {message}"))
 }
 
-/// The first error in the topology that ends the driver's texts, or else what comes before the topology.
+/// The first error in the topology description of the driver's message, or the text before that description.
 fn first_cause(message: &str) -> String {
     let cause = message.split("Kind: ").nth(1).unwrap_or(message);
     let ends = [cause.find(", labels: "), cause.find(" Topology: ")];
@@ -55,29 +55,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_is_one_short_line_without_the_command() {
+    fn server_error_is_one_short_line_without_the_command() {
         let unauthorized = "not authorized on 17 to execute command { insert: \"cookies\", documents: [ { _id: \"alice\" } ] }";
-        for (code, message, said) in [
+        for (code, message, expected) in [
             (
                 13,
                 unauthorized,
-                "refused with code 13 (Name): not authorized on 17 to execute command { insert",
+                "error 13 (Name): not authorized on 17 to execute command { insert",
             ),
             (
                 20,
                 "no\nsuch  thing: it",
-                "refused with code 20 (Name): no such thing: it",
+                "error 20 (Name): no such thing: it",
             ),
         ] {
-            assert_eq!(command(code, "Name", message), said);
+            assert_eq!(command(code, "Name", message), expected);
         }
         let text = command(20, "", &"é".repeat(1_000));
         assert!(text.chars().count() == 301 && text.ends_with('…'), "{text}");
     }
 
     #[test]
-    fn no_usable_server_is_explained_by_the_first_cause_or_by_the_driver() {
-        for (message, said) in [
+    fn server_selection_error_is_described_by_its_first_cause() {
+        for (message, expected) in [
             (
                 "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: a:1, Type: \
                  RsSecondary }, { Address: b:2, Type: Unknown, Error: Kind: I/O error: Connection refused (os error 111), \
@@ -90,7 +90,7 @@ mod tests {
                 "Server selection timeout: None of the available servers suitable for criteria ReadPreference(Primary).",
             ),
         ] {
-            assert_eq!(first_cause(message), said);
+            assert_eq!(first_cause(message), expected);
         }
     }
 }

@@ -1,21 +1,22 @@
-//! What expires cookies: an index on `t`, or a [sweep](super::sweep) without one.
+//! Expiry of cookies: by a TTL index on `t`, or by a [sweep](super::sweep) without an index.
 //!
-//! With an index, every collection of ours has one index on `t` that may expire cookies; its `expireAfterSeconds` is the switch.
-//! A look lists the indexes and changes only what is not as it should be. An index that would expire the right
-//! cookies (sparse, hidden, under another name, with a collation) is changed by `collMod`; one that would not
-//! (partial), refuses cookies (unique), or cannot be changed (without `expireAfterSeconds`, before MongoDB 5.1) is
-//! dropped and made anew.
+//! # TTL index
 //!
-//! `collMod` waits until a `compact` of the same collection ends, and all writes to it wait behind (measured with
-//! 6.0.5). So what is being compacted is left for the next look; and neither it nor the dropping of an index waits longer than
-//! [`CHANGE_MILLIS`] for anything else.
+//! Every cookie collection has one index on `t` that may expire cookies, switched by its `expireAfterSeconds`. Each run lists
+//! the indexes and changes only those in the wrong state. An index that would expire the right cookies (sparse, hidden, other
+//! name or collation) is changed by `collMod`. An index that would not (partial), rejects cookies (unique), or cannot be
+//! changed (without `expireAfterSeconds`, before MongoDB 5.1) is dropped and created again.
 //!
-//! Which of the two is a matter of the consumer that maintains the server: the others make collections as it would. While the
-//! window is open, collections change over: to a sweep, whose first pass ends with the index dropped, after that was switched off; or
-//! to an index, which is made beside the writing and then expires by itself. As long as there is a record in `cookiesync.sweeps`, a
-//! collection has been swept, and lacks an index that is not to be made by day.
+//! `collMod` waits for a running `compact` of the collection, and blocks all writes to it (measured with 6.0.5). So collections
+//! being compacted are left for the next run, and changing or dropping an index waits at most [`CHANGE_MILLIS`] for locks. The
+//! server counts the deletions: `metrics.ttl.deletedDocuments` of `serverStatus`.
 //!
-//! With an index, the server itself counts deletions: `metrics.ttl.deletedDocuments` of `serverStatus`.
+//! # Conversion
+//!
+//! The maintenance owner determines the mode; other consumers create collections in that mode. Collections are converted while
+//! the window is open: to a sweep, whose first pass ends by dropping the disabled index; or to an index, which is created
+//! concurrently with writes. A record in `cookiesync.sweeps` means that a collection is swept. Its missing index must not be
+//! created outside the window.
 
 mod plan;
 
@@ -30,24 +31,24 @@ use tokio::time::timeout;
 
 use super::{
     COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
-    connection::{Connection, answered, run},
+    connection::{Connection, reply_of, run},
     lock,
     retry_policy::{Failure, code, failure, unavailable},
     sweep::{SweepRecord, SweepRecords},
 };
-use crate::store::{Expired, Expiry, StoreError};
+use crate::store::{Expiry, ExpiryResult, StoreError};
 use plan::{DesiredIndex, IndexAction, IndexPlan, NAME, plan};
 
-/// How long the server may wait for a lock before it gives a change up, and lets writes go on.
+/// Maximum time that the server waits for a lock to change an index, which blocks writes.
 const CHANGE_MILLIS: i32 = 5_000;
 
-/// How long the making of an index is waited for before all else goes on.
+/// Maximum time to wait for the creation of an index before other work continues.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Inner {
-    /// Creates the collection of a DSP, which creates its database; with its index, where cookies expire by one. The index
-    /// expires nothing until the next look at all collections, as by day. If this ends between the two, or the collection is there
-    /// already, that look creates the index: with millions of documents it takes minutes.
+    /// Creates the collection of a DSP, and so its database; in index mode also the index, which expires nothing until the next
+    /// expiry run. If the collection exists, or this is interrupted, the next run creates the index, which takes minutes with
+    /// millions of documents.
     pub(super) async fn create_slot(
         &self,
         connection: &Connection,
@@ -56,14 +57,14 @@ impl Inner {
         let database = self.database(connection, dsp_id);
         if !self.has_cookies(&database).await? {
             let mode = self.server_mode(connection).await?;
-            let made = answered(async {
+            let created = reply_of(async {
                 collection::create(&database).await?;
                 match mode {
                     ExpiryMode::Index => create_index(&database, NEVER_SECONDS).await,
                     ExpiryMode::Sweep => Ok(()),
                 }
             });
-            made.await?.map_err(|error| failure(&error))?;
+            created.await?.map_err(|error| failure(&error))?;
         }
         self.dsps().add_slot(dsp_id);
         Ok(())
@@ -78,15 +79,15 @@ impl Inner {
         }
     }
 
-    /// Brings expiry into the state of the window, whichever way cookies expire.
-    pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<Expired, StoreError> {
+    /// Runs an expiry in the configured mode.
+    pub(super) async fn run_expiry(&self, expiry: &Expiry<'_>) -> Result<ExpiryResult, StoreError> {
         let connection = self.connection().await?;
         let records = self.read_records().await?;
         let mut expired = self.set_indexes(connection, expiry, &records).await?;
         if self.options.expiry == ExpiryMode::Sweep && expiry.open {
             let swept = self.sweep(expiry, records, &mut expired.failed).await?;
-            let (complete, any) = swept;
-            if any && self.other_owner().await?.is_none() {
+            let (complete, has_swept) = swept;
+            if has_swept && self.other_owner().await?.is_none() {
                 let records = self.read_records().await?;
                 let failed = expired.failed.take();
                 expired = self.set_indexes(connection, expiry, &records).await?;
@@ -97,8 +98,8 @@ impl Inner {
         Ok(expired)
     }
 
-    /// What the index of a collection is to be, which may have been swept.
-    fn desired(
+    /// The desired index of a collection. `swept` is its sweep record, if any.
+    fn desired_index(
         &self,
         dsp_id: u32,
         expiry: &Expiry<'_>,
@@ -106,33 +107,33 @@ impl Inner {
     ) -> DesiredIndex {
         match self.options.expiry {
             ExpiryMode::Index if expiry.open || swept.is_none() => {
-                DesiredIndex::After(self.expire_after_seconds(dsp_id, expiry.open))
+                DesiredIndex::ExpireAfter(self.expire_after_seconds(dsp_id, expiry.open))
             }
             ExpiryMode::Sweep if expiry.open && swept.is_some_and(SweepRecord::is_swept) => {
-                DesiredIndex::Gone
+                DesiredIndex::Absent
             }
-            ExpiryMode::Index | ExpiryMode::Sweep => DesiredIndex::Off,
+            ExpiryMode::Index | ExpiryMode::Sweep => DesiredIndex::Disabled,
         }
     }
 
-    /// Gives the index of each of our collections the state of the window, also of those that appeared meanwhile.
+    /// Sets the index of every cookie collection according to the window.
     async fn set_indexes(
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
         records: &SweepRecords,
-    ) -> Result<Expired, StoreError> {
+    ) -> Result<ExpiryResult, StoreError> {
         let Expiry { now, stop, .. } = *expiry;
-        let mut expired = Expired {
+        let mut expired = ExpiryResult {
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         };
         let failed = &mut expired.failed;
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             let database = self.database(connection, dsp_id);
             let namespace = format!("{}.{COOKIES}", database.name());
             let swept = records.get(&namespace);
-            let desired = self.desired(dsp_id, expiry, swept);
+            let desired = self.desired_index(dsp_id, expiry, swept);
             let has_cookies = self.has_cookies(&database).await;
             if self.isolate(has_cookies, failed).await? != Some(true) {
                 continue;
@@ -141,33 +142,36 @@ impl Inner {
                 expired.complete = false;
                 return Ok(expired);
             }
-            let over = match swept {
+            let overdue = match swept {
                 Some(record) => record.overdue(now, self.options.ttls.of(dsp_id)),
-                // By the index, which may have been made just now.
+                // By the index, which may have just been created.
                 None => {
                     let due = self.options.ttls.expired_before(dsp_id, now);
                     let oldest = oldest(&database).await.unwrap_or(due);
                     Duration::from_micros(due.saturating_sub(oldest))
                 }
             };
-            if over > Duration::ZERO {
-                expired.overdue.insert(dsp_id, over);
+            if overdue > Duration::ZERO {
+                expired.overdue.insert(dsp_id, overdue);
             }
-            let looked = self.update_index(connection, &database, desired).await;
-            let looked = looked.map_err(|failure| match failure {
-                Failure::Dsp(why) => Failure::Dsp(format!("the index of {namespace}: {why}")),
+            let updated = self.update_index(connection, &database, desired).await;
+            let updated = updated.map_err(|failure| match failure {
+                Failure::Dsp(why) => Failure::Dsp(format!("index of {namespace}: {why}")),
                 failure @ Failure::Server(_) => failure,
             });
-            let done = self.isolate(looked, failed).await?;
+            let done = self.isolate(updated, failed).await?;
             expired.complete &= done != Some(false);
-            if done == Some(true) && swept.is_some() && matches!(desired, DesiredIndex::After(_)) {
-                self.forget_record(&namespace).await?;
+            if done == Some(true)
+                && swept.is_some()
+                && matches!(desired, DesiredIndex::ExpireAfter(_))
+            {
+                self.delete_record(&namespace).await?;
             }
         }
         Ok(expired)
     }
 
-    /// Looks at one collection; false when its index has to wait for a compaction.
+    /// Updates the index of one collection; returns false if it must wait for a compaction or the creation of an index.
     async fn update_index(
         &self,
         connection: &Connection,
@@ -184,12 +188,12 @@ impl Inner {
             return Ok(false);
         }
         let seconds = match desired {
-            DesiredIndex::After(seconds) => seconds,
-            DesiredIndex::Off | DesiredIndex::Gone => NEVER_SECONDS,
+            DesiredIndex::ExpireAfter(seconds) => seconds,
+            DesiredIndex::Disabled | DesiredIndex::Absent => NEVER_SECONDS,
         };
-        let create = plan.todo == IndexAction::Create;
-        let carried_out = answered(apply_plan(database, plan, seconds)).await?;
-        carried_out.map_err(|error| failure(&error))?;
+        let create = plan.action == IndexAction::Create;
+        let applied = reply_of(apply_plan(database, plan, seconds)).await?;
+        applied.map_err(|error| failure(&error))?;
         if create {
             self.build_index(database, seconds).await
         } else {
@@ -202,9 +206,9 @@ impl Inner {
         building.as_deref() == Some(&*format!("{database}.{COOKIES}"))
     }
 
-    /// Has the index of a collection made, beside everything else and without a deadline: of many millions of documents it
-    /// takes minutes, in which the server goes on taking writes, and lookups leave out what has expired. One at a time;
-    /// false when it is not done yet.
+    /// Creates the index of a collection in the background, without a deadline: with millions of documents it takes minutes. The
+    /// server accepts writes during that time, and lookups skip expired cookies. One at a time; returns false while it is
+    /// not complete.
     async fn build_index(&self, database: &Database, seconds: i64) -> Result<bool, Failure> {
         let building = Arc::clone(&self.building);
         let namespace = format!("{}.{COOKIES}", database.name());
@@ -219,33 +223,33 @@ impl Inner {
         let database = database.clone();
         let mut task = self.tasks.spawn(async move {
             let began = tokio::time::Instant::now();
-            let made = create_index(&database, seconds).await;
+            let created = create_index(&database, seconds).await;
             *lock(&building) = None;
-            match &made {
+            match &created {
                 Ok(()) => {
                     tracing::info!(collection = namespace, took = ?began.elapsed(), "created the index on t");
                 }
                 Err(error) => {
                     let why = unavailable(error);
-                    tracing::warn!(collection = namespace, %why, "cannot create the index on t, retrying");
+                    tracing::warn!(collection = namespace, %why, "failed to create the index on t, retrying");
                 }
             }
-            made
+            created
         });
         match timeout(BUILD_TIMEOUT, &mut task).await {
-            Ok(Ok(made)) => made.map(|()| true).map_err(|error| failure(&error)),
+            Ok(Ok(created)) => created.map(|()| true).map_err(|error| failure(&error)),
             Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}")).into()),
             Err(_) => Ok(false),
         }
     }
 }
 
-/// When the oldest cookie of a collection was accepted, in microseconds since the Unix epoch; `None` where there is none, or
-/// where that cannot be told: without an index, say.
+/// Acceptance time of the oldest cookie of a collection, in microseconds since the Unix epoch. `None` if it is empty or has no
+/// index.
 async fn oldest(database: &Database) -> Option<u64> {
     let command = doc! {
         "find": COOKIES,
-        // What has no date is before all that have one.
+        // Documents without a date sort before all others.
         "filter": { "t": { "$gte": DateTime::from_millis(0) } },
         "sort": { "t": 1 },
         "hint": { "t": 1 },
@@ -253,8 +257,8 @@ async fn oldest(database: &Database) -> Option<u64> {
         "limit": 1,
         "singleBatch": true,
     };
-    let answer = run(database.run_command(command)).await.ok()?;
-    let found = answer.get_document("cursor").ok()?;
+    let reply = run(database.run_command(command)).await.ok()?;
+    let found = reply.get_document("cursor").ok()?;
     let first = found.get_array("firstBatch").ok()?.first()?;
     let time = first.as_document()?.get_datetime("t").ok()?;
     let millis = u64::try_from(time.timestamp_millis()).ok()?;
@@ -262,10 +266,10 @@ async fn oldest(database: &Database) -> Option<u64> {
 }
 
 async fn list_indexes(database: &Database) -> Result<Vec<Document>, Failure> {
-    // A collection has at most 64.
+    // A collection has at most 64 indexes.
     let command = doc! { "listIndexes": COOKIES, "cursor": { "batchSize": 100 } };
-    let answer = run(database.run_command(command)).await?;
-    let cursor = answer.get_document("cursor").ok();
+    let reply = run(database.run_command(command)).await?;
+    let cursor = reply.get_document("cursor").ok();
     let batch = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
     let documents = batch.into_iter().flatten().filter_map(Bson::as_document);
     Ok(documents.cloned().collect())
@@ -281,8 +285,12 @@ async fn create_index(database: &Database, seconds: i64) -> Result<(), Error> {
 
 async fn drop_index(database: &Database, name: &str) -> Result<(), Error> {
     let namespace = format!("{}.{COOKIES}", database.name());
-    tracing::info!(collection = namespace, index = name, "index on t dropped");
-    // Writes wait behind it.
+    tracing::info!(
+        collection = namespace,
+        index = name,
+        "dropping the index on t"
+    );
+    // It blocks writes.
     let command = doc! { "dropIndexes": COOKIES, "index": name, "maxTimeMS": CHANGE_MILLIS };
     database.run_command(command).await.map(|_| ())
 }
@@ -291,8 +299,8 @@ async fn apply_plan(database: &Database, plan: IndexPlan, seconds: i64) -> Resul
     for name in &plan.drop {
         drop_index(database, name).await?;
     }
-    match &plan.todo {
-        // What has to be made is not waited for here.
+    match &plan.action {
+        // The caller creates the index in the background.
         IndexAction::Nothing | IndexAction::Create => Ok(()),
         IndexAction::Change(name) => {
             let change = doc! {
@@ -301,7 +309,7 @@ async fn apply_plan(database: &Database, plan: IndexPlan, seconds: i64) -> Resul
                 "maxTimeMS": CHANGE_MILLIS,
             };
             match database.run_command(change).await {
-                // Before 5.1, an index that expires nothing cannot be changed.
+                // Before 5.1, an index without `expireAfterSeconds` cannot be changed.
                 Err(error) if code(&error) == Some(INVALID_OPTIONS) => {
                     drop_index(database, name).await?;
                     create_index(database, seconds).await

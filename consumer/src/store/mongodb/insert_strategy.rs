@@ -1,38 +1,38 @@
-//! Whether new cookies of a DSP are inserted at once, or looked for first. Pure.
+//! Chooses between inserting unknown cookies of a DSP directly and finding existing users first. Pure.
 //!
-//! Inserting a cookie whose user is there already costs mongod eight times as much as inserting a new one, and it has
-//! to be replaced all the same; looking for it first costs less than inserting it. So looking pays from about one
-//! repeat in eleven on (see the costs in `command.rs`).
+//! Inserting a cookie of an existing user costs mongod eight times as much as inserting a new one, and it must still be
+//! replaced. A find costs less than an insert. So finding first pays off from about one existing user in eleven (see the
+//! costs in `command.rs`).
 
-/// From this share of repeats on cookies are looked for first.
+/// Share of existing users from which on users are found first.
 const FIND_FROM: f64 = 0.10;
 
-/// Below this share they are inserted at once again.
+/// Share below which cookies are inserted directly again.
 const INSERT_BELOW: f64 = 0.05;
 
-/// How much of what was seen still counts after the next batch.
-const MEMORY: f64 = 0.8;
+/// Decay of earlier observations per batch.
+const DECAY: f64 = 0.8;
 
-/// What one DSP's latest cookies were, the newest counting most.
+/// Weighted counts of a DSP's recent cookies.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct InsertStrategy {
     cookies: f64,
-    repeats: f64,
+    existing: f64,
     finds_first: bool,
 }
 
 impl InsertStrategy {
-    /// Whether to look before inserting.
+    /// Whether to find existing users before inserting.
     pub(super) fn finds_first(&self) -> bool {
         self.finds_first
     }
 
-    /// Notes how many of so many cookies were there already.
-    pub(super) fn observe(&mut self, cookies: usize, repeats: usize) {
+    /// Records how many of `cookies` had existing users.
+    pub(super) fn observe(&mut self, cookies: usize, existing: usize) {
         let as_f64 = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
-        self.cookies = self.cookies * MEMORY + as_f64(cookies);
-        self.repeats = self.repeats * MEMORY + as_f64(repeats);
-        let share = self.repeats / self.cookies.max(1.0);
+        self.cookies = self.cookies * DECAY + as_f64(cookies);
+        self.existing = self.existing * DECAY + as_f64(existing);
+        let share = self.existing / self.cookies.max(1.0);
         if share >= FIND_FROM {
             self.finds_first = true;
         } else if share < INSERT_BELOW {
@@ -46,19 +46,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strategy_changes_with_the_share_and_not_between_its_bounds() {
+    fn strategy_changes_only_outside_its_hysteresis() {
         let mut strategy = InsertStrategy::default();
         assert!(!strategy.finds_first());
         for _ in 0..50 {
             strategy.observe(1_000, 70);
         }
-        assert!(!strategy.finds_first(), "7 % do not turn it");
+        assert!(!strategy.finds_first(), "7 % does not change it");
         strategy.observe(1_000, 800);
         assert!(strategy.finds_first());
         for _ in 0..50 {
             strategy.observe(1_000, 70);
         }
-        assert!(strategy.finds_first(), "nor back");
+        assert!(strategy.finds_first(), "nor change it back");
         for _ in 0..10 {
             strategy.observe(1_000, 0);
         }

@@ -1,4 +1,4 @@
-//! Reading: the buyer uids of a user, and which DSPs have a database.
+//! Lookups of users, and the list of DSP databases.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use runtime::unix_micros;
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, answered, in_time},
+    connection::{Connection, reply_of, with_timeout},
     date, error_text,
     retry_policy::{Failure, failure},
 };
@@ -24,13 +24,13 @@ use tokio::time::timeout;
 
 use crate::store::{LookupResult, StoreError};
 
-/// How long the list of DSPs is believed when it is only for a lookup.
+/// Maximum age of the list of DSPs for a lookup.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
-/// DSPs that one lookup asks at the same time: more only make mongod's threads wait for each other.
+/// Maximum number of concurrent finds of a lookup. With more, threads of mongod only wait for each other.
 const CONCURRENT_FINDS_MAX: usize = 32;
 
-/// How long one DSP's database is waited for.
+/// Timeout of a find in one DSP's database.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Inner {
@@ -39,15 +39,15 @@ impl Inner {
         let now = unix_micros();
         let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
         let mut all = LookupResult::default();
-        // One command is in flight there already, and each lookup would wait as long as it.
+        // A command is in flight there, and the find would wait as long.
         dsps.retain(|dsp_id| {
-            let hangs = !self.breakers.may_try(*dsp_id);
-            if hangs {
+            let is_hanging = !self.breakers.may_try(*dsp_id);
+            if is_hanging {
                 all.unavailable.push(*dsp_id);
-                let why = || "no answer yet to what was sent before".to_owned();
+                let why = || "no response yet to an earlier command".to_owned();
                 all.why.get_or_insert_with(why);
             }
-            !hangs
+            !is_hanging
         });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
@@ -68,21 +68,21 @@ impl Inner {
         Ok(all)
     }
 
-    /// Connections that no write waits for, nor they for one.
+    /// Connections that are independent of writes.
     async fn lookups(&self) -> Result<&Connection, StoreError> {
         self.lookups
-            .get_or_try_init(|| in_time(Connection::new(&self.options.uri)))
+            .get_or_try_init(|| with_timeout(Connection::new(&self.options.uri)))
             .await
     }
 
-    /// The DSPs that have a database, each of which has a slot.
+    /// The DSPs that have a database. Each of them has a slot.
     pub(super) async fn read_slots(&self) -> Result<Vec<u32>, StoreError> {
         let dsps = self.list(self.connection().await?, Duration::ZERO).await?;
         self.dsps().slots.extend(&dsps);
         Ok(dsps.into_iter().collect())
     }
 
-    /// The DSPs that have a database, from a list that is at most so old.
+    /// The DSPs that have a database, from a list not older than `age_max`.
     pub(super) async fn list(
         &self,
         connection: &Connection,
@@ -94,7 +94,7 @@ impl Inner {
                 return Ok(dsps.listed.clone());
             }
         }
-        let names = in_time(connection.client.list_database_names().into_future()).await?;
+        let names = with_timeout(connection.client.list_database_names().into_future()).await?;
         let found = names.iter().filter_map(|name| self.dsp_of(name));
         let mut dsps = self.dsps();
         dsps.listed = found.collect();
@@ -104,35 +104,35 @@ impl Inner {
         Ok(dsps.listed.clone())
     }
 
-    /// The DSP whose database has this name, in the form that we write ourselves: `7`, not `07`.
+    /// The DSP of a database name, in canonical form: `7`, not `07`.
     fn dsp_of(&self, database: &str) -> Option<u32> {
         let number = database.strip_prefix(&self.options.prefix)?;
         let dsp_id = number.parse().ok()?;
         (ids::is_dsp_id(dsp_id) && number == u32::to_string(&dsp_id)).then_some(dsp_id)
     }
 
-    /// Whether a DSP's database has our collection; one that only has such a name has not.
+    /// Whether a DSP's database has the collection of cookies. A foreign database may have the same name.
     pub(super) async fn has_cookies(&self, database: &Database) -> Result<bool, Failure> {
         let names = database.list_collection_names();
         let names = names.filter(doc! { "type": "collection", "name": COOKIES });
-        let names = answered(names.into_future()).await?;
+        let names = reply_of(names.into_future()).await?;
         let names = names.map_err(|error| failure(&error))?;
         Ok(!names.is_empty())
     }
 }
 
-/// The buyer uid of a user in one database, unless it has expired. By a bare command, which takes less of both processes than
-/// the driver's cursor: a lookup makes hundreds of them.
+/// The buyer uid of a user in one database, unless it has expired. Uses a raw command, which is cheaper than the driver's
+/// cursor: a lookup sends hundreds of them.
 ///
 /// # Errors
-/// With the reason, for people.
+/// With a description for operators.
 async fn find(
     connection: &Connection,
     database: Database,
     user_id: &str,
     before: DateTime,
 ) -> Result<Option<String>, String> {
-    // With `t` in the question, mongod would weigh two indexes against each other each time.
+    // With `t` in the filter, mongod would compare the plans of two indexes each time.
     let command = rawdoc! {
         "find": COOKIES,
         "filter": { "_id": user_id },
@@ -146,23 +146,23 @@ async fn find(
             None => find.into_future(),
         }
     };
-    // A connection that was kept may lead to a server that has been started anew since.
-    let answer = async {
+    // A pooled connection may lead to a server that has restarted.
+    let reply = async {
         match attempt().await {
             Err(error) if matches!(failure(&error), Failure::Server(_)) => attempt().await,
-            answer => answer,
+            reply => reply,
         }
     };
-    let answer = match timeout(LOOKUP_TIMEOUT, answer).await {
-        Ok(Ok(answer)) => answer,
+    let reply = match timeout(LOOKUP_TIMEOUT, reply).await {
+        Ok(Ok(reply)) => reply,
         Ok(Err(error)) => return Err(error_text::explain(&error)),
-        Err(_) => return Err(format!("no answer for {LOOKUP_TIMEOUT:?}")),
+        Err(_) => return Err(format!("no response for {LOOKUP_TIMEOUT:?}")),
     };
-    let found = answer.get_document("cursor");
+    let found = reply.get_document("cursor");
     let found = found.and_then(|cursor| cursor.get_array("firstBatch"));
-    let found = found.map_err(|error| format!("an answer without documents: {error}"))?;
+    let found = found.map_err(|error| format!("response without documents: {error}"))?;
     let cookie = found.first().and_then(Bson::as_document);
-    // What has no time is none of ours.
+    // A document without a time is not a cookie.
     let alive = cookie.filter(|it| it.get_datetime("t").is_ok_and(|time| *time >= before));
     let buyer_uid = alive.and_then(|it| it.get_str("b").ok());
     Ok(buyer_uid.map(str::to_owned))

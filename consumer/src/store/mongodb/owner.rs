@@ -1,9 +1,9 @@
-//! Which consumer runs expiry and compaction where several write into one server: the one that holds the lease, in
-//! database `cookiesync`, collection `maintenance`, `{_id: "owner", name: <consumer>, until: <date>, expiry: <how cookies expire>}`.
+//! The maintenance owner: the consumer that runs expiry and compaction of a shared server. It holds a lease in database
+//! `cookiesync`, collection `maintenance`: `{_id: "owner", name: <consumer>, until: <date>, expiry: <mode>}`.
 //!
-//! With other windows or times to live than the owner's, each would undo what the other did to the indexes, forever. The
-//! lease is taken and prolonged at each look, by the server's clock, and is free when its owner has not looked for
-//! [`LEASE`]. It goes by the consumer's name, so that a restart goes on at once.
+//! Without an owner, consumers with different windows or TTLs would undo each other's index changes forever. The lease is
+//! acquired and renewed before each maintenance run, by the server's clock, and expires after [`LEASE`]. It is bound to the
+//! consumer's name, so a restarted owner continues immediately.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -12,21 +12,21 @@ use mongodb::bson::{Document, doc};
 use super::{
     ExpiryMode, Inner,
     compaction::RECORDS,
-    connection::{Connection, in_time},
+    connection::{Connection, with_timeout},
     retry_policy::write_errors,
 };
 use crate::store::StoreError;
 
-/// Two and a half times as long as from one look to the next.
+/// Duration of the lease: 2.5 intervals of maintenance runs.
 const LEASE: Duration = Duration::from_secs(25 * 60);
 
 impl Inner {
-    /// Takes the lease if it is free, or prolongs it. Returns who has it, if that is another.
+    /// Acquires or renews the lease. Returns the owner, if it is another consumer.
     pub(super) async fn other_owner(&self) -> Result<Option<String>, StoreError> {
         let connection = self.connection().await?;
         let own = doc! { "$literal": &self.options.name };
         let millis = i64::try_from(LEASE.as_millis()).unwrap_or(i64::MAX);
-        // An upsert may have no `$expr`, so the update itself decides. What is missing is less than any date.
+        // An upsert cannot have `$expr`, so the update decides. A missing field is less than any date.
         let is_free = doc! { "$or": [{ "$eq": ["$name", &own] }, { "$lt": ["$until", "$$NOW"] }] };
         let lease = doc! {
             "name": { "$cond": [&is_free, &own, "$name"] },
@@ -41,23 +41,25 @@ impl Inner {
             "new": true,
         };
         let database = self.own_database(connection);
-        let answer = in_time(database.run_command(command).into_future()).await?;
-        // That it was not acknowledged by others, say.
-        drop(write_errors(&answer)?);
-        let owner = answer.get_document("value");
+        let reply = with_timeout(database.run_command(command).into_future()).await?;
+        // A missing acknowledgment of other members, for instance.
+        drop(write_errors(&reply)?);
+        let owner = reply.get_document("value");
         let name = owner.and_then(|owner| owner.get_str("name"));
-        let name = name.map_err(|error| StoreError::Unavailable(format!("the lease: {error}")))?;
+        let name = name.map_err(|error| {
+            StoreError::Unavailable(format!("invalid maintenance lease: {error}"))
+        })?;
         Ok((name != self.options.name).then(|| name.to_owned()))
     }
 
-    /// How cookies expire in this server: as the owner says.
+    /// The expiry mode of this server: that of the owner.
     pub(super) async fn server_mode(
         &self,
         connection: &Connection,
     ) -> Result<ExpiryMode, StoreError> {
         let records = self.own_database(connection).collection(RECORDS);
         let owner = records.find_one(doc! { "_id": "owner" }).into_future();
-        let owner: Option<Document> = in_time(owner).await?;
+        let owner: Option<Document> = with_timeout(owner).await?;
         let is_other = |owner: &Document| {
             owner
                 .get_str("name")

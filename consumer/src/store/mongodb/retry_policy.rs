@@ -1,9 +1,9 @@
-//! Which errors of MongoDB are retried, and with whom: the whole batch, the cookies of one DSP, or not at all. Pure.
+//! Classifies errors of MongoDB: retry the batch, retry the cookies of one DSP, or reject a cookie. Pure.
 //!
-//! - A [`Failure::Server`] concerns every DSP: the batch is written again once the store is available.
-//! - A [`Failure::Dsp`] concerns one database: its cookies are set aside in the retry queue, and retried there.
-//! - A [`WriteError`] that [is final](WriteError::is_final) concerns one document: its cookie becomes a dead letter.
-//!   One that [is a duplicate of an `_id`](WriteError::is_duplicate_id) is not a loss: see `duplicate_key.rs`.
+//! - A [`Failure::Server`] concerns all DSPs: the batch is written again when the store is available.
+//! - A [`Failure::Dsp`] concerns one database: its cookies go to the retry queue.
+//! - A [final](WriteError::is_final) [`WriteError`] concerns one document: its cookie becomes a dead letter. A
+//!   [duplicate `_id`](WriteError::is_duplicate_id) is not a loss: see `duplicate_key.rs`.
 
 use mongodb::{
     bson::{Bson, Document},
@@ -13,28 +13,28 @@ use mongodb::{
 use super::{duplicate_key, error_text};
 use crate::store::StoreError;
 
-/// Codes of errors that have nothing to do with the database they come from: not reached, authentication, not a primary,
-/// starting, stepping down or shutting down, disk full, not acknowledged by others.
-const OF_SERVER: [i32; 22] = [
+/// Error codes of the whole server: unreachable, authentication, not a primary, starting, stepping down or shutting down, disk
+/// full, not acknowledged by other members.
+const SERVER_CODES: [i32; 22] = [
     6, 7, 11, 18, 64, 79, 89, 91, 100, 175, 189, 317, 391, 9001, 10_058, 10_107, 11_600, 11_602,
     13_435, 13_436, 14_031, 8000,
 ];
 
-/// Write errors that are about the one document: bad value, failed to parse, type mismatch, overflow, a path that
-/// cannot be made, a field that is not allowed, missing, or not to be changed (a shard key), failed validation, no
-/// valid key of an index of the operator's, too large for a capped collection, too large, key too long.
+/// Write error codes that concern one document: bad value, failed to parse, type mismatch, overflow, path not viable, field not
+/// allowed, missing, or immutable (a shard key), failed validation, invalid index key, too large for a capped collection, too
+/// large, key too long.
 ///
-/// Any other code fails the batch: it may be about the server, and then all its cookies would be set aside.
-const REJECTED: [i32; 18] = [
+/// Any other code fails the batch, because it may concern the server.
+const REJECTED_CODES: [i32; 18] = [
     2, 9, 14, 15, 28, 52, 53, 56, 57, 61, 66, 121, 171, 10_003, 10_334, 16_755, 17_280, 17_282,
 ];
 
-/// Why cookies of one DSP were not written.
+/// Why cookies of a DSP were not written.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// It would be the same with those of any other.
+    /// The whole server fails.
     Server(StoreError),
-    /// Something is wrong with this DSP's database, or with what we may do there.
+    /// The database of this DSP fails, or permissions for it are missing.
     Dsp(String),
 }
 
@@ -44,7 +44,7 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// Where no DSP is involved, nobody needs to know who was to blame.
+/// For operations without a DSP.
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -54,22 +54,22 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// Who is to blame for an error.
+/// Classifies an error.
 pub(super) fn failure(error: &Error) -> Failure {
     let why = error_text::explain(error);
     match code(error) {
-        Some(code) if is_of_dsp(code, &error.to_string()) => Failure::Dsp(why),
+        Some(code) if concerns_dsp(code, &error.to_string()) => Failure::Dsp(why),
         _ => Failure::Server(StoreError::Unavailable(why)),
     }
 }
 
-fn is_of_dsp(code: i32, message: &str) -> bool {
-    // Who is not known to the server may do nothing anywhere.
-    let is_nobody = code == 13 && !message.contains("not authorized on ");
-    !is_nobody && !OF_SERVER.contains(&code)
+fn concerns_dsp(code: i32, message: &str) -> bool {
+    // An unauthenticated client has no permission anywhere.
+    let is_unauthenticated = code == 13 && !message.contains("not authorized on ");
+    !is_unauthenticated && !SERVER_CODES.contains(&code)
 }
 
-/// Everything may pass: a server comes back or is upgraded, credentials are corrected, a disk is emptied.
+/// All errors may be temporary: servers restart or are upgraded, credentials are corrected, disk space is freed.
 pub(super) fn unavailable(error: &Error) -> StoreError {
     StoreError::Unavailable(error_text::explain(error))
 }
@@ -81,57 +81,57 @@ pub(super) fn code(error: &Error) -> Option<i32> {
     }
 }
 
-/// One operation of a write command that failed by itself.
+/// A failed operation of a write command.
 pub(super) struct WriteError {
     pub(super) index: usize,
     pub(super) code: i32,
     pub(super) message: String,
-    /// A document of this `_id` is there already. Of a duplicate in another unique index, this is false.
+    /// A document with this `_id` exists. False for a duplicate in another unique index.
     pub(super) is_duplicate_id: bool,
 }
 
 impl WriteError {
-    /// Who is to blame for it, where it is not the one document.
+    /// Classifies an error that does not concern the document.
     pub(super) fn failure(&self) -> Failure {
         let why = self.explain();
-        if is_of_dsp(self.code, &self.message) {
+        if concerns_dsp(self.code, &self.message) {
             Failure::Dsp(why)
         } else {
             Failure::Server(StoreError::Unavailable(why))
         }
     }
 
-    /// One line without line breaks.
+    /// Describes the error in one line.
     pub(super) fn explain(&self) -> String {
         error_text::command(self.code, "", &self.message)
     }
 
-    /// Whether it says something about the one document and would come again.
+    /// Whether it concerns the document and would occur again.
     pub(super) fn is_final(&self) -> bool {
-        self.code == duplicate_key::CODE || REJECTED.contains(&self.code)
+        self.code == duplicate_key::CODE || REJECTED_CODES.contains(&self.code)
     }
 }
 
-/// The operations that failed.
+/// The failed operations of a write command.
 ///
 /// # Errors
-/// When the command as a whole was not acknowledged as it should have been.
+/// When its write concern was not satisfied.
 pub(super) fn write_errors(
-    answer: &Document,
+    reply: &Document,
 ) -> Result<impl Iterator<Item = WriteError>, StoreError> {
-    if let Ok(error) = answer.get_document("writeConcernError") {
+    if let Ok(error) = reply.get_document("writeConcernError") {
         let text = |key| error.get_str(key).unwrap_or_default();
         let code = error.get_i32("code").unwrap_or_default();
         let why = error_text::command(code, text("codeName"), text("errmsg"));
         return Err(StoreError::Unavailable(why));
     }
-    let errors = answer.get_array("writeErrors").ok();
+    let errors = reply.get_array("writeErrors").ok();
     let errors = errors.into_iter().flatten().filter_map(Bson::as_document);
     Ok(errors.map(|error| {
         let code = error.get_i32("code").unwrap_or_default();
         let at = error.get_i32("index").ok();
         WriteError {
-            // One that cannot be read belongs to no operation, and so fails the batch.
+            // An invalid index belongs to no operation, and fails the batch.
             index: at
                 .and_then(|at| usize::try_from(at).ok())
                 .unwrap_or(usize::MAX),

@@ -1,9 +1,9 @@
-//! Cookies that wait for the database of their DSP: database `cookiesync`, collection `retry_queue`,
+//! The retry queue in MongoDB: database `cookiesync`, collection `retry_queue`,
 //! `{_id: {c: <consumer>, n: <number>}, dsp, cookies, bytes, chunks: [<encoded chunk>]}`.
 //!
-//! Entries are written with `j: true`, before the cursors that cover them. A command that was given up and is executed late
-//! repeats an entry that is there or was written to its DSP's collection; the next start finds it and writes it again, which
-//! changes nothing. It never takes the place of another entry: numbers are times.
+//! Entries are written with `j: true` before the cursors that cover them. A command that timed out and is executed late only
+//! repeats an entry: one that exists, or whose cookies were written since. In the latter case, the next start finds it and
+//! writes the cookies again, which changes nothing. It never replaces another entry, because numbers are times.
 
 use std::future::IntoFuture;
 
@@ -13,23 +13,23 @@ use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 
 use super::{
     Inner,
-    connection::{in_time, write},
+    connection::{with_timeout, write},
 };
-use crate::store::{Entry, FullRetryEntry, StoreError};
+use crate::store::{FullRetryEntry, RetryEntry, StoreError};
 
 const COLLECTION: &str = "retry_queue";
 
-/// Maximum bytes of one insert, at which another begins: a message may have 48 MB.
+/// Maximum bytes of one insert. A message is limited to 48 MB.
 const INSERT_BYTES: u64 = 8 << 20;
 
 impl Inner {
-    /// The entries of this consumer, by number.
-    pub(super) async fn read_retry_index(&self) -> Result<Vec<Entry>, StoreError> {
-        let retry_queue = self.own_collection(COLLECTION).await?;
-        let found = retry_queue.find(self.own_ids("n")).sort(doc! { "_id": 1 });
+    /// The entries of this consumer, ordered by number.
+    pub(super) async fn read_retry_index(&self) -> Result<Vec<RetryEntry>, StoreError> {
+        let collection = self.own_collection(COLLECTION).await?;
+        let found = collection.find(self.own_ids("n")).sort(doc! { "_id": 1 });
         let found = found.projection(doc! { "chunks": 0 }).into_future();
-        // Of many entries no more than a page of documents is in memory at a time.
-        in_time(async {
+        // Streamed, to hold only one page of documents in memory.
+        with_timeout(async {
             let entries = found
                 .await?
                 .try_filter_map(async |found| Ok(decode(&found)));
@@ -38,7 +38,7 @@ impl Inner {
         .await
     }
 
-    /// Inserts entries; they are durable when it returns.
+    /// Inserts entries durably.
     pub(super) async fn insert_retry_entries(
         &self,
         entries: &[FullRetryEntry],
@@ -60,13 +60,13 @@ impl Inner {
                 "writeConcern": connection.journaled(),
                 "documents": documents,
             };
-            // An attempt whose answer was lost has inserted some.
+            // Entries that an earlier attempt has inserted are not an error.
             write(&self.own_database(connection), command, COLLECTION).await?;
         }
         Ok(())
     }
 
-    /// The chunks of the entries that are there.
+    /// The chunks of existing entries.
     pub(super) async fn read_retry_entries(
         &self,
         numbers: &[u64],
@@ -89,7 +89,7 @@ impl Inner {
         self.delete_own(COLLECTION, self.of_numbers(numbers)).await
     }
 
-    /// Deletes the entries of other consumers that were queued before this, in microseconds since the Unix epoch.
+    /// Deletes entries of other consumers that were queued before this time, in microseconds since the Unix epoch.
     pub(super) async fn delete_abandoned_retries(&self, before: u64) -> Result<(), StoreError> {
         let old =
             doc! { "_id.c": { "$ne": &self.options.name }, "_id.n": { "$lt": number(before) } };
@@ -110,8 +110,8 @@ impl Inner {
         }
     }
 
-    fn id(&self, of: u64) -> Document {
-        doc! { "c": &self.options.name, "n": number(of) }
+    fn id(&self, entry: u64) -> Document {
+        doc! { "c": &self.options.name, "n": number(entry) }
     }
 
     fn of_numbers(&self, numbers: &[u64]) -> Document {
@@ -124,12 +124,12 @@ fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn decode(document: &Document) -> Option<Entry> {
-    let of = |document: &Document, key| u64::try_from(document.get_i64(key).ok()?).ok();
-    Some(Entry {
-        number: of(document.get_document("_id").ok()?, "n")?,
-        dsp_id: u32::try_from(of(document, "dsp")?).ok()?,
-        cookies: of(document, "cookies")?,
-        bytes: of(document, "bytes")?,
+fn decode(document: &Document) -> Option<RetryEntry> {
+    let field = |document: &Document, key| u64::try_from(document.get_i64(key).ok()?).ok();
+    Some(RetryEntry {
+        number: field(document.get_document("_id").ok()?, "n")?,
+        dsp_id: u32::try_from(field(document, "dsp")?).ok()?,
+        cookies: field(document, "cookies")?,
+        bytes: field(document, "bytes")?,
     })
 }

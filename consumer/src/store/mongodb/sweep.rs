@@ -1,16 +1,16 @@
-//! Expiry without an index: in the window, a sweep through every collection deletes what has expired.
+//! Expiry without an index: a sweep over every collection deletes expired cookies while the window is open.
 //!
-//! A step looks at the next thousands of documents in the order in which the server holds them, and deletes by `_id` those that have
-//! expired, if they still have: the deletion says before when they were accepted, and the server decides. In that order neighbours
-//! lie on one page, of which it takes 0.5–0.65 µs of mongod's CPU to look at a document; in the order of `_id`, each on another, 2.1–2.6 µs
-//! in memory and 3.2 µs with a cache that holds half of them (6.0.5, a million and four million documents).
+//! A step scans thousands of documents in natural order, and deletes expired ones by `_id`. The deletion repeats the condition
+//! on the acceptance time, so the server decides. In natural order, neighbors are on the same page, and a document costs mongod
+//! 0.5–0.65 µs of CPU. In the order of `_id` it costs 2.1–2.6 µs in memory, and 3.2 µs with a cache for half of the documents
+//! (6.0.5, one and four million documents).
 //!
-//! One cursor goes through a collection, and is read a step at a time; where it is lost, by a restart or a new primary, the next
-//! pass begins at the first document. When the newest pass of each collection began, and the newest that is complete, is noted in
-//! `cookiesync.sweeps` (see `record.rs`).
+//! A pass reads one cursor through a collection. If the cursor is lost by a restart or failover, the next pass starts at the
+//! first document. `cookiesync.sweeps` records when the newest pass and the newest complete pass of a collection began (see
+//! `record.rs`).
 //!
-//! The collection whose newest pass began the longest ago is first: one that needs more than a window keeps no other from its
-//! turn.
+//! The collection whose newest pass began first is swept first, so a collection that needs more than a window does not starve
+//! the others.
 
 pub(super) mod commit_times;
 mod pace;
@@ -27,32 +27,31 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     COOKIES, Inner,
-    connection::{Connection, in_time, primary, run},
+    connection::{Connection, primary, run, with_timeout},
     date, number,
     retry_policy::{Failure, write_errors},
 };
 use crate::store::{Expiry, StoreError, SweepProgress};
-use pace::{Pace, StepTiming};
+use pace::{StepTiming, SweepPace};
 use pass::{Pass, SweptDocument, expired};
 pub(super) use record::SweepRecord;
 
 /// The collection of records.
 const RECORDS: &str = "sweeps";
 
-/// Most documents that one command deletes: 5 to 12 µs each.
+/// Maximum number of documents per delete command. Each takes 5 to 12 µs.
 const DELETES_PER_COMMAND_MAX: usize = 1_000;
 
-/// How often the lease of the maintenance is prolonged meanwhile.
+/// Interval of lease renewals during a sweep.
 const LEASE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// What a window that never closes has for a pass.
+/// Time for a pass if the window never closes.
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// After so long a sweep begins no further collection where no window ends it, to go on after the rest of the maintenance had
-/// its turn.
+/// If the window never closes, a sweep starts no further collection after this time, so that other maintenance can run.
 const SWEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// What is noted of the sweeps of each collection, by namespace.
+/// Sweep records by namespace.
 pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
 
 /// One sweep through all collections.
@@ -60,34 +59,34 @@ struct Sweep<'a> {
     store: &'a Inner,
     connection: &'a Connection,
     expiry: &'a Expiry<'a>,
-    /// By which cookies expire, in microseconds since the Unix epoch.
-    clock: u64,
-    pace: Pace,
+    /// The time at which cookies expire, in microseconds since the Unix epoch.
+    now: u64,
+    pace: SweepPace,
     began: Instant,
-    /// When the lease was prolonged.
-    leased: Option<Instant>,
-    looked: u64,
+    /// When the lease was renewed.
+    leased_at: Option<Instant>,
+    scanned: u64,
     deleted: u64,
-    /// Documents of the collections that wait.
+    /// Documents of the collections not swept yet.
     waiting: u64,
 }
 
-/// A collection that is to be swept.
-struct Due {
+/// A collection to sweep.
+struct DueCollection {
     dsp_id: u32,
     namespace: String,
     database: Database,
     ttl: Duration,
     record: SweepRecord,
-    /// When the sweep began.
+    /// Number of documents at the start of the sweep.
     documents: u64,
 }
 
-/// The documents of a collection, in the order in which the server holds them.
+/// Reads the documents of a collection in natural order.
 struct Documents<'a> {
     database: &'a Database,
     session: ClientSession,
-    /// The server's cursor, once there is one; 0 at the end.
+    /// The cursor id of the server; 0 at the end.
     cursor: Option<i64>,
 }
 
@@ -97,23 +96,24 @@ impl Inner {
         Ok(found.iter().filter_map(SweepRecord::decode).collect())
     }
 
-    /// Notes that a collection is not swept any more.
-    pub(super) async fn forget_record(&self, namespace: &str) -> Result<(), StoreError> {
+    /// Deletes the record of a collection that is no longer swept.
+    pub(super) async fn delete_record(&self, namespace: &str) -> Result<(), StoreError> {
         self.delete_own(RECORDS, doc! { "_id": namespace }).await
     }
 
-    async fn note(&self, due: &Due) -> Result<(), StoreError> {
+    async fn save_record(&self, due: &DueCollection) -> Result<(), StoreError> {
         let records = self.own_collection(RECORDS).await?;
-        let noted = records
+        let saved = records
             .replace_one(
                 doc! { "_id": &due.namespace },
                 due.record.encode(&due.namespace),
             )
             .upsert(true);
-        in_time(noted.into_future()).await.map(|_| ())
+        with_timeout(saved.into_future()).await.map(|_| ())
     }
 
-    /// Sweeps what has not had its turn; whether all has, and whether any was swept. What fails for one DSP is noted in `failed`.
+    /// Sweeps all due collections. Returns whether all are complete, and whether any was swept. Failures of single DSPs are stored
+    /// in `failed`.
     pub(super) async fn sweep(
         &self,
         expiry: &Expiry<'_>,
@@ -133,26 +133,26 @@ impl Inner {
             store: self,
             connection,
             expiry,
-            // What has not expired by the server's clock stays, should this machine's be ahead.
-            clock: expiry.now.min(server_time(connection).await?),
-            pace: Pace::new(self.commit_times.usual()),
+            // The earlier clock decides, in case the clock of this host is ahead.
+            now: expiry.now.min(server_time(connection).await?),
+            pace: SweepPace::new(self.commit_times.median()),
             began: now,
-            leased: None,
-            looked: 0,
+            leased_at: None,
+            scanned: 0,
             deleted: 0,
             waiting: due.iter().map(|due| due.documents).sum(),
         };
         let collections = due.len();
-        tracing::info!(collections, documents = sweep.waiting, "sweep begins");
+        tracing::info!(collections, documents = sweep.waiting, "sweep started");
         let mut complete = true;
         for due in due {
-            let is_over = expiry.left.is_none() && now.elapsed() >= SWEEP_MAX;
+            let is_over = expiry.time_left.is_none() && now.elapsed() >= SWEEP_MAX;
             if is_over || expiry.stop.is_cancelled() {
                 complete = false;
                 break;
             }
             sweep.waiting -= due.documents;
-            let swept = sweep.one(due).await;
+            let swept = sweep.sweep_collection(due).await;
             match self.isolate(swept, failed).await? {
                 Some(true) => {}
                 Some(false) => {
@@ -162,20 +162,20 @@ impl Inner {
                 None => complete = false,
             }
         }
-        let (took, looked, deleted) = (now.elapsed(), sweep.looked, sweep.deleted);
-        tracing::info!(complete, looked, deleted, ?took, "sweep ends");
+        let (took, scanned, deleted) = (now.elapsed(), sweep.scanned, sweep.deleted);
+        tracing::info!(complete, scanned, deleted, ?took, "sweep ended");
         Ok((complete, true))
     }
 
-    /// The collections whose turn it is: first those that were worked on the longest ago, of these the smallest.
+    /// The due collections: least recently swept first, and of these the smallest first.
     async fn due(
         &self,
         connection: &Connection,
         expiry: &Expiry<'_>,
         mut records: SweepRecords,
         failed: &mut Option<StoreError>,
-    ) -> Result<Vec<Due>, StoreError> {
-        let mut all = Vec::new();
+    ) -> Result<Vec<DueCollection>, StoreError> {
+        let mut due = Vec::new();
         for dsp_id in self.list(connection, Duration::ZERO).await? {
             if expiry.stop.is_cancelled() {
                 break;
@@ -184,14 +184,14 @@ impl Inner {
             let namespace = format!("{}.{COOKIES}", database.name());
             let record = records.remove(&namespace).unwrap_or_default();
             let ttl = self.options.ttls.of(dsp_id);
-            if record.had_turn(expiry.since, expiry.now, ttl) {
+            if record.is_done(expiry.since, expiry.now, ttl) {
                 continue;
             }
             let documents = self.documents(&database).await;
             let Some(Some(documents)) = self.isolate(documents, failed).await? else {
                 continue;
             };
-            all.push(Due {
+            due.push(DueCollection {
                 dsp_id,
                 namespace,
                 database,
@@ -200,31 +200,31 @@ impl Inner {
                 documents,
             });
         }
-        all.sort_by_key(|due| (due.record.worked_on(expiry.now), due.documents));
-        Ok(all)
+        due.sort_by_key(|due| (due.record.last_pass(expiry.now), due.documents));
+        Ok(due)
     }
 
-    /// The documents of a collection of ours, by the server's count, if there is one.
+    /// The number of documents of a cookie collection, by the server's count; `None` if there is none.
     async fn documents(&self, database: &Database) -> Result<Option<u64>, Failure> {
         if !self.has_cookies(database).await? {
             return Ok(None);
         }
-        let answer = run(database.run_command(doc! { "count": COOKIES })).await?;
-        Ok(Some(answer.get("n").and_then(number).unwrap_or_default()))
+        let reply = run(database.run_command(doc! { "count": COOKIES })).await?;
+        Ok(Some(reply.get("n").and_then(number).unwrap_or_default()))
     }
 }
 
 impl Sweep<'_> {
-    /// Sweeps one collection; whether it came to the end.
-    async fn one(&mut self, mut due: Due) -> Result<bool, Failure> {
+    /// Sweeps one collection; returns whether the pass is complete.
+    async fn sweep_collection(&mut self, mut due: DueCollection) -> Result<bool, Failure> {
         let ttls = &self.store.options.ttls;
-        let before = ttls.expired_before(due.dsp_id, self.clock);
+        let before = ttls.expired_before(due.dsp_id, self.now);
         due.record.begin(self.expiry.now);
-        self.store.note(&due).await?;
+        self.store.save_record(&due).await?;
         let mut pass = Pass::new(self.expiry.now, due.documents);
         let mut documents = Documents {
             database: &due.database,
-            session: in_time(self.connection.client.start_session().into_future()).await?,
+            session: with_timeout(self.connection.client.start_session().into_future()).await?,
             cursor: None,
         };
         loop {
@@ -232,31 +232,31 @@ impl Sweep<'_> {
                 return Ok(false);
             }
             let began = Instant::now();
-            let seen = documents.next(self.pace.documents()).await?;
-            let mut took = StepTiming {
+            let found = documents.next(self.pace.documents()).await?;
+            let mut timing = StepTiming {
                 command: began.elapsed(),
-                documents: seen.len() as u64,
+                documents: found.len() as u64,
                 ..StepTiming::default()
             };
-            let is_complete = pass.look(&seen) || documents.cursor == Some(0);
-            for ids in expired(seen, before).chunks(DELETES_PER_COMMAND_MAX) {
+            let is_complete = pass.scan(&found) || documents.cursor == Some(0);
+            for ids in expired(found, before).chunks(DELETES_PER_COMMAND_MAX) {
                 if self.expiry.stop.is_cancelled() {
                     return Ok(false);
                 }
                 let began = Instant::now();
                 self.delete(&due.database, ids, before).await?;
-                took.command = took.command.max(began.elapsed());
+                timing.command = timing.command.max(began.elapsed());
             }
             if is_complete {
-                due.record.end(due.ttl);
-                self.store.note(&due).await?;
+                due.record.complete(due.ttl);
+                self.store.save_record(&due).await?;
             }
-            took.all = began.elapsed();
-            took.commit = self.store.commit_times.newest();
-            let left = self.waiting + if is_complete { 0 } else { pass.left() };
-            self.report(&took, left);
-            // Also before the next collection: many are done in one step.
-            let pause = self.pace.pause(&took, left, self.time_left());
+            timing.total = began.elapsed();
+            timing.commit = self.store.commit_times.newest();
+            let remaining = self.waiting + if is_complete { 0 } else { pass.remaining() };
+            self.report(&timing, remaining);
+            // Also before the next collection, because small ones take only one step.
+            let pause = self.pace.pause(&timing, remaining, self.time_left());
             tokio::select! {
                 () = self.expiry.stop.cancelled() => {}
                 () = sleep(pause) => {}
@@ -267,7 +267,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Deletes of these documents those that were accepted before `before`.
+    /// Deletes those of the documents that were accepted before `before`.
     async fn delete(
         &mut self,
         database: &Database,
@@ -278,95 +278,98 @@ impl Sweep<'_> {
         let command = doc! {
             "delete": COOKIES,
             "ordered": false,
-            // While there is an index on `t`, the server would weigh both for each command.
+            // While an index on `t` exists, the server would compare both plans for each command.
             "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
             "writeConcern": &self.connection.concern,
         };
-        let answer = run(database.run_command(command)).await?;
-        let deleted = answer.get("n").and_then(number).unwrap_or_default();
+        let reply = run(database.run_command(command)).await?;
+        let deleted = reply.get("n").and_then(number).unwrap_or_default();
         self.deleted += deleted;
         (self.expiry.report)(&SweepProgress {
             deleted,
             ..SweepProgress::default()
         });
-        match write_errors(&answer)?.next() {
+        match write_errors(&reply)?.next() {
             None => Ok(()),
             Some(error) => Err(error.failure()),
         }
     }
 
-    fn report(&mut self, took: &StepTiming, documents_left: u64) {
-        self.looked += took.documents;
+    fn report(&mut self, timing: &StepTiming, remaining: u64) {
+        self.scanned += timing.documents;
         (self.expiry.report)(&SweepProgress {
-            looked: took.documents,
+            scanned: timing.documents,
             deleted: 0,
-            left: Some(documents_left),
+            remaining: Some(remaining),
         });
     }
 
-    /// Prolongs the lease now and then; whether it is still ours.
+    /// Renews the lease periodically; returns whether this consumer still holds it.
     async fn is_owner(&mut self) -> Result<bool, StoreError> {
-        if self.leased.is_some_and(|at| at.elapsed() < LEASE_INTERVAL) {
+        if self
+            .leased_at
+            .is_some_and(|at| at.elapsed() < LEASE_INTERVAL)
+        {
             return Ok(true);
         }
-        let is_ours = self.store.other_owner().await?.is_none();
-        self.leased = Some(Instant::now());
-        Ok(is_ours)
+        let is_owner = self.store.other_owner().await?.is_none();
+        self.leased_at = Some(Instant::now());
+        Ok(is_owner)
     }
 
     fn time_left(&self) -> Duration {
-        let left = self.expiry.left.unwrap_or(DAY);
-        left.saturating_sub(self.began.elapsed())
+        let time_left = self.expiry.time_left.unwrap_or(DAY);
+        time_left.saturating_sub(self.began.elapsed())
     }
 }
 
 impl Documents<'_> {
-    /// The next documents, at most so many.
-    async fn next(&mut self, most: usize) -> Result<Vec<SweptDocument>, Failure> {
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+    /// The next documents, up to `limit`.
+    async fn next(&mut self, limit: usize) -> Result<Vec<SweptDocument>, Failure> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let command = match self.cursor {
-            Some(cursor) => doc! { "getMore": cursor, "collection": COOKIES, "batchSize": most },
+            Some(cursor) => doc! { "getMore": cursor, "collection": COOKIES, "batchSize": limit },
             None => doc! {
                 "find": COOKIES,
                 "projection": { "_id": 1, "t": 1 },
                 "hint": { "$natural": 1 },
-                "batchSize": most,
+                "batchSize": limit,
             },
         };
         let command = self.database.run_command(command);
         let command = command
             .selection_criteria(primary())
             .session(&mut self.session);
-        let mut answer = run(command).await?;
-        let found = answer.get_document_mut("cursor").ok();
+        let mut reply = run(command).await?;
+        let found = reply.get_document_mut("cursor").ok();
         let (cursor, documents) = found
             .and_then(|found| {
                 let documents = found.remove("firstBatch");
                 let documents = documents.or_else(|| found.remove("nextBatch"));
                 Some((found.get_i64("id").ok()?, documents?))
             })
-            .ok_or_else(|| StoreError::Unavailable("an answer without documents".to_owned()))?;
+            .ok_or_else(|| StoreError::Unavailable("response without documents".to_owned()))?;
         self.cursor = Some(cursor);
         let Bson::Array(documents) = documents else {
             return Ok(Vec::new());
         };
-        let seen = documents.into_iter().filter_map(|document| match document {
+        let found = documents.into_iter().filter_map(|document| match document {
             Bson::Document(mut document) => Some(SweptDocument {
                 accepted: document.get_datetime("t").ok().copied(),
                 id: document.remove("_id").unwrap_or(Bson::Null),
             }),
             _ => None,
         });
-        Ok(seen.collect())
+        Ok(found.collect())
     }
 }
 
 /// The server's time in microseconds since the Unix epoch.
 async fn server_time(connection: &Connection) -> Result<u64, StoreError> {
     let admin = connection.client.database("admin");
-    let hello = in_time(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
+    let hello = with_timeout(admin.run_command(doc! { "hello": 1 }).into_future()).await?;
     let time = hello.get_datetime("localTime").ok();
     let time = time.and_then(|time| u64::try_from(time.timestamp_millis()).ok());
-    let untold = || StoreError::Unavailable("the server does not tell its time".to_owned());
-    Ok(time.ok_or_else(untold)?.saturating_mul(1_000))
+    let missing = || StoreError::Unavailable("server did not report its time".to_owned());
+    Ok(time.ok_or_else(missing)?.saturating_mul(1_000))
 }

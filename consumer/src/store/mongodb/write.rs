@@ -1,18 +1,17 @@
-//! Writing a batch: collection by collection, several at once, each in as few commands as possible.
+//! Writes the cookies of one collection, in as few commands as possible.
 //!
-//! Four kinds of commands ([`Kind`]) bring the cookies of one collection in:
+//! Four kinds of commands ([`Kind`]) are used:
 //!
-//! 1. Those of a pair that this process has seen stored are *replaced* at once.
-//! 2. The others are *inserted*; or, where that fails often (see `insert_strategy.rs`), *looked for* first.
-//! 3. Of what was found, the newer are replaced; what was not found is inserted.
-//! 4. Whatever did not go as expected (a document that vanished or appeared meanwhile, or one that is refused) is
-//!    *upserted*, each on its own.
+//! 1. Cookies of pairs that this process has stored before are *replaced*.
+//! 2. Others are *inserted*, or existing users are *found* first if inserts fail often (see `insert_strategy.rs`).
+//! 3. Newer cookies of existing users are replaced; those of missing users are inserted.
+//! 4. The rest (a document vanished or appeared in between, or was rejected) is *upserted*, each independently.
 //!
-//! Collections are written side by side by a [round](super::round), which keeps one DSP's trouble from the others.
+//! [`BatchWrite`](super::batch_write) writes the collections of a batch concurrently. The commands of one collection are
+//! sequential.
 //!
-//! Newest wins in the server: no command of ours replaces a newer `t`, whenever it is executed. So a command
-//! that was given up (its server was paused, say) does no harm when it runs after all, and the same cookies may be
-//! written again. The commands of one collection run one after the other, those of several at once.
+//! The server decides which cookie is newest: no command replaces a newer `t`, whenever it is executed. So a command that
+//! timed out may still be executed late, and cookies may be written again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -39,14 +38,14 @@ use crate::{
 };
 
 impl Inner {
-    /// Brings in cookies of one DSP, whatever its breaker says, and makes them durable.
+    /// Writes cookies of one DSP, ignoring its breaker, and makes them durable.
     pub(super) async fn retry_dsp(
         self: Arc<Self>,
         dsp_id: u32,
         batch: Arc<Batch>,
     ) -> Result<WriteOutcome, StoreError> {
         if !self.breakers.may_try(dsp_id) {
-            let why = "no answer yet to what was sent before";
+            let why = "no response yet to an earlier command";
             return Err(StoreError::Unavailable(why.to_owned()));
         }
         let connection = self.connection().await?;
@@ -92,15 +91,15 @@ impl Inner {
         Ok(total)
     }
 
-    /// Writes into a DSP's collection what changes nothing.
+    /// Checks that a DSP's collection is writable, without changing it.
     async fn probe(&self, connection: &Connection, dsp_id: u32) -> Result<WriteOutcome, Failure> {
-        let nobody = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
-        let command = doc! { "update": COOKIES, "updates": [nobody] };
+        let no_match = doc! { "q": { "_id": "" }, "u": { "$set": { "b": "" } } };
+        let command = doc! { "update": COOKIES, "updates": [no_match] };
         run(self.database(connection, dsp_id).run_command(command)).await?;
         Ok(WriteOutcome::default())
     }
 
-    /// Where its milliseconds of CPU hold up no other task.
+    /// Sorts on a blocking thread, because it takes milliseconds of CPU.
     pub(super) async fn by_dsp(
         &self,
         batch: &Arc<Batch>,
@@ -116,16 +115,16 @@ impl Inner {
             .is_some_and(InsertStrategy::finds_first)
     }
 
-    fn observe(&self, dsp_id: u32, cookies: usize, repeats: usize) {
+    fn observe(&self, dsp_id: u32, cookies: usize, existing: usize) {
         let mut insert_strategies = lock(&self.insert_strategies);
         insert_strategies
             .entry(dsp_id)
             .or_default()
-            .observe(cookies, repeats);
+            .observe(cookies, existing);
     }
 }
 
-/// When a collection last gave a sign.
+/// Time of the last reply of a collection; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct LastReply(Arc<Mutex<Instant>>);
 
@@ -134,7 +133,7 @@ impl LastReply {
         Self(Arc::new(Mutex::new(Instant::now())))
     }
 
-    pub(super) fn again(&self) {
+    pub(super) fn update(&self) {
         *lock(&self.0) = Instant::now();
     }
 
@@ -143,13 +142,13 @@ impl LastReply {
     }
 }
 
-/// Brings the cookies of one batch into one collection.
+/// The write of a batch's cookies to one collection.
 pub(super) struct CollectionWrite {
     store: Arc<Inner>,
     connection: Connection,
     batch: Arc<Batch>,
     dsp_id: u32,
-    answered: LastReply,
+    last_reply: LastReply,
     done: WriteOutcome,
 }
 
@@ -159,34 +158,34 @@ impl CollectionWrite {
         connection: Connection,
         batch: Arc<Batch>,
         dsp_id: u32,
-        answered: LastReply,
+        last_reply: LastReply,
     ) -> Self {
         Self {
             store,
             connection,
             batch,
             dsp_id,
-            answered,
+            last_reply,
             done: WriteOutcome::default(),
         }
     }
 
-    /// Brings in the cookies at these indices, which are all of this DSP.
+    /// Writes the cookies at these indices, which are all of this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
         let mut rest = Vec::new();
         if !new.is_empty() {
             let count = new.len();
-            let to_look_for = if self.store.finds_first(self.dsp_id) {
+            let to_find = if self.store.finds_first(self.dsp_id) {
                 new
             } else {
                 self.insert(new).await?
             };
-            let looked_for = to_look_for.len();
-            let (found, missing) = self.look(to_look_for).await?;
-            let repeats = looked_for - missing.len();
-            self.store.observe(self.dsp_id, count, repeats);
+            let searched = to_find.len();
+            let (found, missing) = self.find(to_find).await?;
+            let existing = searched - missing.len();
+            self.store.observe(self.dsp_id, count, existing);
             to_replace.extend(found);
             rest = self.insert(missing).await?;
         }
@@ -195,27 +194,27 @@ impl CollectionWrite {
         Ok(self.done)
     }
 
-    /// Inserts cookies; returns those whose user is there already.
+    /// Inserts cookies; returns those of existing users.
     async fn insert(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
-        let mut repeats = Vec::new();
+        let mut existing = Vec::new();
         while !cookies.is_empty() {
-            let (now, answer) = self.run(Kind::Insert, &mut cookies).await?;
-            for error in write_errors(&answer)? {
+            let (now, reply) = self.run(Kind::Insert, &mut cookies).await?;
+            for error in write_errors(&reply)? {
                 match now.get(error.index) {
-                    Some(index) if error.is_duplicate_id => repeats.push(*index),
+                    Some(index) if error.is_duplicate_id => existing.push(*index),
                     index => self.reject(&error, index)?,
                 }
             }
         }
-        Ok(repeats)
+        Ok(existing)
     }
 
-    /// Looks for cookies; returns those that are there with a time not after theirs, and those that are not there.
-    async fn look(&mut self, mut cookies: Vec<u32>) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+    /// Finds the users of cookies; returns the cookies that replace the stored ones, and those of missing users.
+    async fn find(&mut self, mut cookies: Vec<u32>) -> Result<(Vec<u32>, Vec<u32>), Failure> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         while !cookies.is_empty() {
-            let (now, answer) = self.run(Kind::Find, &mut cookies).await?;
-            let times = times(&answer);
+            let (now, reply) = self.run(Kind::Find, &mut cookies).await?;
+            let times = times(&reply);
             for index in now {
                 let cookie = self.batch.cookie(index as usize);
                 match times.get(cookie.user_id) {
@@ -230,19 +229,19 @@ impl CollectionWrite {
         Ok((found, missing))
     }
 
-    /// Replaces cookies that should be there; returns those that may not have been, or could not be replaced.
+    /// Replaces cookies of existing users; returns those of missing users, and those that could not be replaced.
     async fn replace(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
         let mut rest = Vec::new();
         while !cookies.is_empty() {
-            let (now, answer) = self.run(Kind::Replace, &mut cookies).await?;
-            let count = |key| usize::try_from(answer.get(key).and_then(number)?).ok();
+            let (now, reply) = self.run(Kind::Replace, &mut cookies).await?;
+            let count = |key| usize::try_from(reply.get(key).and_then(number)?).ok();
             let (matched, replaced) = (count("n"), count("nModified"));
-            if write_errors(&answer)?.next().is_some() {
-                // It ends an operation for many users amid them.
+            if write_errors(&reply)?.next().is_some() {
+                // The error may have ended an operation for many users early.
                 rest.extend(now);
             } else if matched != Some(now.len()) || replaced != matched {
-                // Some are not there, or newer, or the same.
-                let (_, missing) = self.look(now).await?;
+                // Some are missing, newer or equal.
+                let (_, missing) = self.find(now).await?;
                 rest.extend(missing);
             }
         }
@@ -251,30 +250,30 @@ impl CollectionWrite {
 
     /// Replaces or inserts cookies, each on its own.
     async fn upsert(&mut self, cookies: Vec<u32>) -> Result<(), Failure> {
-        // Of two upserts of one new pair that meet, one fails, and it may be the newer: the other is a command that was
-        // given up and runs late. The second time the document is there, so failing means that it is not older.
-        let met = self.upsert_once(cookies).await?;
-        let stale = self.upsert_once(met).await?;
+        // An upsert of a new pair may fail because of a concurrent one: a command that timed out and is executed late. The
+        // second attempt finds the document, so its failure means that the stored cookie is not older.
+        let conflicts = self.upsert_once(cookies).await?;
+        let stale = self.upsert_once(conflicts).await?;
         self.done.stale.extend(stale);
         Ok(())
     }
 
-    /// Returns those whose user is there with a time that is not older, or has just been inserted.
+    /// Returns cookies whose stored one is not older, or was inserted concurrently.
     async fn upsert_once(&mut self, mut cookies: Vec<u32>) -> Result<Vec<u32>, Failure> {
-        let mut there = Vec::new();
+        let mut conflicts = Vec::new();
         while !cookies.is_empty() {
-            let (now, answer) = self.run(Kind::Upsert, &mut cookies).await?;
-            for error in write_errors(&answer)? {
+            let (now, reply) = self.run(Kind::Upsert, &mut cookies).await?;
+            for error in write_errors(&reply)? {
                 match now.get(error.index) {
-                    Some(index) if error.is_duplicate_id => there.push(*index),
+                    Some(index) if error.is_duplicate_id => conflicts.push(*index),
                     index => self.reject(&error, index)?,
                 }
             }
         }
-        Ok(there)
+        Ok(conflicts)
     }
 
-    /// Notes a cookie that can never be stored; any other error fails the batch, to be repeated.
+    /// Adds a rejected cookie. Any other error fails the write.
     fn reject(&mut self, error: &WriteError, index: Option<&u32>) -> Result<(), Failure> {
         match index {
             Some(index) if error.is_final() => {
@@ -287,8 +286,7 @@ impl CollectionWrite {
         }
     }
 
-    /// Runs a command for as many of `cookies`, from the first on, as fit one; takes them out and returns them with
-    /// the answer.
+    /// Runs a command for the first of `cookies`, as many as fit. Removes them, and returns them with the reply.
     async fn run(
         &self,
         kind: Kind,
@@ -298,15 +296,15 @@ impl CollectionWrite {
         *cookies = now.split_off(now.len().min(kind.cookies_max()));
         let command = kind.encode(&self.batch, &now, &self.connection.concern);
         let database = self.store.database(&self.connection, self.dsp_id);
-        let answer = run(database.run_raw_command(command)).await?;
-        self.answered.again();
-        Ok((now, answer))
+        let reply = run(database.run_raw_command(command)).await?;
+        self.last_reply.update();
+        Ok((now, reply))
     }
 }
 
-/// User id to time of the documents found, in milliseconds; one without a time is older than everything.
-fn times(answer: &Document) -> HashMap<&[u8], i64> {
-    let cursor = answer.get_document("cursor").ok();
+/// Times of the found documents by user id, in milliseconds. A document without a time is older than any cookie.
+fn times(reply: &Document) -> HashMap<&[u8], i64> {
+    let cursor = reply.get_document("cursor").ok();
     let found = cursor.and_then(|cursor| cursor.get_array("firstBatch").ok());
     let documents = found.into_iter().flatten().filter_map(Bson::as_document);
     documents

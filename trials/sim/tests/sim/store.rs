@@ -13,7 +13,7 @@ use std::{
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
     store::{
-        Answer, Expired, Expiry, LookupResult, Receipt, Store, StoreError, StoredState,
+        Expiry, ExpiryResult, LookupResult, Receipt, Store, StoreError, StoreFuture, StoredState,
         WriteOutcome,
     },
 };
@@ -258,7 +258,7 @@ impl SimStore {
 }
 
 impl Store for SimStore {
-    fn load(&self) -> Answer<'_, StoredState> {
+    fn load(&self) -> StoreFuture<'_, StoredState> {
         Box::pin(async {
             self.respond().await?;
             let disk = self.disk();
@@ -269,34 +269,34 @@ impl Store for SimStore {
         })
     }
 
-    fn write(&self, batch: Arc<Batch>) -> Answer<'_, WriteOutcome> {
+    fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         Box::pin(async move { self.write_parts(&batch).await })
     }
 
-    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> Answer<'a, ()> {
+    fn commit<'a>(&'a self, batch: &'a Batch, receipt: Receipt) -> StoreFuture<'a, ()> {
         Box::pin(self.commit_parts(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> Answer<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _user_id: &'a str) -> StoreFuture<'a, LookupResult> {
         // Checks read the disk directly.
         let reason = "lookups are not simulated".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Unavailable(reason))))
     }
 
-    fn ping(&self) -> Answer<'_, ()> {
+    fn ping(&self) -> StoreFuture<'_, ()> {
         Box::pin(async { self.respond().await.map(|_| ()) })
     }
 
-    fn expire<'a>(&'a self, _: Expiry<'a>) -> Answer<'a, Expired> {
-        let nothing = Expired {
+    fn expire<'a>(&'a self, _: Expiry<'a>) -> StoreFuture<'a, ExpiryResult> {
+        let nothing = ExpiryResult {
             deleted: 0,
             complete: true,
-            ..Expired::default()
+            ..ExpiryResult::default()
         };
         Box::pin(std::future::ready(Ok(nothing)))
     }
 
-    fn delete_cursors_before(&self, _before: u64) -> Answer<'_, Vec<Arc<str>>> {
+    fn delete_cursors_before(&self, _before: u64) -> StoreFuture<'_, Vec<Arc<str>>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 }

@@ -81,9 +81,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
     producer.accept("alice", 999, "kept").await?;
     producer.accept("alice", 17, "a-17").await?;
     consumer
-        .wait_ready_with_state(
-            "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
-        )
+        .wait_ready_with_state("retry queue: 999 (error 13 (Unauthorized): not authorized on")
         .await?;
     wait_retry_queue(&consumer, 1).await?;
     for number in 0..20 {
@@ -108,9 +106,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
         .count(names::RETRY_QUEUE_RECOVERED, &[]);
     ensure!(recovered >= 2, "{recovered} recovered");
     consumer
-        .wait_ready_with_state(
-            "retry queue: 999 (refused with code 13 (Unauthorized): not authorized on",
-        )
+        .wait_ready_with_state("retry queue: 999 (error 13 (Unauthorized): not authorized on")
         .await?;
     let roles = permissions(&["cookiesync", "17", "999"]);
     command(&boss, doc! { "updateUser": "exchange", "roles": roles }).await?;
@@ -121,7 +117,7 @@ async fn dsp_without_permission_is_reported_and_stored_once_it_is_granted() -> R
         .wait_lookup("alice", json!({"17": "a-17", "999": "kept"}))
         .await?;
     wait_retry_queue(&consumer, 0).await?;
-    consumer.wait_ready_with_state("all work").await?;
+    consumer.wait_ready_with_state("all available").await?;
     ensure!(!is_failing(&consumer, "999").await?);
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
@@ -203,7 +199,7 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
     command(&mongod.uri(), hang).await?;
     producer.accept("bob", 44, "late").await?;
     producer.accept("bob", 17, "now").await?;
-    consumer.wait_ready_with_state("44 (no answer ").await?;
+    consumer.wait_ready_with_state("44 (no response ").await?;
     for number in 0..20 {
         let user = format!("user-{number}");
         producer.accept(&user, 17, "flows").await?;
@@ -232,7 +228,7 @@ async fn dsp_with_a_hanging_or_conflicting_database_delays_no_other_dsp() -> Res
         .await?;
     let all = json!({"17": "first", "44": "first", "55": "first"});
     consumer.wait_lookup("alice", all).await?;
-    consumer.wait_ready_with_state("all work").await?;
+    consumer.wait_ready_with_state("all available").await?;
     assert_eq!(consumer.lost().await?, 0);
     Ok(())
 }
@@ -378,7 +374,7 @@ async fn queued_cookies_of_a_rejected_dsp_become_dead_letters() -> Result<()> {
     .await?;
     std::fs::write(&file, "rejected_dsps = ['19']\n")?;
     wait_retry_queue(&consumer, 0).await?;
-    consumer.wait_ready_with_state("all work").await?;
+    consumer.wait_ready_with_state("all available").await?;
     consumer
         .wait_lookup("alice", json!({"17": "flows"}))
         .await?;

@@ -313,7 +313,7 @@ async fn sweep_until(
 
 /// Number of documents scanned in each step.
 fn steps(reports: &[SweepProgress]) -> Vec<u64> {
-    let scanned = reports.iter().map(|swept| swept.looked);
+    let scanned = reports.iter().map(|swept| swept.scanned);
     scanned.filter(|scanned| *scanned > 0).collect()
 }
 
@@ -332,10 +332,10 @@ async fn collection_that_fills_every_window_does_not_block_the_sweep_of_others()
     ensure!(steps(&sweep("11T01:00", 1).await?) == [1_000]);
     // The rest of the first collection, then the rest of the second.
     let third = sweep("12T01:00", usize::MAX).await?;
-    let (first, last) = (third.iter().find(|it| it.looked > 0), third.last());
+    let (first, last) = (third.iter().find(|it| it.scanned > 0), third.last());
     let scanned = steps(&third);
     ensure!(scanned == [5_000, 500, 500], "{scanned:?}");
-    let remaining = |swept: Option<&SweepProgress>| swept?.left;
+    let remaining = |swept: Option<&SweepProgress>| swept?.remaining;
     ensure!(remaining(first) == Some(500 + 500), "{third:?}");
     ensure!(remaining(last) == Some(0), "{third:?}");
     for (namespace, alive) in [("17.cookies", 4_000), ("19.cookies", 500)] {

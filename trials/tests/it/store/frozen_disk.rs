@@ -88,16 +88,19 @@ async fn hanging_write_fails_both_health_checks_until_it_completes_and_loses_not
     // Unfrozen before the consumer is killed, even if the test fails, because its exit would wait for the disk.
     let frozen = disk.freeze()?;
     producer.accept_load(42, 1_000).await?;
-    consumer.wait_not_ready("store: no answer for 5s").await?;
+    consumer.wait_not_ready("store: no response for 5s").await?;
     assert_eq!(admin::get(&consumer.admin, "/healthz").await?.status, 200);
     wait_until(2 * TIMEOUT, "/healthz fails", async || {
         Ok(admin::get(&consumer.admin, "/healthz").await?.status == 503)
     })
     .await?;
     let health = admin::get(&consumer.admin, "/healthz").await?.body;
-    ensure!(health.starts_with("store: no answer for 30s: "), "{health}");
+    ensure!(
+        health.starts_with("store: no response for 30s; "),
+        "{health}"
+    );
     consumer
-        .wait_not_ready("store: no answer for 30s: ")
+        .wait_not_ready("store: no response for 30s; ")
         .await?;
     wait_logged(&consumer.process, "store is not responding, still waiting").await?;
 

@@ -85,7 +85,7 @@ async fn paused_mongod_loses_nothing(mode: ExpiryMode) -> Result<()> {
     let pause = async {
         consumer.wait_written(3_000).await?;
         mongod.pause()?;
-        consumer.wait_not_ready("store: no answer for 5s").await?;
+        consumer.wait_not_ready("store: no response for 5s").await?;
         check_store_down(&consumer).await?;
         mongod.resume()?;
         consumer.wait_ready().await
@@ -200,7 +200,7 @@ async fn election_and_missing_primary_lose_nothing() -> Result<()> {
         for member in secondaries {
             set.members[member].kill()?;
         }
-        consumer.wait_not_ready("no server can be used").await?;
+        consumer.wait_not_ready("server selection failed").await?;
         check_store_down(&consumer).await?;
         for member in secondaries {
             set.members[member].restart().await?;
@@ -343,7 +343,7 @@ async fn slow_mongod_is_reported_and_loses_nothing() -> Result<()> {
     )
     .await?;
     producer.accept("alice", 17, "late").await?;
-    consumer.wait_not_ready("no answer for 5s").await?;
+    consumer.wait_not_ready("no response for 5s").await?;
     clear_failpoint(&mongod).await?;
     consumer.wait_ready().await?;
     consumer.wait_lookup("alice", json!({"17": "late"})).await
@@ -381,9 +381,7 @@ async fn corrected_credentials_and_permissions_apply_without_a_restart() -> Resu
     command(&boss, roles).await?;
     // A missing permission for one DSP does not affect readiness.
     consumer
-        .wait_ready_with_state(
-            "retry queue: 17 (refused with code 13 (Unauthorized): not authorized on",
-        )
+        .wait_ready_with_state("retry queue: 17 (error 13 (Unauthorized): not authorized on")
         .await?;
     let roles = doc! { "updateUser": "exchange", "roles": ["readWriteAnyDatabase"] };
     command(&boss, roles).await?;

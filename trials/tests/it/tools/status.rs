@@ -82,11 +82,11 @@ async fn readyz_explains_each_component() -> Result<()> {
     let readiness: Value = serde_json::from_str(&answer.body)?;
     assert_eq!((answer.status, &readiness["ready"]), (503, &json!(false)));
     assert_eq!(readiness["reasons"][0]["component"], "producers");
-    let works = json!({"component": "store", "ready": true, "state": "works"});
+    let up = json!({"component": "store", "ready": true, "state": "up"});
     ensure!(
         readiness["components"]
             .as_array()
-            .is_some_and(|components| components.contains(&works)),
+            .is_some_and(|components| components.contains(&up)),
         "{readiness}"
     );
     let producers = &readiness["components"][4];

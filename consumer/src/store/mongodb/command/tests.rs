@@ -1,3 +1,5 @@
+//! Commands compared with those of the driver, and with the rule of the newest.
+
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 
 use proto::newest;
@@ -5,7 +7,7 @@ use proto::newest;
 use super::{super::bson::millis, *};
 use crate::batch::tests::{batch, chunk};
 
-/// A batch of so many cookies, all of DSP 7 and of one time.
+/// A batch of `count` cookies of DSP 7 with the same time.
 fn cookies(count: usize) -> Batch {
     let users: Vec<_> = (0..count).map(|user| format!("user-{user}")).collect();
     let cookies: Vec<_> = users.iter().map(|user| (&**user, 7, "$ü=/&")).collect();
@@ -59,7 +61,7 @@ fn upsert_is_the_bson_that_the_driver_would_write() {
 }
 
 #[test]
-fn look_is_the_bson_that_the_driver_would_write() {
+fn find_is_the_bson_that_the_driver_would_write() {
     let command = doc! {
         "find": "cookies", "filter": { "_id": { "$in": users(0..11) } }, "projection": { "t": 1 },
         "batchSize": 11, "singleBatch": true,
@@ -97,7 +99,7 @@ fn replace_is_one_operation_for_each_group_of_users() {
 }
 
 #[test]
-fn largest_command_is_far_below_what_the_server_takes() {
+fn largest_command_is_far_below_the_limit_of_the_server() {
     let user = "u".repeat(64);
     let uid = "b".repeat(256);
     let count = u32::try_from(COOKIES_MAX).unwrap();
@@ -111,14 +113,14 @@ fn largest_command_is_far_below_what_the_server_takes() {
     }
 }
 
-/// Whether what the server compares holds.
+/// Evaluates a comparison like the server.
 fn holds(operator: &str, left: DateTime, right: DateTime) -> bool {
     match operator {
         "$lte" => left <= right,
         "$lt" => left < right,
         "$gte" => left >= right,
         "$gt" => left > right,
-        other => panic!("{other} is not known here"),
+        other => panic!("{other} is unknown"),
     }
 }
 
@@ -130,15 +132,15 @@ fn update_of(kind: Kind, batch: &Batch) -> Document {
     updates[0].as_document().unwrap().clone()
 }
 
-/// Whether a document with the time `known` is among those that the query of an upsert matches.
+/// Whether the query of an upsert matches a document with the time `known`.
 fn upsert_replaces(batch: &Batch, known: DateTime) -> bool {
     let update = update_of(Kind::Upsert, batch);
     let condition = update.get_document("q").unwrap().get_document("t");
-    let (operator, coming) = condition.unwrap().iter().next().unwrap();
-    holds(operator, known, *coming.as_datetime().unwrap())
+    let (operator, new) = condition.unwrap().iter().next().unwrap();
+    holds(operator, known, *new.as_datetime().unwrap())
 }
 
-/// Whether the pipeline of a replace gives a document with the time `known` the new values.
+/// Whether the pipeline of a replace changes a document with the time `known`.
 fn replace_replaces(batch: &Batch, known: DateTime) -> bool {
     let update = update_of(Kind::Replace, batch);
     let stage = update.get_array("u").unwrap()[0].as_document().unwrap();
@@ -151,24 +153,24 @@ fn replace_replaces(batch: &Batch, known: DateTime) -> bool {
     let (vars, value) = within(&inner);
     let times = vars.get_document("t").unwrap().get_array("$arrayElemAt");
     let times = times.unwrap()[0].as_document().unwrap();
-    let coming = times.get_array("$literal").unwrap()[0].as_datetime();
+    let new = times.get_array("$literal").unwrap()[0].as_datetime();
     let cond = value.get_array("$cond").unwrap();
     let (operator, operands) = cond[0].as_document().unwrap().iter().next().unwrap();
     assert!(cond[1].as_document().unwrap().contains_key("b"));
     let time = |operand: &Value| match operand.as_str() {
         Some("$t") => known,
-        Some("$$t") => *coming.unwrap(),
-        other => panic!("{other:?} is not known here"),
+        Some("$$t") => *new.unwrap(),
+        other => panic!("{other:?} is unknown"),
     };
     let operands = operands.as_array().unwrap();
     holds(operator, time(&operands[0]), time(&operands[1]))
 }
 
 #[test]
-fn server_replaces_what_the_rule_of_the_newest_replaces() {
+fn server_replaces_by_the_same_rule_as_a_batch() {
     let known = 1_700_000_000_123_456;
     let stored = DateTime::from_millis(millis(known));
-    for coming in [
+    for new in [
         known - 1_000,
         known - 457,
         known - 456,
@@ -179,9 +181,9 @@ fn server_replaces_what_the_rule_of_the_newest_replaces() {
         known + 544,
         known + 1_000,
     ] {
-        let batch = batch(&[chunk(1, coming, &[("u", 7, "b")])]);
-        let expected = newest::replaces(millis(coming), millis(known));
-        assert_eq!(upsert_replaces(&batch, stored), expected, "{coming}");
-        assert_eq!(replace_replaces(&batch, stored), expected, "{coming}");
+        let batch = batch(&[chunk(1, new, &[("u", 7, "b")])]);
+        let expected = newest::replaces(millis(new), millis(known));
+        assert_eq!(upsert_replaces(&batch, stored), expected, "{new}");
+        assert_eq!(replace_replaces(&batch, stored), expected, "{new}");
     }
 }

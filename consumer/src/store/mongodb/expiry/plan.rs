@@ -1,4 +1,4 @@
-//! Which index on `t` expires cookies, and what is to be done to it. Pure.
+//! Plans the changes of a collection's indexes on `t`. Pure.
 
 use mongodb::bson::{Bson, Document};
 
@@ -6,8 +6,8 @@ use super::super::{NEVER_SECONDS, number};
 
 pub(super) const NAME: &str = "t_1";
 
-/// Options of an index that would not keep it from expiring all cookies, nor any cookie from being stored.
-const HARMLESS: [&str; 9] = [
+/// Index options that neither prevent the expiry of a cookie nor reject one.
+const HARMLESS_OPTIONS: [&str; 9] = [
     "v",
     "key",
     "name",
@@ -19,25 +19,25 @@ const HARMLESS: [&str; 9] = [
     "hidden",
 ];
 
-/// What is to be done about a collection's indexes.
+/// Changes of a collection's indexes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct IndexPlan {
-    /// These are in the way.
+    /// Names of the indexes to drop.
     pub(super) drop: Vec<String>,
-    pub(super) todo: IndexAction,
+    pub(super) action: IndexAction,
 }
 
-/// What is to be done about the index that expires cookies.
+/// Change of the index that expires cookies.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum IndexAction {
     #[default]
     Nothing,
-    /// The index of this name is to be switched.
+    /// Change `expireAfterSeconds` of the index of this name.
     Change(String),
     Create,
 }
 
-/// Whether this is an index on `t` and nothing else. Shells write the 1 as a double.
+/// Whether this is an index on `t` only. Shells create it with a double.
 fn is_on_t(index: &Document) -> bool {
     let is_number = |t: &Bson| matches!(t, Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_));
     index
@@ -45,41 +45,41 @@ fn is_on_t(index: &Document) -> bool {
         .is_ok_and(|key| key.len() == 1 && key.get("t").is_some_and(is_number))
 }
 
-/// What the index is to be.
+/// The desired state of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DesiredIndex {
-    /// There, and expiring cookies after so many seconds.
-    After(i64),
-    /// Expiring none if it is there, and not made if it is not.
-    Off,
-    /// Not there.
-    Gone,
+    /// It exists and expires cookies after this number of seconds.
+    ExpireAfter(i64),
+    /// It expires nothing if it exists, and is not created.
+    Disabled,
+    /// It does not exist.
+    Absent,
 }
 
-/// What is to be done so that the index is as it is `desired`.
+/// The changes that lead to the desired index.
 pub(super) fn plan(indexes: &[Document], desired: DesiredIndex) -> IndexPlan {
     match desired {
-        DesiredIndex::After(seconds) => with_index(indexes, seconds),
-        DesiredIndex::Off => {
+        DesiredIndex::ExpireAfter(seconds) => with_index(indexes, seconds),
+        DesiredIndex::Disabled => {
             let expiring: Vec<_> = indexes.iter().filter(|it| expires(it)).cloned().collect();
             match with_index(&expiring, NEVER_SECONDS) {
                 IndexPlan {
                     drop,
-                    todo: IndexAction::Create,
+                    action: IndexAction::Create,
                 } => IndexPlan {
                     drop,
-                    todo: IndexAction::Nothing,
+                    action: IndexAction::Nothing,
                 },
                 plan => plan,
             }
         }
-        DesiredIndex::Gone => IndexPlan {
+        DesiredIndex::Absent => IndexPlan {
             drop: indexes
                 .iter()
                 .filter(|index| is_on_t(index) && (expires(index) || is_unique(index)))
                 .map(name)
                 .collect(),
-            todo: IndexAction::Nothing,
+            action: IndexAction::Nothing,
         },
     }
 }
@@ -96,28 +96,32 @@ fn is_unique(index: &Document) -> bool {
     index.contains_key("unique")
 }
 
-/// Chooses the index that expires cookies, and what is in its way: others that expire, or refuse, cookies; and if
-/// there is none to choose, all on `t`.
+/// Chooses the index that expires cookies. Drops other indexes that expire or reject cookies, or all on `t` if none can be
+/// chosen.
 fn with_index(indexes: &[Document], seconds: i64) -> IndexPlan {
     let on_t = || indexes.iter().filter(|index| is_on_t(index));
     let chosen = on_t()
-        .filter(|index| index.keys().all(|option| HARMLESS.contains(&&**option)))
+        .filter(|index| {
+            index
+                .keys()
+                .all(|option| HARMLESS_OPTIONS.contains(&&**option))
+        })
         .max_by_key(|index| (expires(index), name(index) == NAME));
-    let is_in_the_way = |index: &Document| match chosen {
+    let must_drop = |index: &Document| match chosen {
         Some(chosen) => index != chosen && (expires(index) || is_unique(index)),
         None => true,
     };
-    let todo = match chosen {
+    let action = match chosen {
         None => IndexAction::Create,
         Some(index) => match index.get("expireAfterSeconds").and_then(number) {
             Some(found) if i64::try_from(found) == Ok(seconds) => IndexAction::Nothing,
             _ => IndexAction::Change(name(index)),
         },
     };
-    let in_the_way = on_t().filter(|index| is_in_the_way(index));
+    let to_drop = on_t().filter(|index| must_drop(index));
     IndexPlan {
-        drop: in_the_way.map(name).collect(),
-        todo,
+        drop: to_drop.map(name).collect(),
+        action,
     }
 }
 
@@ -128,11 +132,11 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(indexes: &[Document], drop: &[&str], todo: IndexAction) {
+    fn check(indexes: &[Document], drop: &[&str], action: IndexAction) {
         let drop = drop.iter().map(ToString::to_string).collect();
         assert_eq!(
-            plan(indexes, DesiredIndex::After(60)),
-            IndexPlan { drop, todo }
+            plan(indexes, DesiredIndex::ExpireAfter(60)),
+            IndexPlan { drop, action }
         );
     }
 
@@ -147,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn index_in_the_right_state_is_left_alone() {
+    fn index_in_the_desired_state_is_unchanged() {
         let right = index(NAME, doc! { "expireAfterSeconds": 60 });
         check(std::slice::from_ref(&right), &[], IndexAction::Nothing);
         let double = doc! { "key": { "t": 1.0 }, "expireAfterSeconds": 60.0, "hidden": true };
@@ -164,31 +168,31 @@ mod tests {
     }
 
     #[test]
-    fn index_of_a_collection_that_is_swept_is_switched_off_and_then_dropped() {
-        let check = |indexes: &[Document], desired, drop: &[&str], todo: IndexAction| {
+    fn index_of_a_swept_collection_is_disabled_and_then_dropped() {
+        let check = |indexes: &[Document], desired, drop: &[&str], action: IndexAction| {
             let drop = drop.iter().map(ToString::to_string).collect();
             assert_eq!(
                 plan(indexes, desired),
-                IndexPlan { drop, todo },
+                IndexPlan { drop, action },
                 "{indexes:?}"
             );
         };
-        let ours = index(NAME, doc! { "expireAfterSeconds": 60 });
+        let own = index(NAME, doc! { "expireAfterSeconds": 60 });
         let off = index(NAME, doc! { "expireAfterSeconds": NEVER_SECONDS });
-        let theirs = index("theirs", doc! {});
-        let both = [ours, theirs.clone()];
-        check(&both, DesiredIndex::Off, &[], change(NAME));
+        let foreign = index("foreign", doc! {});
+        let both = [own, foreign.clone()];
+        check(&both, DesiredIndex::Disabled, &[], change(NAME));
         check(
-            &[off, theirs.clone()],
-            DesiredIndex::Off,
+            &[off, foreign.clone()],
+            DesiredIndex::Disabled,
             &[],
             IndexAction::Nothing,
         );
-        check(&both, DesiredIndex::Gone, &[NAME], IndexAction::Nothing);
-        for desired in [DesiredIndex::Off, DesiredIndex::Gone] {
+        check(&both, DesiredIndex::Absent, &[NAME], IndexAction::Nothing);
+        for desired in [DesiredIndex::Disabled, DesiredIndex::Absent] {
             check(&[], desired, &[], IndexAction::Nothing);
             check(
-                std::slice::from_ref(&theirs),
+                std::slice::from_ref(&foreign),
                 desired,
                 &[],
                 IndexAction::Nothing,
@@ -197,14 +201,14 @@ mod tests {
         let part = doc! { "partialFilterExpression": {}, "expireAfterSeconds": 60 };
         check(
             &[index("part", part)],
-            DesiredIndex::Off,
+            DesiredIndex::Disabled,
             &["part"],
             IndexAction::Nothing,
         );
     }
 
     #[test]
-    fn index_that_can_be_switched_is() {
+    fn harmless_index_is_changed() {
         check(
             &[index(NAME, doc! { "expireAfterSeconds": 61 })],
             &[],
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn index_that_is_in_the_way_is_dropped() {
+    fn unsuitable_index_is_dropped() {
         for option in ["unique", "partialFilterExpression", "unheardOf"] {
             let unfit = index(NAME, doc! { option: true, "expireAfterSeconds": 60 });
             check(&[unfit], &[NAME], IndexAction::Create);

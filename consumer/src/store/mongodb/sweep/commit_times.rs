@@ -1,4 +1,4 @@
-//! How long the writer's commits take, for what runs beside them.
+//! Durations of the writer's commits, to pace sweeps that run concurrently.
 
 use std::{
     collections::VecDeque,
@@ -10,26 +10,26 @@ use tokio::time::Instant;
 
 use super::super::lock;
 
-/// A commit that ended before that says nothing of now.
-const OLD: Duration = Duration::from_secs(10);
+/// Age at which a commit is ignored.
+const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// So many commits tell what is usual.
-const LATELY: usize = 64;
+/// Number of commits of the median.
+const RECENT_MAX: usize = 64;
 
-/// The commits of one store, one after the other.
+/// Durations of the sequential commits of one store.
 #[derive(Debug, Default)]
 pub(in super::super) struct CommitTimes(Mutex<Times>);
 
 #[derive(Debug, Default)]
 struct Times {
     began: Option<Instant>,
-    /// When the newest one ended, and how long it took.
+    /// End and duration of the newest commit.
     ended: Option<(Instant, Duration)>,
-    /// How long the newest ones took.
-    lately: VecDeque<Duration>,
+    /// Durations of recent commits.
+    recent: VecDeque<Duration>,
 }
 
-/// A commit under way, to its end.
+/// A running commit; it ends when this is dropped.
 pub(in super::super) struct Commit<'a>(&'a CommitTimes);
 
 impl CommitTimes {
@@ -38,19 +38,19 @@ impl CommitTimes {
         Commit(self)
     }
 
-    /// How long the newest took, or takes, if there was one lately.
+    /// Duration of the newest commit, which may still run, if it is recent.
     pub(super) fn newest(&self) -> Option<Duration> {
         let times = self.times();
-        let ended = times.ended.filter(|(at, _)| at.elapsed() < OLD);
+        let ended = times.ended.filter(|(at, _)| at.elapsed() < MAX_AGE);
         let running = times.began.map(|began| began.elapsed());
         running.max(ended.map(|(_, took)| took))
     }
 
-    /// What half of the commits lately took at most, if there were any.
-    pub(super) fn usual(&self) -> Option<Duration> {
-        let mut lately: Vec<_> = self.times().lately.iter().copied().collect();
-        lately.sort_unstable();
-        lately.get(lately.len().checked_sub(1)? / 2).copied()
+    /// Median duration of recent commits, if there were any.
+    pub(super) fn median(&self) -> Option<Duration> {
+        let mut recent: Vec<_> = self.times().recent.iter().copied().collect();
+        recent.sort_unstable();
+        recent.get(recent.len().checked_sub(1)? / 2).copied()
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {
@@ -64,10 +64,10 @@ impl Drop for Commit<'_> {
         if let Some(began) = times.began.take() {
             let took = began.elapsed();
             times.ended = Some((Instant::now(), took));
-            if times.lately.len() == LATELY {
-                times.lately.pop_front();
+            if times.recent.len() == RECENT_MAX {
+                times.recent.pop_front();
             }
-            times.lately.push_back(took);
+            times.recent.push_back(took);
         }
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn newest_commit_counts_while_it_runs_and_for_a_while_after() {
+    async fn newest_commit_counts_while_it_runs_and_until_its_maximum_age() {
         let times = CommitTimes::default();
         assert_eq!(times.newest(), None);
         let commit = times.begin();
@@ -85,14 +85,14 @@ mod tests {
         assert_eq!(times.newest(), Some(Duration::from_secs(3)));
         drop(commit);
         assert_eq!(times.newest(), Some(Duration::from_secs(3)));
-        tokio::time::advance(OLD).await;
+        tokio::time::advance(MAX_AGE).await;
         assert_eq!(times.newest(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn commits_that_hung_are_not_what_is_usual() {
+    async fn hanging_commits_do_not_change_the_median() {
         let times = CommitTimes::default();
-        assert_eq!(times.usual(), None);
+        assert_eq!(times.median(), None);
         let second = Duration::from_secs(1);
         for (count, took) in [(1, second), (20, second / 50), (19, 30 * second)] {
             for _ in 0..count {
@@ -101,12 +101,12 @@ mod tests {
                 drop(commit);
             }
         }
-        assert_eq!(times.usual(), Some(second / 50));
-        for _ in 0..LATELY {
+        assert_eq!(times.median(), Some(second / 50));
+        for _ in 0..RECENT_MAX {
             let commit = times.begin();
             tokio::time::advance(second).await;
             drop(commit);
         }
-        assert_eq!(times.usual(), Some(second));
+        assert_eq!(times.median(), Some(second));
     }
 }

@@ -1,75 +1,76 @@
-//! How fast a sweep goes: how many documents a step looks at, and how long it pauses then. Pure.
+//! Pace of a sweep: the number of documents per step, and the pause after it. Pure.
 //!
-//! It has half of what is left of the window, and pauses as long as that allows, but neither so long that it works less than a
-//! tenth of the time, nor for more than half a second: few documents are done soon. Where a command or the writer's commits are slow, it pauses for longer, up to
-//! [`BACKOFF_MAX`] a step, whatever the window: what is not done tonight is done tomorrow.
+//! A sweep is paced to use half of the remaining window, but it is active at least a tenth of the time and pauses at most half
+//! a second, so that a small sweep ends soon. If a command or a commit of the writer is slow, it pauses longer, up to
+//! [`BACKOFF_MAX`] per step, regardless of the window. The next window continues with the rest.
 
 use std::time::Duration;
 
-/// Documents of one step. Steps of 5,000 to 20,000 took 0.5–0.65 µs of mongod's CPU a document, of 2,000 1.0 µs.
+/// Minimum and maximum documents per step. A document takes 0.5–0.65 µs of mongod's CPU in steps of 5,000 to 20,000, and 1.0
+/// µs in steps of 2,000.
 const DOCUMENTS: (usize, usize) = (500, 20_000);
 
-/// How long a command should take at most: on two busy cores a bidder's lookups wait for about as long.
-const COMMAND: Duration = Duration::from_millis(10);
+/// Target duration of a command. On two busy cores, lookups of bidders wait about as long.
+const COMMAND_TARGET: Duration = Duration::from_millis(10);
 
-/// A command that takes longer is slow.
+/// Duration of a slow command.
 const SLOW_COMMAND: Duration = Duration::from_millis(250);
 
-/// A commit that takes longer than twice what was usual is slow, within these bounds.
+/// Minimum and maximum duration of a slow commit, which is twice the median.
 const SLOW_COMMIT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(2));
 
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// The longest pause where nothing is slow: so many times as long as the step took, and so long.
-const PAUSES: u32 = 9;
+/// Maximum pause if nothing is slow: a multiple of the duration of the step, and an absolute value.
+const PAUSE_FACTOR: u32 = 9;
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The pace of one sweep.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct SweepPace {
     documents: usize,
     backoff: Duration,
     slow_commit: Duration,
 }
 
-/// What a step took.
+/// Timing of a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepTiming {
     pub(super) documents: u64,
-    pub(super) all: Duration,
+    pub(super) total: Duration,
     /// Its slowest command.
     pub(super) command: Duration,
-    /// The newest commit of cookies beside it, if there was one.
+    /// The newest concurrent commit, if any.
     pub(super) commit: Option<Duration>,
 }
 
-impl Pace {
-    /// A pace beside commits that usually took so long before.
-    pub(super) fn new(commit: Option<Duration>) -> Self {
-        let usual = commit.unwrap_or_default();
+impl SweepPace {
+    /// A pace for commits with this median duration.
+    pub(super) fn new(median_commit: Option<Duration>) -> Self {
+        let median = median_commit.unwrap_or_default();
         Self {
             documents: DOCUMENTS.1 / 4,
             backoff: Duration::ZERO,
-            slow_commit: (2 * usual).clamp(SLOW_COMMIT.0, SLOW_COMMIT.1),
+            slow_commit: (2 * median).clamp(SLOW_COMMIT.0, SLOW_COMMIT.1),
         }
     }
 
-    /// How many documents the next step looks at.
+    /// Number of documents of the next step.
     pub(super) fn documents(&self) -> usize {
         self.documents
     }
 
-    /// How long to pause after a step, with so many documents and so much time left.
+    /// Pause after a step, for the remaining documents and time.
     pub(super) fn pause(
         &mut self,
         step: &StepTiming,
-        documents_left: u64,
+        remaining: u64,
         time_left: Duration,
     ) -> Duration {
         self.documents = match step.command {
-            slow if slow > COMMAND => self.documents / 2,
-            fast if fast < COMMAND / 4 => self.documents * 2,
+            slow if slow > COMMAND_TARGET => self.documents / 2,
+            fast if fast < COMMAND_TARGET / 4 => self.documents * 2,
             _ => self.documents,
         }
         .clamp(DOCUMENTS.0, DOCUMENTS.1);
@@ -82,12 +83,12 @@ impl Pace {
         };
         #[expect(
             clippy::cast_precision_loss,
-            reason = "a share of the time needs no more"
+            reason = "precise enough for a fraction of time"
         )]
-        let share = step.documents as f64 / documents_left.max(step.documents).max(1) as f64;
-        let spare = (time_left / 2).mul_f64(share).saturating_sub(step.all);
+        let share = step.documents as f64 / remaining.max(step.documents).max(1) as f64;
+        let spare = (time_left / 2).mul_f64(share).saturating_sub(step.total);
         spare
-            .min(PAUSES * step.all)
+            .min(PAUSE_FACTOR * step.total)
             .min(PAUSE_MAX)
             .max(self.backoff)
     }
@@ -105,74 +106,71 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A sweep of so many documents at so many microseconds each; how long it takes.
+    /// Duration of a sweep of `documents`, each of which takes `micros_each`.
     fn sweep(documents: u64, micros_each: u64, window: Duration) -> Duration {
-        let mut pace = Pace::new(None);
-        let (mut left, mut passed) = (documents, Duration::ZERO);
-        while left > 0 {
-            let documents = left.min(pace.documents() as u64);
-            left -= documents;
-            let all = Duration::from_micros(micros_each * documents);
+        let mut pace = SweepPace::new(None);
+        let (mut remaining, mut elapsed) = (documents, Duration::ZERO);
+        while remaining > 0 {
+            let documents = remaining.min(pace.documents() as u64);
+            remaining -= documents;
+            let total = Duration::from_micros(micros_each * documents);
             let step = StepTiming {
                 documents,
-                all,
-                command: all,
+                total,
+                command: total,
                 commit: Some(millis(20)),
             };
-            passed += all + pace.pause(&step, left, window.saturating_sub(passed));
+            elapsed += total + pace.pause(&step, remaining, window.saturating_sub(elapsed));
         }
-        passed
+        elapsed
     }
 
     #[test]
-    fn fifty_million_documents_take_half_of_a_window_that_has_room_for_them() {
+    fn fifty_million_documents_fit_into_the_window_without_haste() {
         for (micros_each, window) in [(2, 2), (10, 2), (50, 3)] {
             let took = sweep(50_000_000, micros_each, window * HOUR);
             assert!(took <= window * HOUR, "{took:?} at {micros_each} µs");
         }
-        assert!(
-            sweep(50_000_000, 2, 2 * HOUR) > HOUR / 4,
-            "it is in no hurry"
-        );
+        assert!(sweep(50_000_000, 2, 2 * HOUR) > HOUR / 4, "it is paced");
         let few = sweep(20_000, 2, 8 * HOUR);
         assert!(few < Duration::from_secs(1), "{few:?}");
     }
 
     #[test]
-    fn slow_commands_and_commits_make_it_pause_until_they_are_fast() {
+    fn slow_commands_and_commits_increase_the_pause_until_they_are_fast() {
         for slow in [
             StepTiming {
                 documents: 5_000,
-                all: millis(300),
+                total: millis(300),
                 command: millis(300),
                 commit: None,
             },
             StepTiming {
                 documents: 5_000,
-                all: millis(10),
+                total: millis(10),
                 command: millis(10),
                 commit: Some(millis(400)),
             },
         ] {
-            let mut pace = Pace::new(Some(millis(150)));
+            let mut pace = SweepPace::new(Some(millis(150)));
             let mut pauses = (0..8).map(|_| pace.pause(&slow, 1, Duration::ZERO));
             assert_eq!(pauses.next(), Some(BACKOFF_MIN));
             assert_eq!(pauses.last(), Some(BACKOFF_MAX));
             let fast = StepTiming {
                 documents: 500,
-                all: millis(5),
+                total: millis(5),
                 command: millis(5),
                 commit: Some(millis(20)),
             };
             let pauses = (0..8).map(|_| pace.pause(&fast, 1, Duration::ZERO));
             assert_eq!(pauses.last(), Some(Duration::ZERO));
         }
-        let usual = StepTiming {
+        let normal = StepTiming {
             commit: Some(millis(800)),
             ..StepTiming::default()
         };
         assert_eq!(
-            Pace::new(Some(millis(600))).pause(&usual, 1, HOUR),
+            SweepPace::new(Some(millis(600))).pause(&normal, 1, HOUR),
             Duration::ZERO
         );
         let outage = Duration::from_secs(30);
@@ -180,19 +178,22 @@ mod tests {
             commit: Some(millis(2_100)),
             ..StepTiming::default()
         };
-        assert_eq!(Pace::new(Some(outage)).pause(&slow, 1, HOUR), BACKOFF_MIN);
+        assert_eq!(
+            SweepPace::new(Some(outage)).pause(&slow, 1, HOUR),
+            BACKOFF_MIN
+        );
     }
 
     proptest! {
         #[test]
-        fn pace_stays_within_its_bounds(
+        fn pace_stays_within_its_limits(
             steps in prop::collection::vec((0..40_000_u64, 0..2_000_u64, 0..2_000_u64, any::<u64>(), 0..100_000_u64), 1..50),
         ) {
-            let mut pace = Pace::new(None);
+            let mut pace = SweepPace::new(None);
             for (documents, command, commit, left, time) in steps {
                 let step = StepTiming {
                     documents,
-                    all: millis(command),
+                    total: millis(command),
                     command: millis(command),
                     commit: Some(millis(commit)),
                 };

@@ -1,4 +1,4 @@
-//! What is noted of the sweeps of one collection, in `cookiesync.sweeps`: `{_id: <namespace>, began, at, complete: {began, ttl}}`. Pure.
+//! The sweep record of a collection, in `cookiesync.sweeps`: `{_id: <namespace>, began, at, complete: {began, ttl}}`. Pure.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use mongodb::bson::{Document, doc};
 
 use super::super::{date, number};
 
-/// What is noted of the sweeps of a collection; times in microseconds since the Unix epoch.
+/// The sweep record of a collection. Times are in microseconds since the Unix epoch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in super::super) struct SweepRecord {
     /// When the first pass began.
     began: Option<u64>,
     /// When the newest pass began.
     at: u64,
-    /// When the newest pass that is complete began, and its time to live.
+    /// When the newest complete pass began, and its TTL.
     complete: Option<(u64, Duration)>,
 }
 
 impl SweepRecord {
-    /// Whether a pass that began after `since`, with this time to live, is complete. One that began after `now` was noted by
-    /// a clock that was ahead.
-    pub(super) fn had_turn(&self, since: u64, now: u64, ttl: Duration) -> bool {
+    /// Whether a pass with this TTL that began after `since` is complete. A beginning after `now` was recorded by a clock that was
+    /// ahead.
+    pub(super) fn is_done(&self, since: u64, now: u64, ttl: Duration) -> bool {
         self.complete.is_some_and(|(began, then)| {
             (date(since)..=date(now)).contains(&date(began)) && then == ttl
         })
@@ -31,23 +31,23 @@ impl SweepRecord {
         self.complete.is_some()
     }
 
-    /// When the newest pass began, by a clock that shows `now`: never, if that clock was ahead then.
-    pub(super) fn worked_on(&self, now: u64) -> u64 {
+    /// When the newest pass began; 0 if it is after `now`, because it was recorded by a clock that was ahead.
+    pub(super) fn last_pass(&self, now: u64) -> u64 {
         if self.at > now { 0 } else { self.at }
     }
 
-    /// A pass begins.
+    /// Records the beginning of a pass.
     pub(super) fn begin(&mut self, now: u64) {
         self.began.get_or_insert(now);
         self.at = now;
     }
 
-    /// The pass that began last, with this time to live, is complete.
-    pub(super) fn end(&mut self, ttl: Duration) {
+    /// Records that the newest pass, with this TTL, is complete.
+    pub(super) fn complete(&mut self, ttl: Duration) {
         self.complete = Some((self.at, ttl));
     }
 
-    /// How far the oldest cookie of the collection may be beyond this time to live at `now`.
+    /// Upper bound of how long ago the oldest cookie of the collection expired at `now`.
     pub(in super::super) fn overdue(&self, now: u64, ttl: Duration) -> Duration {
         let never = (self.began.unwrap_or(now), ttl);
         let (began, then) = self.complete.unwrap_or(never);
@@ -67,7 +67,7 @@ impl SweepRecord {
         record
     }
 
-    /// The namespace of a record, and what it says: nothing where it makes no sense.
+    /// Decodes a namespace and its record; `None` if it is invalid.
     pub(super) fn decode(record: &Document) -> Option<(String, Self)> {
         let complete = record.get_document("complete").ok();
         let decoded = Self {
@@ -102,24 +102,24 @@ mod tests {
     }
 
     #[test]
-    fn record_is_read_as_it_was_written() {
+    fn record_is_decoded_as_encoded() {
         let mut record = begun(NOW);
         for _ in 0..2 {
             let read = SweepRecord::decode(&record.encode("n"));
             assert_eq!(read, Some(("n".to_owned(), record.clone())));
-            record.end(TTL);
+            record.complete(TTL);
         }
     }
 
     #[test]
-    fn overdue_is_what_may_have_expired_since_the_last_complete_pass_began() {
+    fn overdue_counts_from_the_beginning_of_the_last_complete_pass() {
         let mut done = begun(NOW);
-        done.end(TTL);
-        assert!(done.had_turn(NOW, NOW, TTL) && !done.had_turn(NOW + MINUTE, NOW + MINUTE, TTL));
-        assert!(!done.had_turn(NOW, NOW, TTL / 2));
+        done.complete(TTL);
+        assert!(done.is_done(NOW, NOW, TTL) && !done.is_done(NOW + MINUTE, NOW + MINUTE, TTL));
+        assert!(!done.is_done(NOW, NOW, TTL / 2));
         assert!(
-            !done.had_turn(0, NOW - MINUTE, TTL),
-            "noted by a clock that was ahead"
+            !done.is_done(0, NOW - MINUTE, TTL),
+            "recorded by a clock that was ahead"
         );
         let hour = Duration::from_secs(3600);
         assert_eq!(done.overdue(NOW + 60 * MINUTE, TTL), hour);
@@ -127,11 +127,11 @@ mod tests {
         assert_eq!(done.overdue(NOW + 60 * MINUTE, 3 * TTL), Duration::ZERO);
         done.begin(NOW + 30 * MINUTE);
         let overdue = done.overdue(NOW + 60 * MINUTE, TTL);
-        assert_eq!(overdue, hour, "not before it ends");
+        assert_eq!(overdue, hour, "the new pass is not complete");
     }
 
     #[test]
-    fn collection_of_which_no_pass_was_ever_complete_is_overdue_since_the_first_began() {
+    fn without_a_complete_pass_overdue_counts_from_the_first_beginning() {
         let mut record = begun(NOW);
         record.begin(NOW + 60 * MINUTE);
         let overdue = record.overdue(NOW + 60 * MINUTE, TTL);
@@ -140,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn collection_that_a_clock_ahead_worked_on_is_not_the_last() {
+    fn pass_recorded_by_a_clock_ahead_does_not_delay_the_next() {
         let record = begun(NOW);
-        assert_eq!(record.worked_on(NOW + MINUTE), NOW);
-        assert_eq!(record.worked_on(NOW - MINUTE), 0);
+        assert_eq!(record.last_pass(NOW + MINUTE), NOW);
+        assert_eq!(record.last_pass(NOW - MINUTE), 0);
     }
 }

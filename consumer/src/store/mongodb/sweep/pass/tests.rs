@@ -1,4 +1,4 @@
-//! Sweeps of a collection that changes meanwhile, killed wherever they can be, against what a server does.
+//! Sweeps of a changing collection that are killed at any step, with a model of the server.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +10,35 @@ const MINUTE: u64 = 60_000_000;
 const NOW: u64 = 1_000 * MINUTE;
 const DUE: u64 = NOW - 60 * MINUTE;
 
-/// A collection: the time of each document by its place, which never changes and never comes again.
+/// A collection: acceptance times by record id, which is unique and never changes.
 #[derive(Debug, Clone, Default)]
-struct Held {
+struct Collection {
     documents: BTreeMap<u32, u64>,
     next: u32,
 }
 
-impl Held {
+impl Collection {
     fn insert(&mut self, accepted: u64) {
         self.documents.insert(self.next, accepted);
         self.next += 1;
     }
 
-    /// What a cursor at this place finds next.
-    fn look(&self, from: u32, most: usize) -> Vec<SweptDocument> {
-        let found = self.documents.range(from..).take(most);
-        let seen = found.map(|(id, accepted)| SweptDocument {
+    /// The next documents of a cursor.
+    fn find(&self, from: u32, limit: usize) -> Vec<SweptDocument> {
+        let found = self.documents.range(from..).take(limit);
+        let documents = found.map(|(id, accepted)| SweptDocument {
             id: Bson::Int64((*id).into()),
             accepted: Some(date(*accepted)),
         });
-        seen.collect()
+        documents.collect()
     }
 
-    /// As one command: the server looks at the time of each when it deletes it.
+    /// Deletes like one command: the server checks the time of each document.
     fn delete(&mut self, ids: &[Bson], due: u64) {
         for id in ids {
-            let accepted = self.documents.get(&place(id));
+            let accepted = self.documents.get(&record_id(id));
             if accepted.is_some_and(|accepted| *accepted < due) {
-                self.documents.remove(&place(id));
+                self.documents.remove(&record_id(id));
             }
         }
     }
@@ -48,94 +48,94 @@ impl Held {
     }
 }
 
-fn place(id: &Bson) -> u32 {
+fn record_id(id: &Bson) -> u32 {
     u32::try_from(id.as_i64().unwrap()).unwrap()
 }
 
-/// What happens between the look of a step and its deletions, or after these.
+/// An event between the scan and the deletions of a step, or after these.
 #[derive(Debug, Clone)]
-enum Meanwhile {
+enum Event {
     Nothing,
-    /// Somebody syncs again: the document of this part of all.
+    /// The user of a document syncs again.
     Refresh(prop::sample::Index),
     Insert,
     Kill,
     KillAfterDeletion,
 }
 
-fn meanwhile() -> impl Strategy<Value = Meanwhile> {
+fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        3 => Just(Meanwhile::Nothing),
-        3 => any::<prop::sample::Index>().prop_map(Meanwhile::Refresh),
-        2 => Just(Meanwhile::Insert),
-        1 => Just(Meanwhile::Kill),
-        1 => Just(Meanwhile::KillAfterDeletion),
+        3 => Just(Event::Nothing),
+        3 => any::<prop::sample::Index>().prop_map(Event::Refresh),
+        2 => Just(Event::Insert),
+        1 => Just(Event::Kill),
+        1 => Just(Event::KillAfterDeletion),
     ]
 }
 
 proptest! {
     #[test]
-    fn sweep_killed_anywhere_deletes_all_that_stays_expired_and_nothing_else(
+    fn sweep_killed_at_any_step_deletes_exactly_the_expired_documents(
         ages in prop::collection::vec(0..120_u64, 0..60),
-        steps in prop::collection::vec((1..9_usize, meanwhile()), 0..60),
+        steps in prop::collection::vec((1..9_usize, event()), 0..60),
     ) {
-        let mut held = Held::default();
+        let mut collection = Collection::default();
         for age in ages {
-            held.insert(NOW - age * MINUTE);
+            collection.insert(NOW - age * MINUTE);
         }
-        let mut alive: Vec<u32> = held.documents.iter().filter(|it| *it.1 >= DUE).map(|it| *it.0).collect();
-        let begin = |held: &Held| (Pass::new(NOW, held.documents.len() as u64), 0);
-        let (mut pass, mut cursor) = begin(&held);
+        let mut alive: Vec<u32> = collection.documents.iter().filter(|it| *it.1 >= DUE).map(|it| *it.0).collect();
+        let begin = |collection: &Collection| (Pass::new(NOW, collection.documents.len() as u64), 0);
+        let (mut pass, mut cursor) = begin(&collection);
         let mut is_complete = false;
-        // When no more is drawn, nothing happens any more, and it ends.
-        for (most, meanwhile) in steps.into_iter().chain((0..200).map(|_| (4, Meanwhile::Nothing))) {
-            let seen = held.look(cursor, most);
-            match &meanwhile {
-                Meanwhile::Refresh(of) if !held.documents.is_empty() => {
-                    let id = *of.get(&held.documents.keys().copied().collect::<Vec<_>>());
-                    held.documents.insert(id, NOW);
+        // After the drawn steps, nothing happens, and it ends.
+        for (limit, event) in steps.into_iter().chain((0..200).map(|_| (4, Event::Nothing))) {
+            let found = collection.find(cursor, limit);
+            match &event {
+                Event::Refresh(of) if !collection.documents.is_empty() => {
+                    let id = *of.get(&collection.documents.keys().copied().collect::<Vec<_>>());
+                    collection.documents.insert(id, NOW);
                     alive.push(id);
                 }
-                Meanwhile::Insert => {
-                    alive.push(held.next);
-                    held.insert(NOW);
+                Event::Insert => {
+                    alive.push(collection.next);
+                    collection.insert(NOW);
                 }
-                Meanwhile::Kill => {
-                    (pass, cursor) = begin(&held);
+                Event::Kill => {
+                    (pass, cursor) = begin(&collection);
                     continue;
                 }
                 _ => {}
             }
-            is_complete = pass.look(&seen) || seen.len() < most;
-            cursor = seen.last().map_or(cursor, |last| place(&last.id) + 1);
-            held.delete(&expired(seen, DUE), DUE);
-            if matches!(meanwhile, Meanwhile::KillAfterDeletion) {
-                (pass, cursor) = begin(&held);
+            is_complete = pass.scan(&found) || found.len() < limit;
+            cursor = found.last().map_or(cursor, |last| record_id(&last.id) + 1);
+            collection.delete(&expired(found, DUE), DUE);
+            if matches!(event, Event::KillAfterDeletion) {
+                (pass, cursor) = begin(&collection);
                 is_complete = false;
             } else if is_complete {
                 break;
             }
         }
         prop_assert!(is_complete);
-        prop_assert_eq!(held.expired(), 0);
+        prop_assert_eq!(collection.expired(), 0);
         for id in alive {
-            prop_assert!(held.documents.contains_key(&id), "{} was alive", id);
+            prop_assert!(collection.documents.contains_key(&id), "{} was alive", id);
         }
     }
 }
 
 #[test]
-fn pass_ends_where_documents_begin_that_came_meanwhile() {
+fn pass_ends_at_documents_inserted_since_its_beginning() {
     let at = |accepted| SweptDocument {
         id: Bson::Null,
         accepted: Some(date(accepted)),
     };
     let (old, new) = (at(NOW - MINUTE), at(NOW + MINUTE));
     let mut pass = Pass::new(NOW, 2);
-    assert!(!pass.look(std::slice::from_ref(&new)), "one is left");
-    assert_eq!(pass.left(), 1);
-    assert!(!pass.look(&[old.clone(), new.clone()]));
-    assert!(!pass.look(&[new.clone(), old]));
-    assert!(pass.look(&[new]));
-    assert_eq!(pass.left(), 0);
+    assert!(!pass.scan(std::slice::from_ref(&new)), "one remains");
+    assert_eq!(pass.remaining(), 1);
+    assert!(!pass.scan(&[old.clone(), new.clone()]));
+    assert!(!pass.scan(&[new.clone(), old]));
+    assert!(pass.scan(&[new]));
+    assert_eq!(pass.remaining(), 0);
 }
