@@ -228,7 +228,10 @@ impl Subscription {
                 );
                 self.lost = Some(producer);
             }
-            (_, _) => {
+            (LoggedState::Nothing, _) => {
+                tracing::warn!(%address, origin, why, "no producer at this address, retrying")
+            }
+            (LoggedState::Down(_), _) => {
                 tracing::info!(%address, origin, why, "no producer at this address, retrying")
             }
         }

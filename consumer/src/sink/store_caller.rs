@@ -16,6 +16,9 @@ use crate::{
 /// Duration of an attempt after which the store is reported as down. The attempt continues.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The same until the store has responded for the first time, to report a wrong address soon.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Maximum number of logged reasons per outage.
 const REASONS_MAX: usize = 8;
 
@@ -28,6 +31,7 @@ pub(super) struct StoreCaller {
     stop: CancellationToken,
     /// Logged reasons of the current outage; empty while the store is up.
     reasons: Vec<String>,
+    has_responded: bool,
 }
 
 impl StoreCaller {
@@ -44,6 +48,7 @@ impl StoreCaller {
             metrics,
             stop,
             reasons: Vec::new(),
+            has_responded: false,
         }
     }
 
@@ -87,7 +92,17 @@ impl StoreCaller {
 
     /// Waits for `call`. Reports the store as down after [`TIMEOUT`], and as in need of a restart after its hang timeout.
     async fn wait_and_report<T>(&mut self, mut call: impl Future<Output = T> + Unpin) -> T {
-        if let Ok(result) = timeout(TIMEOUT, &mut call).await {
+        let mut time_left = TIMEOUT;
+        if !self.has_responded {
+            if let Ok(result) = timeout(FIRST_TIMEOUT, &mut call).await {
+                return result;
+            }
+            time_left -= FIRST_TIMEOUT;
+            self.report_down(format!(
+                "no response for {FIRST_TIMEOUT:?}; check --store, and that the server is running and reachable"
+            ));
+        }
+        if let Ok(result) = timeout(time_left, &mut call).await {
             return result;
         }
         self.report_down(format!("no response for {TIMEOUT:?}"));
@@ -117,6 +132,7 @@ impl StoreCaller {
     /// When the store failed permanently.
     pub(super) fn note(&mut self, error: Option<&StoreError>) -> Result<(), Failure> {
         let Some(error) = error else {
+            self.has_responded = true;
             if !self.reasons.is_empty() {
                 tracing::info!("store available again");
             }

@@ -307,9 +307,12 @@ async fn store_that_does_not_respond_is_reported_after_a_timeout() {
     };
     let sink = start(store, LIMITS);
     push(&sink, 1).await;
-    sleep(Duration::from_secs(4)).await;
+    sleep(Duration::from_millis(900)).await;
     assert_eq!(sink.health.store_down().as_deref(), Some("not opened yet"));
-    sleep(Duration::from_secs(2)).await;
+    sleep(Duration::from_secs(1)).await;
+    let why = sink.health.store_down().unwrap();
+    assert!(why.contains("no response for 1s; check --store"), "{why}");
+    sleep(Duration::from_secs(4)).await;
     let why = sink.health.store_down();
     assert_eq!(why.as_deref(), Some("no response for 5s"));
     drop(sink.buffer);

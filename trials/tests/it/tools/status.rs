@@ -8,7 +8,7 @@ use bench::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Consumer, Producer};
+use crate::harness::{Consumer, Producer, wait_logged};
 
 async fn send(admin: &str, request: &str) -> Result<Response> {
     let mut connection = HttpClient::connect(admin).await?;
@@ -97,6 +97,18 @@ async fn readyz_explains_each_component() -> Result<()> {
         "{readiness}"
     );
     Ok(())
+}
+
+#[tokio::test]
+async fn unreachable_producer_and_store_are_logged_as_warnings() -> Result<()> {
+    let dir = TempDir::new()?;
+    let unreachable = ["http://127.0.0.1:1"];
+    let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
+    let no_producer = "WARN consumer::subscription: no producer at this address, retrying";
+    wait_logged(&consumer.process, no_producer).await?;
+    let uri = "mongodb://127.0.0.1:1";
+    let consumer = Consumer::spawn(&dir, "other", &unreachable, uri, &[]).await?;
+    wait_logged(&consumer.process, "no response for 1s; check --store").await
 }
 
 #[tokio::test]
