@@ -191,8 +191,8 @@ impl Decider {
             .await;
         let now = self.clock.now();
         let lost = match decision {
-            Ok(answer) => {
-                let decided = self.engine.finish_decision(&pending, &answer, now);
+            Ok(decision) => {
+                let decided = self.engine.finish_decision(&pending, &decision, now);
                 return decided.map(Some).map_err(|error| rejected(error, now));
             }
             Err(lost) => lost,

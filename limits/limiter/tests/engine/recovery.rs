@@ -64,7 +64,7 @@ fn grant_by_server(engine: &Engine, counter: &str, now: u64) -> Duration {
         engine.abandon_decision(&pending, false);
         return pause;
     }
-    let answer = ExactDecision {
+    let decision = ExactDecision {
         outcome: Outcome::Now,
         at: now / 1_000,
         now: now / 1_000,
@@ -73,7 +73,7 @@ fn grant_by_server(engine: &Engine, counter: &str, now: u64) -> Duration {
         remaining: Vec::new(),
     };
     engine
-        .finish_decision(&pending, &answer, now)
+        .finish_decision(&pending, &decision, now)
         .expect("the call is granted");
     pause
 }

@@ -19,17 +19,17 @@ rules = [{ id = 'slow', rate = '1/25s', burst = 2 }]
 async fn responses_and_problems_match_the_api_description() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let mut client = limiter.client().await?;
-    let answer = client.get("/v1/limits/a/k%2F1/delay?also=b/x", &[]).await?;
-    let answer = body(&answer, 200);
-    assert_eq!(answer["at"], answer["now"]);
+    let response = client.get("/v1/limits/a/k%2F1/delay?also=b/x", &[]).await?;
+    let response = body(&response, 200);
+    assert_eq!(response["at"], response["now"]);
     ensure!(
-        answer["wait"] == 0.0 && answer["binding"].is_null(),
-        "{answer}"
+        response["wait"] == 0.0 && response["binding"].is_null(),
+        "{response}"
     );
-    let answer = client
+    let response = client
         .post("/v1/limits/a/k/reserve?also=b/k", &[], "{}")
         .await?;
-    body(&answer, 200);
+    body(&response, 200);
     let counted = client
         .post("/v1/limits/b/k/increment", &[], "{\"n\": 1}")
         .await?;
@@ -112,8 +112,8 @@ async fn responses_and_problems_match_the_api_description() -> Result<()> {
 }
 
 /// Value of a header field.
-fn header<'a>(answer: &'a Response, name: &str) -> Option<&'a str> {
-    let mut lines = answer.head.split("\r\n");
+fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
+    let mut lines = response.head.split("\r\n");
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
@@ -127,20 +127,20 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
 ";
     let mut limiter = Limiter::start(limits, &[]).await?;
     let mut client = limiter.client().await?;
-    let quota = |answer: &Response| {
+    let quota = |response: &Response| {
         let names = ["limit", "remaining", "reset"];
         names.map(|name| {
-            let value = header(answer, &format!("x-ratelimit-{name}"));
+            let value = header(response, &format!("x-ratelimit-{name}"));
             value.and_then(|it| it.parse::<u64>().ok())
         })
     };
-    let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
-    assert_eq!(quota(&answer), [Some(5), Some(5), Some(0)]);
+    let response = client.get("/v1/limits/day/k/delay", &[]).await?;
+    assert_eq!(quota(&response), [Some(5), Some(5), Some(0)]);
     let both = "/v1/limits/day/k/reserve?also=hour/k";
-    let answer = client.post(both, &[], "{\"n\": 2}").await?;
-    let [limit, remaining, reset] = quota(&answer);
-    assert_eq!([limit, remaining], [Some(3), Some(1)], "{}", answer.head);
-    ensure!(reset > Some(1_000_000), "{}", answer.head);
+    let response = client.post(both, &[], "{\"n\": 2}").await?;
+    let [limit, remaining, reset] = quota(&response);
+    assert_eq!([limit, remaining], [Some(3), Some(1)], "{}", response.head);
+    ensure!(reset > Some(1_000_000), "{}", response.head);
     let refused = client.post(both, &[], "{\"n\": 2}").await?;
     assert_eq!(body(&refused, 429)["binding"], "hour/burst");
     assert_eq!(quota(&refused)[..2], [Some(3), Some(1)], "{}", refused.head);
@@ -165,15 +165,15 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
     );
     for remaining in [1, 0] {
         let few = "/v1/limits/day/few/reserve";
-        let answer = client.post(few, &[], "{}").await?;
-        let [limit, found, reset] = quota(&answer);
+        let response = client.post(few, &[], "{}").await?;
+        let [limit, found, reset] = quota(&response);
         assert_eq!(
             [limit, found],
             [Some(5), Some(remaining)],
             "{}",
-            answer.head
+            response.head
         );
-        ensure!(reset <= Some(3_000), "{}", answer.head);
+        ensure!(reset <= Some(3_000), "{}", response.head);
     }
     let unknown = client.get("/v1/limits/nothing/k/delay", &[]).await?;
     assert_eq!(quota(&unknown), [None; 3]);
@@ -182,10 +182,13 @@ rules = [{ id = 'burst', rate = '3/1000h', burst = 3 }]
     let flags = ["--ratelimit-fields=ratelimit", "--state=none"];
     let mut limiter = Limiter::start(limits, &flags).await?;
     let mut client = limiter.client().await?;
-    let answer = client.get("/v1/limits/day/k/delay", &[]).await?;
-    assert_eq!(quota(&answer), [None; 3]);
-    assert_eq!(header(&answer, "ratelimit"), Some("\"day/quota\";r=5;t=0"));
-    let policy = header(&answer, "ratelimit-policy");
+    let response = client.get("/v1/limits/day/k/delay", &[]).await?;
+    assert_eq!(quota(&response), [None; 3]);
+    assert_eq!(
+        header(&response, "ratelimit"),
+        Some("\"day/quota\";r=5;t=0")
+    );
+    let policy = header(&response, "ratelimit-policy");
     assert_eq!(policy, Some("\"day/quota\";q=5;w=8640000"));
     limiter.stop().await
 }
@@ -239,8 +242,8 @@ async fn token_leaves_slots_of_a_global_limit_to_others() -> Result<()> {
     {
         let headers = [("Authorization", token)];
         let day = "{\"max_wait\": 86400}";
-        let answer = client.post("/v1/limits/a/k/reserve", &headers, day).await?;
-        status.push(answer.status);
+        let response = client.post("/v1/limits/a/k/reserve", &headers, day).await?;
+        status.push(response.status);
     }
     ensure!(
         status.contains(&429) && status.last() == Some(&200),
@@ -254,8 +257,8 @@ async fn resources_of_untrusted_clients_are_bounded() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &["--counters=2"]).await?;
     let mut client = limiter.client().await?;
     let large = format!("{{\"n\": 1{}}}", " ".repeat(70_000));
-    let answer = client.post("/v1/limits/a/k/reserve", &[], &large).await?;
-    assert_eq!(answer.status, 413);
+    let response = client.post("/v1/limits/a/k/reserve", &[], &large).await?;
+    assert_eq!(response.status, 413);
     // A page of another site, and DNS rebinding.
     let mut client = limiter.client().await?;
     let other = [("Sec-Fetch-Site", "cross-site")];

@@ -14,8 +14,8 @@ async fn clean_restart_keeps_the_exact_state() -> Result<()> {
     let mut limiter = Limiter::start(QUOTA, &[]).await?;
     let mut client = limiter.client().await?;
     for _ in 0..25 {
-        let answer = client.post("/v1/limits/a/k/reserve", &[], "{}").await?;
-        body(&answer, 200);
+        let response = client.post("/v1/limits/a/k/reserve", &[], "{}").await?;
+        body(&response, 200);
     }
     let feedback = "{\"status\": 429, \"retry_after\": \"3000\"}";
     let learned = client
@@ -78,15 +78,18 @@ async fn waiting_reservation_gets_its_response_and_keeps_its_slot_at_shutdown() 
     limiter.wait_metric("limiter_waiting", 1).await?;
     limiter.stop().await?;
     let response = waiting.join_next().await.context("no reservation")?;
-    let answer = body(&response??, 200);
-    ensure!(nanos(&answer["at"]) > nanos(&answer["now"]), "{answer}");
+    let response = body(&response??, 200);
+    ensure!(
+        nanos(&response["at"]) > nanos(&response["now"]),
+        "{response}"
+    );
     limiter.restart().await?;
     let next = limiter
         .client()
         .await?
         .get("/v1/limits/a/k/delay", &[])
         .await?;
-    let distance = nanos(&body(&next, 200)["at"]) - nanos(&answer["at"]);
+    let distance = nanos(&body(&next, 200)["at"]) - nanos(&response["at"]);
     ensure!(distance == 25_000_000_000, "{distance}");
     Ok(())
 }

@@ -66,15 +66,15 @@ async fn take(limiter: &Limiter, times: u64, n: u64) -> Result<u64> {
     let mut client = limiter.client().await?;
     let mut taken = 0;
     for _ in 0..times {
-        let answer = reserve(&mut client, "quota/k", n, 0).await?;
-        ensure!(matches!(answer.status, 200 | 429), "{}", answer.body);
-        taken += if answer.status == 200 { n } else { 0 };
+        let response = reserve(&mut client, "quota/k", n, 0).await?;
+        ensure!(matches!(response.status, 200 | 429), "{}", response.body);
+        taken += if response.status == 200 { n } else { 0 };
     }
     Ok(taken)
 }
 
-fn remaining(answer: &Response) -> u64 {
-    let field = answer.head.split("x-ratelimit-remaining: ").nth(1);
+fn remaining(response: &Response) -> u64 {
+    let field = response.head.split("x-ratelimit-remaining: ").nth(1);
     let field = field.and_then(|it| it.split('\r').next());
     field.and_then(|it| it.parse().ok()).expect("a field")
 }
@@ -164,8 +164,8 @@ async fn clients_of_two_limiters_get_distinct_slots_and_wait_for_them() -> Resul
         pending.spawn(async move {
             let mut mine = Vec::new();
             for _ in 0..30 {
-                let answer = reserve(&mut client, "slots/k", 1, 30).await?;
-                mine.push(nanos(&body(&answer, 200)["at"]));
+                let response = reserve(&mut client, "slots/k", 1, 30).await?;
+                mine.push(nanos(&body(&response, 200)["at"]));
             }
             anyhow::Ok(mine)
         });

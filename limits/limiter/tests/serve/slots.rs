@@ -18,8 +18,8 @@ const VARIABLES: [&str; 3] = ["SLOTS_ADDRESS", "SLOTS_EACH", "SLOTS_FILE"];
 async fn reserve(client: &mut HttpClient, count: usize) -> Result<Vec<u64>> {
     let mut slots = Vec::new();
     for _ in 0..count {
-        let answer = client.post("/v1/limits/a/k/reserve", &[], "{}").await?;
-        slots.push(nanos(&body(&answer, 200)["at"]));
+        let response = client.post("/v1/limits/a/k/reserve", &[], "{}").await?;
+        slots.push(nanos(&body(&response, 200)["at"]));
     }
     Ok(slots)
 }

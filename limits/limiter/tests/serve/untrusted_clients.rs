@@ -130,19 +130,19 @@ fn until_end(limiter: &Limiter, bytes: &[u8]) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect(&limiter.address)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     stream.write_all(bytes)?;
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     stream
-        .read_to_end(&mut answer)
+        .read_to_end(&mut response)
         .context("the connection stays open")?;
-    Ok(answer)
+    Ok(response)
 }
 
 #[tokio::test]
 async fn http_2_is_rejected() -> Result<()> {
     let mut limiter = Limiter::start(LIMITS, &[]).await?;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let answer = until_end(&limiter, preface)?;
-    ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"));
+    let response = until_end(&limiter, preface)?;
+    ensure!(response.is_empty() || response.starts_with(b"HTTP/1.1 400"));
     limiter.stop().await
 }
 
@@ -160,13 +160,13 @@ async fn response_before_the_body_is_read_closes_the_connection() -> Result<()> 
             413,
         ),
     ] {
-        let answer = until_end(&limiter, format!("{head}{more}\r\n{{").as_bytes())?;
-        let answer = String::from_utf8(answer)?.to_ascii_lowercase();
+        let response = until_end(&limiter, format!("{head}{more}\r\n{{").as_bytes())?;
+        let response = String::from_utf8(response)?.to_ascii_lowercase();
         ensure!(
-            answer.starts_with(&format!("http/1.1 {status}")),
-            "{answer}"
+            response.starts_with(&format!("http/1.1 {status}")),
+            "{response}"
         );
-        ensure!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        ensure!(response.contains("\r\nconnection: close\r\n"), "{response}");
     }
     // After a complete request, the connection stays open.
     let mut client = limiter.client().await?;
