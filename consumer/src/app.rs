@@ -31,9 +31,10 @@ pub use self::{config_reload::RuntimeConfig, open_store::open_store};
 use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
+    deletions::{Deletions, jobs},
     health::Health,
     lookup, maintenance,
-    metrics::{Metrics, register_producers},
+    metrics::{Metrics, register_deletions, register_producers},
     sink::{Failure, Pipeline, StopTokens},
     store::Store,
     subscription::{self, discovery},
@@ -55,6 +56,7 @@ pub struct App {
     failed: Arc<SetOnce<String>>,
     health: Arc<Health>,
     store: Arc<dyn Store>,
+    deletions: Deletions,
 }
 
 /// External dependencies of a consumer, which simulations replace.
@@ -115,12 +117,15 @@ impl App {
             failed: Arc::default(),
             health: Arc::new(Health::default()),
             store,
+            deletions: Deletions::new(config.retention.deletion_bytes),
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
         register_producers(&registry, producers.clone()).context("metrics")?;
+        register_deletions(&registry, app.deletions.clone()).context("metrics")?;
         let pages = Arc::new(Pages {
             store: Arc::clone(&app.store),
+            deletions: app.deletions.clone(),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
             config_reloads: app.config_reloads.clone(),
@@ -185,6 +190,7 @@ impl App {
         let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
         let monitor = self.monitor();
         let store = Arc::clone(&self.store);
+        let deletions = self.deletions.clone();
         let schedule = self.runtime_config.maintenance.subscribe();
         async move {
             let sink = Pipeline::open(
@@ -192,6 +198,7 @@ impl App {
                 Arc::clone(&store),
                 Arc::clone(&health),
                 rejected_dsps,
+                deletions.clone(),
                 &metrics,
                 stops,
             );
@@ -210,6 +217,11 @@ impl App {
                 Ok(())
             }));
             let producers = health.producers().clone();
+            let jobs = jobs::run(deletions.clone(), Arc::clone(&store), stop_services.clone());
+            services.spawn(monitor.clone().run("deletions of DSPs", async {
+                jobs.await;
+                Ok(())
+            }));
             let maintenance = maintenance::run(
                 store,
                 schedule,
@@ -228,6 +240,7 @@ impl App {
                 network,
                 security: config.security,
                 producers,
+                deletions,
                 metrics: metrics.subscription,
             };
             let discovery = discovery::run(
@@ -267,6 +280,7 @@ fn warn_about_plaintext_token(config: &Config) {
 /// The consumer's pages on the admin port.
 struct Pages {
     store: Arc<dyn Store>,
+    deletions: Deletions,
     health: Arc<Health>,
     draining: CancellationToken,
     config_reloads: live_config::Metrics,
@@ -293,6 +307,6 @@ impl admin::Pages for Pages {
         &'a self,
         path: &'a str,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
-        Box::pin(lookup::page(&*self.store, path))
+        Box::pin(lookup::page(&*self.store, &self.deletions, path))
     }
 }

@@ -14,6 +14,7 @@ pub use id::BatchId;
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
+use crate::deletions::{Deletion, Deletions};
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
@@ -47,6 +48,7 @@ pub struct Batch {
     hasher: RandomState,
     cursors: Vec<Cursor>,
     completed_epochs: Vec<Cursor>,
+    deletions: Vec<Deletion>,
     deferred: BTreeSet<u32>,
     /// Time and number of valid cookies of each chunk.
     released: Vec<(u64, u32)>,
@@ -75,6 +77,10 @@ pub struct BatchCounts {
     pub no_dsp_slot: u64,
     /// Cookies that had expired when they were received.
     pub expired: u64,
+    /// Deletions.
+    pub deletions: u64,
+    /// Cookies that a deletion covers.
+    pub deleted: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -102,6 +108,7 @@ impl Batch {
             hasher: RandomState::default(),
             cursors: Vec::new(),
             completed_epochs: Vec::new(),
+            deletions: Vec::new(),
             deferred: BTreeSet::new(),
             released: Vec::new(),
             cookies_max,
@@ -132,13 +139,14 @@ impl Batch {
     /// Whether it is full. Another chunk can still be pushed, and is added completely.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= self.cookies_max || self.bytes >= self.bytes_max
+        self.entries.len() + self.deletions.len() >= self.cookies_max
+            || self.bytes >= self.bytes_max
     }
 
-    /// Whether it has neither cookies nor cursors.
+    /// Whether it has neither cookies, nor deletions, nor cursors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.cursors.is_empty()
+        self.entries.is_empty() && self.deletions.is_empty() && self.cursors.is_empty()
     }
 
     /// The number of cookies to write.
@@ -151,6 +159,45 @@ impl Batch {
     #[must_use]
     pub fn counts(&self) -> BatchCounts {
         self.counts
+    }
+
+    /// The deletions. Must be carried out before the cookies are written.
+    #[must_use]
+    pub fn deletions(&self) -> &[Deletion] {
+        &self.deletions
+    }
+
+    /// The deletions, only the latest of each scope.
+    #[must_use]
+    pub fn latest_deletions(&self) -> Vec<Deletion> {
+        let mut latest = self.deletions.clone();
+        latest.sort_by(|a, b| {
+            let scope = |it: &Deletion| (it.user_id.clone(), it.dsp_id);
+            let by_time = b.until_unix_micros.cmp(&a.until_unix_micros);
+            scope(a).cmp(&scope(b)).then(by_time)
+        });
+        latest.dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
+        latest
+    }
+
+    /// Removes the cookies that a deletion covers. Must be called once, after the last push.
+    pub fn remove_deleted(&mut self, deletions: &Deletions) {
+        let chunks = &self.chunks;
+        let before = self.entries.len();
+        self.entries.retain(|entry| {
+            let accepted = entry.accepted_unix_micros;
+            !deletions.covers(entry.user_id(chunks), entry.dsp_id, accepted)
+        });
+        self.counts.deleted += (before - self.entries.len()) as u64;
+        self.index.clear();
+    }
+
+    /// A batch with only the deletions.
+    #[must_use]
+    pub fn only_deletions(&self) -> Self {
+        let mut batch = Self::new(1, 1);
+        batch.deletions.clone_from(&self.deletions);
+        batch
     }
 
     /// The cursor of each producer. Must be committed after the cookies, never before.
@@ -303,11 +350,23 @@ impl Batch {
             .collect();
         filter.prefetch(&fingerprints);
         for (cookie, fingerprint) in cookies.iter().zip(fingerprints) {
+            if cookie.is_deletion() {
+                let deletion = Deletion {
+                    user_id: cookie.user_id.as_bytes().into(),
+                    dsp_id: cookie.dsp_id,
+                    until_unix_micros: cookie.accepted_unix_micros(released),
+                };
+                filter.delete(&deletion);
+                self.counts.deletions += 1;
+                self.deletions.push(deletion);
+                continue;
+            }
             match filter.decide(&borrowed(cookie, released), fingerprint, self.id) {
                 DedupDecision::Suppress => self.counts.suppressed += 1,
                 DedupDecision::Stale => self.counts.stale += 1,
                 DedupDecision::NoDspSlot => self.counts.no_dsp_slot += 1,
                 DedupDecision::Expired => self.counts.expired += 1,
+                DedupDecision::Deleted => self.counts.deleted += 1,
                 DedupDecision::Write { is_known } => {
                     let entry = self.entry(chunk_at, released, cookie);
                     self.insert(
@@ -405,6 +464,10 @@ fn borrowed<'a>(cookie: &CookieRef<'a>, released: u64) -> BatchCookie<'a> {
 }
 
 fn is_well_formed(cookie: &CookieRef<'_>) -> bool {
+    if cookie.is_deletion() {
+        return ids::is_user_id(cookie.user_id.as_bytes())
+            || (cookie.user_id.is_empty() && ids::is_dsp_id(cookie.dsp_id));
+    }
     ids::is_user_id(cookie.user_id.as_bytes())
         && ids::is_dsp_id(cookie.dsp_id)
         && ids::is_buyer_uid_of_stream(cookie.buyer_uid)

@@ -57,6 +57,10 @@ pub struct LedgerCounts {
     pub superseded: u64,
     /// Cookies older than the stored one.
     pub stale: u64,
+    /// Deletions carried out.
+    pub deletions: u64,
+    /// Cookies that were not stored because a deletion covers them.
+    pub deleted_on_arrival: u64,
     /// Cookies that violate the protocol.
     pub malformed: u64,
     /// Cookies that the store rejected permanently; they become dead letters.
@@ -87,6 +91,11 @@ const ROWS: &[Row] = &[
     (consumer::SUPERSEDED, &[(&[], |it| it.superseded)]),
     (consumer::SUPPRESSED, &[(&[], |it| it.suppressed)]),
     (consumer::STALE, &[(&[], |it| it.stale)]),
+    (consumer::DELETIONS_APPLIED, &[(&[], |it| it.deletions)]),
+    (
+        consumer::DELETED_ON_ARRIVAL,
+        &[(&[], |it| it.deleted_on_arrival)],
+    ),
     (
         consumer::FAILED,
         &[
@@ -143,6 +152,8 @@ impl Ledger {
         counts.malformed += batch_counts.malformed;
         counts.no_dsp_slot += batch_counts.no_dsp_slot;
         counts.expired += batch_counts.expired;
+        counts.deletions += batch_counts.deletions;
+        counts.deleted_on_arrival += batch_counts.deleted;
         counts.rejected += store_outcomes.rejected;
         entries.remove_waiting(batch_counts.received - store_outcomes.in_retry_queue);
     }
@@ -169,8 +180,9 @@ impl Ledger {
         counts.stale += outcomes.stale;
         counts.rejected += outcomes.rejected;
         counts.unreadable += outcomes.unreadable;
+        counts.deleted_on_arrival += outcomes.deleted_on_arrival;
         let stored = outcomes.written + outcomes.superseded + outcomes.stale;
-        let all = stored + outcomes.rejected + outcomes.unreadable;
+        let all = stored + outcomes.rejected + outcomes.unreadable + outcomes.deleted_on_arrival;
         counts.in_retry_queue = counts.in_retry_queue.saturating_sub(all);
     }
 
@@ -254,6 +266,8 @@ mod tests {
             malformed: 4,
             no_dsp_slot: 1,
             expired: 1,
+            deletions: 1,
+            deleted: 1,
         };
         let store_outcomes = LedgerCounts {
             written,
@@ -271,10 +285,10 @@ mod tests {
         ledger.received(121);
         assert_eq!(ledger.counts().waiting, 121);
         ledger.enqueued(7);
-        settle(&ledger, 100, 70);
+        settle(&ledger, 100, 68);
         ledger.drain_skipped(20);
         let counts = ledger.counts();
-        assert_eq!((counts.written, counts.stale), (70, 7));
+        assert_eq!((counts.written, counts.stale), (68, 7));
         assert_eq!((counts.drain_skipped, counts.waiting), (20, 1));
         assert!(counts.is_balanced(), "{counts:?}");
     }
@@ -285,7 +299,7 @@ mod tests {
         ledger.recovered(3);
         ledger.received(100);
         ledger.enqueued(7);
-        settle(&ledger, 100, 70);
+        settle(&ledger, 100, 68);
         assert_eq!(ledger.counts().in_retry_queue, 10);
         let outcomes = LedgerCounts {
             written: 4,
@@ -297,7 +311,7 @@ mod tests {
         };
         ledger.retried(&outcomes);
         let counts = ledger.counts();
-        assert_eq!((counts.written, counts.in_retry_queue), (74, 2));
+        assert_eq!((counts.written, counts.in_retry_queue), (72, 2));
         assert!(counts.is_balanced(), "{counts:?}");
     }
 
@@ -306,7 +320,7 @@ mod tests {
         let ledger = Ledger::default();
         ledger.received(100);
         ledger.enqueued(7);
-        settle(&ledger, 100, 69);
+        settle(&ledger, 100, 67);
         assert!(!ledger.counts().is_balanced());
     }
 

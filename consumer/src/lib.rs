@@ -32,6 +32,7 @@ pub mod producers;
 pub mod subscription;
 
 pub mod batch;
+pub mod deletions;
 pub mod dsp_slots;
 
 pub mod suppression;

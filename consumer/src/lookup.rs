@@ -10,6 +10,7 @@ use runtime::reply::{Reply, json};
 use serde::Serialize;
 use serde_json::json as object;
 
+use crate::deletions::Deletions;
 use crate::store::{BuyerUids, LookupResult, Store};
 
 const PREFIX: &str = "/v1/users/";
@@ -24,7 +25,7 @@ struct User<'a> {
 }
 
 /// The response to a path of the admin port; `None` if the path is not of a user.
-pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
+pub async fn page(store: &dyn Store, deletions: &Deletions, path: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
@@ -36,7 +37,7 @@ pub async fn page(store: &dyn Store, path: &str) -> Option<Reply> {
             return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
         }
     };
-    Some(match store.lookup(&user_id).await {
+    Some(match store.lookup(&user_id, deletions).await {
         Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
                 user_id: &user_id,
@@ -108,11 +109,15 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
             (&long, 400, r#"{"error":"invalid user id"#),
         ] {
-            let reply = page(&store, path).await.unwrap();
+            let reply = page(&store, &Deletions::new(1), path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
             let content = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
-        assert!(page(&store, "/v1/elsewhere").await.is_none());
+        assert!(
+            page(&store, &Deletions::new(1), "/v1/elsewhere")
+                .await
+                .is_none()
+        );
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Counters are updated per chunk or batch, never per cookie.
 
+mod deletions;
 mod maintenance;
 mod producers;
 mod retry_queue;
@@ -12,8 +13,9 @@ use prometheus::Result;
 use runtime::metrics::{Registry, register_process};
 
 pub use self::{
-    maintenance::Maintenance, producers::register as register_producers, retry_queue::RetryQueue,
-    sink::Sink, subscription::Subscription,
+    deletions::register as register_deletions, maintenance::Maintenance,
+    producers::register as register_producers, retry_queue::RetryQueue, sink::Sink,
+    subscription::Subscription,
 };
 use crate::ledger::Ledger;
 

@@ -81,6 +81,12 @@ impl Producers {
         self.table().cursor(producer)
     }
 
+    /// Epoch and sequence up to which a producer is durable.
+    #[must_use]
+    pub fn durable(&self, producer: &str) -> Option<(u64, u64)> {
+        self.table().durable(producer)
+    }
+
     /// Number of open streams of a producer.
     #[must_use]
     pub fn streams(&self, producer: &str) -> usize {

@@ -27,7 +27,8 @@ use runtime::unix_micros;
 use tokio::sync::Notify;
 
 use crate::{
-    batch::Batch,
+    batch::{Batch, BatchCookie},
+    deletions::{Deletion, Deletions},
     metrics,
     store::{DeferredCookies, FullRetryEntry, RejectedCookie, RetryEntry},
 };
@@ -55,6 +56,7 @@ pub struct RetryQueue {
     /// DSPs that always have a slot.
     listed: Arc<BTreeSet<u32>>,
     bytes_max: u64,
+    deletions: Deletions,
     metrics: metrics::RetryQueue,
 }
 
@@ -75,14 +77,21 @@ struct DspEntries {
 impl RetryQueue {
     /// An empty queue. `listed` DSPs always have a slot.
     #[must_use]
-    pub fn new(listed: BTreeSet<u32>, metrics: metrics::RetryQueue) -> Self {
+    pub fn new(listed: BTreeSet<u32>, deletions: Deletions, metrics: metrics::RetryQueue) -> Self {
         Self {
             index: Arc::default(),
             changed: Arc::default(),
             listed: Arc::new(listed),
             bytes_max: BYTES_MAX,
+            deletions,
             metrics,
         }
+    }
+
+    /// The deletions that also apply to queued cookies.
+    #[must_use]
+    pub fn deletions(&self) -> &Deletions {
+        &self.deletions
     }
 
     /// Adds the entries of the previous run.
@@ -117,6 +126,12 @@ impl RetryQueue {
             dsp_id, indices, ..
         } in deferred
         {
+            // Deletions are always kept: a table bounds how many there are.
+            for mut full in pack_deletions(batch, *dsp_id) {
+                index.last_number = unix_micros().max(index.last_number + 1);
+                full.entry.number = index.last_number;
+                entries.push(full);
+            }
             let packed = pack_dsp(batch, *dsp_id, indices);
             let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();
             let used = index
@@ -191,7 +206,7 @@ impl RetryQueue {
             index.dsps.remove(&dsp_id);
         }
         index.bytes -= bytes;
-        self.metrics.bytes.set(metrics::gauge_value(index.bytes));
+        self.changed_index(&index);
     }
 
     fn add(&self, entries: impl Iterator<Item = RetryEntry>) {
@@ -203,7 +218,14 @@ impl RetryQueue {
             index.bytes += entry.bytes;
             index.last_number = index.last_number.max(entry.number);
         }
+        self.changed_index(&index);
+    }
+
+    fn changed_index(&self, index: &Index) {
         self.metrics.bytes.set(metrics::gauge_value(index.bytes));
+        let entries = index.dsps.values().flat_map(|of_dsp| &of_dsp.entries);
+        self.deletions
+            .set_queued(entries.map(|entry| entry.deletions).sum());
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -220,11 +242,12 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     let spans = indices.chunk_by(|one, other| span(one) == span(other));
     let parts = spans.flat_map(|indices| indices.chunks(ENTRY_COOKIES_MAX));
     let parts = parts.map(|part| {
-        let chunk = encode(batch, part);
+        let chunk = encode(part.iter().map(|index| batch.cookie(*index as usize)));
         let entry = RetryEntry {
             number: 0,
             dsp_id,
             cookies: part.len() as u64,
+            deletions: 0,
             bytes: chunk.len() as u64 + ENTRY_BYTES,
         };
         FullRetryEntry { entry, chunk }
@@ -232,10 +255,35 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     parts.collect()
 }
 
-/// Encodes cookies as a chunk with the time of the newest.
-fn encode(batch: &Batch, indices: &[u32]) -> Bytes {
+/// The deletions of users that concern a DSP, as entries of this DSP without numbers.
+fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
+    let of_dsp = |it: &&Deletion| it.concerns(dsp_id) && !it.is_of_dsp();
+    let deletions: Vec<&Deletion> = batch.deletions().iter().filter(of_dsp).collect();
+    let parts = deletions.chunks(ENTRY_COOKIES_MAX).map(|part| {
+        let records = part.iter().map(|deletion| BatchCookie {
+            user_id: &deletion.user_id,
+            dsp_id,
+            buyer_uid: b"",
+            accepted_unix_micros: deletion.until_unix_micros,
+            is_known: false,
+        });
+        let chunk = encode(records);
+        let entry = RetryEntry {
+            number: 0,
+            dsp_id,
+            cookies: 0,
+            deletions: part.len() as u64,
+            bytes: chunk.len() as u64 + ENTRY_BYTES,
+        };
+        FullRetryEntry { entry, chunk }
+    });
+    parts.collect()
+}
+
+/// Encodes records as a chunk with the time of the newest.
+fn encode<'a>(cookies: impl ExactSizeIterator<Item = BatchCookie<'a>> + Clone) -> Bytes {
     let mut chunk = vec![0; HEADROOM_BYTES];
-    let cookies = indices.iter().map(|index| batch.cookie(*index as usize));
+    let count = cookies.len();
     let times = cookies.clone().map(|cookie| cookie.accepted_unix_micros);
     let newest = times.max().unwrap_or_default();
     for cookie in cookies {
@@ -251,7 +299,7 @@ fn encode(batch: &Batch, indices: &[u32]) -> Bytes {
         );
     }
     let header = ChunkHeader {
-        count: u32::try_from(indices.len()).expect("the size of an entry is bounded"),
+        count: u32::try_from(count).expect("the size of an entry is bounded"),
         accepted_unix_micros: newest,
         ..ChunkHeader::default()
     };

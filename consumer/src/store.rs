@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
+    deletions::{self, Deletion, Deletions},
 };
 
 /// The future of a store operation.
@@ -58,6 +59,8 @@ pub struct StoredState {
     pub slots: Vec<u32>,
     /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
     pub retry_queue: Vec<RetryEntry>,
+    /// The stored deletions.
+    pub deletions: deletions::Stored,
 }
 
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
@@ -69,6 +72,8 @@ pub struct RetryEntry {
     pub dsp_id: u32,
     /// Its number of cookies.
     pub cookies: u64,
+    /// Number of its deletions.
+    pub deletions: u64,
     /// Bytes that count toward the size limit of the queue.
     pub bytes: u64,
 }
@@ -230,6 +235,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors are durable once the batch is also
     /// [committed](Self::commit).
     ///
+    /// First the batch's [deletions](Batch::deletions) are stored, and what they cover is removed; those of a DSP are only stored, see
+    /// [`remove_dsp`](Self::remove_dsp). Of a DSP in [`deferred`](WriteOutcome) nothing may have been removed.
+    ///
     /// Newest wins, by the rule of [`proto::newest`]: a cookie older than the stored one of its pair is skipped. Times are
     /// compared in the resolution of the store: microseconds (embedded) or milliseconds (MongoDB). Idempotent: after an error
     /// any of the cookies may be stored, and the same batch can be written again. Called by one task at a time.
@@ -294,11 +302,37 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The buyer uids of a user. Never returns an expired cookie. DSPs whose slot cannot be read are named in the result.
+    /// The buyer uids of a user. Never returns an expired cookie, or one that `deletions` cover. DSPs whose slot cannot be read are
+    /// named in the result.
     ///
     /// # Errors
     /// When the store cannot be read.
-    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult>;
+    fn lookup<'a>(
+        &'a self,
+        user_id: &'a str,
+        deletions: &'a Deletions,
+    ) -> StoreFuture<'a, LookupResult>;
+
+    /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as
+    /// finished. Returns how many were removed, or `None` if `stop` was cancelled before the end.
+    ///
+    /// # Errors
+    /// When the store fails; a later call continues.
+    fn remove_dsp<'a>(
+        &'a self,
+        _deletion: &'a Deletion,
+        _stop: &'a CancellationToken,
+    ) -> StoreFuture<'a, Option<u64>> {
+        Box::pin(std::future::ready(Ok(Some(0))))
+    }
+
+    /// Removes deletions up to the time `floor`, and stores that time.
+    ///
+    /// # Errors
+    /// When the store fails; a later call removes them too.
+    fn forget_deletions(&self, _floor: u64) -> StoreFuture<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Checks that the store is writable, without changing it. Cheap.
     ///

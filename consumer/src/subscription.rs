@@ -7,6 +7,7 @@
 //! Logs state changes only (connected, disconnected, rejected), not connection attempts.
 
 pub mod buffer;
+mod confirm;
 mod connect;
 pub mod discovery;
 pub mod restarts;
@@ -25,6 +26,7 @@ use runtime::{
 };
 use tokio::{
     sync::watch,
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -34,10 +36,12 @@ use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
     batch::Cursor,
     config::ProducerUrl,
+    deletions::Deletions,
     metrics,
     producers::{AddressGuard, AdvanceResult, Arrival, Producers, StreamGuard, StreamStart},
 };
 use buffer::{BufferWriter, Item};
+use confirm::Confirmations;
 use sequence::{ProtocolViolation, Resumption, StreamPosition};
 
 /// Maximum time from the connection attempt to `Hello`.
@@ -65,6 +69,8 @@ pub struct Context {
     pub security: Security,
     /// The table of producers.
     pub producers: Producers,
+    /// Deletions, whose effect is confirmed to the producers.
+    pub deletions: Deletions,
     /// Metrics of subscriptions.
     pub metrics: metrics::Subscription,
 }
@@ -242,7 +248,7 @@ impl Subscription {
         let cursors = self.context.producers.cursors();
         let handshake = timeout(HELLO_TIMEOUT, self.handshake(&cursors)).await;
         let timed_out = |_| StreamEnd::Unreachable(format!("no response for {HELLO_TIMEOUT:?}"));
-        let (hello, mut stream) = handshake.map_err(timed_out)??;
+        let (hello, mut stream, channel) = handshake.map_err(timed_out)??;
         let (mut position, resumption) = StreamPosition::begin(&hello, &cursors)
             .map_err(|violation| self.violation(violation))?;
         let start = position.cursor();
@@ -263,6 +269,17 @@ impl Subscription {
         }
         let item = Item::Cursor(start.clone());
         self.push(item, &mut guard, &start, None).await?;
+        let (channel, metadata) = channel;
+        let confirmations = Confirmations {
+            context: Arc::clone(&self.context),
+            channel,
+            metadata,
+            producer: Arc::clone(position.producer()),
+            epoch: hello.epoch,
+        };
+        // Ends with the stream.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(confirmations.run());
         loop {
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
             let received = match received.unwrap_or(Err(StreamEnd::Silent)) {

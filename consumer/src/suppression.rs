@@ -43,6 +43,8 @@ pub struct Suppression {
     ttls: Ttls,
     /// The current time in microseconds since the Unix epoch.
     now: u64,
+    /// See [`set_deleted`](Self::set_deleted).
+    deleted: u64,
     keys: (u64, u64),
     buckets: Vec<Bucket>,
 }
@@ -119,6 +121,7 @@ impl Suppression {
             interval,
             ttls,
             now: 0,
+            deleted: 0,
             keys: (fastrand::u64(..), fastrand::u64(..)),
             buckets: vec![[0; 3 * WAYS + 1]; buckets],
         }
@@ -127,6 +130,12 @@ impl Suppression {
     /// Sets the current time, in microseconds since the Unix epoch. The store may have deleted cookies that have expired.
     pub fn set_now(&mut self, unix_micros: u64) {
         self.now = unix_micros;
+    }
+
+    /// Sets the time up to which cookies of the next pair are deleted, in microseconds since the Unix epoch; 0 for none. Entries of
+    /// the pair from before that time count as unknown.
+    pub fn set_deleted(&mut self, unix_micros: u64) {
+        self.deleted = unix_micros;
     }
 
     /// Records the next part of a batch's [`outcomes`]. Parts keep the lock of the table short. A batch must be recorded before
@@ -226,6 +235,7 @@ impl DedupFilter for Suppression {
         let bucket = &self.buckets[bucket_at];
         let (at, is_known) = match find(bucket, fingerprint) {
             None => (oldest(bucket), false),
+            Some((at, known)) if u64::from(known.second) * 1_000_000 <= self.deleted => (at, false),
             Some((at, known)) => {
                 let is_stored = known.state == EntryState::STORED;
                 if is_stored && known.value == fingerprint[1] && self.is_fresh(&known, cookie) {

@@ -26,6 +26,26 @@ pub const STALE: MetricDef = MetricDef::counter(
     "consumer_stale_total",
     "Cookies not written because the store has a newer one.",
 );
+pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
+    "consumer_deletions_total",
+    "Deletions received and durable. They remove what they cover from the store.",
+);
+pub const DELETED_ON_ARRIVAL: MetricDef = MetricDef::counter(
+    "consumer_deleted_on_arrival_total",
+    "Cookies not stored because a deletion of a later time covers them. A steady rate means that something sends old cookies.",
+);
+pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
+    "consumer_deletion_table_entries",
+    "Deletions in the table that keeps deleted cookies from coming back.",
+);
+pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
+    "consumer_deletion_table_entries_max",
+    "Maximum deletions in the table. Beyond it the oldest are forgotten, and cookies of before them are not stored any more.",
+);
+pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
+    "consumer_deletion_jobs",
+    "Deletions of whole DSPs that have not removed everything yet.",
+);
 pub const FAILED: MetricDef = MetricDef::counter(
     "consumer_failed_total",
     "Cookies that cannot be stored, by reason.",

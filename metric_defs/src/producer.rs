@@ -289,3 +289,31 @@ pub const SHARING_MISSED: MetricDef = MetricDef::counter(
     "producer_limits_lease_missed_total",
     "Requests to the server of shared limits that timed out.",
 );
+pub const API_REQUESTS: MetricDef = MetricDef::counter(
+    "producer_api_requests_total",
+    "Requests to the API, by status code of the response.",
+)
+.by(&["code"]);
+pub const API_ROWS: MetricDef = MetricDef::counter(
+    "producer_api_rows_total",
+    "Rows of bulk requests with matches, by outcome: accepted, or the reason why a row was rejected.",
+)
+.by(&["outcome"]);
+pub const DELETIONS: MetricDef = MetricDef::counter(
+    "producer_deletions_total",
+    "Deletions appended to the log, by scope: user, pair (a user at one DSP), dsp, bulk or optout.",
+)
+.by(&["scope"]);
+pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
+    "producer_deletions_at_risk_total",
+    "Requests for deletions answered before enough nodes had stored them: a crash of the producer may lose these deletions.",
+);
+pub const DELETION_PENDING_SECONDS: MetricDef = MetricDef::gauge(
+    "producer_deletion_pending_seconds",
+    "Age of the oldest deletion that a known node has not confirmed; 0 if there is none.",
+);
+pub const UNCONFIRMED: MetricDef = MetricDef::gauge(
+    "producer_subscriber_unconfirmed_cookies",
+    "Sealed cookies that the subscriber has not confirmed as durable; only for Subscribe.",
+)
+.by(SUBSCRIBER);

@@ -7,6 +7,7 @@ mod open_files;
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use prometheus::IntCounterVec;
 use runtime::{
     self,
     admin::{self, Pages},
@@ -23,12 +24,14 @@ use tonic_health::server::HealthReporter;
 use self::open_files::FILES_MIN;
 pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
+    api::{self, Api},
     config::Config,
-    edge::{self, Edge},
+    edge::{self, Edge, opt_out::OptOut},
     epoch_history::{self, epoch},
     log::{self, Log},
     memory, metrics,
     readiness::{AcceptTask, Readiness},
+    security::AccessControl,
     server::Server,
     shaping::{self, Shaping},
     streams::{
@@ -49,6 +52,7 @@ pub struct App {
     /// A stage of its own: it ends after the edge, and before the log is closed.
     shaping_stage: Stage,
     edge: Stage,
+    api: Stage,
     streams: Stage,
     admin: Stage,
     draining: CancellationToken,
@@ -68,6 +72,8 @@ pub struct Addresses {
     pub grpc: SocketAddr,
     /// For operators.
     pub admin: SocketAddr,
+    /// For bulk input and deletions.
+    pub api: Option<SocketAddr>,
 }
 
 /// Listeners.
@@ -79,6 +85,8 @@ pub struct Ports<L> {
     pub grpc: L,
     /// For operators.
     pub admin: L,
+    /// For bulk input and deletions.
+    pub api: Option<L>,
 }
 
 impl App {
@@ -159,27 +167,60 @@ impl App {
         );
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, &config.dsps)?;
+        let known_dsps = edge.dsps();
         let connections = |port| listen::Metrics::register(&registry, "producer", port);
         let app = Self {
             addresses,
             log,
-            runtime_config: RuntimeConfig::new(&config, subscribers.clone(), edge.dsps()),
+            runtime_config: RuntimeConfig::new(&config, subscribers.clone(), known_dsps.clone()),
             config_reloads: live_config::Metrics::register(&registry, "producer")?,
             files: reload::Metrics::register(&registry, "producer", true)?,
             subscribers,
             shaping,
             shaping_stage: Stage::default(),
             edge: Stage::default(),
+            api: Stage::default(),
             streams: Stage::default(),
             admin: Stage::default(),
             draining: CancellationToken::new(),
             health: server.health(),
             registry: registry.clone(),
         };
+        let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
+        for scope in ["user", "pair", "dsp", "bulk", "optout"] {
+            deletions.with_label_values(&[scope]);
+        }
+        let opt_out = config.api.opt_out;
+        let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
+        let access = config.security.open(&registry, &app.files, &app.streams)?;
+        if let Some(port) = ports.api {
+            let parts = api::Parts {
+                producer_id: producer_id.clone(),
+                log: app.log.clone(),
+                shaping: app.shaping.clone(),
+                dsps: known_dsps,
+                subscribers: app.subscribers.clone(),
+                draining: app.draining.clone(),
+                deletions,
+            };
+            let api = Api::new(
+                parts,
+                config.api.behavior,
+                config.api.tokens.clone(),
+                &registry,
+            )?;
+            if let Some(tokens) = config.api.tokens.clone() {
+                let watching = tokens.watch(app.files.clone(), app.api.stop.clone());
+                app.api.tasks.spawn(watching);
+            }
+            let tls = access.tls.as_ref().map(|tls| Arc::new(tls.for_http_1()));
+            let serving = api.serve(port, tls, connections("api")?, app.api.clone());
+            app.api.tasks.spawn(serving);
+        }
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, edge, connections("http")?),
-            grpc: app.start_streams(ports.grpc, &config, server, connections("grpc")?)?,
+            http: app.start_edge(ports.http, opt_out, edge, connections("http")?),
+            grpc: app.start_streams(ports.grpc, access, server, connections("grpc")?),
             shaping: app.shaping.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
@@ -196,11 +237,12 @@ impl App {
     fn start_edge(
         &self,
         listener: impl Listener,
+        opt_out: Option<OptOut>,
         metrics: edge::Metrics,
         connections: listen::Metrics,
     ) -> AcceptTask {
         let (log, shaping) = (self.log.clone(), self.shaping.clone());
-        let edge = Edge::new(log, shaping, metrics, self.draining.clone());
+        let edge = Edge::new(log, shaping, opt_out, metrics, self.draining.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         AcceptTask {
@@ -220,12 +262,11 @@ impl App {
     fn start_streams(
         &self,
         listener: impl Listener,
-        config: &Config,
+        access: AccessControl,
         server: Server,
         connections: listen::Metrics,
-    ) -> anyhow::Result<AcceptTask> {
+    ) -> AcceptTask {
         let stage = &self.streams;
-        let access = config.security.open(&self.registry, &self.files, stage)?;
         let accepting = stage.tasks.spawn(server.serve(
             listener,
             access,
@@ -243,10 +284,10 @@ impl App {
             };
             stop.run_until_cancelled(sweeping).await;
         });
-        Ok(AcceptTask {
+        AcceptTask {
             address: self.addresses.grpc,
             task: accepting.abort_handle(),
-        })
+        }
     }
 
     fn start_admin(
@@ -310,6 +351,11 @@ impl Ports<TcpListener> {
             http: listen::bind(config.network.http, "--http")?,
             grpc: listen::bind(config.network.grpc, "--grpc")?,
             admin: listen::bind(config.network.admin, "--admin")?,
+            api: config
+                .api
+                .address
+                .map(|api| listen::bind(api, "--api"))
+                .transpose()?,
         })
     }
 }
@@ -325,6 +371,7 @@ impl<L: Listener> Ports<L> {
             http: address(&self.http)?,
             grpc: address(&self.grpc)?,
             admin: address(&self.admin)?,
+            api: self.api.as_ref().map(address).transpose()?,
         })
     }
 }

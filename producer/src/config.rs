@@ -1,5 +1,6 @@
 //! Settings of a producer: flags, `PRODUCER_…` environment variables and an optional TOML file.
 
+mod api;
 mod args;
 mod dsps;
 mod shaping;
@@ -9,6 +10,7 @@ use std::ffi::OsString;
 use runtime::settings::{self, Common, ConfigErrors, Settings};
 
 pub use self::{
+    api::ApiConfig,
     args::{Args, Network, ResourceLimits, Retention, Shutdown},
     shaping::LimitsConfig,
 };
@@ -29,6 +31,8 @@ pub struct Config {
     pub shaping: LimitsConfig,
     /// TLS and authentication of the gRPC port.
     pub security: Security,
+    /// The API for bulk input and deletions.
+    pub api: ApiConfig,
     /// Time limits of the shutdown.
     pub shutdown: Shutdown,
     /// Settings that all programs share.
@@ -62,6 +66,7 @@ impl Settings for Args {
             dsps: self.dsps.check(errors),
             shaping: self.shaping.check(errors),
             security: self.security.check(errors),
+            api: self.api.check(errors),
             shutdown: self.shutdown,
             common: self.common.check(errors),
         }

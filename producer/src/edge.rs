@@ -8,6 +8,7 @@ mod connection;
 pub mod dsps;
 pub mod head;
 mod metrics;
+pub mod opt_out;
 pub mod request;
 pub mod response;
 
@@ -24,6 +25,7 @@ use self::{
     connection::EdgeConnection,
     dsps::{KnownDsps, Tally},
     head::Head,
+    opt_out::OptOut,
     request::{Rejection, Scratch},
     response::Outcome,
 };
@@ -38,6 +40,8 @@ pub struct Edge {
     log: Log,
     metrics: Metrics,
     shaping: Option<Shaping>,
+    /// The page to opt out, if it is served.
+    opt_out: Option<OptOut>,
     /// Cancelled when the producer drains: each connection closes with its next response.
     draining: CancellationToken,
 }
@@ -49,6 +53,7 @@ impl Edge {
     pub fn new(
         log: Log,
         shaping: Option<Shaping>,
+        opt_out: Option<OptOut>,
         metrics: Metrics,
         draining: CancellationToken,
     ) -> Self {
@@ -56,6 +61,7 @@ impl Edge {
             log,
             metrics,
             shaping,
+            opt_out,
             draining,
         }
     }
@@ -94,7 +100,12 @@ impl Edge {
         tally: &mut Tally,
     ) -> Result<Outcome, Closed> {
         if !matches!(head.path, "/" | "/sync") {
-            return Ok(Outcome::NotFound);
+            return Ok(match &self.opt_out {
+                Some(opt_out) if head.path == opt_out::PATH => {
+                    opt_out.handle(head, headers, &self.log, self.shaping.as_ref())
+                }
+                _ => Outcome::NotFound,
+            });
         }
         if !matches!(head.method, "GET" | "HEAD") {
             return Ok(Outcome::MethodNotAllowed);
@@ -114,6 +125,9 @@ impl Edge {
         if known.rejects(cookie.dsp_id) {
             tally.rejected(Some(cookie.dsp_id), Rejection::DspUnknown);
             return Ok(Outcome::Rejected(Rejection::DspUnknown));
+        }
+        if self.opt_out.is_some() && opt_out::has_cookie(headers) {
+            return Ok(Outcome::OptedOut);
         }
         tally.accepted(cookie.dsp_id);
         batch.push(&cookie);

@@ -8,6 +8,7 @@
 //! records the progress of the log, for subscribers that reconnect after a restart. [`memory`] computes the maximum
 //! memory.
 
+pub mod api;
 pub mod app;
 pub mod config;
 pub mod edge;

@@ -34,6 +34,7 @@
 
 pub(crate) mod append_batch;
 mod chunk;
+mod deletions;
 mod progress;
 mod reader;
 mod seal;
@@ -53,6 +54,7 @@ use self::seal::Open;
 pub use self::{
     append_batch::AppendBatch,
     chunk::Chunk,
+    deletions::Deletion,
     progress::Progress,
     reader::{Delivery, GapReason, Reader},
 };

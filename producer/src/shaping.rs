@@ -58,7 +58,7 @@ use self::{
 pub(crate) use self::{counters::DropReason, metrics::register, spool::Spool};
 use crate::{
     config::LimitsConfig,
-    log::{AppendBatch, Closed, Log},
+    log::{AppendBatch, Closed, Deletion, Log},
 };
 
 /// How often [`Shaping::run`] checks for a new version of the limits file while no cookie is due.
@@ -189,6 +189,16 @@ impl Shaping {
             }
         }
         log.append(batch)
+    }
+
+    /// Drops the queued cookies that these deletions cover.
+    ///
+    /// Holds the lock for a lookup per deletion and DSP in the queues; a deletion of a DSP scans its queue.
+    pub(crate) fn delete(&self, deletions: &[Deletion]) {
+        let mut state = self.state();
+        for deletion in deletions {
+            state.shaper.delete(deletion);
+        }
     }
 
     /// Releases due cookies and applies new versions of the limits file, until `stop`.

@@ -9,6 +9,7 @@
 
 mod body;
 mod call;
+mod confirm;
 mod cookie_messages;
 mod get_cookies;
 pub mod in_flight;
@@ -57,7 +58,8 @@ struct Inner {
     config: Config,
     budget: StreamBudget,
     refusals: Refusals,
-    cookie_messages: Arc<CookieMessages>,
+    /// Without deletions, and with them.
+    cookie_messages: [Arc<CookieMessages>; 2],
 }
 
 /// Configuration of all streams.
@@ -91,9 +93,26 @@ impl Streams {
                 config,
                 budget,
                 refusals,
-                cookie_messages: Arc::default(),
+                cookie_messages: [false, true]
+                    .map(|deletions| Arc::new(CookieMessages::new(deletions))),
             }),
         }
+    }
+
+    async fn respond(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
+        if request.uri().path() == "/cookiesync.v1.CookieStreamer/Confirm" {
+            let network = network(&request);
+            let request = read_request(request).await?;
+            return confirm::handle(&self.inner, &request, network);
+        }
+        let body = self.open(request).await?;
+        let (in_flight, superseded) = (Arc::clone(&body.in_flight), body.superseded.clone());
+        let mut response = Response::new(Body::new(body));
+        response.extensions_mut().insert(in_flight);
+        response.extensions_mut().insert(superseded);
+        let grpc = HeaderValue::from_static("application/grpc");
+        response.headers_mut().insert(header::CONTENT_TYPE, grpc);
+        Ok(response)
     }
 
     async fn open(&self, request: Request<Body>) -> Result<StreamBody, Status> {
@@ -151,19 +170,8 @@ impl Service<Request<Body>> for Streams {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let streams = self.clone();
         Box::pin(async move {
-            Ok(match streams.open(request).await {
-                Ok(body) => {
-                    let (in_flight, superseded) =
-                        (Arc::clone(&body.in_flight), body.superseded.clone());
-                    let mut response = Response::new(Body::new(body));
-                    response.extensions_mut().insert(in_flight);
-                    response.extensions_mut().insert(superseded);
-                    response.headers_mut().insert(
-                        header::CONTENT_TYPE,
-                        HeaderValue::from_static("application/grpc"),
-                    );
-                    response
-                }
+            Ok(match streams.respond(request).await {
+                Ok(response) => response,
                 Err(status) => {
                     streams.inner.refusals.count(&status);
                     let mut response = status.into_http();

@@ -63,6 +63,15 @@ pub async fn get_cookies(
     open(channel, request.into_request(), GET_COOKIES).await
 }
 
+/// Confirms what a node has stored.
+///
+/// # Errors
+/// The producer's status, or `UNAVAILABLE` when it cannot be reached.
+pub async fn confirm(channel: Channel, request: Request<v1::ConfirmRequest>) -> Result<(), Status> {
+    let mut client = v1::cookie_streamer_client::CookieStreamerClient::new(channel);
+    client.confirm(request).await.map(|_| ())
+}
+
 async fn open(
     channel: Channel,
     request: Request<impl Message + 'static>,

@@ -33,6 +33,7 @@ mod fields;
 use bytes::Bytes;
 use prost::Message;
 
+use self::cookie::is_deletion;
 pub use self::cookie::{cookie_dsp, decode_cookie, first_cookie};
 use self::fields::{FIXED32, FIXED64, Fields, LEN, VARINT, Value};
 use crate::{limits::SMALL_FRAME_BYTES, v1};
@@ -58,6 +59,7 @@ const COOKIE_USER_ID: u8 = tag(1, LEN);
 const COOKIE_DSP_ID: u8 = tag(2, VARINT);
 const COOKIE_BUYER_UID: u8 = tag(3, LEN);
 const COOKIE_AGE: u8 = tag(4, VARINT);
+const COOKIE_DELETED: u8 = tag(5, VARINT);
 const CHUNK_EPOCH: u8 = tag(1, FIXED64);
 const CHUNK_FIRST_SEQUENCE: u8 = tag(2, FIXED64);
 const CHUNK_COUNT: u8 = tag(3, FIXED32);
@@ -84,6 +86,9 @@ pub enum WireError {
     /// A number does not fit its field.
     #[error("number is out of range")]
     Range,
+    /// A cookie has a buyer uid and is marked as deleted, or has neither.
+    #[error("cookie has no buyer uid and is no deletion, or has both")]
+    Deletion,
     /// The number of cookies in a chunk is zero, or differs from its header.
     #[error("cookie count of the chunk is wrong")]
     Count,
@@ -96,13 +101,20 @@ pub struct CookieRef<'a> {
     pub user_id: &'a str,
     /// The DSP.
     pub dsp_id: u32,
-    /// The DSP's id of the user.
+    /// The DSP's id of the user. Empty in a deletion, and only there.
     pub buyer_uid: &'a str,
     /// Time from its acceptance to the time of its chunk, in microseconds.
     pub age_micros: u64,
 }
 
 impl CookieRef<'_> {
+    /// Whether this is a deletion instead of a match.
+    #[inline]
+    #[must_use]
+    pub const fn is_deletion(&self) -> bool {
+        self.buyer_uid.is_empty()
+    }
+
     /// Time of acceptance in microseconds since the Unix epoch, for a chunk of `chunk_unix_micros`; 0 if that is less than the
     /// age.
     #[must_use]
@@ -151,6 +163,7 @@ fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
         0 => 0,
         age => 1 + varint_bytes(age),
     };
+    // A deletion has its flag, in two bytes, instead of an empty buyer uid.
     1 + varint_bytes(cookie.user_id.len() as u64)
         + cookie.user_id.len()
         + 1
@@ -175,9 +188,13 @@ pub fn put_cookie(buffer: &mut Vec<u8>, cookie: &CookieRef<'_>) {
     buffer.extend_from_slice(user_id);
     buffer.push(COOKIE_DSP_ID);
     put_varint(buffer, u64::from(cookie.dsp_id));
-    buffer.push(COOKIE_BUYER_UID);
-    put_varint(buffer, buyer_uid.len() as u64);
-    buffer.extend_from_slice(buyer_uid);
+    if cookie.is_deletion() {
+        buffer.extend_from_slice(&[COOKIE_DELETED, 1]);
+    } else {
+        buffer.push(COOKIE_BUYER_UID);
+        put_varint(buffer, buyer_uid.len() as u64);
+        buffer.extend_from_slice(buyer_uid);
+    }
     if cookie.age_micros > 0 {
         buffer.push(COOKIE_AGE);
         put_varint(buffer, cookie.age_micros);
@@ -236,21 +253,29 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
     Bytes::from(buffer)
 }
 
-/// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix.
+/// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix. Omits deletions unless
+/// `deletions` is set.
 ///
-/// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`].
+/// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`]. The result is empty if nothing is left.
 ///
 /// # Errors
 /// If the chunk is malformed.
-pub fn cookie_messages(chunk: &ChunkRef) -> Result<Bytes, WireError> {
+pub fn cookie_messages(chunk: &ChunkRef, deletions: bool) -> Result<Bytes, WireError> {
     let spare = chunk.header.count as usize * (FRAME_PREFIX_BYTES - 2) + SMALL_FRAME_BYTES;
     let mut buffer = Vec::with_capacity(chunk.body.len() + spare);
     let mut last_at = 0;
     for cookie in chunk.encoded_cookies() {
+        let cookie = cookie?;
+        if !deletions && is_deletion(cookie)? {
+            continue;
+        }
         last_at = buffer.len();
         buffer.extend_from_slice(&[0; FRAME_PREFIX_BYTES]);
-        buffer.extend_from_slice(cookie?);
+        buffer.extend_from_slice(cookie);
         set_prefix(&mut buffer, last_at);
+    }
+    if buffer.is_empty() {
+        return Ok(Bytes::new());
     }
     put_padding(&mut buffer, 0);
     set_prefix(&mut buffer, last_at);

@@ -201,6 +201,7 @@ impl Stream {
                 let request = connector.request(GetCookiesRequest {
                     host,
                     supports_age: true,
+                    deletions: false,
                 });
                 let opened = client::get_cookies(channel, request).await;
                 opened.map(Response::into_inner)

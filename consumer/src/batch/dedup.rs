@@ -1,6 +1,7 @@
 //! The filter for cookies of a batch.
 
 use super::{BatchCookie, BatchId};
+use crate::deletions::Deletion;
 
 /// Decision on a cookie that would be added to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub enum DedupDecision {
     NoDspSlot,
     /// Reject it: it has expired.
     Expired,
+    /// Skip it: a deletion covers it.
+    Deleted,
     /// Write it.
     Write {
         /// Whether the store has probably a cookie of its pair.
@@ -38,6 +41,9 @@ pub trait DedupFilter {
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision;
+
+    /// Notes a deletion: it covers cookies that come from now on.
+    fn delete(&mut self, _deletion: &Deletion) {}
 }
 
 /// Accepts every cookie.

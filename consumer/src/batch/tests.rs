@@ -323,6 +323,8 @@ fn malformed_cookies_are_counted_and_skipped() {
             malformed: 7,
             no_dsp_slot: 0,
             expired: 0,
+            deletions: 0,
+            deleted: 0,
         }
     );
     assert_eq!(batch.released().collect::<Vec<_>>(), [(5, 1)]);

@@ -207,6 +207,18 @@ pub struct RetentionArgs {
         value_parser = size(64 << 10..=BYTES_MAX)
     )]
     pub refresh_bytes: usize,
+
+    /// Memory for deletions, 40 bytes each. When it is full, the oldest are forgotten
+    ///
+    /// Cookies that were accepted before a forgotten deletion are then no longer stored, so nothing deleted comes back.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "32MiB",
+        hide_short_help = true,
+        value_parser = size(4 << 10..=BYTES_MAX)
+    )]
+    pub deletion_bytes: usize,
 }
 
 /// MongoDB options.

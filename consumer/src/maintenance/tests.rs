@@ -66,7 +66,11 @@ impl Store for FakeStore {
         done(WriteOutcome::default())
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> StoreFuture<'a, LookupResult> {
+    fn lookup<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a crate::deletions::Deletions,
+    ) -> StoreFuture<'a, LookupResult> {
         done(LookupResult::default())
     }
 

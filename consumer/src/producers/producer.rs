@@ -107,6 +107,11 @@ impl Producer {
         self.durable.is_some()
     }
 
+    /// Epoch and sequence up to which it is durable.
+    pub(super) fn durable(&self) -> Option<(u64, u64)> {
+        self.durable
+    }
+
     /// Sets the cursor of the store.
     pub(super) fn load(&mut self, cursor: Cursor) {
         self.record_commit(&cursor);

@@ -195,6 +195,10 @@ impl Table {
         self.producers.get(id)?.received().cloned()
     }
 
+    pub(super) fn durable(&self, id: &str) -> Option<(u64, u64)> {
+        self.producers.get(id)?.durable()
+    }
+
     pub(super) fn streams(&self, id: &str) -> usize {
         self.producers.get(id).map_or(0, Producer::streams)
     }

@@ -182,16 +182,25 @@ impl Retrier {
                 break;
             }
             let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
-            let batch = Arc::new(unpack(self.store.read_retry_entries(&numbers).await?));
+            let mut batch = unpack(self.store.read_retry_entries(&numbers).await?);
+            batch.remove_deleted(&self.retry_queue.deletions);
+            let batch = Arc::new(batch);
             let written = match self.rejection_reason(dsp_id, &batch) {
-                Some(why) => all_rejected(&batch, why),
+                Some(why) => {
+                    if !batch.deletions().is_empty() {
+                        let deletions = Arc::new(batch.only_deletions());
+                        self.store.retry(dsp_id, deletions).await?;
+                    }
+                    all_rejected(&batch, why)
+                }
                 None => self.store.retry(dsp_id, Arc::clone(&batch)).await?,
             };
             has_retried = true;
             let (stale, rejected) = (written.stale.len() as u64, written.rejected.len() as u64);
-            let (cookies, superseded) = (batch.len() as u64, batch.counts().superseded);
+            let counts = batch.counts();
+            let (cookies, superseded) = (batch.len() as u64, counts.superseded);
             let queued: u64 = entries.iter().map(|entry| entry.cookies).sum();
-            let unreadable = queued.saturating_sub(cookies + superseded);
+            let unreadable = queued.saturating_sub(cookies + superseded + counts.deleted);
             if unreadable > 0 {
                 tracing::error!(
                     dsp_id,
@@ -208,6 +217,7 @@ impl Retrier {
                 stale,
                 rejected,
                 unreadable,
+                deleted_on_arrival: counts.deleted,
                 ..LedgerCounts::default()
             };
             self.retry_queue.metrics.ledger.retried(&outcomes);

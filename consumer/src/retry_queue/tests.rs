@@ -3,6 +3,7 @@
 use runtime::metrics::Registry;
 
 use super::*;
+use crate::deletions::Deletions;
 use crate::{
     batch::tests::{aged_chunk, batch, chunk},
     metrics::Metrics,
@@ -12,7 +13,11 @@ use crate::{
 fn queue(metrics: &Metrics) -> RetryQueue {
     RetryQueue {
         bytes_max: 1 << 20,
-        ..RetryQueue::new([7].into(), metrics.retry_queue.clone())
+        ..RetryQueue::new(
+            [7].into(),
+            Deletions::default(),
+            metrics.retry_queue.clone(),
+        )
     }
 }
 
@@ -93,6 +98,7 @@ fn entries_are_bounded_and_their_numbers_increase_despite_the_clock() {
         number: u64::MAX / 2,
         dsp_id: 9,
         cookies: 1,
+        deletions: 0,
         bytes: 200,
     };
     retry_queue.load(&[ahead]);

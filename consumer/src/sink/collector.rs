@@ -16,6 +16,7 @@ use super::{BatchLimits, BatchSender, Failure, lock};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
+    deletions::{Deletion, Deletions},
     dsp_slots::DspSlots,
     metrics::{self, gauge_value},
     subscription::buffer::{BufferReader, Item},
@@ -41,6 +42,7 @@ pub struct Collector {
     clock: ClockJumps,
     slots: DspSlots,
     ttls: Ttls,
+    deletions: Deletions,
     /// DSPs that the operator rejects.
     rejected_dsps: watch::Receiver<BTreeSet<u32>>,
 }
@@ -51,6 +53,7 @@ struct AdmissionFilter<'a> {
     ttls: &'a Ttls,
     /// The current time in microseconds since the Unix epoch.
     now: u64,
+    deletions: &'a Deletions,
     suppression: &'a mut Suppression,
 }
 
@@ -69,24 +72,38 @@ impl DedupFilter for AdmissionFilter<'_> {
         fingerprint: Fingerprint,
         batch: BatchId,
     ) -> DedupDecision {
-        if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
+        let deleted = self.deletions.until(cookie.user_id, cookie.dsp_id);
+        if cookie.accepted_unix_micros <= deleted {
+            DedupDecision::Deleted
+        } else if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
             DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
+            let stored = self.deletions.deleted_until(cookie.user_id, cookie.dsp_id);
+            self.suppression.set_deleted(stored);
             self.suppression.decide(cookie, fingerprint, batch)
         } else {
             DedupDecision::NoDspSlot
         }
+    }
+
+    fn delete(&mut self, deletion: &Deletion) {
+        self.deletions.add(deletion);
     }
 }
 
 impl Collector {
     /// A collector that skips the rest of the buffer when `fast_drain` is cancelled.
     #[must_use]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a part of its own, and one place calls this"
+    )]
     pub fn new(
         limits: BatchLimits,
         suppression: Arc<Mutex<Suppression>>,
         slots: DspSlots,
         ttls: Ttls,
+        deletions: Deletions,
         mut rejected_dsps: watch::Receiver<BTreeSet<u32>>,
         metrics: metrics::Sink,
         fast_drain: CancellationToken,
@@ -100,6 +117,7 @@ impl Collector {
             clock: ClockJumps::new(unix_micros(), Instant::now()),
             slots,
             ttls,
+            deletions,
             rejected_dsps,
         }
     }
@@ -127,7 +145,9 @@ impl Collector {
                     due_at = None;
                     let next = batch.next();
                     self.update_slot_metrics();
-                    batch_sender.send(std::mem::replace(&mut batch, next), idle).await?;
+                    let mut full = std::mem::replace(&mut batch, next);
+                    self.finish(&mut full);
+                    batch_sender.send(full, idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
                     let Some(item) = item else { break };
@@ -145,11 +165,19 @@ impl Collector {
             }
         }
         if !batch.is_empty() {
+            self.finish(&mut batch);
             self.update_slot_metrics();
             let idle = batch_sender.wait_idle().await;
             batch_sender.send(batch, idle).await?;
         }
         Ok(())
+    }
+
+    /// Removes what deletions of this batch cover.
+    fn finish(&self, batch: &mut Batch) {
+        if !batch.deletions().is_empty() {
+            batch.remove_deleted(&self.deletions);
+        }
     }
 
     fn add(&mut self, batch: &mut Batch, item: Item) {
@@ -171,6 +199,7 @@ impl Collector {
                     ttls: &self.ttls,
                     // Not the steady clock: after a jump forward and back, it would expire all cookies.
                     now: self.clock.earlier(now, at),
+                    deletions: &self.deletions,
                     suppression: &mut suppression,
                 };
                 batch.push_filtered(&producer, &chunk, latest, &mut filter);

@@ -14,6 +14,7 @@ use super::{BATCH_BYTES_MAX, BatchLimits, Collector, Failure, Writer, batch_chan
 use crate::{
     config::Config,
     dead_letters::DeadLetters,
+    deletions::Deletions,
     dsp_slots::DspSlots,
     health::Health,
     metrics::Metrics,
@@ -62,6 +63,7 @@ impl Pipeline {
         store: Arc<dyn Store>,
         health: Arc<Health>,
         rejected_dsps: watch::Receiver<BTreeSet<u32>>,
+        deletions: Deletions,
         metrics: &Metrics,
         stops: StopTokens,
     ) -> Result<Self, Failure> {
@@ -84,7 +86,11 @@ impl Pipeline {
             config.storage.dead_letter_bytes,
             metrics.sink.dead_letters.clone(),
         );
-        let retry_queue = RetryQueue::new(config.storage.dsps(), metrics.retry_queue.clone());
+        let retry_queue = RetryQueue::new(
+            config.storage.dsps(),
+            deletions.clone(),
+            metrics.retry_queue.clone(),
+        );
         let retrier = Retrier::new(
             retry_queue.clone(),
             Arc::clone(&store),
@@ -98,6 +104,7 @@ impl Pipeline {
             Arc::clone(&suppression),
             DspSlots::new(config.storage.dsps(), config.storage.unlisted_dsps_max),
             ttls,
+            deletions.clone(),
             rejected_dsps,
             metrics.sink.clone(),
             stops.fast_drain,

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
+use crate::deletions::Deletions;
 use crate::{
     batch::{
         Cursor,
@@ -81,7 +82,11 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         Arc::clone(&health),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
+        RetryQueue::new(
+            BTreeSet::new(),
+            Deletions::default(),
+            metrics.retry_queue.clone(),
+        ),
         stop.clone(),
     );
     let tasks = TaskTracker::new();
@@ -91,6 +96,7 @@ fn start_with(store: FakeStore, limits: BatchLimits, ttls: Ttls) -> Sink {
         suppression,
         slots(),
         ttls,
+        Deletions::default(),
         no_rejected_dsps(),
         metrics.sink.clone(),
         fast_drain.clone(),
@@ -189,7 +195,11 @@ async fn queued_cookies_are_written_once_if_the_reply_to_their_removal_is_lost()
         lost_removals: AtomicU32::new(2),
         ..FakeStore::default()
     });
-    let retry_queue = RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone());
+    let retry_queue = RetryQueue::new(
+        BTreeSet::new(),
+        Deletions::default(),
+        metrics.retry_queue.clone(),
+    );
     let batch = batch(&[chunk(1, 1, &[("a", 7, "b"), ("b", 7, "b")])]);
     metrics.sink.ledger.received(2);
     let deferred = DeferredCookies {
@@ -475,7 +485,11 @@ async fn read_only_store_counts_as_down() {
         health,
         metrics.sink.clone(),
         letters,
-        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
+        RetryQueue::new(
+            BTreeSet::new(),
+            Deletions::default(),
+            metrics.retry_queue.clone(),
+        ),
         stop,
     );
     let loaded = writer.load();

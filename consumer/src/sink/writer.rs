@@ -130,6 +130,7 @@ impl Writer {
         self.caller.retry(|store| store.ping()).await?;
         let mut loaded = self.caller.retry(|store| store.load()).await?;
         self.retry_queue.load(&loaded.retry_queue);
+        self.retry_queue.deletions().load(&loaded.deletions);
         // Their slots are created soon.
         loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)
@@ -379,7 +380,12 @@ impl Writer {
             let took = Duration::from_micros(now.saturating_sub(released));
             metrics.stored_seconds.observe(took, cookies);
         }
+        let deletions = self.retry_queue.deletions();
+        deletions.begin_jobs(batch.deletions());
         self.health.producers().record_commit(batch.cursors());
+        if !batch.deletions().is_empty() {
+            deletions.notify_durable();
+        }
         for end in batch.completed_epochs() {
             metrics.producer_drains.inc();
             let (producer, epoch, final_sequence) = (&*end.producer, end.epoch, end.sequence);

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 
 use super::{Expiry, ExpiryResult, LookupResult, Store, StoreFuture, StoredState, WriteOutcome};
-use crate::batch::{Batch, Cursor};
+use crate::{
+    batch::{Batch, Cursor},
+    deletions::Deletions,
+};
 
 /// Keeps only cursors, in memory.
 #[derive(Debug, Default)]
@@ -32,7 +35,7 @@ impl Store for DiscardStore {
         std::future::ready(Ok(WriteOutcome::default())).boxed()
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> StoreFuture<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _: &'a str, _: &'a Deletions) -> StoreFuture<'a, LookupResult> {
         std::future::ready(Ok(LookupResult::default())).boxed()
     }
 

@@ -14,6 +14,7 @@
 //! all data. Without writes, expired cookies stay on disk, unseen. A full ("major") compaction is never started, because it
 //! would block all others, and after four flushes the writers. So the compaction window is not used.
 
+mod deletions;
 mod expiry;
 mod recent;
 mod records;
@@ -33,12 +34,14 @@ use fjall::{
 use proto::{limits::BUYER_UID_BYTES_MAX, newest};
 use runtime::{unfinished_store, unix_micros};
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     ExpiryResult, LookupResult, Store, StoreError, StoreFuture, StoredState, WriteOutcome,
 };
 use crate::{
     batch::{Batch, BatchCookie},
+    deletions::{Deletion, Deletions},
     ttl::Ttls,
 };
 use expiry::ExpiryFilter;
@@ -181,9 +184,25 @@ impl Store for EmbeddedStore {
         Box::pin(self.unless_broken(writing))
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult> {
-        let user_id = user_id.to_owned();
-        self.run(move |inner| inner.lookup(&user_id))
+    fn lookup<'a>(
+        &'a self,
+        user_id: &'a str,
+        deletions: &'a Deletions,
+    ) -> StoreFuture<'a, LookupResult> {
+        let (user_id, deletions) = (user_id.to_owned(), deletions.clone());
+        self.run(move |inner| inner.lookup(&user_id, &deletions))
+    }
+
+    fn remove_dsp<'a>(
+        &'a self,
+        deletion: &'a Deletion,
+        stop: &'a CancellationToken,
+    ) -> StoreFuture<'a, Option<u64>> {
+        Box::pin(self.remove_all_of_dsp(deletion, stop))
+    }
+
+    fn forget_deletions(&self, floor: u64) -> StoreFuture<'_, ()> {
+        self.run(move |inner| inner.forget_deletions(floor))
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {
@@ -276,6 +295,7 @@ impl Inner {
             loaded.cursors.extend(decode_cursor(&key, &value));
         }
         loaded.slots.extend(&*self.slots());
+        loaded.deletions = self.load_deletions()?;
         Ok(loaded)
     }
 
@@ -288,6 +308,7 @@ impl Inner {
             .durability(Some(PersistMode::SyncData));
         let mut done = WriteOutcome::default();
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
+        self.delete(batch, &mut writes)?;
         // In key order, which is efficient for the tree.
         for index in batch.by_user() {
             let cookie = batch.cookie(index as usize);
@@ -321,17 +342,18 @@ impl Inner {
         Ok(stored.is_some_and(|stored| !newest::replaces(accepted, stored)))
     }
 
-    fn lookup(&self, user_id: &str) -> fjall::Result<LookupResult> {
+    fn lookup(&self, user_id: &str, deletions: &Deletions) -> fjall::Result<LookupResult> {
         let now = (self.tuning.now_unix_micros)();
         let mut found = LookupResult::default();
-        for pair in self.cookies.prefix(user_prefix(user_id)) {
+        for pair in self.cookies.prefix(user_prefix(user_id.as_bytes())) {
             let (key, value) = pair.into_inner()?;
             let (Some(dsp_id), Some(accepted), Some(buyer_uid)) =
                 (dsp_of(&key), be_u64(&value), value.get(8..))
             else {
                 continue;
             };
-            if accepted < self.ttls.expired_before(dsp_id, now) {
+            let deleted = deletions.deleted_until(user_id.as_bytes(), dsp_id);
+            if accepted < self.ttls.expired_before(dsp_id, now) || accepted <= deleted {
                 continue;
             }
             let buyer_uid = String::from_utf8_lossy(buyer_uid).into_owned();

@@ -31,6 +31,7 @@ pub mod command;
 mod compaction;
 mod connection;
 mod cursors;
+mod deletions;
 mod duplicate_key;
 mod error_text;
 mod expiry;
@@ -58,13 +59,17 @@ use mongodb::{
 };
 use runtime::unix_micros;
 use tokio::sync::OnceCell;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Compaction, Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
     StoreFuture, StoredState, WriteOutcome,
 };
-use crate::{batch::Batch, ttl::Ttls};
+use crate::{
+    batch::Batch,
+    deletions::{Deletion, Deletions},
+    ttl::Ttls,
+};
 use breakers::Breakers;
 pub use connection::check_uri;
 use connection::{Connection, with_timeout};
@@ -266,6 +271,7 @@ impl Store for MongodbStore {
                 cursors: inner.load_committed().await?,
                 slots: inner.read_slots().await?,
                 retry_queue: inner.read_retry_index().await?,
+                deletions: inner.read_deletions().await?,
             })
         }
         .boxed()
@@ -299,8 +305,24 @@ impl Store for MongodbStore {
         self.inner.commit_batch(batch, receipt).boxed()
     }
 
-    fn lookup<'a>(&'a self, user_id: &'a str) -> StoreFuture<'a, LookupResult> {
-        self.inner.find_user(user_id).boxed()
+    fn lookup<'a>(
+        &'a self,
+        user_id: &'a str,
+        deletions: &'a Deletions,
+    ) -> StoreFuture<'a, LookupResult> {
+        self.inner.find_user(user_id, deletions).boxed()
+    }
+
+    fn remove_dsp<'a>(
+        &'a self,
+        deletion: &'a Deletion,
+        stop: &'a CancellationToken,
+    ) -> StoreFuture<'a, Option<u64>> {
+        self.inner.remove_dsp_cookies(deletion, stop).boxed()
+    }
+
+    fn forget_deletions(&self, floor: u64) -> StoreFuture<'_, ()> {
+        self.inner.delete_old_deletions(floor).boxed()
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

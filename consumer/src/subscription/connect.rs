@@ -7,7 +7,7 @@ use proto::{
     wire::StreamMessage,
 };
 use runtime::connect::Connector;
-use tonic::Streaming;
+use tonic::{Streaming, metadata::MetadataMap, transport::Channel};
 
 use super::{StreamEnd, Subscription, sequence::ProtocolViolation};
 use crate::batch::Cursor;
@@ -25,20 +25,26 @@ fn window_bytes(streams: usize) -> u32 {
     (WINDOWS_BYTES / streams).clamp(WINDOW_BYTES_MIN, RECEIVE_WINDOW_BYTES)
 }
 
+/// A connection, and the metadata that its calls carry.
+type Connection = (Channel, MetadataMap);
+
 impl Subscription {
     /// Connects and receives the producer's `Hello`.
     pub(super) async fn handshake(
         &self,
         cursors: &[Cursor],
-    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>), StreamEnd> {
-        let mut stream = self.open(cursors).await?;
+    ) -> Result<(v1::Hello, Streaming<bytes::Bytes>, Connection), StreamEnd> {
+        let (mut stream, connection) = self.open(cursors).await?;
         match self.receive(&mut stream).await? {
-            StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream)),
+            StreamMessage::Event(Event::Hello(hello)) => Ok((hello, stream, connection)),
             _ => Err(self.violation(ProtocolViolation::new("first message is not hello"))),
         }
     }
 
-    async fn open(&self, cursors: &[Cursor]) -> Result<Streaming<bytes::Bytes>, StreamEnd> {
+    async fn open(
+        &self,
+        cursors: &[Cursor],
+    ) -> Result<(Streaming<bytes::Bytes>, Connection), StreamEnd> {
         let unreachable = |error: tonic::transport::Error| StreamEnd::Unreachable(chain(&error));
         let origin = self.origin.parse().map_err(|_| {
             StreamEnd::Unreachable(format!("invalid producer URL `{}`", self.origin))
@@ -64,8 +70,10 @@ impl Subscription {
         };
         let opened = async {
             let channel = connector.connect(&endpoint).await.map_err(unreachable)?;
-            let subscribed = client::subscribe(channel, connector.request(request)).await?;
-            Ok::<_, StreamEnd>(subscribed.into_inner())
+            let metadata = connector.request(()).metadata().clone();
+            let request = connector.request(request);
+            let subscribed = client::subscribe(channel.clone(), request).await?;
+            Ok::<_, StreamEnd>((subscribed.into_inner(), (channel, metadata)))
         };
         // The error of the connection is more specific than that of the call.
         let cause = |ended| match connector.failure() {

@@ -4,6 +4,7 @@ use runtime::metrics::Registry;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::deletions::Deletions;
 use crate::metrics::Metrics;
 
 #[tokio::test(start_paused = true)]
@@ -14,6 +15,7 @@ async fn connection_without_hello_times_out() {
     let (buffer, _reader) = buffer::buffer(1 << 20, &metrics);
     let context = Context {
         name: "c".to_owned(),
+        deletions: Deletions::default(),
         producers_expected: 1,
         network: Arc::new(runtime::connect::Tcp),
         security: Security::default(),

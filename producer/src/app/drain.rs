@@ -51,7 +51,9 @@ impl App {
         tokio::time::sleep(delay).await;
         let end = Instant::now() + timeout;
         let edge_grace = EDGE_GRACE.min(timeout / 4);
-        if !self.edge.drain(Instant::now() + edge_grace).await {
+        let edge_end = Instant::now() + edge_grace;
+        let (is_edge_done, _) = tokio::join!(self.edge.drain(edge_end), self.api.drain(edge_end));
+        if !is_edge_done {
             tracing::info!("closed HTTP connections of clients that did not finish");
         }
         if let Some(shaping) = &self.shaping {

@@ -15,7 +15,7 @@ use runtime::{
     settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
-use super::{dsps::DspsArgs, shaping::LimitsArgs};
+use super::{api::ApiArgs, dsps::DspsArgs, shaping::LimitsArgs};
 use crate::{epoch_history::StateDir, security::SecurityArgs};
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
@@ -49,6 +49,8 @@ pub struct Args {
     pub(super) shaping: LimitsArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
+    #[command(flatten)]
+    pub(super) api: ApiArgs,
     #[command(flatten)]
     pub(super) shutdown: Shutdown,
     #[command(flatten)]

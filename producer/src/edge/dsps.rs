@@ -226,6 +226,14 @@ impl Dsps {
         }
     }
 
+    /// The DSPs that are known now.
+    #[must_use]
+    pub fn known(&self) -> KnownDsps {
+        let mut known = KnownDsps::default();
+        self.refresh(&mut known);
+        known
+    }
+
     /// Applies another list, from the next batch of each connection on.
     pub fn set_series(&self, series: &DspSeries) {
         let shared = &*self.shared;

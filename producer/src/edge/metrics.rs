@@ -6,6 +6,7 @@ use runtime::metrics::{Latency, Registry};
 
 use super::{
     dsps::{DspSeries, Dsps},
+    opt_out::Page,
     request::Rejection,
     response::Outcome,
 };
@@ -18,6 +19,8 @@ const ACCEPTED: &str = "accepted";
 pub struct Metrics {
     /// Accepted requests, counted after their cookies are in the log.
     pub(super) accepted: IntCounter,
+    opted_out: IntCounter,
+    opt_out: Vec<IntCounter>,
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
     method_not_allowed: IntCounter,
@@ -39,6 +42,8 @@ impl Metrics {
         let outcome = |label: &str| requests.with_label_values(&[label]);
         Ok(Self {
             accepted: outcome(ACCEPTED),
+            opted_out: outcome("opted_out"),
+            opt_out: Page::LABELS.map(outcome).into(),
             rejected: Rejection::ALL
                 .iter()
                 .map(|rejection| outcome(rejection.label()))
@@ -62,6 +67,8 @@ impl Metrics {
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {
             Outcome::Accepted => {}
+            Outcome::OptedOut => self.opted_out.inc(),
+            Outcome::OptOut(page) => self.opt_out[page.index()].inc(),
             Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),

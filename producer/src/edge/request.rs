@@ -186,14 +186,18 @@ fn parse_buyer_uid<'a>(encoded: &'a str, scratch: &'a mut [u8]) -> Result<&'a st
     }
 }
 
-fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str, Rejection> {
-    let user_id = headers
-        .flat_map(|header| header.split(|&byte| byte == b';'))
-        .find_map(|pair| {
+/// The value of the HTTP cookie that holds the user id, if there is one.
+pub(super) fn user_id<'a>(mut headers: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+    headers.find_map(|header| {
+        header.split(|&byte| byte == b';').find_map(|pair| {
             let pair = pair.trim_ascii();
             pair.strip_prefix(USER_COOKIE)?.strip_prefix(b"=")
         })
-        .ok_or(Rejection::UserMissing)?;
+    })
+}
+
+fn parse_user_id<'a>(headers: impl Iterator<Item = &'a [u8]>) -> Result<&'a str, Rejection> {
+    let user_id = user_id(headers).ok_or(Rejection::UserMissing)?;
     ids::check_user_cookie(user_id, USER_ID_BYTES_MAX).map_err(|illegal| match illegal {
         InvalidId::Empty => Rejection::UserEmpty,
         InvalidId::TooLong => Rejection::UserTooLong,

@@ -1,8 +1,11 @@
 //! Responses of the edge. The only place that maps outcomes to HTTP.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
 
-use super::request::Rejection;
+use super::{opt_out::Page, request::Rejection};
 
 /// The last second that a `date` header can express, at the end of the year 9999.
 const DATES_END: Duration = Duration::from_secs(253_402_300_799);
@@ -12,6 +15,10 @@ const DATES_END: Duration = Duration::from_secs(253_402_300_799);
 pub enum Outcome {
     /// The cookie is in the log, or its limit decided to queue or drop it.
     Accepted,
+    /// As accepted, but the browser has opted out: the cookie is not recorded.
+    OptedOut,
+    /// The page to opt out.
+    OptOut(Page),
     /// Invalid input.
     Rejected(Rejection),
     /// Unknown path.
@@ -34,24 +41,33 @@ pub struct ResponseOptions {
 }
 
 impl Outcome {
-    fn status_line(self) -> &'static str {
-        match self {
-            Self::Accepted => "200 OK",
+    fn status_line(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Accepted | Self::OptedOut => "200 OK",
+            Self::OptOut(page) => return page.status_line().into(),
             Self::Rejected(_) | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
-        }
+        })
     }
 
-    fn body(self) -> &'static str {
-        match self {
-            Self::Accepted => "",
+    fn body(self, now_seconds: u64) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Accepted | Self::OptedOut => "",
+            Self::OptOut(page) => return page.body(now_seconds).into(),
             Self::Rejected(rejection) => rejection.reason(),
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",
             Self::Malformed => "not an HTTP/1 request\n",
+        })
+    }
+
+    fn content_type(self) -> &'static str {
+        match self {
+            Self::OptOut(page) => page.content_type(),
+            _ => "text/plain; charset=utf-8",
         }
     }
 }
@@ -91,7 +107,7 @@ impl Responses {
 
     /// Appends one response to `output`.
     pub fn write(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        if outcome == Outcome::Accepted && !options.close {
+        if matches!(outcome, Outcome::Accepted | Outcome::OptedOut) && !options.close {
             output.extend_from_slice(&self.accepted);
         } else {
             self.encode(outcome, options, output);
@@ -99,16 +115,16 @@ impl Responses {
     }
 
     fn encode(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        let body = outcome.body();
+        let body = outcome.body(self.second.unwrap_or_default().as_secs());
         let close = if options.close {
             "connection: close\r\n"
         } else {
             ""
         };
         let content_type = if body.is_empty() {
-            ""
+            String::new()
         } else {
-            "content-type: text/plain; charset=utf-8\r\n"
+            format!("content-type: {}\r\n", outcome.content_type())
         };
         let head = format!(
             "HTTP/1.1 {}\r\n{content_type}content-length: {}\r\ncache-control: no-store\r\n{close}{}\r\n",

@@ -11,7 +11,9 @@ use proto::{
     wire::{self, ChunkHeader, CookieRef},
 };
 
-use super::{AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence, chunk::Chunk};
+use super::{
+    AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence, chunk::Chunk, deletions::Pending,
+};
 
 /// A buffer below this size is sealed after three times the age. It holds about 30 cookies, those of 30 ms at 1,000 per
 /// second.
@@ -28,6 +30,8 @@ pub(super) struct Open {
     closed: bool,
     /// Records the progress of this log.
     progress: Option<Box<dyn Progress>>,
+    /// Deletions that begin the next chunk.
+    pub(super) pending: Pending,
     /// The last sequence that may be used before the next call of `progress`.
     reserved: Sequence,
     pub(super) sealed_bytes: u64,
@@ -45,6 +49,7 @@ impl Open {
             accepted_unix_micros: 0,
             opened: Instant::now(),
             closed: false,
+            pending: Pending::default(),
             reserved: if progress.is_some() { 0 } else { Sequence::MAX },
             progress,
             sealed_bytes: 0,
@@ -57,6 +62,10 @@ impl Open {
     /// The first sequence of the next sealed chunk.
     pub(super) fn next_sequence(&self) -> Sequence {
         self.first_sequence
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// Cookies appended so far.
@@ -191,14 +200,19 @@ impl Log {
         }
         self.append_by(|open, now| {
             for (cookie, accepted) in cookies {
-                self.seal_if_full(open, wire::cookie_bytes(&open.with_age(cookie, accepted)));
-                open.begin(now, &self.shared);
-                open.reserve(1);
-                let aged = open.with_age(cookie, accepted);
-                wire::put_cookie(&mut open.buffer, &aged);
-                open.count += 1;
+                self.put(open, now, cookie, accepted);
             }
         })
+    }
+
+    /// Puts one cookie that was accepted at `accepted` into the open buffer.
+    pub(super) fn put(&self, open: &mut Open, now: u64, cookie: CookieRef<'_>, accepted: u64) {
+        self.seal_if_full(open, wire::cookie_bytes(&open.with_age(cookie, accepted)));
+        open.begin(now, &self.shared);
+        open.reserve(1);
+        let aged = open.with_age(cookie, accepted);
+        wire::put_cookie(&mut open.buffer, &aged);
+        open.count += 1;
     }
 
     /// Calls `append`, which must append at least one cookie, with the open buffer and the time, under the lock.
@@ -209,7 +223,7 @@ impl Log {
     /// The age is measured by the clock of the log, because the monotonic clock may stop with a virtual machine. If the system
     /// clock jumps forward, a chunk is sealed early. If it jumps back, the clock of the log stands still, and the sealing task,
     /// which uses the monotonic clock, still delivers the cookies.
-    fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
+    pub(super) fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
         let shared = &*self.shared;
         let mut open = shared.open();
         if open.closed {
@@ -236,7 +250,7 @@ impl Log {
 
     /// Seals the open buffer if `bytes` more would not fit.
     fn seal_if_full(&self, open: &mut Open, bytes: usize) {
-        if open.count > 0 && open.buffer.len() + bytes > self.shared.config.chunk_bytes {
+        while open.count > 0 && open.buffer.len() + bytes > self.shared.config.chunk_bytes {
             open.sealed_by_size += 1;
             self.seal(open);
         }
@@ -261,19 +275,25 @@ impl Log {
         }
         open.sealed_by_age += 1;
         self.seal(&mut open);
-        open.settle();
+        let is_empty = open.count == 0;
+        if is_empty {
+            open.settle();
+        }
         let next = open.next_sequence();
         drop(open);
         self.shared.publish(next);
-        None
+        (!is_empty).then_some(chunk_age)
     }
 
     /// Seals the open buffer and rejects further appends. Readers get the remaining chunks, then the end.
     pub fn close(&self) {
         let mut open = self.shared.open();
         open.closed = true;
-        open.sealed_by_drain += u64::from(open.count > 0);
-        self.seal(&mut open);
+        // Sealing may begin another chunk, of deletions.
+        while open.count > 0 {
+            open.sealed_by_drain += 1;
+            self.seal(&mut open);
+        }
         let next = open.next_sequence();
         if let Some(mut progress) = open.progress.take() {
             progress.end(next - 1);
@@ -288,11 +308,13 @@ impl Log {
         });
     }
 
-    /// Seals the buffer and pushes it to the ring. The caller publishes the next sequence after releasing the lock.
-    fn seal(&self, open: &mut Open) {
+    /// Seals the buffer and pushes it to the ring, and begins the next chunk with the pending deletions. The caller publishes
+    /// the next sequence after releasing the lock.
+    pub(super) fn seal(&self, open: &mut Open) {
         let config = &self.shared.config;
         if let Some(chunk) = open.seal(config.epoch, config.chunk_bytes) {
             self.shared.push(chunk);
+            self.put_pending(open);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod accepted;
 mod bound;
+mod deletions;
 
 use std::{
     pin::pin,

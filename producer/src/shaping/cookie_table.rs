@@ -1,10 +1,15 @@
 //! The cookies of one queue, at most one per (user, DSP) pair, with the state of each.
 
-use std::{collections::BTreeSet, hash::BuildHasher};
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    hash::BuildHasher,
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use proto::wire::CookieRef;
+
+use crate::log::Deletion;
 
 /// Memory of a cookie besides its ids: the struct, its entry in each index, and allocator overhead.
 const COOKIE_BYTES: u64 = 216;
@@ -116,6 +121,8 @@ pub(super) struct CookieTable {
     /// All cookies, by the time when they were accepted.
     by_age: BTreeSet<(u64, CookieIndex)>,
     bytes: u64,
+    /// How many cookies each DSP has here.
+    dsps: HashMap<u32, u32>,
 }
 
 impl CookieTable {
@@ -123,6 +130,7 @@ impl CookieTable {
     pub(super) fn insert(&mut self, mut cookie: QueuedCookie) {
         cookie.hash = self.hash(cookie.dsp_id, cookie.user_id());
         self.bytes += cookie.bytes();
+        *self.dsps.entry(cookie.dsp_id).or_default() += 1;
         let hash = cookie.hash;
         let at = match self.free.pop() {
             Some(at) => {
@@ -155,6 +163,29 @@ impl CookieTable {
         let matches =
             |(known, at): &(u32, CookieIndex)| *known == hash && self.get(*at).has_ids_of(cookie);
         self.index.find(spread(hash), matches).map(|(_, at)| *at)
+    }
+
+    /// The cookies that a deletion covers. Costs a lookup per DSP, or a scan for all users of a DSP.
+    pub(super) fn covered_by(&self, deletion: &Deletion) -> Vec<CookieIndex> {
+        let find = |dsp_id| {
+            self.find(&CookieRef {
+                user_id: &deletion.user_id,
+                dsp_id,
+                buyer_uid: "",
+                age_micros: 0,
+            })
+        };
+        let mut covered: Vec<CookieIndex> = match (&*deletion.user_id, deletion.dsp_id) {
+            ("", dsp_id) => {
+                let all = self.by_age.iter().map(|(_, at)| *at);
+                all.filter(|at| self.get(*at).dsp_id == dsp_id).collect()
+            }
+            (_, 0) => self.dsps.keys().copied().filter_map(find).collect(),
+            (_, dsp_id) => find(dsp_id).into_iter().collect(),
+        };
+        let until = deletion.until_unix_micros.unwrap_or(u64::MAX);
+        covered.retain(|at| self.get(*at).accepted_unix_micros <= until);
+        covered
     }
 
     /// The cookie at this index.
@@ -207,6 +238,12 @@ impl CookieTable {
         let cookie = self.cookies[at as usize].take().expect("in the table");
         self.free.push(at);
         self.bytes -= cookie.bytes();
+        if let Entry::Occupied(mut count) = self.dsps.entry(cookie.dsp_id) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         let matches = |(_, it): &(u32, CookieIndex)| *it == at;
         let entry = self.index.find_entry(spread(cookie.hash), matches);
         entry.expect("every cookie is indexed").remove();

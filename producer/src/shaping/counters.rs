@@ -13,13 +13,16 @@ pub(crate) enum DropReason {
     Police,
     /// It was queued at shutdown, and could be neither spooled nor released.
     Drain,
+    /// A deletion covers it.
+    Deleted,
 }
 
 impl DropReason {
-    pub(crate) const ALL: [(Self, &str); 3] = [
+    pub(crate) const ALL: [(Self, &str); 4] = [
         (Self::Bound, "bound"),
         (Self::Police, "police"),
         (Self::Drain, "drain"),
+        (Self::Deleted, "deleted"),
     ];
 }
 

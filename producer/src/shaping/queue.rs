@@ -20,7 +20,7 @@ use super::{
     cookie_table::{CookieIndex, CookieState, CookieTable, QueuedCookie},
     counters::{DeadLetterReason, DropReason, LimitCounters, QueueUsage},
 };
-use crate::log::append_batch::StagedCookie;
+use crate::log::{Deletion, append_batch::StagedCookie};
 
 /// Configuration of a queue.
 #[derive(Debug, Clone)]
@@ -162,6 +162,14 @@ impl DspQueue {
         if let Some(at) = self.find(cookie) {
             self.counters.superseded += 1;
             self.cookies.remove(at);
+        }
+    }
+
+    /// Drops the cookies that a deletion covers.
+    pub(super) fn delete(&mut self, deletion: &Deletion) {
+        for at in self.cookies.covered_by(deletion) {
+            self.cookies.remove(at);
+            self.counters.drop(DropReason::Deleted, 1);
         }
     }
 

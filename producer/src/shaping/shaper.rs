@@ -25,7 +25,7 @@ use super::{
     counters::{LimitCounters, LimitSummary, RemovalOutcome},
     queue::{Admission, DspQueue},
 };
-use crate::log::append_batch::StagedCookie;
+use crate::log::{Deletion, append_batch::StagedCookie};
 
 /// The key of the queue that all unlisted DSPs share, and of the global limits; no DSP has this id.
 const SHARED_KEY: u32 = 0;
@@ -134,7 +134,15 @@ impl Shaper {
         let admission = match queue.config.handling.mode {
             Mode::Police => queue.police(limits, cookie, now),
             Mode::Shape => {
-                let queued = || QueuedCookie::new(&cookie.cookie(), unix_micros(), now);
+                let queued = || {
+                    let cookie = cookie.cookie();
+                    let age = cookie.age_micros;
+                    let accepted = now.saturating_sub(age.saturating_mul(1_000));
+                    let accepted_unix_micros = unix_micros().saturating_sub(age);
+                    let mut queued = QueuedCookie::new(&cookie, accepted_unix_micros, accepted);
+                    queued.entered = now;
+                    queued
+                };
                 queue.shape(limits, cookie, now, self.active, queued)
             }
             Mode::Observe => queue.observe(limits, cookie, now),
@@ -149,6 +157,13 @@ impl Shaper {
             }
         }
         admission
+    }
+
+    /// Drops the queued cookies that a deletion covers.
+    pub(super) fn delete(&mut self, deletion: &Deletion) {
+        for named in &mut self.queues {
+            named.queue.delete(deletion);
+        }
     }
 
     /// Queues a cookie from the spool of the previous run; returns it if its DSP is no longer limited.

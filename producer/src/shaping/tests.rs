@@ -1,5 +1,6 @@
 //! Tests of the limits, most of them in virtual time.
 
+mod deletions;
 mod fairness;
 mod lease;
 mod life_cycle;

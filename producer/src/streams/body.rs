@@ -87,6 +87,8 @@ impl Session {
             match (data, &delivery) {
                 (Some(goodbye), Delivery::End { .. }) => break Step::Last(goodbye, draining()),
                 (None, Delivery::End { .. }) => break Step::End(draining()),
+                // A chunk of nothing but deletions, for a reader that did not request them.
+                (Some(data), _) if data.is_empty() => {}
                 (Some(data), _) => break Step::Data(data),
                 (None, _) => {}
             }

@@ -17,8 +17,10 @@ use crate::log::{Chunk, Sequence};
 pub(crate) const CACHED_CHUNKS_MAX: usize = 64;
 
 /// Cache of the messages of the newest chunks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CookieMessages {
+    /// Whether they include deletions.
+    deletions: bool,
     cached: Mutex<VecDeque<CachedChunk>>,
 }
 
@@ -29,15 +31,29 @@ struct CachedChunk {
 }
 
 impl CookieMessages {
-    /// Concatenated messages of `chunk` from the cookie `first` on, each with its length prefix.
+    /// An empty cache of messages that include deletions if `deletions` is set.
+    pub(super) fn new(deletions: bool) -> Self {
+        Self {
+            deletions,
+            cached: Mutex::default(),
+        }
+    }
+
+    /// Concatenated messages of `chunk` from the cookie `first` on, each with its length prefix. Empty if nothing but deletions
+    /// is left, and these are not included.
     pub(super) fn of(&self, chunk: &Chunk, first: Sequence) -> Bytes {
         if first != chunk.first() {
-            return encode(chunk, first);
+            return self.encode(chunk, first);
         }
         match self.entry(first) {
-            Some(entry) => entry.get_or_init(|| encode(chunk, first)).clone(),
-            None => encode(chunk, first),
+            Some(entry) => entry.get_or_init(|| self.encode(chunk, first)).clone(),
+            None => self.encode(chunk, first),
         }
+    }
+
+    fn encode(&self, chunk: &Chunk, first: Sequence) -> Bytes {
+        let chunk = chunk.cookies_from(first);
+        wire::cookie_messages(&chunk, self.deletions).expect("a sealed chunk is valid")
     }
 
     /// The cache entry of a chunk; `None` if the chunk is older than a full cache.
@@ -66,17 +82,13 @@ impl CookieMessages {
     }
 }
 
-fn encode(chunk: &Chunk, first: Sequence) -> Bytes {
-    wire::cookie_messages(&chunk.cookies_from(first)).expect("a sealed chunk is valid")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn only_the_newest_chunks_are_cached() {
-        let messages = CookieMessages::default();
+        let messages = CookieMessages::new(false);
         let newest = 10 * CACHED_CHUNKS_MAX as u64;
         for first in (10..=newest).step_by(10) {
             let entry = messages.entry(first).expect("newer than all cached");

@@ -39,7 +39,8 @@ pub(super) fn open(
             "reading cookies"
         );
     }
-    let format = MessageFormat::Cookies(Arc::clone(&streams.cookie_messages));
+    let messages = &streams.cookie_messages[usize::from(request.deletions)];
+    let format = MessageFormat::Cookies(Arc::clone(messages));
     let session = streams.session(lease, first, until, format);
     Ok(StreamBody::new(session))
 }

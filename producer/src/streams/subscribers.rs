@@ -9,6 +9,7 @@
 //! at the position of its own client, and counts them when it passes them.
 
 mod account;
+mod confirmations;
 mod lease;
 mod retention;
 mod snapshot;
@@ -23,10 +24,11 @@ use std::{
 use limits::{Algorithm, Decision, Demand, Limits};
 use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::{account::Account, lease::LogGates};
-pub use self::{account::Totals, lease::Lease, snapshot::Snapshot};
+use self::{account::Account, confirmations::Confirmations, lease::LogGates};
+pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::SubscriberInFlight;
 use crate::{log::Sequence, log_gate::LogGate};
@@ -73,6 +75,11 @@ pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 #[error("too many subscribers")]
 pub struct TooManySubscribers;
 
+/// No stream of this name is open from the caller's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no open stream of this subscriber from this network")]
+pub struct NoStream;
+
 /// All subscribers of one producer; clones share them.
 #[derive(Debug, Clone)]
 pub struct Subscribers {
@@ -83,6 +90,9 @@ pub struct Subscribers {
 struct SubscribersShared {
     table: Mutex<SubscriberTable>,
     log_gates: Arc<LogGates>,
+    confirmations: Mutex<Confirmations>,
+    /// Told when a node has confirmed more than before.
+    confirmed: Notify,
 }
 
 #[derive(Debug)]
@@ -190,6 +200,8 @@ impl Subscribers {
                     started: Instant::now(),
                 }),
                 log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
+                confirmations: Mutex::default(),
+                confirmed: Notify::new(),
             }),
         }
     }
@@ -234,11 +246,70 @@ impl Subscribers {
                 subscriber
             }
         };
+        if call == Call::Subscribe {
+            let state = subscriber.state();
+            self.confirmations().joined(name, &state.account);
+        }
         Ok(Lease {
             subscriber,
             superseded,
             log_gates: Arc::clone(&self.shared.log_gates),
         })
+    }
+
+    /// Notes what the node of this name has stored. Its stream must be open, from the same network.
+    ///
+    /// # Errors
+    /// [`NoStream`] otherwise.
+    pub fn confirm(
+        &self,
+        name: &str,
+        network: IpAddr,
+        durable: Sequence,
+        applied: Sequence,
+    ) -> Result<(), NoStream> {
+        let key = (Call::Subscribe, name.to_owned());
+        let subscriber = self.table().by_name.get(&key).map(Arc::clone);
+        let subscriber = subscriber
+            .filter(|subscriber| subscriber.network == network)
+            .ok_or(NoStream)?;
+        let state = subscriber.state();
+        if !matches!(state.stream, StreamState::Streaming { .. }) {
+            return Err(NoStream);
+        }
+        let is_news = self
+            .confirmations()
+            .confirm(name, durable, applied, &state.account);
+        if is_news {
+            self.shared.confirmed.notify_waiters();
+        }
+        Ok(())
+    }
+
+    /// Whether each node has carried out the deletions with these sequences.
+    #[must_use]
+    pub fn confirmed(&self, first: Sequence, last: Sequence) -> Vec<(String, Confirmed)> {
+        let table = self.table();
+        let nodes = table
+            .by_name
+            .iter()
+            .filter(|((call, _), _)| *call == Call::Subscribe);
+        let nodes =
+            nodes.map(|((_, name), subscriber)| (&**name, subscriber.state().account.received()));
+        // A subscriber is never locked after the confirmations.
+        let nodes: Vec<_> = nodes.collect();
+        self.confirmations().states(nodes.into_iter(), first, last)
+    }
+
+    /// Returns when `need` nodes have these sequences durable.
+    pub async fn wait_durable(&self, first: Sequence, last: Sequence, need: usize) {
+        loop {
+            let confirmed = self.shared.confirmed.notified();
+            if self.confirmations().count_durable(first, last) >= need {
+                return;
+            }
+            confirmed.await;
+        }
     }
 
     /// Counters of all subscribers, sorted by call and name.
@@ -251,6 +322,10 @@ impl Subscribers {
             .map(|((call, name), subscriber)| subscriber.snapshot(*call, name))
             .collect();
         all.sort_by(|a, b| (a.call, &a.name).cmp(&(b.call, &b.name)));
+        let confirmations = self.confirmations();
+        for queue in all.iter_mut().filter(|queue| queue.call == Call::Subscribe) {
+            queue.durable = confirmations.durable(&queue.name);
+        }
         all
     }
 
@@ -261,6 +336,11 @@ impl Subscribers {
             let lag = next.saturating_sub(state.account.position());
             state.lag.end_interval(lag);
         }
+    }
+
+    fn confirmations(&self) -> MutexGuard<'_, Confirmations> {
+        let confirmations = self.shared.confirmations.lock();
+        confirmations.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, SubscriberTable> {
@@ -339,6 +419,7 @@ impl Subscriber {
             position: state.account.position(),
             joined: state.account.joined(),
             high_water: state.account.high_water(),
+            durable: None,
             totals: state.account.totals,
             resumes: state.resumes,
             lag_max: state.lag.get(),

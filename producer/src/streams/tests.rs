@@ -302,7 +302,11 @@ fn open_streams_without_age_support_are_counted() {
     };
     let get_cookies = |name: &str, supports_age| {
         let host = name.to_owned();
-        let request = v1::GetCookiesRequest { host, supports_age };
+        let request = v1::GetCookiesRequest {
+            host,
+            supports_age,
+            deletions: false,
+        };
         producer.call("GetCookies", &request)
     };
     let without_age = || {

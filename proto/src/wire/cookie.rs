@@ -35,6 +35,20 @@ pub fn cookie_dsp(encoded: &[u8]) -> Result<u32, WireError> {
     Ok(0)
 }
 
+/// Whether one encoded `Cookie` is a deletion, without reading the rest.
+///
+/// # Errors
+/// When the bytes are not a `Cookie`.
+pub(super) fn is_deletion(encoded: &[u8]) -> Result<bool, WireError> {
+    let mut fields = Fields::new(encoded);
+    while let Some((field, value)) = fields.next()? {
+        if let (5, Value::Varint(deleted)) = (field, value) {
+            return Ok(deleted != 0);
+        }
+    }
+    Ok(false)
+}
+
 /// Decodes a `Cookie`, borrowing its strings. Clamps its age to [`AGE_MICROS_MAX`].
 ///
 /// # Errors
@@ -46,6 +60,7 @@ pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
         buyer_uid: "",
         age_micros: 0,
     };
+    let mut deleted = false;
     let mut fields = Fields::new(encoded);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
@@ -55,11 +70,16 @@ pub fn decode_cookie(encoded: &[u8]) -> Result<CookieRef<'_>, WireError> {
             }
             (3, Value::Bytes(bytes)) => cookie.buyer_uid = utf8(bytes)?,
             (4, Value::Varint(age)) => cookie.age_micros = age.min(AGE_MICROS_MAX),
-            (1..=4, _) => return Err(WireError::WireType),
+            (5, Value::Varint(value)) => deleted = value != 0,
+            (1..=5, _) => return Err(WireError::WireType),
             _ => {}
         }
     }
-    Ok(cookie)
+    if deleted == cookie.is_deletion() {
+        Ok(cookie)
+    } else {
+        Err(WireError::Deletion)
+    }
 }
 
 fn utf8(bytes: &[u8]) -> Result<&str, WireError> {

@@ -3,16 +3,23 @@
 use super::*;
 use crate::limits::AGE_MICROS_MAX;
 
+/// Matches, and every seventh a deletion.
 fn cookies(count: u32) -> Vec<v1::Cookie> {
-    (0..count)
-        .map(|index| v1::Cookie {
+    let cookie = |index: u32| {
+        let deleted = index % 7 == 3;
+        v1::Cookie {
             user_id: format!("user-{index}"),
             dsp_id: index.wrapping_mul(0x1357_9bdf) | 1,
-            buyer_uid: "ü=/&+%--".repeat(index as usize % 40 + 1),
+            buyer_uid: match deleted {
+                true => String::new(),
+                false => "ü=/&+%--".repeat(index as usize % 40 + 1),
+            },
             age_micros: u64::from(index % 3) * 60_000_000_000 * u64::from(index % 4),
+            deleted,
             padding: Bytes::new(),
-        })
-        .collect()
+        }
+    };
+    (0..count).map(cookie).collect()
 }
 
 fn sealed(cookies: &[v1::Cookie]) -> (ChunkHeader, Bytes) {
@@ -119,6 +126,7 @@ fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
     let aged = |age_micros| {
         let cookie = v1::Cookie {
             age_micros,
+            deleted: true,
             ..v1::Cookie::default()
         };
         let encoded = cookie.encode_to_vec();
@@ -149,17 +157,49 @@ fn cookie_messages_are_decoded_by_prost_and_never_a_small_frame() {
         else {
             panic!("not a chunk");
         };
-        let mut messages = cookie_messages(&chunk).unwrap();
-        assert!(messages.len() >= SMALL_FRAME_BYTES);
-        for cookie in &cookies {
-            let length = u32::from_be_bytes(messages[1..5].try_into().unwrap()) as usize;
-            let message = messages.split_to(FRAME_PREFIX_BYTES + length);
-            let mut read = v1::Cookie::decode(strip_prefix(&message)).unwrap();
-            read.padding = Bytes::new();
-            assert_eq!(read, *cookie);
+        for deletions in [true, false] {
+            let mut messages = cookie_messages(&chunk, deletions).unwrap();
+            assert!(messages.len() >= SMALL_FRAME_BYTES);
+            for cookie in cookies.iter().filter(|cookie| deletions || !cookie.deleted) {
+                let length = u32::from_be_bytes(messages[1..5].try_into().unwrap()) as usize;
+                let message = messages.split_to(FRAME_PREFIX_BYTES + length);
+                let mut read = v1::Cookie::decode(strip_prefix(&message)).unwrap();
+                read.padding = Bytes::new();
+                assert_eq!(read, *cookie);
+            }
+            assert!(messages.is_empty());
         }
-        assert!(messages.is_empty());
     }
+}
+
+#[test]
+fn chunk_of_deletions_has_no_messages_unless_they_are_requested() {
+    let (_, wire) = sealed(&cookies(4)[3..]);
+    let StreamMessage::Chunk(chunk) = StreamMessage::decode(strip_prefix(&wire)).unwrap() else {
+        panic!("not a chunk");
+    };
+    assert_eq!(cookie_messages(&chunk, false), Ok(Bytes::new()));
+    assert!(!cookie_messages(&chunk, true).unwrap().is_empty());
+}
+
+#[test]
+fn cookie_has_either_a_buyer_uid_or_the_flag_of_a_deletion() {
+    #[track_caller]
+    fn check(buyer_uid: &str, deleted: bool, expected: Result<bool, WireError>) {
+        let cookie = v1::Cookie {
+            user_id: "u".to_owned(),
+            buyer_uid: buyer_uid.to_owned(),
+            deleted,
+            ..v1::Cookie::default()
+        };
+        let encoded = cookie.encode_to_vec();
+        let read = decode_cookie(&encoded).map(|cookie| cookie.is_deletion());
+        assert_eq!(read, expected);
+    }
+    check("b", false, Ok(false));
+    check("", true, Ok(true));
+    check("", false, Err(WireError::Deletion));
+    check("b", true, Err(WireError::Deletion));
 }
 
 #[test]

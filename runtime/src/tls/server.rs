@@ -118,6 +118,8 @@ pub struct Handshakes {
     active: ActiveHandshakes,
     addresses: Addresses,
     outcomes: IntCounterVec,
+    /// What is spoken after the handshake, as ALPN names it.
+    protocol: &'static [u8],
 }
 
 impl Handshakes {
@@ -140,7 +142,28 @@ impl Handshakes {
             active: ActiveHandshakes::default(),
             addresses: Addresses::default(),
             outcomes,
+            protocol: HTTP2,
         })
+    }
+
+    /// Handshakes of another port with the same files and counts, whose clients speak HTTP/1.1.
+    #[must_use]
+    pub fn for_http_1(&self) -> Self {
+        Self {
+            files: Arc::clone(&self.files),
+            active: ActiveHandshakes::default(),
+            addresses: Addresses::default(),
+            outcomes: self.outcomes.clone(),
+            protocol: b"http/1.1",
+        }
+    }
+
+    fn config(&self) -> Arc<ServerConfig> {
+        let mut config = Arc::clone(&self.files.current().config);
+        if self.protocol != HTTP2 {
+            Arc::make_mut(&mut config).alpn_protocols = vec![self.protocol.to_vec()];
+        }
+        config
     }
 
     /// Performs the handshake with a client, using the current files. Counts the outcome; `None` if it failed.
@@ -159,7 +182,7 @@ impl Handshakes {
             return ("too_many", None);
         };
         let handshake = self.active.begin();
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.files.current().config));
+        let acceptor = TlsAcceptor::from(self.config());
         let accepting = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
         match handshake.cancel.run_until_cancelled(accepting).await {
             None => ("too_many", None),

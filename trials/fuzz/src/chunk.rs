@@ -85,12 +85,22 @@ fn check_batch(batch: &Batch, chunk: &ChunkRef, decoded: usize) {
         malformed,
         no_dsp_slot,
         expired,
+        deletions,
+        deleted,
     } = batch.counts();
     let announced = u64::from(chunk.header().count);
     assert!((announced..=announced.max(decoded as u64)).contains(&received));
     assert_eq!(
         received,
-        suppressed + stale + superseded + malformed + no_dsp_slot + expired + batch.len() as u64
+        suppressed
+            + stale
+            + superseded
+            + malformed
+            + no_dsp_slot
+            + expired
+            + deletions
+            + deleted
+            + batch.len() as u64
     );
     assert!(batch.len() <= decoded);
     for cookie in batch.cookies() {

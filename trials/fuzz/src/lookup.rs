@@ -1,6 +1,6 @@
 //! Paths of requests to the consumer's admin port.
 
-use consumer::{lookup, store::discard::DiscardStore};
+use consumer::{deletions::Deletions, lookup, store::discard::DiscardStore};
 use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -14,7 +14,7 @@ pub fn lookup(bytes: &[u8]) {
         return;
     };
     let store = DiscardStore::default();
-    let answer = lookup::page(&store, path).now_or_never();
+    let answer = lookup::page(&store, &Deletions::default(), path).now_or_never();
     let answer = answer.expect("the discard store responds immediately");
     let is_user_path = path.starts_with("/v1/users/");
     let Some(answer) = answer else {

@@ -14,6 +14,7 @@ use consumer::{
     Config,
     app::open_store,
     config::StoreConfig,
+    deletions::Deletions,
     health::Health,
     ledger::Ledger,
     metrics::Metrics,
@@ -99,6 +100,7 @@ impl ConsumerSink {
                 Arc::clone(&store),
                 Arc::new(Health::default()),
                 watch::channel(config.storage.rejected_dsps()).1,
+                Deletions::default(),
                 &metrics,
                 stops,
             );
@@ -194,7 +196,10 @@ impl ConsumerSink {
         }
         let mut wrong = 0;
         for pair in workload.expected(VERIFIED_PAIRS).filter(|_| !discards) {
-            let known = store.lookup(&pair.user_id).await?.buyer_uids;
+            let known = store
+                .lookup(&pair.user_id, &Deletions::default())
+                .await?
+                .buyer_uids;
             wrong += u64::from(known.get(&pair.dsp_id) != Some(&pair.buyer_uid));
         }
         if wrong > 0 {

@@ -4,6 +4,7 @@
 //! tool or permission is skipped with a message.
 
 mod clock_jumps;
+mod deletions;
 mod documents;
 mod edge;
 mod faults;

@@ -291,6 +291,7 @@ fn owned(cookie: &CookieRef<'_>) -> Cookie {
         dsp_id: cookie.dsp_id,
         buyer_uid: cookie.buyer_uid.to_owned(),
         age_micros: cookie.age_micros,
+        deleted: cookie.is_deletion(),
         padding: Bytes::new(),
     }
 }

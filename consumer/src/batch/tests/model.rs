@@ -58,6 +58,7 @@ impl Sent {
                 _ => format!("buyer-{}", self.buyer),
             },
             age_micros: self.age,
+            deleted: false,
             padding: Bytes::new(),
         }
     }
@@ -189,6 +190,7 @@ impl Model {
                 (None, DedupDecision::Stale) => self.counts.stale += 1,
                 (None, DedupDecision::NoDspSlot) => self.counts.no_dsp_slot += 1,
                 (None, DedupDecision::Expired) => self.counts.expired += 1,
+                (None, DedupDecision::Deleted) => self.counts.deleted += 1,
                 (None, DedupDecision::Write { is_known }) => {
                     let accepted = chunk.accepted.min(CLOCK).saturating_sub(sent.age);
                     self.insert(cookie, accepted, is_known);

@@ -146,7 +146,11 @@ impl Store for FakeStore {
         std::future::ready(result).boxed()
     }
 
-    fn lookup<'a>(&'a self, _: &'a str) -> StoreFuture<'a, LookupResult> {
+    fn lookup<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a crate::deletions::Deletions,
+    ) -> StoreFuture<'a, LookupResult> {
         std::future::ready(Ok(LookupResult::default())).boxed()
     }
 

@@ -5,6 +5,7 @@ use std::{collections::HashMap, ops::ControlFlow};
 use proptest::prelude::*;
 
 use super::*;
+use crate::deletions::Deletions;
 use crate::store::embedded::EmbeddedStore;
 
 /// One cookie, in a chunk of its own.
@@ -81,7 +82,11 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         Arc::new(Health::default()),
         metrics.sink.clone(),
         DeadLetters::new(letters, 1 << 20, metrics.sink.dead_letters.clone()),
-        RetryQueue::new(BTreeSet::new(), metrics.retry_queue.clone()),
+        RetryQueue::new(
+            BTreeSet::new(),
+            Deletions::default(),
+            metrics.retry_queue.clone(),
+        ),
         CancellationToken::new(),
     );
     let limits = BatchLimits {
@@ -95,6 +100,7 @@ async fn stored(sent: Vec<Sent>, refresh_interval: Duration) -> Stored {
         suppression,
         slots(),
         no_expiry(),
+        Deletions::default(),
         no_rejected_dsps(),
         metrics.sink.clone(),
         fast_drain,

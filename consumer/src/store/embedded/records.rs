@@ -5,12 +5,17 @@
 
 use proto::limits::USER_ID_BYTES_MAX;
 
-use crate::batch::{BatchCookie, Cursor};
+use crate::{
+    batch::{BatchCookie, Cursor},
+    deletions::Deletion,
+};
 
 pub(super) const NEWEST_KEY: &[u8] = b"newest";
 pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
+pub(super) const DELETION_PREFIX: &[u8] = b"deletion/";
+pub(super) const FLOOR_KEY: &[u8] = b"deletion-floor";
 /// Part of the format on disk, like the other keys.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 
@@ -22,11 +27,15 @@ pub(super) struct CookieKey {
 
 impl CookieKey {
     pub(super) fn new(cookie: &BatchCookie<'_>) -> Self {
-        let user_id_bytes = cookie.user_id.len();
+        Self::of(cookie.user_id, cookie.dsp_id)
+    }
+
+    pub(super) fn of(user_id: &[u8], dsp_id: u32) -> Self {
+        let user_id_bytes = user_id.len();
         let mut bytes = [0; USER_ID_BYTES_MAX + 5];
-        bytes[..user_id_bytes].copy_from_slice(cookie.user_id);
+        bytes[..user_id_bytes].copy_from_slice(user_id);
         let length = user_id_bytes + 5;
-        bytes[user_id_bytes + 1..length].copy_from_slice(&cookie.dsp_id.to_be_bytes());
+        bytes[user_id_bytes + 1..length].copy_from_slice(&dsp_id.to_be_bytes());
         Self { bytes, length }
     }
 
@@ -41,8 +50,8 @@ pub(super) fn dsp_of(key: &[u8]) -> Option<u32> {
 }
 
 /// The common prefix of all keys of a user.
-pub(super) fn user_prefix(user_id: &str) -> Vec<u8> {
-    [user_id.as_bytes(), &[0]].concat()
+pub(super) fn user_prefix(user_id: &[u8]) -> Vec<u8> {
+    [user_id, &[0]].concat()
 }
 
 /// Decodes a key and its value.
@@ -93,4 +102,29 @@ pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
         sequence: be_u64(value.get(8..)?)?,
         complete: *value.get(16)? == 1,
     })
+}
+
+/// The key of a deletion: as of a cookie, behind a prefix; of a DSP with an empty user.
+pub(super) fn deletion_key(deletion: &Deletion) -> Vec<u8> {
+    let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
+    [DELETION_PREFIX, key.as_slice()].concat()
+}
+
+/// The time of a deletion, and whether a deletion of a DSP is finished.
+pub(super) fn deletion_value(deletion: &Deletion, is_finished: bool) -> Vec<u8> {
+    let mut value = deletion.until_unix_micros.to_be_bytes().to_vec();
+    value.push(u8::from(is_finished));
+    value
+}
+
+/// A deletion, and whether it is finished.
+pub(super) fn decode_deletion(key: &[u8], value: &[u8]) -> Option<(Deletion, bool)> {
+    let (user_id, dsp) = key.strip_prefix(DELETION_PREFIX)?.split_last_chunk::<4>()?;
+    let deletion = Deletion {
+        user_id: user_id.strip_suffix(&[0])?.into(),
+        dsp_id: u32::from_be_bytes(*dsp),
+        until_unix_micros: be_u64(value)?,
+    };
+    let is_finished = !deletion.is_of_dsp() || value.get(8) == Some(&1);
+    Some((deletion, is_finished))
 }

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::batch::tests::{batch, chunk};
+use crate::deletions::Deletions;
 
 fn ttls() -> Ttls {
     Ttls::new(
@@ -70,12 +71,27 @@ async fn newer_cookie_wins_and_an_older_one_changes_nothing() {
     .await;
     assert_eq!(replayed.stale.len(), 1);
     check(
-        &store.lookup("u").await.unwrap().buyer_uids,
+        &store
+            .lookup("u", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
         &[(1, "newer"), (300, "b")],
     );
-    check(&store.lookup("v").await.unwrap().buyer_uids, &[(1, "c")]);
+    check(
+        &store
+            .lookup("v", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
+        &[(1, "c")],
+    );
     write(&store, NOW + 200, &[("u", 1, "same time, later")]).await;
-    let found = store.lookup("u").await.unwrap().buyer_uids;
+    let found = store
+        .lookup("u", &Deletions::default())
+        .await
+        .unwrap()
+        .buyer_uids;
     check(&found, &[(1, "same time, later"), (300, "b")]);
 }
 
@@ -96,7 +112,14 @@ async fn cookies_cursors_and_the_newest_time_survive_reopening() {
     assert_eq!(loaded.slots, [1]);
     let late = write(&store, NOW + 199, &[("u", 1, "late")]).await;
     assert_eq!(late.stale, [0]);
-    check(&store.lookup("u").await.unwrap().buyer_uids, &[(1, "kept")]);
+    check(
+        &store
+            .lookup("u", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
+        &[(1, "kept")],
+    );
 }
 
 #[tokio::test]
@@ -138,11 +161,22 @@ async fn lookup_matches_only_complete_user_ids() {
     write(&store, NOW + 1, &cookies).await;
     for (user_id, _, buyer_uid) in cookies {
         check(
-            &store.lookup(user_id).await.unwrap().buyer_uids,
+            &store
+                .lookup(user_id, &Deletions::default())
+                .await
+                .unwrap()
+                .buyer_uids,
             &[(1, buyer_uid)],
         );
     }
-    check(&store.lookup("abcd").await.unwrap().buyer_uids, &[]);
+    check(
+        &store
+            .lookup("abcd", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
+        &[],
+    );
 }
 
 #[tokio::test]
@@ -153,7 +187,11 @@ async fn expired_cookie_is_not_returned_before_its_deletion() {
     write(&store, expired, &[("u", 1, "expired")]).await;
     write(&store, alive, &[("u", 2, "alive")]).await;
     check(
-        &store.lookup("u").await.unwrap().buyer_uids,
+        &store
+            .lookup("u", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
         &[(2, "alive")],
     );
 }
@@ -262,10 +300,21 @@ async fn late_cookie_of_a_recently_written_pair_is_stale() {
     let late = write(&store, NOW + 4, &[("u", 1, "late"), ("v", 1, "x")]).await;
     assert_eq!(late.stale.len(), 1);
     check(
-        &store.lookup("u").await.unwrap().buyer_uids,
+        &store
+            .lookup("u", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
         &[(1, "newer")],
     );
-    check(&store.lookup("v").await.unwrap().buyer_uids, &[(1, "x")]);
+    check(
+        &store
+            .lookup("v", &Deletions::default())
+            .await
+            .unwrap()
+            .buyer_uids,
+        &[(1, "x")],
+    );
 }
 
 #[tokio::test]

@@ -58,7 +58,10 @@ impl Inner {
     ) -> Result<WriteOutcome, StoreError> {
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
-        let by_dsp = self.by_dsp(&batch).await?;
+        let mut by_dsp = self.by_dsp(&batch).await?;
+        if !batch.deletions().is_empty() {
+            self.keep_deletions(connection, &batch, &mut by_dsp).await?;
+        }
         let batch_write = BatchWrite::new(&self, connection, &batch);
         let written = batch_write.run(by_dsp).await?;
         Ok(WriteOutcome { receipt, ..written })

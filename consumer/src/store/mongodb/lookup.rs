@@ -22,7 +22,10 @@ use super::{
 };
 use tokio::time::timeout;
 
-use crate::store::{LookupResult, StoreError};
+use crate::{
+    deletions::Deletions,
+    store::{LookupResult, StoreError},
+};
 
 /// Maximum age of the list of DSPs for a lookup.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
@@ -34,7 +37,11 @@ const CONCURRENT_FINDS_MAX: usize = 32;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Inner {
-    pub(super) async fn find_user(&self, user_id: &str) -> Result<LookupResult, StoreError> {
+    pub(super) async fn find_user(
+        &self,
+        user_id: &str,
+        deletions: &Deletions,
+    ) -> Result<LookupResult, StoreError> {
         let connection = self.lookups().await?;
         let now = unix_micros();
         let mut dsps = self.list(connection, LIST_AGE_MAX).await?;
@@ -51,7 +58,13 @@ impl Inner {
         });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
-            let before = date(self.options.ttls.expired_before(dsp_id, now));
+            // As finely as `t` is stored.
+            let deleted = match deletions.deleted_until(user_id.as_bytes(), dsp_id) {
+                0 => 0,
+                until => until.saturating_add(1_000),
+            };
+            let expired = self.options.ttls.expired_before(dsp_id, now);
+            let before = date(expired.max(deleted));
             let found = find(connection, database, user_id, before);
             async move { (dsp_id, found.await) }
         });

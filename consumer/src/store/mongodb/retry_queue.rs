@@ -105,6 +105,7 @@ impl Inner {
             "_id": self.id(entry.number),
             "dsp": i64::from(entry.dsp_id),
             "cookies": number(entry.cookies),
+            "deletions": number(entry.deletions),
             "bytes": number(entry.bytes),
             "chunks": [chunk],
         }
@@ -130,6 +131,7 @@ fn decode(document: &Document) -> Option<RetryEntry> {
         number: field(document.get_document("_id").ok()?, "n")?,
         dsp_id: u32::try_from(field(document, "dsp")?).ok()?,
         cookies: field(document, "cookies")?,
+        deletions: field(document, "deletions")?,
         bytes: field(document, "bytes")?,
     })
 }

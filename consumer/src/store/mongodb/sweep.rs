@@ -51,6 +51,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// If the window never closes, a sweep starts no further collection after this time, so that other maintenance can run.
 const SWEEP_MAX: Duration = Duration::from_secs(3600);
 
+/// Number of documents per step of a [`DspScan`].
+const SCAN_STEP: usize = 5_000;
+
 /// Sweep records by namespace.
 pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
 
@@ -83,8 +86,8 @@ struct DueCollection {
 }
 
 /// Reads the documents of a collection in natural order.
-struct Documents<'a> {
-    database: &'a Database,
+struct Documents {
+    database: Database,
     session: ClientSession,
     /// The cursor id of the server; 0 at the end.
     cursor: Option<i64>,
@@ -222,11 +225,7 @@ impl Sweep<'_> {
         due.record.begin(self.expiry.now);
         self.store.save_record(&due).await?;
         let mut pass = Pass::new(self.expiry.now, due.documents);
-        let mut documents = Documents {
-            database: &due.database,
-            session: with_timeout(self.connection.client.start_session().into_future()).await?,
-            cursor: None,
-        };
+        let mut documents = Documents::begin(self.connection, due.database.clone()).await?;
         loop {
             if self.expiry.stop.is_cancelled() || !self.is_owner().await? {
                 return Ok(false);
@@ -274,25 +273,13 @@ impl Sweep<'_> {
         ids: &[Bson],
         before: u64,
     ) -> Result<(), Failure> {
-        let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(before) } };
-        let command = doc! {
-            "delete": COOKIES,
-            "ordered": false,
-            // While an index on `t` exists, the server would compare both plans for each command.
-            "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
-            "writeConcern": &self.connection.concern,
-        };
-        let reply = run(database.run_command(command)).await?;
-        let deleted = reply.get("n").and_then(number).unwrap_or_default();
+        let deleted = delete(self.connection, database, ids, before).await?;
         self.deleted += deleted;
         (self.expiry.report)(&SweepProgress {
             deleted,
             ..SweepProgress::default()
         });
-        match write_errors(&reply)?.next() {
-            None => Ok(()),
-            Some(error) => Err(error.failure()),
-        }
+        Ok(())
     }
 
     fn report(&mut self, timing: &StepTiming, remaining: u64) {
@@ -323,7 +310,85 @@ impl Sweep<'_> {
     }
 }
 
-impl Documents<'_> {
+/// Scans the collection of one DSP and removes cookies up to a time.
+pub(super) struct DspScan<'a> {
+    connection: &'a Connection,
+    documents: Documents,
+}
+
+impl<'a> DspScan<'a> {
+    /// Begins at the first document; `None` if there is no collection of ours.
+    pub(super) async fn begin(
+        store: &Inner,
+        connection: &'a Connection,
+        dsp_id: u32,
+    ) -> Result<Option<Self>, StoreError> {
+        let database = store.database(connection, dsp_id);
+        if !store.has_cookies(&database).await.map_err(unavailable)? {
+            return Ok(None);
+        }
+        let documents = Documents::begin(connection, database).await?;
+        Ok(Some(Self {
+            connection,
+            documents,
+        }))
+    }
+
+    /// Reads the next documents and removes those that were accepted before `before`, in microseconds since the Unix epoch.
+    /// Returns how many were removed, or `None` at the end.
+    pub(super) async fn step(&mut self, before: u64) -> Result<Option<u64>, StoreError> {
+        if self.documents.cursor == Some(0) {
+            return Ok(None);
+        }
+        let seen = self.documents.next(SCAN_STEP).await.map_err(unavailable)?;
+        let mut removed = 0;
+        for ids in expired(seen, before).chunks(DELETES_PER_COMMAND_MAX) {
+            let database = &self.documents.database;
+            let deleted = delete(self.connection, database, ids, before).await;
+            removed += deleted.map_err(unavailable)?;
+        }
+        Ok(Some(removed))
+    }
+}
+
+fn unavailable(failure: Failure) -> StoreError {
+    match failure {
+        Failure::Server(error) => error,
+        Failure::Dsp(reason) => StoreError::Unavailable(reason),
+    }
+}
+
+/// Deletes of these documents those that were accepted before `before`; returns how many.
+async fn delete(
+    connection: &Connection,
+    database: &Database,
+    ids: &[Bson],
+    before: u64,
+) -> Result<u64, Failure> {
+    let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(before) } };
+    let command = doc! {
+        "delete": COOKIES,
+        "ordered": false,
+        // While an index on `t` exists, the server would compare both plans for each command.
+        "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
+        "writeConcern": &connection.concern,
+    };
+    let reply = run(database.run_command(command)).await?;
+    match write_errors(&reply)?.next() {
+        None => Ok(reply.get("n").and_then(number).unwrap_or_default()),
+        Some(error) => Err(error.failure()),
+    }
+}
+
+impl Documents {
+    async fn begin(connection: &Connection, database: Database) -> Result<Self, StoreError> {
+        Ok(Self {
+            database,
+            session: with_timeout(connection.client.start_session().into_future()).await?,
+            cursor: None,
+        })
+    }
+
     /// The next documents, up to `limit`.
     async fn next(&mut self, limit: usize) -> Result<Vec<SweptDocument>, Failure> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);

@@ -28,6 +28,7 @@ use super::{
     bson::millis,
     command::{self, Kind},
     connection::{Connection, run},
+    deletions::has_removals,
     insert_strategy::InsertStrategy,
     lock, number,
     retry_policy::{Failure, WriteError, write_errors},
@@ -70,7 +71,10 @@ impl Inner {
         dsp_id: u32,
         batch: &Arc<Batch>,
     ) -> Result<WriteOutcome, Failure> {
-        let by_dsp = self.by_dsp(batch).await?;
+        let mut by_dsp = self.by_dsp(batch).await?;
+        if has_removals(batch, dsp_id) {
+            by_dsp.entry(dsp_id).or_default();
+        }
         if !self.has_slot(dsp_id) {
             self.create_slot(connection, dsp_id).await?;
         }
@@ -172,6 +176,11 @@ impl CollectionWrite {
 
     /// Writes the cookies at these indices, which are all of this DSP.
     pub(super) async fn write(mut self, indices: Vec<u32>) -> Result<WriteOutcome, Failure> {
+        let replied = || self.last_reply.update();
+        let removal =
+            self.store
+                .remove_deleted(&self.connection, self.dsp_id, &self.batch, replied);
+        removal.await?;
         let is_known = |index: &u32| self.batch.cookie(*index as usize).is_known;
         let (mut to_replace, new): (Vec<_>, Vec<_>) = indices.into_iter().partition(is_known);
         let mut rest = Vec::new();

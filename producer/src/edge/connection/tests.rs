@@ -38,7 +38,7 @@ fn connect(
         rejects_unlisted: false,
     };
     let metrics = Metrics::register(&Registry::new(), &series).unwrap();
-    let edge = Edge::new(log, None, metrics, draining);
+    let edge = Edge::new(log, None, None, metrics, draining);
     let (client, server) = duplex(1 << 20);
     let served = TaskTracker::new().spawn(async move {
         let stopping = CancellationToken::new();

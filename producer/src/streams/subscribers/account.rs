@@ -36,6 +36,7 @@
 
 use std::collections::VecDeque;
 
+use super::confirmations::Received;
 use crate::log::{GapReason, Sequence};
 
 /// Maximum number of ranges of lost sequences: 1024 with the one that is added before another is dropped, or 16 KiB per
@@ -141,6 +142,15 @@ impl Account {
         self.high_water = self.high_water.max(next);
         self.position = next;
         new
+    }
+
+    /// What was sent, for [confirmations](super::confirmations).
+    pub(super) fn received(&self) -> Received {
+        Received {
+            joined: self.joined,
+            certain_from: self.lost_ranges.floor,
+            lost: self.lost_ranges.ranges.iter().copied().collect(),
+        }
     }
 
     /// The sequence after the last one taken from the log.

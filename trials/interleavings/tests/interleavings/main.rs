@@ -38,7 +38,7 @@ mod locks {
 
 /// Wake-ups.
 pub mod sync {
-    pub use shuttle_tokio::sync::{Notify, watch};
+    pub use shuttle_tokio::sync::{Notify, oneshot, watch};
 }
 
 /// Replacements for timers. Time does not pass.

@@ -123,6 +123,7 @@ pub(crate) async fn run_producer(
         http: SimListener::bind(HTTP, &stall).await?,
         grpc: SimListener::bind(GRPC, &stall).await?,
         admin: SimListener::bind(ADMIN, &stall).await?,
+        api: None,
     };
     let config = producer::config::Config::load(arguments)?;
     let limits = config.shaping.clone();

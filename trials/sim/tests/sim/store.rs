@@ -12,6 +12,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
+    deletions::{Deletion, Deletions, Stored},
     store::{
         Expiry, ExpiryResult, LookupResult, Receipt, Store, StoreError, StoreFuture, StoredState,
         WriteOutcome,
@@ -58,6 +59,8 @@ pub(crate) struct Disk {
     pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
     /// Producers and epochs with a committed goodbye.
     pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
+    /// Deletions, and whether each is committed.
+    deletions: Vec<(Deletion, bool)>,
     /// Numbers of all syncs that were ever written.
     pub(crate) received: BTreeSet<u64>,
     /// Cookies that no browser sent.
@@ -76,6 +79,7 @@ impl Disk {
             cursors: BTreeMap::new(),
             first_epochs: BTreeMap::new(),
             completed: BTreeSet::new(),
+            deletions: Vec::new(),
             received: BTreeSet::new(),
             foreign: Vec::new(),
             behavior: StoreBehavior::Healthy,
@@ -87,6 +91,9 @@ impl Disk {
     /// Loses a random part of the uncommitted values.
     pub(crate) fn lose_power(&mut self) {
         self.generation += 1;
+        let random = &mut self.random;
+        self.deletions
+            .retain(|(_, is_durable)| *is_durable || random.bool());
         for (pair, value) in std::mem::take(&mut self.volatile) {
             if self.random.bool() {
                 self.durable.insert(pair, value);
@@ -113,7 +120,25 @@ impl Disk {
         true
     }
 
+    /// Keeps the deletions of a batch and removes what they cover.
+    fn delete(&mut self, batch: &Batch) {
+        for deletion in batch.latest_deletions() {
+            let user = std::str::from_utf8(&deletion.user_id).ok();
+            let user = user.and_then(|user| user.strip_prefix('u')?.parse::<u64>().ok());
+            let is_kept = |pair: &Pair, value: &StoredValue| {
+                let is_covered = value.accepted_unix_micros <= deletion.until_unix_micros;
+                Some(pair.user) != user || !deletion.concerns(pair.dsp) || !is_covered
+            };
+            self.volatile.retain(|pair, value| is_kept(pair, value));
+            self.durable.retain(|pair, value| is_kept(pair, value));
+            self.deletions.push((deletion, false));
+        }
+    }
+
     fn commit(&mut self, batch: &Batch) {
+        for (_, is_committed) in &mut self.deletions {
+            *is_committed = true;
+        }
         for (pair, _) in batch.cookies().filter_map(|cookie| parse(&cookie)) {
             if let Some(value) = self.volatile.remove(&pair) {
                 self.durable.insert(pair, value);
@@ -197,6 +222,7 @@ impl SimStore {
 
     async fn write_parts(&self, batch: &Batch) -> Result<WriteOutcome, StoreError> {
         let generation = self.respond().await?;
+        self.disk().delete(batch);
         let middle = self.disk().random.usize(0..=batch.len());
         let mut stale = Vec::new();
         for range in [0..middle, middle..batch.len()] {
@@ -264,6 +290,10 @@ impl Store for SimStore {
             let disk = self.disk();
             Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
+                deletions: Stored {
+                    deletions: disk.deletions.iter().map(|(it, _)| it.clone()).collect(),
+                    ..Stored::default()
+                },
                 ..StoredState::default()
             })
         })
@@ -277,7 +307,7 @@ impl Store for SimStore {
         Box::pin(self.commit_parts(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, _user_id: &'a str) -> StoreFuture<'a, LookupResult> {
+    fn lookup<'a>(&'a self, _: &'a str, _: &'a Deletions) -> StoreFuture<'a, LookupResult> {
         // Checks read the disk directly.
         let reason = "lookups are not simulated".to_owned();
         Box::pin(std::future::ready(Err(StoreError::Unavailable(reason))))

@@ -31,6 +31,8 @@ pub(crate) fn settled(metrics: &Samples) -> u64 {
         names::WRITTEN,
         names::SUPERSEDED,
         names::STALE,
+        names::DELETIONS_APPLIED,
+        names::DELETED_ON_ARRIVAL,
         names::SUPPRESSED,
         names::FAILED,
     ];

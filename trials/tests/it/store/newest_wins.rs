@@ -373,7 +373,11 @@ async fn document_with_another_schema_is_replaced() -> Result<()> {
             .values()
             .all(|value| *value == ("new".to_owned(), 1))
     );
-    let known = store.lookup("a").await.context("lookup")?.buyer_uids;
+    let known = store
+        .lookup("a", &consumer::deletions::Deletions::default())
+        .await
+        .context("lookup")?
+        .buyer_uids;
     assert_eq!(known[&7], "new");
     Ok(())
 }

@@ -162,6 +162,7 @@ fn files(dir: &TempDir) -> Result<Files> {
     let limits = root().join("examples/producer-limits.toml");
     let mut of_producer = flags("--tls-client-ca", "producer")?;
     of_producer.push(format!("--limits={}", limits.display()));
+    of_producer.push("--api=127.0.0.1:0".to_owned());
     Ok(Files {
         of_producer,
         of_consumer: flags("--tls-ca", "consumer")?,

@@ -31,7 +31,10 @@ pub(super) const GROUPS: &[Group] = &[
     group("Tokens", "producer/src/security/tokens.rs", ""),
     group("Epoch history", "producer/src/epoch_history.rs", ""),
     group("DSP limits", "producer/src/shaping/metrics.rs", ""),
+    group("API", "producer/src/api.rs", ""),
+    group("Deletions by scope", "producer/src/app.rs", ""),
     group("Cookie outcomes", "consumer/src/ledger.rs", ""),
+    group("Deletions", "consumer/src/metrics/deletions.rs", ""),
     group(
         "Retry queue and failing DSPs",
         "consumer/src/metrics/retry_queue.rs",
@@ -83,6 +86,7 @@ pub(super) const LABELS: &[Label] = &[
         "rule",
         "its `id` in the limits file; for a rule of a global limit with the name of the limit, such as `total/intake`",
     ),
+    label("producer_api_requests_total", "code", "HTTP status code"),
     label(
         "limiter_shared_decisions_total",
         "by",

@@ -1,0 +1,430 @@
+//! Deletions: what must not be stored, whatever brings it.
+//!
+//! A deletion covers what was accepted for a user (at one DSP or at all), or for a DSP, up to its time. It removes that from
+//! the store, and this table keeps it from coming back: by another producer, a resumed stream, the retry queue, or a cookie
+//! that its producer released late. An entry is a keyed hash and a time; the store keeps the ids.
+//!
+//! Entries are kept for [`KEPT`], longer than any cookie may be under way, and in a bounded number. The oldest that are
+//! forgotten, because of their age or of the bound, raise the *floor*: from then on, everything that was accepted up to the
+//! floor counts as deleted. So forgetting a deletion never brings anything back; it only makes some late cookies stale.
+//!
+//! Cost of a cookie: a comparison while there are no deletions, then two hashes and lookups.
+
+pub mod jobs;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher as _, Hasher as _},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use foldhash::fast::RandomState;
+use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
+use tokio::sync::{Notify, watch};
+
+/// How long deletions are kept: as long as a cookie may be under way, in microseconds. A producer releases none that is older
+/// than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
+const KEPT_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
+
+/// The same, for documentation and tests.
+pub const KEPT: Duration = Duration::from_micros(KEPT_MICROS);
+
+/// Memory of an entry: a hash and a time, in a table that is at least half full.
+const ENTRY_BYTES: usize = 40;
+
+/// A deletion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// The user; empty for all users of the DSP.
+    pub user_id: Box<[u8]>,
+    /// The DSP; 0 for all DSPs of the user.
+    pub dsp_id: u32,
+    /// What was accepted up to this time is covered, in microseconds since the Unix epoch.
+    pub until_unix_micros: u64,
+}
+
+/// What a store knows of deletions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// All that are kept.
+    pub deletions: Vec<Deletion>,
+    /// Deletions of DSPs that have not removed everything yet.
+    pub unfinished: Vec<Deletion>,
+    /// See [`Deletions::floor`].
+    pub floor_unix_micros: u64,
+}
+
+/// The table of one node; clones share it.
+#[derive(Debug, Clone)]
+pub struct Deletions {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    /// Whether anything is covered; without it, a cookie costs no lock.
+    covers_any: AtomicBool,
+    entries_max: usize,
+    hasher: RandomState,
+    /// Told when a deletion of a DSP was added.
+    jobs_changed: Notify,
+    /// Changes when deletions became durable, or took effect.
+    durable: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// By hash of user and DSP.
+    pairs: HashMap<u64, u64, RandomState>,
+    dsps: BTreeMap<u32, u64>,
+    floor: u64,
+    /// Deletions of DSPs that have yet to remove cookies.
+    jobs: BTreeMap<u32, u64>,
+    /// Deletions in the retry queue.
+    queued: u64,
+}
+
+impl Deletion {
+    /// Whether it covers all users of a DSP.
+    #[must_use]
+    pub fn is_of_dsp(&self) -> bool {
+        self.user_id.is_empty()
+    }
+
+    /// Whether cookies of this DSP are concerned.
+    #[must_use]
+    pub fn concerns(&self, dsp_id: u32) -> bool {
+        self.dsp_id == 0 || self.dsp_id == dsp_id
+    }
+}
+
+impl Default for Deletions {
+    fn default() -> Self {
+        Self::new(32 << 20)
+    }
+}
+
+impl Deletions {
+    /// An empty table of at most `bytes_max` bytes.
+    #[must_use]
+    pub fn new(bytes_max: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                table: Mutex::default(),
+                covers_any: AtomicBool::new(false),
+                entries_max: (bytes_max / ENTRY_BYTES).max(1),
+                hasher: RandomState::default(),
+                jobs_changed: Notify::new(),
+                durable: watch::Sender::new(()),
+            }),
+        }
+    }
+
+    /// Adds what the store knows.
+    pub fn load(&self, stored: &Stored) {
+        let mut table = self.table();
+        table.floor = table.floor.max(stored.floor_unix_micros);
+        self.shared
+            .covers_any
+            .fetch_or(table.floor > 0, Ordering::Relaxed);
+        for deletion in &stored.deletions {
+            self.insert(&mut table, deletion);
+        }
+        drop(table);
+        self.begin_jobs(&stored.unfinished);
+    }
+
+    /// Adds a deletion.
+    pub fn add(&self, deletion: &Deletion) {
+        self.insert(&mut self.table(), deletion);
+    }
+
+    /// Begins the jobs of deletions that are durable now: what came before them is in the store. To be called before anybody
+    /// learns that they are durable.
+    pub fn begin_jobs(&self, durable: &[Deletion]) {
+        let mut table = self.table();
+        for deletion in durable.iter().filter(|deletion| deletion.is_of_dsp()) {
+            let until = table.jobs.entry(deletion.dsp_id).or_default();
+            *until = deletion.until_unix_micros.max(*until);
+        }
+        drop(table);
+        self.shared.jobs_changed.notify_one();
+    }
+
+    fn insert(&self, table: &mut Table, deletion: &Deletion) {
+        let until = if deletion.is_of_dsp() {
+            table.dsps.entry(deletion.dsp_id).or_default()
+        } else {
+            let hash = self.hash(&deletion.user_id, deletion.dsp_id);
+            table.pairs.entry(hash).or_default()
+        };
+        *until = deletion.until_unix_micros.max(*until);
+        self.shared.covers_any.store(true, Ordering::Relaxed);
+        if table.len() > self.shared.entries_max {
+            table.forget_an_eighth();
+        }
+    }
+
+    /// Up to which time arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for none.
+    #[must_use]
+    pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+        if !self.shared.covers_any.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.deleted_until(user_id, dsp_id).max(self.floor())
+    }
+
+    /// Up to which time stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none. Unlike
+    /// [`until`](Self::until) without the floor: what a forgotten deletion covered was removed from the store long ago.
+    #[must_use]
+    pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+        if !self.shared.covers_any.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let table = self.table();
+        let mut until = 0;
+        if !table.pairs.is_empty() {
+            let of = |dsp_id| table.pairs.get(&self.hash(user_id, dsp_id)).copied();
+            until = until.max(of(0).unwrap_or(0)).max(of(dsp_id).unwrap_or(0));
+        }
+        if !table.dsps.is_empty() {
+            until = until.max(table.dsps.get(&dsp_id).copied().unwrap_or(0));
+        }
+        until
+    }
+
+    /// Whether a cookie of this pair that was accepted then is deleted. A deletion wins a tie.
+    #[must_use]
+    pub fn covers(&self, user_id: &[u8], dsp_id: u32, accepted_unix_micros: u64) -> bool {
+        accepted_unix_micros <= self.until(user_id, dsp_id)
+    }
+
+    /// Forgets deletions that were requested [`KEPT`] before `now_unix_micros`.
+    pub fn forget_old(&self, now_unix_micros: u64) {
+        let before = now_unix_micros.saturating_sub(KEPT_MICROS);
+        self.table().forget_until(before);
+    }
+
+    /// Up to which time everything counts as deleted, in microseconds since the Unix epoch: some deletions of before are
+    /// forgotten. 0 if none is.
+    #[must_use]
+    pub fn floor(&self) -> u64 {
+        self.table().floor
+    }
+
+    /// How many there are, and the maximum.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        (self.table().len(), self.shared.entries_max)
+    }
+
+    /// A deletion of a DSP that has yet to remove cookies.
+    #[must_use]
+    pub fn next_job(&self) -> Option<Deletion> {
+        let table = self.table();
+        let (dsp_id, until) = table.jobs.first_key_value()?;
+        Some(Deletion {
+            user_id: Box::default(),
+            dsp_id: *dsp_id,
+            until_unix_micros: *until,
+        })
+    }
+
+    /// The job has removed everything.
+    pub fn finish_job(&self, job: &Deletion) {
+        let mut table = self.table();
+        if table.jobs.get(&job.dsp_id) == Some(&job.until_unix_micros) {
+            table.jobs.remove(&job.dsp_id);
+        }
+        drop(table);
+        self.notify_durable();
+    }
+
+    /// Notes how many deletions are in the retry queue.
+    pub fn set_queued(&self, queued: u64) {
+        self.table().queued = queued;
+        self.notify_durable();
+    }
+
+    /// Whether every durable deletion has taken effect: none is in the retry queue, and none has a job.
+    #[must_use]
+    pub fn are_applied(&self) -> bool {
+        let table = self.table();
+        table.queued == 0 && table.jobs.is_empty()
+    }
+
+    /// How many deletions of DSPs have yet to remove cookies.
+    #[must_use]
+    pub fn jobs(&self) -> usize {
+        self.table().jobs.len()
+    }
+
+    /// Returns when a deletion of a DSP was added since the last call.
+    pub async fn jobs_changed(&self) {
+        self.shared.jobs_changed.notified().await;
+    }
+
+    /// Notes that deletions became durable, or took effect.
+    pub fn notify_durable(&self) {
+        self.shared.durable.send_replace(());
+    }
+
+    /// Changes when deletions became durable, or took effect.
+    #[must_use]
+    pub fn durable(&self) -> watch::Receiver<()> {
+        self.shared.durable.subscribe()
+    }
+
+    fn hash(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+        let mut hasher = self.shared.hasher.build_hasher();
+        hasher.write_u32(dsp_id);
+        hasher.write(user_id);
+        hasher.finish()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.shared
+            .table
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn len(&self) -> usize {
+        self.pairs.len() + self.dsps.len()
+    }
+
+    /// Forgets the deletions up to this time.
+    fn forget_until(&mut self, before: u64) {
+        let mut forgotten = 0;
+        let mut keep = |until: u64| {
+            if until <= before {
+                forgotten = forgotten.max(until);
+            }
+            until > before
+        };
+        self.pairs.retain(|_, until| keep(*until));
+        self.dsps.retain(|_, until| keep(*until));
+        self.floor = self.floor.max(forgotten);
+    }
+
+    /// Forgets the oldest eighth, so that this need not be done for each new one.
+    fn forget_an_eighth(&mut self) {
+        let mut times: Vec<u64> = self
+            .pairs
+            .values()
+            .chain(self.dsps.values())
+            .copied()
+            .collect();
+        let at = times.len() / 8;
+        let (_, before, _) = times.select_nth_unstable(at);
+        self.forget_until(*before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deletion(user: &str, dsp_id: u32, until_unix_micros: u64) -> Deletion {
+        Deletion {
+            user_id: user.as_bytes().into(),
+            dsp_id,
+            until_unix_micros,
+        }
+    }
+
+    fn table(deletions: &[Deletion]) -> Deletions {
+        let table = Deletions::new(1 << 20);
+        deletions.iter().for_each(|deletion| table.add(deletion));
+        table
+    }
+
+    #[track_caller]
+    fn check(table: &Deletions, user: &str, dsp_id: u32, until: u64) {
+        let user = user.as_bytes();
+        assert_eq!(table.until(user, dsp_id), until);
+        assert!(table.covers(user, dsp_id, until), "a deletion wins a tie");
+        assert!(!table.covers(user, dsp_id, until + 1));
+    }
+
+    #[test]
+    fn deletion_covers_its_scope_up_to_its_time() {
+        let table = table(&[
+            deletion("pair", 1, 10),
+            deletion("user", 0, 20),
+            deletion("user", 2, 30),
+            deletion("", 3, 40),
+        ]);
+        check(&table, "pair", 1, 10);
+        check(&table, "pair", 2, 0);
+        check(&table, "user", 1, 20);
+        check(&table, "user", 2, 30);
+        check(&table, "user", 3, 40);
+        check(&table, "other", 3, 40);
+        check(&table, "other", 1, 0);
+    }
+
+    #[test]
+    fn later_deletion_of_the_same_scope_wins_whatever_the_order() {
+        let table = table(&[
+            deletion("u", 1, 10),
+            deletion("u", 1, 5),
+            deletion("u", 1, 12),
+        ]);
+        check(&table, "u", 1, 12);
+    }
+
+    #[test]
+    fn forgotten_deletion_leaves_a_floor_so_that_nothing_comes_back() {
+        let table = table(&[deletion("u", 1, 10), deletion("v", 1, KEPT_MICROS + 5)]);
+        table.forget_old(KEPT_MICROS + 9);
+        check(&table, "u", 1, 10);
+        table.forget_old(KEPT_MICROS + 10);
+        assert_eq!((table.floor(), table.size().0), (10, 1));
+        check(&table, "anybody", 7, 10);
+        check(&table, "v", 1, KEPT_MICROS + 5);
+        // Only the time of what was forgotten counts.
+        table.forget_old(KEPT_MICROS + 1_000);
+        assert_eq!(table.floor(), 10);
+    }
+
+    #[test]
+    fn full_table_forgets_the_oldest_and_covers_everything_up_to_them() {
+        let table = Deletions::new(100 * ENTRY_BYTES);
+        for number in 1..=1_000 {
+            table.add(&deletion(&number.to_string(), 1, number));
+        }
+        let (size, max) = table.size();
+        assert!((80..=100).contains(&size) && max == 100, "{size}");
+        for number in 1..=1_000 {
+            assert!(table.covers(number.to_string().as_bytes(), 1, number));
+        }
+        assert!(!table.covers(b"other", 1, 1_000));
+    }
+
+    #[test]
+    fn job_of_a_dsp_is_open_until_it_is_finished_and_after_a_restart() {
+        let table = table(&[deletion("", 3, 40)]);
+        assert_eq!(table.next_job(), None, "it is not durable yet");
+        table.begin_jobs(&[deletion("u", 1, 40), deletion("", 3, 40)]);
+        let job = table.next_job().unwrap();
+        table.begin_jobs(&[deletion("", 3, 50)]);
+        table.finish_job(&job);
+        let job = table.next_job().unwrap();
+        assert_eq!(job, deletion("", 3, 50));
+        table.finish_job(&job);
+        assert_eq!(table.next_job(), None);
+        table.load(&Stored {
+            unfinished: vec![job.clone()],
+            ..Stored::default()
+        });
+        assert_eq!(table.next_job(), Some(job));
+    }
+}

@@ -1,0 +1,178 @@
+//! Deletions in the embedded store.
+//!
+//! They are kept in the same atomic write as the cookies of their batch, and what they cover is removed in it. All users of a
+//! DSP are found by a scan through all cookies, in steps of [`STEP_KEYS`] with a pause after each: a step holds the lock of
+//! writers for some milliseconds.
+
+use std::{collections::HashSet, ops::Bound, time::Duration};
+
+use fjall::{OwnedWriteBatch, PersistMode};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    EmbeddedStore, Inner,
+    records::{
+        CookieKey, DELETION_PREFIX, FLOOR_KEY, be_u64, decode_deletion, deletion_key,
+        deletion_value, dsp_of, user_prefix,
+    },
+};
+use crate::{
+    batch::Batch,
+    deletions::{Deletion, Stored},
+    store::StoreError,
+};
+
+/// Cookies that a step looks at.
+const STEP_KEYS: usize = 10_000;
+
+/// The pause after a step.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl EmbeddedStore {
+    pub(super) async fn remove_all_of_dsp(
+        &self,
+        deletion: &Deletion,
+        stop: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError> {
+        let (mut from, mut removed) = (Bound::Unbounded, 0);
+        loop {
+            let (now, begin) = (deletion.clone(), from);
+            let step = self
+                .run(move |inner| inner.remove_step(&now, begin))
+                .await?;
+            removed += step.removed;
+            let Some(last) = step.last else { break };
+            from = Bound::Excluded(last);
+            tokio::select! {
+                () = stop.cancelled() => return Ok(None),
+                () = sleep(PAUSE) => {}
+            }
+        }
+        let finished = deletion.clone();
+        self.run(move |inner| inner.finish(&finished)).await?;
+        Ok(Some(removed))
+    }
+}
+
+/// What a step of a scan did.
+struct Step {
+    removed: u64,
+    /// The last key that it looked at; `None` at the end.
+    last: Option<Vec<u8>>,
+}
+
+impl Inner {
+    pub(super) fn load_deletions(&self) -> fjall::Result<Stored> {
+        let mut stored = Stored::default();
+        if let Some(floor) = self.meta.get(FLOOR_KEY)? {
+            stored.floor_unix_micros = be_u64(&floor).unwrap_or_default();
+        }
+        for pair in self.meta.prefix(DELETION_PREFIX) {
+            let (key, value) = pair.into_inner()?;
+            if let Some((deletion, is_finished)) = decode_deletion(&key, &value) {
+                if !is_finished {
+                    stored.unfinished.push(deletion.clone());
+                }
+                stored.deletions.push(deletion);
+            }
+        }
+        Ok(stored)
+    }
+
+    /// Adds to `writes` what the deletions of a batch change. The caller holds the lock of writers.
+    pub(super) fn delete(&self, batch: &Batch, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
+        if batch.deletions().is_empty() {
+            return Ok(());
+        }
+        // One write batch must not both remove and insert a key. What it inserts is newer than what the deletion covers.
+        let written: HashSet<Vec<u8>> = batch
+            .cookies()
+            .map(|cookie| CookieKey::new(&cookie).as_slice().to_vec())
+            .collect();
+        for deletion in &batch.latest_deletions() {
+            self.keep(deletion, writes)?;
+            let mut remove = |key: &[u8], value: &[u8]| {
+                let is_covered = be_u64(value).is_some_and(|at| at <= deletion.until_unix_micros);
+                if is_covered && !written.contains(key) {
+                    writes.remove(&self.cookies, key);
+                }
+            };
+            if deletion.is_of_dsp() {
+                // Removed by a job.
+            } else if deletion.dsp_id == 0 {
+                for pair in self.cookies.prefix(user_prefix(&deletion.user_id)) {
+                    let (key, value) = pair.into_inner()?;
+                    remove(&key, &value);
+                }
+            } else {
+                let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
+                if let Some(value) = self.cookies.get(key.as_slice())? {
+                    remove(key.as_slice(), &value);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps a deletion, unless a later one of the same scope is kept.
+    fn keep(&self, deletion: &Deletion, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
+        let key = deletion_key(deletion);
+        let kept = self.meta.get(&key)?;
+        let kept = kept.as_deref().and_then(be_u64).unwrap_or_default();
+        if deletion.until_unix_micros > kept {
+            let is_finished = !deletion.is_of_dsp();
+            writes.insert(&self.meta, key, deletion_value(deletion, is_finished));
+        }
+        Ok(())
+    }
+
+    fn remove_step(&self, deletion: &Deletion, from: Bound<Vec<u8>>) -> fjall::Result<Step> {
+        // Nothing newer is written between the look and the removal.
+        let _writing = self.recent();
+        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0)
+            .durability(Some(PersistMode::Buffer));
+        let mut step = Step {
+            removed: 0,
+            last: None,
+        };
+        for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
+            let (key, value) = pair.into_inner()?;
+            let is_covered = be_u64(&value).is_some_and(|at| at <= deletion.until_unix_micros);
+            if dsp_of(&key) == Some(deletion.dsp_id) && is_covered {
+                writes.remove(&self.cookies, &*key);
+                step.removed += 1;
+            }
+            if count == STEP_KEYS {
+                step.last = Some(key.to_vec());
+                break;
+            }
+        }
+        writes.commit()?;
+        Ok(step)
+    }
+
+    /// Notes that a deletion of a DSP has removed everything; durable with what it removed.
+    fn finish(&self, deletion: &Deletion) -> fjall::Result<()> {
+        let _writing = self.recent();
+        let key = deletion_key(deletion);
+        let kept = self.meta.get(&key)?;
+        if kept.as_deref().and_then(be_u64) == Some(deletion.until_unix_micros) {
+            self.meta.insert(key, deletion_value(deletion, true))?;
+        }
+        self.database.persist(PersistMode::SyncData)
+    }
+
+    pub(super) fn forget_deletions(&self, floor: u64) -> fjall::Result<()> {
+        let _writing = self.recent();
+        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
+        writes.insert(&self.meta, FLOOR_KEY, floor.to_be_bytes());
+        for pair in self.meta.prefix(DELETION_PREFIX) {
+            let (key, value) = pair.into_inner()?;
+            if be_u64(&value).is_some_and(|until| until <= floor) {
+                writes.remove(&self.meta, &*key);
+            }
+        }
+        writes.commit()
+    }
+}

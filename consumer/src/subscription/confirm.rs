@@ -1,0 +1,81 @@
+//! Tells a producer how far this node has stored what it received: once a second while that changes, and as soon as deletions
+//! are durable or have taken effect.
+
+use std::{sync::Arc, time::Duration};
+
+use proto::{client, v1};
+use tokio::time::{sleep, timeout};
+use tonic::{Code, Request, metadata::MetadataMap, transport::Channel};
+
+use super::Context;
+
+/// How often a changed position is reported.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the producer may take to reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The reports of one stream.
+pub(super) struct Confirmations {
+    pub(super) context: Arc<Context>,
+    /// The connection of the stream.
+    pub(super) channel: Channel,
+    /// With the token, if there is one.
+    pub(super) metadata: MetadataMap,
+    pub(super) producer: Arc<str>,
+    pub(super) epoch: u64,
+}
+
+impl Confirmations {
+    /// Reports until it is dropped, or until the producer turns out not to support that.
+    pub(super) async fn run(self) {
+        let mut durable_changes = self.context.deletions.durable();
+        let (mut applied, mut reported) = (0, None);
+        loop {
+            durable_changes.mark_unchanged();
+            let position = self.context.producers.durable(&self.producer);
+            if let Some((epoch, durable)) = position
+                && epoch == self.epoch
+            {
+                // Read after the position: whatever is durable but has not taken effect is known by then.
+                if self.context.deletions.are_applied() {
+                    applied = durable;
+                }
+                if reported != Some((durable, applied)) {
+                    match self.report(durable, applied).await {
+                        Ok(()) => reported = Some((durable, applied)),
+                        Err(Code::Unimplemented) => return,
+                        Err(_) => {}
+                    }
+                }
+            }
+            tokio::select! {
+                Ok(()) = durable_changes.changed() => {}
+                () = sleep(INTERVAL) => {}
+            }
+        }
+    }
+
+    async fn report(&self, durable: u64, applied: u64) -> Result<(), Code> {
+        let request = v1::ConfirmRequest {
+            subscriber: self.context.name.clone(),
+            durable: Some(v1::Cursor {
+                producer_id: self.producer.to_string(),
+                epoch: self.epoch,
+                sequence: durable,
+            }),
+            applied_sequence: applied,
+        };
+        let mut request = Request::new(request);
+        *request.metadata_mut() = self.metadata.clone();
+        let confirmed = client::confirm(self.channel.clone(), request);
+        match timeout(REPLY_TIMEOUT, confirmed).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(status)) => {
+                tracing::debug!(producer = &*self.producer, %status, "confirmation failed");
+                Err(status.code())
+            }
+            Err(_) => Err(Code::DeadlineExceeded),
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The API: matches in bulk, deletions and their receipts, over HTTP and JSON.
+//!
+//! Its clients are servers: partners that hand over pairs without a browser, and whoever honors the rights of users. It has
+//! its own port. Without a token file the port is on loopback, and pages of other sites are refused.
+//!
+//! # Bounds
+//!
+//! Connections, request headers, bodies, rows and memory of a request are bounded (`api/body.rs`); requests and rows of each
+//! token are limited. Nothing here holds a lock across an await, and parsing yields after each few kilobytes, so the edge
+//! continues beside it.
+//!
+//! No user id, buyer uid or token occurs in a log message.
+
+mod body;
+mod cookies;
+mod deletions;
+mod idempotency;
+mod problem;
+mod quotas;
+mod receipts;
+pub mod tokens;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request, State},
+    middleware::{self, Next},
+    response::{IntoResponse as _, Response},
+    routing::{delete, get, post},
+};
+use http::{HeaderMap, header};
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use metric_defs::producer;
+use prometheus::{IntCounter, IntCounterVec};
+use runtime::{
+    caller,
+    listen::{self, Activity, ByteStream, Limits, Listener, Stage, WatchedStream},
+    metrics::Registry,
+    reload::Reloader,
+    tls::server::Handshakes,
+    token,
+};
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    cookies::RowError,
+    idempotency::Idempotency,
+    problem::{Kind, Problem},
+    quotas::Quotas,
+    receipts::Unconfirmed,
+    tokens::{Client, Right},
+};
+use crate::{edge::dsps::Dsps, log::Log, shaping::Shaping, streams::subscribers::Subscribers};
+
+/// What can be requested, as OpenAPI 3.1.
+const OPENAPI: &str = include_str!("api/openapi.json");
+
+/// Most bytes of responses that a connection keeps for a client that does not read.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// The limits of the port. A bulk request may take a while; its body has a deadline of its own.
+const LIMITS: Limits = Limits {
+    connections_max: 256,
+    connections_per_address_max: Some(64),
+    request_timeout: Some(Duration::from_secs(10)),
+    idle_timeout: Duration::from_secs(75),
+    write_timeout: Some(Duration::from_secs(30)),
+};
+
+/// What the API needs of its producer.
+#[derive(Debug, Clone)]
+pub struct Api {
+    inner: Arc<Inner>,
+}
+
+/// Settings of the API.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Nodes that must have a deletion durable before `DELETE` responds without `at_risk`.
+    pub deletions_need: usize,
+    /// Requests per second of one token, and rows per second.
+    pub requests_per_second: u64,
+    /// See above.
+    pub rows_per_second: u64,
+}
+
+/// The parts of a producer that the API uses.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// The name of the producer, in receipts.
+    pub producer_id: String,
+    /// Where matches and deletions go.
+    pub log: Log,
+    /// The limits of DSPs, if there are any.
+    pub shaping: Option<Shaping>,
+    /// Known DSPs.
+    pub dsps: Dsps,
+    /// The nodes.
+    pub subscribers: Subscribers,
+    /// Cancelled when the producer drains.
+    pub draining: CancellationToken,
+    /// Counts deletions by scope.
+    pub deletions: IntCounterVec,
+}
+
+#[derive(Debug)]
+struct Inner {
+    parts: Parts,
+    config: Config,
+    tokens: Option<Arc<Reloader<tokens::File>>>,
+    is_loopback: bool,
+    quotas: Quotas,
+    idempotency: Idempotency,
+    metrics: Metrics,
+    unconfirmed: Unconfirmed,
+}
+
+/// What the API counts.
+#[derive(Debug, Clone)]
+struct Metrics {
+    requests: IntCounterVec,
+    rows: IntCounterVec,
+    at_risk: IntCounter,
+}
+
+impl Api {
+    /// An API for `parts`.
+    ///
+    /// # Errors
+    /// When a metric is registered already, or a rate cannot be kept to.
+    pub fn new(
+        parts: Parts,
+        config: Config,
+        tokens: Option<Arc<Reloader<tokens::File>>>,
+        registry: &Registry,
+    ) -> anyhow::Result<Self> {
+        let metrics = Metrics {
+            requests: registry.add(producer::API_REQUESTS)?,
+            rows: registry.add(producer::API_ROWS)?,
+            at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
+        };
+        metrics.rows.with_label_values(&["accepted"]);
+        for reason in RowError::ALL {
+            metrics.rows.with_label_values(&[reason.label()]);
+        }
+        let api = Self {
+            inner: Arc::new(Inner {
+                quotas: Quotas::new(config.requests_per_second, config.rows_per_second)?,
+                idempotency: Idempotency::default(),
+                is_loopback: tokens.is_none(),
+                parts,
+                config,
+                tokens,
+                metrics,
+                unconfirmed: Unconfirmed::default(),
+            }),
+        };
+        let read = api.clone();
+        registry.read([producer::DELETION_PENDING_SECONDS], move || {
+            vec![read.pending_family()]
+        })?;
+        Ok(api)
+    }
+
+    fn router(&self) -> Router {
+        Router::new()
+            .route("/v1/cookies", post(cookies::add))
+            .route("/v1/deletions", post(deletions::delete_many))
+            .route("/v1/users/{user}", delete(deletions::delete_user))
+            .route(
+                "/v1/users/{user}/dsps/{dsp}",
+                delete(deletions::delete_pair),
+            )
+            .route("/v1/dsps/{dsp}", delete(deletions::delete_dsp))
+            .route("/v1/receipts/{receipt}", get(receipts::show))
+            .route("/v1/openapi.json", get(openapi))
+            .fallback(async || Problem::new(Kind::NotFound, "GET /v1/openapi.json lists all paths"))
+            .method_not_allowed_fallback(async || {
+                Problem::new(
+                    Kind::MethodNotAllowed,
+                    "GET /v1/openapi.json lists all methods",
+                )
+            })
+            .layer(middleware::from_fn_with_state(
+                self.clone(),
+                check_and_count,
+            ))
+            // Handlers read bodies themselves, within their own bounds.
+            .layer(DefaultBodyLimit::disable())
+            .with_state(self.clone())
+    }
+
+    /// Serves the API until the stage stops.
+    pub async fn serve(
+        self,
+        listener: impl Listener,
+        tls: Option<Arc<Handshakes>>,
+        metrics: listen::Metrics,
+        stage: Stage,
+    ) {
+        let stop = stage.stop.clone();
+        let router = self.router();
+        let serve = move |stream: WatchedStream<_>, activity: Arc<Activity>| {
+            let (router, tls, stop) = (router.clone(), tls.clone(), stop.clone());
+            async move {
+                let peer = stream.peer();
+                match tls {
+                    None => connection(router, stream, activity, stop).await,
+                    Some(tls) => {
+                        let handshake = tls.accept(stream, peer);
+                        if let Some(Some(stream)) = stop.run_until_cancelled(handshake).await {
+                            connection(router, stream, activity, stop).await;
+                        }
+                    }
+                }
+            }
+        };
+        listen::accept(listener, LIMITS.fixed(), metrics, stage, serve).await;
+    }
+
+    /// The client of a request, if it has `right`.
+    fn authorize(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
+        let Some(tokens) = &self.inner.tokens else {
+            return Ok(Client::local());
+        };
+        let token = token::bearer(headers)
+            .ok_or_else(|| Problem::new(Kind::Unauthorized, "send Authorization: Bearer TOKEN"))?;
+        let client = tokens.current().client(token);
+        let client = client.ok_or_else(|| Problem::new(Kind::Unauthorized, "invalid token"))?;
+        if client.has(right) {
+            Ok(client)
+        } else {
+            let detail = format!("the token does not grant the right `{right}`");
+            Err(Problem::new(Kind::Forbidden, detail))
+        }
+    }
+
+    /// Refuses new work of a producer that drains.
+    fn check_open(&self) -> Result<(), Problem> {
+        if self.inner.parts.draining.is_cancelled() {
+            return Err(Problem::draining());
+        }
+        Ok(())
+    }
+}
+
+async fn connection(
+    router: Router,
+    stream: impl ByteStream,
+    activity: Arc<Activity>,
+    stop: CancellationToken,
+) {
+    let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
+        let in_progress = activity.long_request();
+        let response = tower::Service::call(&mut router.clone(), request);
+        async move {
+            let response = response.await;
+            drop(in_progress);
+            response
+        }
+    });
+    let connection = http1::Builder::new()
+        .max_buf_size(WRITE_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "API connection ended");
+    }
+}
+
+/// Refuses what a page of another site sends to an open port, and counts every response.
+async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let (headers, uri) = (request.headers(), request.uri());
+    let is_foreign = api.inner.is_loopback
+        && (caller::is_cross_site(headers) || !caller::has_loopback_host(headers, uri));
+    let response = if is_foreign {
+        let detail = "without --api-tokens, only local programs may use this port";
+        Problem::new(Kind::Forbidden, detail).into_response()
+    } else {
+        next.run(request).await
+    };
+    let status = response.status();
+    let requests = &api.inner.metrics.requests;
+    requests.with_label_values(&[status.as_str()]).inc();
+    response
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
+#[cfg(test)]
+mod tests;

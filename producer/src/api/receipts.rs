@@ -1,0 +1,190 @@
+//! Receipts: which nodes have carried a deletion out.
+//!
+//! A receipt names the producer, its epoch and the sequences of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. Nothing is kept
+//! for it. What it says comes from what the nodes have confirmed, so it is never more than they know; after a restart of the
+//! producer the nodes of an earlier epoch are unknown, and the deletion is to be repeated.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use http::HeaderMap;
+use metric_defs::producer;
+use prometheus::proto::MetricFamily;
+use runtime::metrics::family;
+use serde::Serialize;
+
+use super::{
+    Api,
+    problem::{Kind, Problem},
+    tokens::Right,
+};
+use crate::{log::Sequence, streams::subscribers::Confirmed};
+
+/// Identifies deletions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Receipt {
+    pub(super) producer: String,
+    pub(super) epoch: u64,
+    pub(super) first: Sequence,
+    pub(super) last: Sequence,
+}
+
+#[derive(Serialize)]
+pub(super) struct Status {
+    receipt: String,
+    nodes: Nodes,
+    done: bool,
+}
+
+#[derive(Serialize)]
+struct Nodes {
+    /// How many nodes have carried it out.
+    confirmed: usize,
+    /// Nodes that will, by name.
+    pending: Vec<String>,
+    /// Nodes of which it is not known, by name.
+    unknown: Vec<String>,
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            producer,
+            epoch,
+            first,
+            last,
+        } = self;
+        write!(formatter, "{producer}:{epoch}:{first}-{last}")
+    }
+}
+
+impl Receipt {
+    fn parse(text: &str) -> Option<Self> {
+        // The name of a producer may contain colons.
+        let mut parts = text.rsplitn(3, ':');
+        let (first, last) = parts.next()?.split_once('-')?;
+        let receipt = Self {
+            epoch: parts.next()?.parse().ok()?,
+            producer: parts.next()?.to_owned(),
+            first: first.parse().ok()?,
+            last: last.parse().ok()?,
+        };
+        (1..=receipt.last)
+            .contains(&receipt.first)
+            .then_some(receipt)
+    }
+}
+
+/// Deletions that some node has not confirmed, the oldest first. Bounded: beyond [`UNCONFIRMED_MAX`] the newest are not kept.
+#[derive(Debug, Default)]
+pub(super) struct Unconfirmed(Mutex<VecDeque<(Instant, Sequence, Sequence)>>);
+
+/// Most receipts whose age is observed.
+const UNCONFIRMED_MAX: usize = 10_000;
+
+impl Unconfirmed {
+    pub(super) fn add(&self, first: Sequence, last: Sequence) {
+        let mut receipts = self.receipts();
+        if receipts.len() < UNCONFIRMED_MAX {
+            receipts.push_back((Instant::now(), first, last));
+        }
+    }
+
+    fn receipts(&self) -> MutexGuard<'_, VecDeque<(Instant, Sequence, Sequence)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Api {
+    /// The age of the oldest deletion that a node has not confirmed, as a metric.
+    pub(super) fn pending_family(&self) -> MetricFamily {
+        let subscribers = &self.inner.parts.subscribers;
+        let mut receipts = self.inner.unconfirmed.receipts();
+        let is_pending = |&(_, first, last): &(Instant, Sequence, Sequence)| {
+            let nodes = subscribers.confirmed(first, last);
+            nodes.iter().any(|(_, state)| *state == Confirmed::NotYet)
+        };
+        while receipts.front().is_some_and(|oldest| !is_pending(oldest)) {
+            receipts.pop_front();
+        }
+        let age = receipts
+            .front()
+            .map_or(0.0, |(at, ..)| at.elapsed().as_secs_f64());
+        family(producer::DELETION_PENDING_SECONDS, [(&[] as &[&str], age)])
+    }
+}
+
+/// `GET /v1/receipts/{receipt}`
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path(text): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Status>, Problem> {
+    api.authorize(&headers, Right::Delete)?;
+    let receipt = Receipt::parse(&text)
+        .ok_or_else(|| Problem::new(Kind::NotFound, "this is not a receipt"))?;
+    let parts = &api.inner.parts;
+    if receipt.producer != parts.producer_id {
+        let detail = "request it from the producer that issued it";
+        return Err(Problem::new(Kind::WrongProducer, detail).with("producer", receipt.producer));
+    }
+    let is_current = receipt.epoch == parts.log.epoch();
+    if is_current && receipt.last > parts.log.stats().appended {
+        return Err(Problem::new(Kind::NotFound, "no such receipt"));
+    }
+    let mut nodes = Nodes {
+        confirmed: 0,
+        pending: Vec::new(),
+        unknown: Vec::new(),
+    };
+    for (name, confirmed) in parts.subscribers.confirmed(receipt.first, receipt.last) {
+        match confirmed {
+            Confirmed::Yes if is_current => nodes.confirmed += 1,
+            Confirmed::NotYet if is_current => nodes.pending.push(name),
+            Confirmed::NotConcerned if is_current => {}
+            _ => nodes.unknown.push(name),
+        }
+    }
+    Ok(Json(Status {
+        done: nodes.confirmed > 0 && nodes.pending.is_empty() && nodes.unknown.is_empty(),
+        receipt: text,
+        nodes,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receipt_is_read_as_it_was_written() {
+        for producer in ["p", "host:7676", "a:b:c"] {
+            let receipt = Receipt {
+                producer: producer.to_owned(),
+                epoch: u64::MAX,
+                first: 3,
+                last: 5,
+            };
+            assert_eq!(Receipt::parse(&receipt.to_string()), Some(receipt));
+        }
+        for wrong in [
+            "",
+            "p:1:0-1",
+            "p:1:3-2",
+            "p:1:1",
+            "p:x:1-1",
+            "1:1-1",
+            "p:1:1-2-3",
+        ] {
+            assert_eq!(Receipt::parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The OpenAPI file against the routes.
+
+use axum::body::Body;
+use http::{Method, Request, StatusCode};
+use proto::limits::CHUNK_BYTES_DEFAULT;
+use serde_json::Value;
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::{edge::dsps::DspSeries, log};
+
+fn api() -> Api {
+    let registry = Registry::new();
+    let log = Log::new(log::Config {
+        epoch: 7,
+        bytes_max: 1 << 20,
+        chunk_bytes: CHUNK_BYTES_DEFAULT,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_secs(1),
+    });
+    // Seals chunks, before which deletions may wait.
+    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    tokio::spawn(log::run_timers(log.clone()));
+    let parts = Parts {
+        producer_id: "p".to_owned(),
+        log,
+        shaping: None,
+        dsps: Dsps::register(&registry, &DspSeries::default()).unwrap(),
+        subscribers: Subscribers::new(Duration::from_secs(60), 10),
+        draining: CancellationToken::new(),
+        deletions: registry.add(producer::DELETIONS).unwrap(),
+    };
+    let config = Config {
+        deletions_need: 0,
+        requests_per_second: 1_000,
+        rows_per_second: 1_000_000,
+    };
+    Api::new(parts, config, None, &registry).unwrap()
+}
+
+async fn status(api: &Api, method: Method, path: &str) -> StatusCode {
+    let request = Request::builder().method(method).uri(path);
+    let response = api.router().oneshot(request.body(Body::empty()).unwrap());
+    response.await.unwrap().status()
+}
+
+#[tokio::test]
+async fn openapi_file_has_exactly_the_routes() {
+    let api = api();
+    let document: Value = serde_json::from_str(OPENAPI).unwrap();
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), 7);
+    for (path, methods) in paths {
+        let path = path
+            .replace("{user}", "u")
+            .replace("{dsp}", "17")
+            .replace("{receipt}", "r");
+        for method in [Method::GET, Method::POST, Method::DELETE, Method::PUT] {
+            let is_listed = methods.get(method.as_str().to_ascii_lowercase()).is_some();
+            let status = status(&api, method.clone(), &path).await;
+            let is_routed = status != StatusCode::METHOD_NOT_ALLOWED;
+            assert_eq!(is_routed, is_listed, "{method} {path}: {status}");
+        }
+    }
+    assert_eq!(
+        status(&api, Method::GET, "/v1/other").await,
+        StatusCode::NOT_FOUND
+    );
+}
+
+async fn post(api: &Api, path: &str, body: impl Into<Body>) -> (StatusCode, Value) {
+    let request = Request::post(path).header("content-type", "application/x-ndjson");
+    let response = api.router().oneshot(request.body(body.into()).unwrap());
+    let response = response.await.unwrap();
+    let status = response.status();
+    let body = axum::body::to_bytes(response.into_body(), 1 << 20)
+        .await
+        .unwrap();
+    (status, serde_json::from_slice(&body).unwrap())
+}
+
+#[tokio::test]
+async fn valid_rows_enter_the_log_and_invalid_ones_are_named() {
+    let api = api();
+    let now = runtime::unix_micros() / 1_000;
+    let (day, future) = (24 * 3_600_000, now + 3_600_000);
+    let rows = [
+        r#"{"u":"u1","d":17,"b":"b1"}"#.to_owned(),
+        format!(r#"{{"u":"u2","d":17,"b":"b2","t":{}}}"#, now - day),
+        format!(r#"{{"u":"u3","d":17,"b":"b3","t":{future}}}"#),
+        format!(r#"{{"u":"u4","d":17,"b":"b4","t":{}}}"#, now - 2 * day),
+        r#"{"u":"u 5","d":17,"b":"b"}"#.to_owned(),
+        r#"{"u":"u6","d":0,"b":"b"}"#.to_owned(),
+        r#"{"u":"u7","d":17,"b":""}"#.to_owned(),
+        r#"{"u":"u8","d":17,"b":"b","x":1}"#.to_owned(),
+        "x".repeat(5_000),
+        r#"{"u":"u10","d":17,"b":"b""#.to_owned(),
+    ];
+    let (status, summary) = post(&api, "/v1/cookies", rows.join("\n")).await;
+    assert_eq!(status, StatusCode::MULTI_STATUS);
+    assert_eq!(
+        (&summary["accepted"], &summary["rejected"]),
+        (&3.into(), &7.into())
+    );
+    let errors = summary["errors"].as_array().unwrap().iter();
+    let reasons: Vec<_> = errors.map(|it| it["reason"].as_str().unwrap()).collect();
+    let expected = [
+        "too_old",
+        "user_invalid",
+        "dsp_invalid",
+        "buyer_invalid",
+        "malformed",
+        "malformed",
+        "malformed",
+    ];
+    assert_eq!(reasons, expected);
+    assert_eq!(api.inner.parts.log.stats().appended, 3);
+}
+
+#[tokio::test]
+async fn deletions_of_a_request_have_one_receipt() {
+    let api = api();
+    let rows = "{\"u\":\"a\"}\n{\"u\":\"b\",\"d\":3}\n{\"u\":\"\",\"d\":3}\n{\"u\":\"c\",\"d\":0}";
+    let (status, body) = post(&api, "/v1/deletions", rows).await;
+    assert_eq!(status, StatusCode::MULTI_STATUS, "{body}");
+    assert_eq!(
+        (&body["receipt"], &body["accepted"]),
+        (&"p:7:1-2".into(), &2.into())
+    );
+    let (status, _) = post(&api, "/v1/deletions", "{}").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    api.inner.parts.draining.cancel();
+    let (status, _) = post(&api, "/v1/deletions", rows).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn deletion_of_a_dsp_must_be_confirmed() {
+    let api = api();
+    for (path, expected) in [
+        ("/v1/dsps/17", StatusCode::BAD_REQUEST),
+        ("/v1/dsps/17?confirm=18", StatusCode::BAD_REQUEST),
+        ("/v1/dsps/0?confirm=0", StatusCode::BAD_REQUEST),
+        ("/v1/dsps/17?confirm=17", StatusCode::ACCEPTED),
+    ] {
+        assert_eq!(status(&api, Method::DELETE, path).await, expected, "{path}");
+    }
+}

@@ -1,0 +1,111 @@
+//! Settings of the API.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use clap::ArgAction;
+use runtime::{
+    connect::credentials::load_files,
+    reload::{NamedFile, Reloader},
+    settings::{CONTENTS, ConfigErrors, address, boolean, count},
+};
+
+use crate::api::tokens;
+
+/// The API's flags.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "API")]
+pub(super) struct ApiArgs {
+    /// Address of the HTTP API for bulk input and deletions; empty for no API
+    ///
+    /// It uses --tls-cert and --tls-key. Without --api-tokens it must be a loopback address.
+    #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional_address)]
+    api: std::option::Option<SocketAddr>,
+
+    /// File with the API's tokens: NAME TOKEN DSPS RIGHTS per line
+    ///
+    /// DSPS is a comma-separated list or `*`, RIGHTS is `write`, `delete` or both. Every request must then carry a token.
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    api_tokens: String,
+
+    /// Serve a page at /optout on the sync port, with which browser users opt out
+    ///
+    /// Opting out sets a cookie and deletes the user's cookies on all nodes. Syncs with that cookie are not recorded.
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true",
+        action = ArgAction::Set,
+        value_parser = boolean
+    )]
+    opt_out: bool,
+
+    /// Number of nodes that must have stored a deletion before the API responds without "at_risk"
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
+    deletions_need: usize,
+
+    /// Maximum requests per second of one API token
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "100",
+        hide_short_help = true,
+        value_parser = count(1..=1_000_000)
+    )]
+    api_requests_per_second: usize,
+
+    /// Maximum rows per second of one API token
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "500000",
+        hide_short_help = true,
+        value_parser = count(1..=100_000_000)
+    )]
+    api_rows_per_second: usize,
+}
+
+/// The checked settings of the API.
+#[derive(Debug, Clone)]
+pub struct ApiConfig {
+    /// Where it listens, if it does.
+    pub address: Option<SocketAddr>,
+    /// Who may use it; `None` for every program of this machine.
+    pub tokens: Option<Arc<Reloader<tokens::File>>>,
+    /// Whether browsers can opt out at the sync port.
+    pub opt_out: bool,
+    /// How it behaves.
+    pub behavior: crate::api::Config,
+}
+
+impl ApiArgs {
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> ApiConfig {
+        let tokens = NamedFile::from_flag("--api-tokens", &self.api_tokens);
+        match (self.api, &tokens) {
+            (Some(address), None) if !address.ip().is_loopback() => {
+                errors.add("--api: without --api-tokens it must be a loopback address");
+            }
+            (None, Some(_)) => errors.add("--api-tokens: needs --api"),
+            _ => {}
+        }
+        ApiConfig {
+            address: self.api,
+            tokens: tokens.and_then(|file| load_files(errors, tokens::File(file))),
+            opt_out: self.opt_out,
+            behavior: crate::api::Config {
+                deletions_need: self.deletions_need,
+                requests_per_second: self.api_requests_per_second as u64,
+                rows_per_second: self.api_rows_per_second as u64,
+            },
+        }
+    }
+}
+
+fn optional_address(text: &str) -> Result<Option<SocketAddr>, String> {
+    match text {
+        "" => Ok(None),
+        text => address(text).map(Some),
+    }
+}

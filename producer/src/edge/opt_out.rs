@@ -1,0 +1,316 @@
+//! Opting out (`--opt-out`): a page on the sync port with which a browser user stops the recording of matches.
+//!
+//! `GET /optout` shows the page and changes nothing. Its form sends a POST, which only a page of the same origin can make a
+//! browser send. The POST sets or removes the opt-out cookie; when it sets it, everything that is stored for the request's
+//! user id is deleted on all nodes. From then on, syncs that carry the cookie get the usual response and are not recorded.
+//!
+//! A form is valid for ten minutes, so that an old request cannot be repeated later. Deletions are limited to
+//! [`RATE`] for all browsers together, because anybody can send such a POST with any user id.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use httparse::Header;
+use limits::{Algorithm, Decision, Demand, LimitId, Limits};
+use prometheus::IntCounter;
+use proto::{ids, limits::USER_ID_BYTES_MAX};
+
+use super::{
+    head::{self, Head},
+    request::user_id,
+    response::Outcome,
+};
+use crate::{
+    log::{Deletion, Log},
+    shaping::Shaping,
+};
+
+/// The path of the page.
+pub(super) const PATH: &str = "/optout";
+
+/// The name and value of the cookie.
+const COOKIE: &[u8] = b"cookiesync_optout=1";
+
+/// How long a browser keeps the cookie: 400 days, the maximum that browsers accept.
+const COOKIE_SECONDS: u32 = 400 * 24 * 3600;
+
+/// How long a form is valid.
+const FORM_SECONDS: u64 = 600;
+
+/// Deletions by opt-out of all browsers, and how many may come at once.
+const RATE: (&str, u64) = ("20/s", 1_000);
+
+/// The response to a request for the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Page {
+    /// The page, for a browser that has opted out or not.
+    Shown {
+        /// Whether it has.
+        opted_out: bool,
+    },
+    /// The choice was taken; the cookie is set or removed.
+    Changed {
+        /// Whether the browser has opted out now.
+        opted_out: bool,
+    },
+    /// The POST does not come from the page.
+    Forbidden,
+    /// Too many opt-outs at the moment.
+    Busy,
+}
+
+/// Opting out at one producer.
+#[derive(Debug)]
+pub struct OptOut {
+    began: Instant,
+    limits: Mutex<Limits<()>>,
+    limit: LimitId,
+    deletions: IntCounter,
+}
+
+impl OptOut {
+    /// Counts deletions in `deletions`.
+    #[must_use]
+    pub fn new(deletions: IntCounter) -> Self {
+        let mut limits = Limits::new(1);
+        let limit = Algorithm::token_bucket(RATE.0, RATE.1).and_then(|rate| limits.add(rate));
+        Self {
+            began: Instant::now(),
+            limit: limit.expect("a valid rate"),
+            limits: Mutex::new(limits),
+            deletions,
+        }
+    }
+
+    /// Responds to a request for the page.
+    pub(super) fn handle(
+        &self,
+        head: &Head<'_>,
+        lines: &[Header<'_>],
+        log: &Log,
+        shaping: Option<&Shaping>,
+    ) -> Outcome {
+        let opted_out = has_cookie(lines);
+        let page = match head.method {
+            "GET" | "HEAD" => Page::Shown { opted_out },
+            "POST" if is_valid_form(head.query, log.unix_micros()) && is_same_origin(lines) => {
+                match choice(head.query) {
+                    Some("out") => self.opt_out(lines, log, shaping),
+                    Some("in") => Page::Changed { opted_out: false },
+                    _ => Page::Forbidden,
+                }
+            }
+            "POST" => Page::Forbidden,
+            _ => return Outcome::MethodNotAllowed,
+        };
+        Outcome::OptOut(page)
+    }
+
+    fn opt_out(&self, lines: &[Header<'_>], log: &Log, shaping: Option<&Shaping>) -> Page {
+        let user_id = user_id(head::cookies(lines))
+            .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
+        let Some(user_id) = user_id else {
+            // Nothing is known of this browser.
+            return Page::Changed { opted_out: true };
+        };
+        if !self.admits() {
+            return Page::Busy;
+        }
+        let deletion = vec![Deletion {
+            user_id: user_id.to_owned(),
+            dsp_id: 0,
+            until_unix_micros: None,
+        }];
+        if let Some(shaping) = shaping {
+            shaping.delete(&deletion);
+        }
+        if log.append_deletions(deletion).is_err() {
+            return Page::Busy;
+        }
+        self.deletions.inc();
+        Page::Changed { opted_out: true }
+    }
+
+    fn admits(&self) -> bool {
+        let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let demand = Demand {
+            limit: self.limit,
+            key: (),
+            requests: 1,
+        };
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        limits.reserve(&[demand], now, Duration::ZERO) == Decision::Now
+    }
+}
+
+/// Whether a request carries the opt-out cookie.
+pub(super) fn has_cookie(lines: &[Header<'_>]) -> bool {
+    head::cookies(lines)
+        .flat_map(|header| header.split(|&byte| byte == b';'))
+        .any(|pair| pair.trim_ascii() == COOKIE)
+}
+
+/// Whether a browser says that a page of this origin sent the request. Without `Origin` it does not.
+fn is_same_origin(lines: &[Header<'_>]) -> bool {
+    let value = |name: &str| {
+        let line = lines
+            .iter()
+            .find(|line| line.name.eq_ignore_ascii_case(name));
+        line.map(|line| line.value)
+    };
+    // A proxy may have ended TLS, so the scheme is not known here.
+    let origin = value("origin").and_then(|origin| {
+        let origin = origin.strip_prefix(b"https:");
+        origin
+            .or_else(|| value("origin")?.strip_prefix(b"http:"))?
+            .strip_prefix(b"//")
+    });
+    let is_same = origin.is_some() && origin == value("host");
+    is_same && value("sec-fetch-site").is_none_or(|site| site == b"same-origin")
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut parameters = query.split('&');
+    parameters.find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn choice(query: &str) -> Option<&str> {
+    parameter(query, "choice")
+}
+
+/// Whether the form is not older than ten minutes, by a clock that differs by up to five.
+fn is_valid_form(query: &str, now_micros: u64) -> bool {
+    let shown = parameter(query, "at").and_then(|at| at.parse::<u64>().ok());
+    let now = now_micros / 1_000_000;
+    shown.is_some_and(|at| (now.saturating_sub(FORM_SECONDS)..=now + 300).contains(&at))
+}
+
+impl Page {
+    /// Where it is among the [labels](Self::LABELS).
+    pub(super) fn index(self) -> usize {
+        match self {
+            Self::Shown { .. } => 0,
+            Self::Changed { opted_out: true } => 1,
+            Self::Changed { opted_out: false } => 2,
+            Self::Forbidden => 3,
+            Self::Busy => 4,
+        }
+    }
+
+    /// The values of the metric label.
+    pub(super) const LABELS: [&'static str; 5] = [
+        "optout_page",
+        "optout_set",
+        "optout_removed",
+        "optout_forbidden",
+        "optout_busy",
+    ];
+
+    /// The status line and the headers of its own, without the line break at the end.
+    pub(super) fn status_line(self) -> String {
+        match self {
+            Self::Shown { .. } => "200 OK\r\nvary: cookie\r\nx-frame-options: DENY\r\nreferrer-policy: same-origin\r\n\
+                content-security-policy: default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+                .to_owned(),
+            Self::Changed { opted_out } => {
+                let seconds = if opted_out { COOKIE_SECONDS } else { 0 };
+                format!(
+                    "303 See Other\r\nlocation: {PATH}\r\nset-cookie: cookiesync_optout=1; Max-Age={seconds}; Path=/; \
+                     Secure; HttpOnly; SameSite=None"
+                )
+            }
+            Self::Forbidden => "403 Forbidden".to_owned(),
+            Self::Busy => "503 Service Unavailable\r\nretry-after: 5".to_owned(),
+        }
+    }
+
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::Shown { .. } => "text/html; charset=utf-8",
+            _ => "text/plain; charset=utf-8",
+        }
+    }
+
+    /// The body, at this second since the Unix epoch.
+    pub(super) fn body(self, now_seconds: u64) -> String {
+        let (state, choice, button) = match self {
+            Self::Shown { opted_out: true } => (
+                "This browser has opted out. Its syncs are not recorded.",
+                "in",
+                "Opt in again",
+            ),
+            Self::Shown { opted_out: false } => (
+                "Advertising partners may link this browser to their own ids. Opting out deletes these links on all our \
+                 servers and stops the recording of new ones in this browser.",
+                "out",
+                "Opt out",
+            ),
+            Self::Changed { .. } => return String::new(),
+            Self::Forbidden => return "reload the opt-out page and use its button\n".to_owned(),
+            Self::Busy => {
+                return "too many opt-outs at the moment; retry in a few seconds\n".to_owned();
+            }
+        };
+        format!(
+            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\
+             <title>Opt out</title><style>body{{font:1.1rem/1.5 system-ui,sans-serif;max-width:34rem;margin:4rem auto;\
+             padding:0 1rem}}button{{font:inherit;padding:.5rem 1rem}}</style><h1>Opt out</h1><p>{state}</p>\
+             <form method=post action='{PATH}?choice={choice}&amp;at={now_seconds}'><button>{button}</button></form></html>\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines<'a>(lines: &[(&'a str, &'a str)]) -> Vec<Header<'a>> {
+        let line = |&(name, value): &(&'a str, &'a str)| Header {
+            name,
+            value: value.as_bytes(),
+        };
+        lines.iter().map(line).collect()
+    }
+
+    #[test]
+    fn only_a_page_of_the_same_origin_is_trusted() {
+        let host = ("Host", "sync.example");
+        for (headers, expected) in [
+            (vec![host], false),
+            (vec![host, ("Origin", "https://sync.example")], true),
+            (vec![host, ("Origin", "http://sync.example")], true),
+            (vec![host, ("Origin", "https://sync.example:8080")], false),
+            (vec![host, ("Origin", "https://evil.example")], false),
+            (vec![host, ("Origin", "null")], false),
+            (vec![("Origin", "https://sync.example")], false),
+            (
+                vec![
+                    host,
+                    ("Origin", "https://sync.example"),
+                    ("Sec-Fetch-Site", "same-site"),
+                ],
+                false,
+            ),
+        ] {
+            assert_eq!(is_same_origin(&lines(&headers)), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn form_is_valid_for_ten_minutes() {
+        let now = 1_800_000_000;
+        let is_valid = |at: u64| is_valid_form(&format!("choice=out&at={at}"), now * 1_000_000);
+        assert!(is_valid(now) && is_valid(now - FORM_SECONDS) && is_valid(now + 300));
+        assert!(!is_valid(now - FORM_SECONDS - 1) && !is_valid(now + 301));
+        assert!(!is_valid_form("choice=out", now) && !is_valid_form("at=x", now));
+    }
+
+    #[test]
+    fn cookie_is_found_among_others_and_only_with_its_value() {
+        let has = |value| has_cookie(&lines(&[("cookie", value)]));
+        assert!(has("cookiesync_optout=1") && has("uid=u; cookiesync_optout=1;x=y"));
+        assert!(!has("cookiesync_optout=0") && !has("xcookiesync_optout=1") && !has("uid=u"));
+    }
+}

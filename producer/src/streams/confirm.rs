@@ -1,0 +1,43 @@
+//! The `Confirm` call: a node says what it has stored.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use http_body_util::{BodyExt as _, Full};
+use proto::v1::ConfirmRequest;
+use tonic::{Status, body::Body};
+
+use super::{Inner, request::check_name, status::trailers};
+
+/// An empty message: no compression, length 0.
+const EMPTY_MESSAGE: &[u8] = &[0; 5];
+
+/// Notes what the node has stored.
+pub(super) fn handle(
+    streams: &Inner,
+    request: &ConfirmRequest,
+    network: IpAddr,
+) -> Result<Response<Body>, Status> {
+    check_name(&request.subscriber, "subscriber")?;
+    let durable = request.durable.as_ref();
+    let durable = durable.ok_or_else(|| Status::invalid_argument("durable is missing"))?;
+    if durable.producer_id != streams.config.producer_id || durable.epoch != streams.log.epoch() {
+        return Err(Status::failed_precondition("another producer or epoch"));
+    }
+    if durable.sequence >= streams.log.span().next || request.applied_sequence > durable.sequence {
+        return Err(Status::invalid_argument("a sequence is from the future"));
+    }
+    let (durable, applied) = (durable.sequence, request.applied_sequence);
+    let confirmed = streams
+        .subscribers
+        .confirm(&request.subscriber, network, durable, applied);
+    confirmed.map_err(|error| Status::not_found(error.to_string()))?;
+    let end = trailers(&Status::ok(""));
+    let body = Full::new(Bytes::from_static(EMPTY_MESSAGE));
+    let body = body.with_trailers(async { Some(Ok(end)) });
+    let mut response = Response::new(Body::new(body));
+    let grpc = HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(header::CONTENT_TYPE, grpc);
+    Ok(response)
+}
