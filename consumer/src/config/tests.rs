@@ -242,7 +242,7 @@ fn syntax_error_of_a_file_does_not_print_the_line() {
 #[test]
 fn https_needs_a_ca_and_tls_files_need_an_https_producer() {
     let error = load(&["--producer=https://a"]).unwrap_err();
-    assert!(error.contains("--tls-ca: needed"), "{error}");
+    assert!(error.contains("--tls-ca: required"), "{error}");
     let error = load(&["--producer=http://a", "--tls-server-name=b"]).unwrap_err();
     assert!(error.contains("no producer is an https:// one"), "{error}");
 }
