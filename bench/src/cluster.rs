@@ -1,8 +1,8 @@
-//! The whole system on this machine: producers, consumers and their stores as real processes on loopback ports of
-//! their own, in a directory that is removed at the end.
+//! A whole system on this machine: producers, consumers and stores as processes on free loopback ports, with their files in a
+//! temporary directory.
 //!
-//! Every consumer stands for one exchange node: it has a store of its own and reads from all producers. Nothing here
-//! outlives its [`Cluster`].
+//! Each consumer represents one exchange node: it has its own store and reads from all producers. Dropping the [`Cluster`]
+//! ends all processes.
 
 mod args;
 mod backend;
@@ -17,11 +17,14 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use self::netns::{Namespace, Network};
 pub use self::{
     args::{ClusterArgs, StoreChoice},
     backend::StoreBackend,
     node::Node,
+};
+use self::{
+    netns::{Namespace, Network},
+    node::{DRAIN_TIMEOUT, NodeSetup, flags},
 };
 use crate::{
     admin,
@@ -33,44 +36,42 @@ use crate::{
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a process may take to finish in order; longer than any drain it is told.
+/// How long a clean shutdown may take; longer than the drain timeout of the processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What consumers and producers are told: enough for all that a full buffer holds, on a slow disk.
-const DRAIN_TIMEOUT: &str = "30s";
-
-/// Everything that runs.
+/// A running cluster.
 #[derive(Debug)]
 pub struct Cluster {
-    /// In order of their numbers; the name of the process is the producer's name for cursors.
+    /// Producers by number. The process name is the producer id.
     pub producers: Vec<Producer>,
-    /// Likewise.
+    /// Nodes by number.
     pub nodes: Vec<Node>,
-    /// After all that runs in it.
+    /// Declared after the processes that run in it, so that it is dropped later.
     network: Option<Network>,
-    /// With the stores and the logs of all processes; removed when dropped, unless it is kept.
+    /// Stores and logs of all processes; removed on drop, unless it is kept.
     dir: TempDir,
     is_kept: bool,
-    /// In memory, as the records of producers must be.
-    _records: TempDir,
+    /// Epoch histories of producers, in memory.
+    _state: TempDir,
 }
 
 impl Cluster {
-    /// Starts all processes. Dropping the future ends what it has started. No store has been written to before [`wait_connected`](Self::wait_connected).
+    /// Starts all processes. Dropping the future ends the started ones. No store is written to before
+    /// [`wait_connected`](Self::wait_connected).
     ///
     /// # Errors
-    /// When something is not to be found or does not start.
+    /// A program is missing or a process does not start.
     pub async fn start(args: &ClusterArgs) -> Result<Self> {
         let programs = tokio::task::spawn_blocking(Programs::find).await??;
         let dir = tempfile::Builder::new()
             .prefix("cookiesync-bench-")
             .disable_cleanup(args.keep)
             .tempdir()
-            .context("cannot make a directory for the stores; TMPDIR names another place")?;
-        let records = TempDir::new_in("/dev/shm").context("no directory in memory")?;
+            .context("failed to create a directory for the stores; check TMPDIR")?;
+        let state = TempDir::new_in("/dev/shm").context("no directory in /dev/shm")?;
         let network = if args.own_network {
-            let made = Network::create(args.consumers.get());
-            Some(made.context("no network of its own for each node")?)
+            let network = Network::create(args.consumers.get());
+            Some(network.context("failed to create network namespaces")?)
         } else {
             None
         };
@@ -81,16 +82,15 @@ impl Cluster {
         }
         let mut producers = Vec::new();
         for number in 1..=args.producers.get() {
-            let started =
-                start_producer(args, number, &programs, [dir.path(), records.path()], host);
-            producers.push(started?);
+            let dirs = [dir.path(), state.path()];
+            producers.push(start_producer(args, number, &programs, dirs, host)?);
         }
         for producer in &mut producers {
             producer.wait_ready(READY_TIMEOUT).await?;
         }
         let mut nodes = Vec::new();
         for (number, backend) in (1..).zip(backends) {
-            let start = node::Start {
+            let setup = NodeSetup {
                 args,
                 number,
                 producers: &producers,
@@ -100,7 +100,7 @@ impl Cluster {
                     .as_ref()
                     .and_then(|network| network.nodes().get(number - 1)),
             };
-            nodes.push(Node::start(&start, backend)?);
+            nodes.push(Node::start(&setup, backend)?);
         }
         Ok(Self {
             producers,
@@ -108,17 +108,17 @@ impl Cluster {
             network,
             dir,
             is_kept: args.keep,
-            _records: records,
+            _state: state,
         })
     }
 
-    /// The network of the node with this index, if it has one of its own.
+    /// The network namespace of the node with this index, if it has one.
     #[must_use]
     pub fn network(&self, node: usize) -> Option<&Namespace> {
         self.network.as_ref()?.nodes().get(node)
     }
 
-    /// The ports of all producers' streams.
+    /// The stream ports of all producers.
     #[must_use]
     pub fn stream_ports(&self) -> Vec<u16> {
         let addresses = self.producers.iter().map(|producer| &producer.grpc);
@@ -130,7 +130,7 @@ impl Cluster {
     /// Waits until every consumer is ready and reads from every producer.
     ///
     /// # Errors
-    /// When one ends, or is not after a minute.
+    /// A process exits or times out.
     pub async fn wait_connected(&mut self) -> Result<()> {
         let producers = self.producers.len() as u64;
         for node in &mut self.nodes {
@@ -144,7 +144,7 @@ impl Cluster {
                 }
                 if Instant::now() >= deadline {
                     bail!(
-                        "{} reads from {connected} of {producers} producers",
+                        "{}: connected to {connected} of {producers} producers",
                         node.name
                     );
                 }
@@ -154,7 +154,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What there is to observe: producers, consumers and their stores, in this order, and this process.
+    /// Processes to observe: producers, consumers, stores, and this process.
     #[must_use]
     pub fn targets(&mut self) -> Vec<Target> {
         let target = |role, name: &str, process_id, admin: Option<&String>| Target {
@@ -184,10 +184,10 @@ impl Cluster {
         targets
     }
 
-    /// Fails when a process has ended by itself, with its last words.
+    /// Checks that all processes are running.
     ///
     /// # Errors
-    /// See above.
+    /// A process has exited; the error contains its last log lines.
     pub fn check(&mut self) -> Result<()> {
         self.processes().try_for_each(Process::check)
     }
@@ -200,13 +200,13 @@ impl Cluster {
         )
     }
 
-    /// Stops producers and then consumers in order, so that these store all that those had; the stores stay up, to be
-    /// read. Returns what went wrong, first of all which processes had ended before.
+    /// Stops producers and then consumers cleanly, so that all cookies are stored. The stores keep running. Returns the failures,
+    /// starting with processes that had already exited.
     pub async fn stop(&mut self) -> Vec<String> {
         let mut failures = Vec::new();
         for process in self.processes() {
             match process.check() {
-                // One that is stopped would hear nothing.
+                // A suspended process would not handle SIGTERM.
                 Ok(()) => drop(process.signal(Signal::CONT)),
                 Err(error) => failures.push(format!("{error:#}")),
             }
@@ -218,8 +218,8 @@ impl Cluster {
         failures
     }
 
-    /// Ends everything, and removes the directory and the databases unless they are to be kept. Says what is kept; returns what
-    /// could not be removed.
+    /// Ends all processes, and removes the directory and databases unless --keep is set. Prints what is kept; returns removal
+    /// errors.
     pub async fn remove(self) -> Vec<String> {
         let mut problems = Vec::new();
         let is_kept = self.is_kept;
@@ -234,27 +234,27 @@ impl Cluster {
         if is_kept {
             eprintln!("kept      {}", path.display());
         } else if let Err(error) = self.dir.close() {
-            problems.push(format!("cannot remove {}: {error}", path.display()));
+            problems.push(format!("failed to remove {}: {error}", path.display()));
         }
         for problem in &problems {
-            eprintln!("left      {problem}");
+            eprintln!("error     {problem}");
         }
         problems
     }
 }
 
-/// What went wrong, if anything; nothing for one that has ended before.
+/// Stops a process; returns its failure, if any. Does nothing for a process that has already exited.
 async fn stop(process: &mut Process) -> Option<String> {
     if !matches!(process.exit_status(), Ok(None)) {
         return None;
     }
     let problem = match process.stop(STOP_TIMEOUT).await {
         Ok(status) if status.success() => return None,
-        Ok(status) => format!("ended with {status}"),
+        Ok(status) => format!("exited with {status}"),
         Err(error) => format!("did not stop: {error:#}"),
     };
     Some(format!(
-        "{} {problem}; its last lines:\n{}",
+        "{} {problem}; last log lines:\n{}",
         process.name(),
         process.last_lines(5)
     ))
@@ -265,19 +265,19 @@ fn start_producer(
     args: &ClusterArgs,
     number: usize,
     programs: &Programs,
-    [dir, records]: [&Path; 2],
+    [dir, state]: [&Path; 2],
     host: Option<Ipv4Addr>,
 ) -> Result<Producer> {
     let name = format!("producer-{number}");
     let mut addresses = Addresses::free()?;
     if let Some(host) = host {
-        let mut streams = free_address()?;
-        streams.set_ip(host.into());
-        addresses.grpc = streams.to_string();
+        let mut grpc = free_address()?;
+        grpc.set_ip(host.into());
+        addresses.grpc = grpc.to_string();
     }
     let mut flags = flags([
         ("--id", &name),
-        ("--state", &records.display().to_string()),
+        ("--state", &state.display().to_string()),
         ("--drain-timeout", DRAIN_TIMEOUT),
     ]);
     flags.extend(args.producer_arg.iter().cloned());
@@ -289,11 +289,4 @@ fn start_producer(
         flags,
     };
     launch.start()
-}
-
-fn flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
-    flags
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()])
-        .collect()
 }

@@ -1,7 +1,7 @@
-//! The cookies a load consists of: random to look at, yet each a pure function of (seed, connection, number),
-//! so that a verifier makes the same ones again and compares them with a store.
+//! The cookies of a load. Each is a pseudo-random function of seed, connection and number, so that verification can generate
+//! them again.
 //!
-//! One cookie costs about seven multiplications-and-shifts and thirty table look-ups; no allocation.
+//! A cookie costs about seven multiply-and-shift rounds and thirty table lookups, without allocation.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -10,21 +10,21 @@ use proto::wire::CookieRef;
 /// Bytes of a user id: 20 hexadecimal digits.
 pub const USER_ID_BYTES: usize = 20;
 
-/// Fewest and most characters of a buyer uid.
+/// Range of the length of a buyer uid.
 pub const BUYER_UID_BYTES: std::ops::RangeInclusive<usize> = 16..=36;
 
-/// DSPs are numbered from 1 to this, unless told otherwise.
+/// Default number of DSPs. Their ids start at 1.
 pub const DSPS: u32 = 20;
 
 const BUYER_UID_BYTES_MAX: usize = 36;
 const BUYER_UID_LENGTHS: u32 = 21;
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Keeps the ids of a population apart from everything else drawn from the seed.
+/// Separates the ids of a population from other draws of the seed.
 const POPULATION: u64 = 0x5851_f42d_4c95_7f2d;
-/// Keeps the draw whether a buyer uid is fresh apart from everything else drawn for a cookie.
+/// Separates the freshness of a buyer uid from other draws of a cookie.
 const FRESHNESS: u64 = 0x1405_7b7e_f767_814f;
-/// Keeps the lasting buyer uids of a user apart from the other half of the user's id.
+/// Separates the lasting buyer uids of a user from the second half of the user id.
 const LASTING: u64 = 0xda94_2042_e4dd_58b5;
 
 static HEX_PAIRS: [[u8; 2]; 256] = pairs(b"0123456789abcdef");
@@ -34,7 +34,7 @@ static URL_SAFE_PAIRS: [[u8; 2]; 4096] =
 const fn pairs<const ALPHABET: usize, const PAIRS: usize>(
     alphabet: &[u8; ALPHABET],
 ) -> [[u8; 2]; PAIRS] {
-    assert!(ALPHABET * ALPHABET == PAIRS, "every pair has its place");
+    assert!(ALPHABET * ALPHABET == PAIRS, "the table has all pairs");
     let mut pairs = [[0; 2]; PAIRS];
     let mut index = 0;
     while index < PAIRS {
@@ -60,19 +60,19 @@ impl SyntheticCookie {
         std::str::from_utf8(&self.user_id).expect("hexadecimal digits are ASCII")
     }
 
-    /// The DSP.
+    /// The DSP id.
     #[must_use]
     pub fn dsp_id(&self) -> u32 {
         self.dsp_id
     }
 
-    /// The buyer uid: URL-safe characters, so that it stands in a query as it is.
+    /// The buyer uid, in URL-safe characters.
     #[must_use]
     pub fn buyer_uid(&self) -> &str {
         std::str::from_utf8(self.buyer_uid_bytes()).expect("the alphabet is ASCII")
     }
 
-    /// As it is encoded.
+    /// The cookie for the wire.
     #[must_use]
     pub fn to_wire(&self) -> CookieRef<'_> {
         CookieRef {
@@ -92,22 +92,21 @@ impl SyntheticCookie {
     }
 }
 
-/// Makes the cookies of one seed.
+/// Generator of the cookies of one seed.
 #[derive(Debug, Clone)]
 pub struct Traffic {
     seed: u64,
-    /// Distinct users; without them, each cookie has a new one.
+    /// Number of distinct users; `None` gives each cookie a new user.
     users: Option<NonZeroU64>,
-    /// Buyer uids are fresh that have draws below this, of all 64-bit words; up to 2^64.
+    /// A buyer uid is fresh if its 64-bit draw is below this bound, which is up to 2^64.
     fresh_below: u128,
     dsps: u32,
-    /// How many DSPs have lower numbers than the first.
+    /// Number of DSP ids below the first one.
     dsps_before: u32,
 }
 
 impl Traffic {
-    /// Traffic of `seed`: from a population of `users` distinct users, each as likely as any other, or with a new user for
-    /// every cookie. Every buyer uid is new.
+    /// Traffic of `seed` with uniformly distributed `users`, or with a new user for each cookie. Every buyer uid is new.
     #[must_use]
     pub fn new(seed: u64, users: Option<NonZeroU64>) -> Self {
         Self {
@@ -119,32 +118,28 @@ impl Traffic {
         }
     }
 
-    /// The same with DSPs from 1 to `dsps`.
+    /// Sets the number of DSPs.
     #[must_use]
     pub fn with_dsps(mut self, dsps: NonZeroU32) -> Self {
         self.dsps = dsps.get();
         self
     }
 
-    /// The same with DSPs that are numbered from `first` on, not from 1; the last of them must be a number, too.
+    /// Sets the first DSP id. The last one must fit into 32 bits.
     #[must_use]
     pub fn with_first_dsp(mut self, first: NonZeroU32) -> Self {
         self.dsps_before = first.get() - 1;
         self
     }
 
-    /// The same, except that of the cookies which repeat a user and DSP only a share of `changed` (0 to 1) has another buyer
-    /// uid than the one before.
+    /// Sets the fraction of repeats of a user and DSP (0 to 1) whose buyer uid differs from the previous one.
     ///
-    /// A pair of user and DSP has one lasting buyer uid, and a cookie carries a fresh one instead with probability
-    /// p. Two in a row are equal only when neither is fresh, so p = 1 − √(1 − `changed`).
+    /// A pair of user and DSP has one lasting buyer uid; a cookie has a fresh one instead with probability p. Two
+    /// successive ones are equal only if neither is fresh, so p = 1 − √(1 − `changed`).
     #[must_use]
     pub fn with_repeats_changed(mut self, changed: f64) -> Self {
         let fresh = 1.0 - (1.0 - changed.clamp(0.0, 1.0)).sqrt();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a float cast saturates, at 0 too"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
         let fresh_below = (fresh * 2_f64.powi(64)) as u128;
         self.fresh_below = fresh_below;
         self
@@ -156,9 +151,9 @@ impl Traffic {
         self.seed
     }
 
-    /// The cookie with this number, from 0, on this connection.
+    /// The cookie with this number (from 0) on this connection.
     ///
-    /// Users of a population, and their lasting buyer uids, are the same on every connection.
+    /// All connections share the users of a population and their lasting buyer uids.
     #[must_use]
     #[inline]
     pub fn cookie(&self, connection: u64, number: u64) -> SyntheticCookie {
@@ -210,7 +205,7 @@ impl SyntheticCookie {
     }
 }
 
-/// The `index`-th word of the random sequence that begins at `state` (splitmix64).
+/// Word `index` of the splitmix64 sequence with the seed `state`.
 #[inline]
 #[must_use]
 pub fn nth_word(state: u64, index: u64) -> u64 {
@@ -233,7 +228,7 @@ fn low_12_bits(word: u64) -> usize {
     usize::from(u16::from_le_bytes([low, high & 0x0f]))
 }
 
-/// Scales a draw from all 32-bit numbers to one below `bound`.
+/// Scales a 32-bit draw to a number below `bound`.
 fn below(draw: u32, bound: u32) -> u32 {
     let [_, upper] = halves(u64::from(draw) * u64::from(bound));
     upper
@@ -255,7 +250,7 @@ mod tests {
         (0..count).map(|number| traffic.cookie(number % 3, number))
     }
 
-    /// A count of draws may be off by four standard deviations; all is seeded, so it is or is not forever.
+    /// Allows four standard deviations. The draws are seeded, so the result never changes.
     #[track_caller]
     fn check_count(count: u64, draws: u64, probability: f64) {
         let expected = draws as f64 * probability;
@@ -265,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_differ_and_stay_in_their_ranges() {
+    fn cookies_are_distinct_and_valid() {
         let traffic = Traffic::new(7, None);
         let (mut users, mut buyers) = (HashSet::new(), HashSet::new());
         let (mut dsps, mut lengths) = (HashSet::new(), HashSet::new());
@@ -288,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_makes_the_same_cookies_and_another_seed_others() {
+    fn cookies_depend_on_the_seed() {
         let cookie = |seed| Traffic::new(seed, None).cookie(3, 99);
         assert_eq!(cookie(1), cookie(1));
         assert_ne!(cookie(1), cookie(2));
     }
 
     #[test]
-    fn population_bounds_the_users() {
+    fn population_limits_the_number_of_users() {
         let traffic = Traffic::new(1, users(10));
         let drawn: HashSet<_> = draws(&traffic, 1_000)
             .map(|cookie| cookie.user_id)
@@ -314,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn stated_share_of_repeats_changes_the_buyer_uid() {
+    fn configured_fraction_of_repeats_changes_the_buyer_uid() {
         for changed in [0.0, 0.1, 0.5, 1.0] {
             let traffic = Traffic::new(3, users(200)).with_repeats_changed(changed);
             let mut last = HashMap::new();
@@ -333,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn dsps_are_numbered_from_the_first() {
+    fn dsp_ids_start_at_the_first() {
         let of = |dsps, first| {
             let [dsps, first] = [dsps, first].map(|number| NonZeroU32::new(number).unwrap());
             let traffic = Traffic::new(3, None).with_dsps(dsps).with_first_dsp(first);
@@ -346,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn each_dsp_is_as_frequent_as_any_other() {
+    fn dsps_are_uniformly_distributed() {
         let traffic = Traffic::new(3, None).with_dsps(NonZeroU32::new(4).unwrap());
         let mut counts = HashMap::new();
         for cookie in draws(&traffic, 100_000) {

@@ -85,7 +85,11 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     let mongods: Vec<_> = (0..nodes)
         .filter(|node| args.cluster.store.of_node(node + 1) == StoreChoice::Mongodb)
         .collect();
-    let no_partitions = args.faults.may_partition().then(netns::missing).flatten();
+    let no_partitions = args
+        .faults
+        .may_partition()
+        .then(netns::unavailable_reason)
+        .flatten();
     let kinds = args
         .faults
         .kinds(!mongods.is_empty(), no_partitions.as_deref())?;

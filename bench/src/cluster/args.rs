@@ -1,4 +1,4 @@
-//! What is to be started, as on the command line.
+//! Command-line options of a cluster.
 
 use std::{convert::Infallible, num::NonZeroUsize, str::FromStr, time::Duration};
 
@@ -7,87 +7,88 @@ use clap::Args;
 
 use crate::programs::flag_value;
 
-/// The consumer's own default.
+/// Default of the consumer.
 const FLUSH_INTERVAL: &str = "200ms";
 
-/// With chunks of this age, three times as old when they are small, the verification still tells which of two cookies on
-/// different producers is the newer ([`crate::verify::PRODUCERS_APART`]).
+/// Maximum chunk age with which verification can order cookies of different producers; small chunks may be three times as old
+/// (see [`crate::verify::PRODUCER_CLOCK_MARGIN`]).
 const CHUNK_AGE_MAX: Duration = Duration::from_millis(50);
 
-/// What is started.
+/// Options of a cluster.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterArgs {
-    /// Number of consumers, each with a store of its own: the exchange nodes.
+    /// Number of consumers (exchange nodes), each with its own store.
     #[arg(long, default_value = "1")]
     pub consumers: NonZeroUsize,
-    /// Number of producers; the load is spread over them, and every consumer reads from all.
+    /// Number of producers. The load is spread over them, and each consumer reads from all.
     #[arg(long, default_value = "1")]
     pub producers: NonZeroUsize,
-    /// Where consumers store: mongodb (a mongod for each, found or fetched), embedded, mixed (these two by turns), none, or the mongodb://… of one that
-    /// runs, for all of them.
+    /// Store of the consumers: mongodb (one mongod each, found or fetched), embedded, mixed (alternating between the two),
+    /// none, or the mongodb:// URL of an existing MongoDB for all of them.
     #[arg(long, default_value = "mongodb")]
     pub store: StoreChoice,
-    /// Start mongod without the settings that docs/mongodb.md recommends, but for the size of its cache.
+    /// Start mongod without the settings recommended by docs/mongodb.md, except for its cache size.
     #[arg(long)]
     pub mongod_default: bool,
-    /// Further argument for mongod; repeatable: --mongod-arg=--syncdelay --mongod-arg=60.
+    /// Additional argument of mongod; repeatable: --mongod-arg=--syncdelay --mongod-arg=60.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub mongod_arg: Vec<String>,
-    /// With a mongodb:// of its own: what the names of the databases begin with, before something random; they are dropped at
-    /// the end.
+    /// Prefix of database names with a mongodb:// URL. A random suffix follows. The databases are dropped at the end.
     #[arg(long, value_name = "PREFIX", default_value = "bench-e2e-")]
     pub mongodb_prefix: String,
-    /// Further argument for every producer; repeatable: --producer-arg=--log-bytes=4GiB.
+    /// Additional argument of every producer; repeatable: --producer-arg=--log-bytes=4GiB.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub producer_arg: Vec<String>,
-    /// Further argument for every consumer; repeatable: --consumer-arg=--flush-interval=50ms.
+    /// Additional argument of every consumer; repeatable: --consumer-arg=--flush-interval=50ms.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub consumer_arg: Vec<String>,
-    /// Run each consumer in a network namespace of its own (needs root, ip and nft).
+    /// Run each consumer in its own network namespace (requires root, ip and nft).
     #[arg(skip)]
     pub own_network: bool,
-    /// Keep the directory with the stores and the logs of all processes; TMPDIR says where it is made.
+    /// Keep the directory with all stores and logs. It is created in TMPDIR.
     #[arg(long)]
     pub keep: bool,
 }
 
 impl ClusterArgs {
-    /// Refuses what would make the verification or the report wrong.
+    /// Checks the options.
     ///
     /// # Errors
-    /// See above.
+    /// An option would invalidate the verification or the report.
     pub fn check(&self) -> Result<()> {
         if flag_value(&self.consumer_arg, "--mongodb-prefix").is_some() {
             bail!(
-                "--consumer-arg=--mongodb-prefix is the bench's own: with --store mongodb://… there is --mongodb-prefix"
+                "--consumer-arg=--mongodb-prefix is reserved; use --mongodb-prefix with --store mongodb://…"
             );
         }
         if self.own_network && matches!(self.store, StoreChoice::Existing(_)) {
-            bail!("--own-network: a MongoDB that runs already cannot be reached from there");
+            bail!(
+                "network namespaces cannot reach an existing MongoDB; use --store mongodb or embedded"
+            );
         }
         if let Some(text) = flag_value(&self.producer_arg, "--chunk-age")
             && self.producers.get() > 1
             && humantime::parse_duration(text).is_ok_and(|age| age > CHUNK_AGE_MAX)
         {
             bail!(
-                "--producer-arg=--chunk-age={text}: with several producers at most {} can be verified",
+                "--producer-arg=--chunk-age={text}: the maximum with several producers is {}",
                 humantime::format_duration(CHUNK_AGE_MAX)
             );
         }
         self.flush_interval().map(drop)
     }
 
-    /// What consumers are told.
+    /// Flush interval of the consumers.
     ///
     /// # Errors
-    /// When it is not a time.
+    /// The value is not a duration.
     pub fn flush_interval(&self) -> Result<Duration> {
         let text = self.flush_interval_text();
         humantime::parse_duration(text)
             .with_context(|| format!("--consumer-arg=--flush-interval={text}"))
     }
 
-    /// How consumers expire cookies, if they are told.
+    /// Expiry mode of the consumers, if set.
     #[must_use]
     pub fn expiry(&self) -> Option<&str> {
         flag_value(&self.consumer_arg, "--expiry")
@@ -98,19 +99,18 @@ impl ClusterArgs {
     }
 }
 
-/// Where consumers store.
+/// Store of the consumers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreChoice {
-    /// A mongod for each.
+    /// A mongod per node.
     Mongodb,
-    /// An embedded store for each.
+    /// An embedded store per node.
     Embedded,
-    /// A mongod for the first and every other, a directory for those between.
+    /// A mongod for odd nodes, an embedded store for even ones.
     Mixed,
-    /// Counted and discarded.
+    /// No store: cookies are counted and discarded.
     Nothing,
-    /// Databases of their own in a MongoDB that runs already; any other text is taken for its connection string, so
-    /// that the consumer says what is wrong with it.
+    /// An existing MongoDB. Any other text counts as its connection string, so that the consumer reports errors in it.
     Existing(String),
 }
 
@@ -129,7 +129,7 @@ impl FromStr for StoreChoice {
 }
 
 impl StoreChoice {
-    /// What the node with this number, from 1 on, stores in.
+    /// Store of the node with this number, counted from 1.
     #[must_use]
     pub fn of_node(&self, number: usize) -> Self {
         match self {
@@ -139,7 +139,7 @@ impl StoreChoice {
         }
     }
 
-    /// Without secrets.
+    /// Name without secrets.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_interval_in_force_is_known() {
+    fn flush_interval_is_that_of_the_consumers() {
         let interval = |flags| parse(flags).flush_interval().ok();
         assert_eq!(interval(""), Some(Duration::from_millis(200)));
         let own = "--consumer-arg=--flush-interval=50ms";
@@ -179,21 +179,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_verified_is_refused() {
-        for (flags, is_good) in [
+    fn options_that_prevent_verification_are_rejected() {
+        for (flags, is_valid) in [
             ("--consumer-arg=--mongodb-prefix=x-", false),
             ("--producer-arg=--chunk-age=1s", true),
             ("--producers 2 --producer-arg=--chunk-age=20ms", true),
             ("--producers 2 --producer-arg=--chunk-age=1s", false),
         ] {
-            assert_eq!(parse(flags).check().is_ok(), is_good, "{flags}");
+            assert_eq!(parse(flags).check().is_ok(), is_valid, "{flags}");
         }
-        for (flags, is_good) in [("", true), ("--store mongodb://127.0.0.1", false)] {
-            let apart = ClusterArgs {
+        for (flags, is_valid) in [("", true), ("--store mongodb://127.0.0.1", false)] {
+            let isolated = ClusterArgs {
                 own_network: true,
                 ..parse(flags)
             };
-            assert_eq!(apart.check().is_ok(), is_good, "{flags}");
+            assert_eq!(isolated.check().is_ok(), is_valid, "{flags}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where one node's cookies are stored.
+//! The store of one node.
 
 use std::{
     net::Ipv4Addr,
@@ -9,14 +9,14 @@ use std::{
 use anyhow::{Context, Result};
 use mongodb::Client;
 
-use super::{ClusterArgs, StoreChoice};
+use super::args::{ClusterArgs, StoreChoice};
 use crate::{
     memory,
     mongod::Mongod,
     programs::{Process, flag_value},
 };
 
-/// As docs/mongodb.md recommends.
+/// Options of mongod recommended by docs/mongodb.md.
 const RECOMMENDED: [(&str, &str); 2] = [
     ("--syncdelay", "300"),
     (
@@ -25,29 +25,29 @@ const RECOMMENDED: [(&str, &str); 2] = [
     ),
 ];
 
-/// Bounds of mongod's cache in bytes: the smallest that WiredTiger is comfortable with, and what docs/mongodb.md recommends.
+/// Bounds of the cache of mongod in bytes: a practical minimum of WiredTiger, and the recommendation of docs/mongodb.md.
 const CACHE_BYTES: (u64, u64) = (512 << 20, 8 << 30);
 
-/// Where one node's cookies are stored.
+/// The store of one node.
 #[derive(Debug)]
 pub enum StoreBackend {
-    /// In a mongod of its own.
+    /// A mongod for this node only.
     Mongod(Box<Mongod>),
-    /// In databases of its own in a MongoDB that runs already.
+    /// Separate databases in an existing MongoDB.
     Existing {
         /// The connection string.
         uri: String,
-        /// What the names of its databases begin with.
+        /// Prefix of the database names.
         prefix: String,
     },
-    /// In a directory.
+    /// An embedded store in this directory.
     Embedded(PathBuf),
-    /// Nowhere.
+    /// No store.
     Nothing,
 }
 
 impl StoreBackend {
-    /// `host` is the address at which nodes with a network of their own reach this machine.
+    /// Prepares the store, and starts its mongod. `host`: address of this machine for nodes in network namespaces.
     pub(super) async fn prepare(
         args: &ClusterArgs,
         number: usize,
@@ -70,7 +70,7 @@ impl StoreBackend {
             StoreChoice::Nothing => Self::Nothing,
             StoreChoice::Existing(uri) => Self::Existing {
                 uri,
-                // Two runs at once, or one that was killed before, share nothing.
+                // Random, so that concurrent or killed runs use other databases.
                 prefix: format!("{}{:08x}-{number}-", args.mongodb_prefix, fastrand::u32(..)),
             },
         })
@@ -90,7 +90,7 @@ impl StoreBackend {
         flags
     }
 
-    /// The mongod that was started for it.
+    /// The mongod of this node.
     pub fn process(&mut self) -> Option<&mut Process> {
         match self {
             Self::Mongod(mongod) => Some(mongod.process()),
@@ -98,18 +98,18 @@ impl StoreBackend {
         }
     }
 
-    /// Ends it, in order when its data are to be kept, and drops databases that are ours.
+    /// Drops the databases of the node in an existing MongoDB. If the data is kept, stops mongod cleanly instead.
     pub(super) async fn remove(self, is_kept: bool, timeout: Duration) -> Result<()> {
         match self {
             Self::Mongod(mut mongod) if is_kept => {
                 mongod.process().stop(timeout).await?;
             }
             Self::Existing { prefix, .. } if is_kept => {
-                eprintln!("kept      the databases {prefix}*")
+                eprintln!("kept      databases {prefix}*")
             }
             Self::Existing { uri, prefix } => {
                 let dropped = drop_databases(&uri, &prefix).await;
-                dropped.with_context(|| format!("cannot drop the databases {prefix}*"))?;
+                dropped.with_context(|| format!("failed to drop the databases {prefix}*"))?;
             }
             _ => {}
         }
@@ -127,7 +127,7 @@ async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ours, but for such that are given: mongod refuses an option that is there twice.
+/// Our options and those of the user. Options of the user replace ours, because mongod rejects repeated options.
 fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
     let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
     let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);
@@ -137,8 +137,7 @@ fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec
         .collect()
 }
 
-/// A quarter of the machine for all mongods together: they share it with everything else, and write through the
-/// system's cache as well.
+/// Cache size of one mongod. All of them share a quarter of the memory; the rest is for the other processes and the page cache.
 fn cache_gibibytes(consumers: usize) -> f64 {
     let share = memory::of_machine() / 4 / consumers as u64;
     share.clamp(CACHE_BYTES.0, CACHE_BYTES.1) as f64 / f64::from(1 << 30)
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn option_of_mongod_that_is_given_is_not_ours_as_well() {
+    fn option_of_the_user_replaces_ours() {
         let flags = |is_default, args: &[&str]| {
             let args: Vec<_> = args.iter().map(ToString::to_string).collect();
             mongod_flags("1.00", is_default, &args).join(" ")

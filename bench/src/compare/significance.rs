@@ -1,28 +1,24 @@
-//! Whether a figure has changed, or varies by itself.
+//! Whether a measurement changed beyond noise. Both conditions must hold:
 //!
-//! A change counts when both hold:
+//! - The relative difference exceeds the noise, 20 % by default: rates and latencies of identical runs differ by this much on a
+//!   shared machine. CPU time uses half of it.
+//! - The samples differ in the same direction by the Mann-Whitney test at 1 %, which assumes no distribution. With fewer than
+//!   eight samples on either side, only the first condition applies. Tail values (p99 and above, maximum) have no samples: one
+//!   stalled second determines such a value, but changes the rank of only one sample.
 //!
-//! - it is larger than the noise, in relation to A: 20 % unless said otherwise. That is what wall-clock rates and
-//!   latencies of equal runs differ by on a machine shared with others; for CPU time half of it;
-//! - the samples of A and B lie apart in the same direction: by the test of Mann and Whitney at 1 %, which asks nothing of
-//!   their distribution. With fewer than eight on either side, the first condition decides alone. Figures of a tail (p99 and
-//!   beyond, a maximum) have no samples: one second in which everything stood still makes such a figure what it is, and
-//!   changes the rank of one sample.
-//!
-//! Samples of one run are not independent runs: seconds that follow each other resemble each other. So that
-//! test alone would find a change in nearly every pair of runs, which is why the first condition must hold as well.
+//! The test alone would find a change in nearly every pair of runs, because successive seconds of a run are correlated.
 
 use crate::report::{Better, Measurement, Report, Row, unit::CPU_MICROS};
 
-/// From this many on the normal approximation of the test's statistic is good.
+/// Minimum number of samples for the normal approximation of the test statistic.
 const SAMPLES_MIN: usize = 8;
-/// Beyond this the statistic of the test is by chance in 1 % of the cases, on both sides together.
+/// Two-sided 1 % bound of the test statistic.
 const Z_AT_ONE_PERCENT: f64 = 2.576;
 
-/// Noise of CPU time in relation to that of times and rates.
+/// Noise of CPU time relative to that of times and rates.
 const CPU_NOISE: f64 = 0.5;
 
-/// A figure of either report.
+/// A measurement of either or both reports.
 pub(super) struct Change<'a> {
     name: String,
     a: Option<&'a Measurement>,
@@ -30,17 +26,17 @@ pub(super) struct Change<'a> {
     pub(super) verdict: Verdict,
 }
 
-/// What to think of a figure that is in two reports.
+/// Result of comparing a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Improved beyond noise.
     Better,
     /// Worsened beyond noise.
     Worse,
-    /// Differs no more than it varies by itself.
+    /// Within noise.
     Noise,
-    /// Not in both.
-    Alone,
+    /// In one report only.
+    Unmatched,
 }
 
 impl Verdict {
@@ -49,12 +45,12 @@ impl Verdict {
             Self::Better => "better",
             Self::Worse => "worse",
             Self::Noise => "within noise",
-            Self::Alone => "in one only",
+            Self::Unmatched => "in one report only",
         }
     }
 }
 
-/// Every compared figure of A in its order, then those that only B has.
+/// All compared measurements of A in order, then those of B only.
 pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Change<'a>> {
     let [of_a, mut of_b] = [a, b].map(|report| {
         let compared = report.measurements();
@@ -69,14 +65,14 @@ pub(super) fn changes<'a>(a: &'a Report, b: &'a Report, noise: f64) -> Vec<Chang
             name,
             a: Some(a),
             b,
-            verdict: b.map_or(Verdict::Alone, |b| verdict(a, b, noise)),
+            verdict: b.map_or(Verdict::Unmatched, |b| verdict(a, b, noise)),
         });
     }
     changes.extend(of_b.into_iter().map(|(name, b)| Change {
         name,
         a: None,
         b: Some(b),
-        verdict: Verdict::Alone,
+        verdict: Verdict::Unmatched,
     }));
     changes
 }
@@ -88,11 +84,11 @@ fn verdict(a: &Measurement, b: &Measurement, noise: f64) -> Verdict {
         noise
     };
     let (from, to) = (a.value.unwrap_or(0.0), b.value.unwrap_or(0.0));
-    // From zero, every difference is larger than any share of it: one lost cookie is a change.
+    // Any difference from zero exceeds the noise: one lost cookie is a change.
     let is_large = (to - from).abs() > noise * from.abs();
     let rises = to > from;
     let (lower, higher) = if rises { (a, b) } else { (b, a) };
-    if !is_large || !lie_apart(&lower.samples, &higher.samples) {
+    if !is_large || !samples_differ(&lower.samples, &higher.samples) {
         Verdict::Noise
     } else if rises == (a.better == Some(Better::Higher)) {
         Verdict::Better
@@ -101,12 +97,12 @@ fn verdict(a: &Measurement, b: &Measurement, noise: f64) -> Verdict {
     }
 }
 
-/// Whether the samples of one are larger than those of the other beyond chance; also true when they are too few to tell.
-fn lie_apart(lower: &[f64], higher: &[f64]) -> bool {
+/// Whether `higher` has significantly larger samples; also true with too few samples.
+fn samples_differ(lower: &[f64], higher: &[f64]) -> bool {
     lower.len().min(higher.len()) < SAMPLES_MIN || mann_whitney_z(lower, higher) > Z_AT_ONE_PERCENT
 }
 
-/// How many standard deviations the rank sum of `a` is below what chance would give; negative when it is above.
+/// Standard deviations by which the rank sum of `a` is below its expected value; negative if it is above.
 fn mann_whitney_z(a: &[f64], b: &[f64]) -> f64 {
     let mut all: Vec<(f64, bool)> = a.iter().map(|value| (*value, true)).collect();
     all.extend(b.iter().map(|value| (*value, false)));
@@ -130,21 +126,21 @@ fn mann_whitney_z(a: &[f64], b: &[f64]) -> f64 {
 }
 
 impl Change<'_> {
-    /// Its line in the table.
+    /// The row in the table.
     pub(super) fn row(&self) -> Row {
         let [a, b, percent] = self.texts();
         let measurements = [("A", a), ("B", b), ("change", percent)];
         let measurements = measurements.map(|(name, text)| Measurement::text(name, text));
-        Row::new(&self.name, measurements).and([Measurement::text("verdict", self.verdict.name())])
+        Row::new(&self.name, measurements).with([Measurement::text("verdict", self.verdict.name())])
     }
 
-    /// What got worse.
+    /// The failure message for a measurement that got worse.
     pub(super) fn sentence(&self) -> String {
         let [a, b, percent] = self.texts();
         format!("{} got worse: {a} → {b} ({percent})", self.name)
     }
 
-    /// The value in A, in B, and the change in percent.
+    /// The values in A and B, and the change in percent.
     fn texts(&self) -> [String; 3] {
         let text =
             |measurement: Option<&Measurement>| measurement.map_or("–", |it| &it.text).to_owned();
@@ -170,9 +166,9 @@ mod tests {
             better: Some(better),
             ..unit.of(name, value)
         };
-        let mut report = Report::new("load", "made up");
+        let mut report = Report::new("load", "example");
         let measurement = measurement.with_samples(samples.iter().copied());
-        report.add("Figures", "", [Row::new("", [measurement])]);
+        report.add("Measurements", "", [Row::new("", [measurement])]);
         report
     }
 
@@ -188,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn change_counts_beyond_the_noise_only() {
+    fn only_changes_beyond_noise_count() {
         use Better::{Higher, Lower};
         for (a, b, better, expected) in [
             (100.0, 119.0, Higher, Verdict::Noise),
@@ -205,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_tested_by_their_ranks() {
+    fn samples_are_compared_by_rank() {
         let around = |center: f64, spread: f64| -> Vec<f64> {
             (0..20)
                 .map(|n| center + spread * (f64::from(n * 7 % 20) / 10.0 - 1.0))
@@ -227,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn statistic_is_that_of_the_books() {
+    fn statistic_matches_the_textbook_example() {
         // U of 1..=8 against 9..=16 is 0: (32 − 0) / √(8 · 8 · 17 / 12).
         let [a, b] = [1, 9].map(|first| (first..first + 8).map(f64::from).collect::<Vec<_>>());
         assert!((mann_whitney_z(&a, &b) - 3.3607).abs() < 1e-4);
@@ -236,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_must_move_as_the_value_does() {
+    fn samples_must_change_in_the_direction_of_the_value() {
         let [low, high] =
             [100, 200].map(|first| (first..first + 20).map(f64::from).collect::<Vec<_>>());
         let higher = Better::Higher;
@@ -247,16 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_has_less_noise() {
+    fn cpu_time_has_half_the_noise() {
         let cpu = |value| report("cost", CPU, value, Better::Lower, &[]);
         assert_eq!(verdicts(&cpu(1.0), &cpu(1.15))[0].1, Verdict::Worse);
         assert_eq!(verdicts(&cpu(1.0), &cpu(1.09))[0].1, Verdict::Noise);
     }
 
     #[test]
-    fn figures_of_one_report_only_are_named() {
+    fn unmatched_measurements_are_listed() {
         let one = |name, value| report(name, RATE, value, Better::Lower, &[]);
-        let expected = ["a", "b"].map(|name| (name.to_owned(), Verdict::Alone));
+        let expected = ["a", "b"].map(|name| (name.to_owned(), Verdict::Unmatched));
         assert_eq!(verdicts(&one("a", 1.0), &one("b", 3.0)), expected);
         assert_eq!(verdicts(&one("a", f64::NAN), &one("b", 3.0)), expected[1..]);
     }

@@ -1,32 +1,32 @@
-//! What makes two runs hard to compare: another machine, another build, other arguments.
+//! Differences that make two runs hard to compare: machine, build, arguments.
 
 use crate::report::Environment;
 
-/// In sentences; empty when nothing does.
+/// Warnings about differences between two environments.
 pub(super) fn of(a: &Environment, b: &Environment) -> Vec<String> {
     let mut warnings = Vec::new();
-    let mut differ = |what: &str, a: &str, b: &str| {
+    let mut compare = |name: &str, a: &str, b: &str| {
         if a != b {
-            warnings.push(format!("different {what}: A has {a}, B has {b}"));
+            warnings.push(format!("different {name}: A has {a}, B has {b}"));
         }
     };
-    differ("arguments", &arguments(a), &arguments(b));
-    differ("processors", &a.cpu, &b.cpu);
-    differ(
+    compare("arguments", &arguments(a), &arguments(b));
+    compare("processors", &a.cpu, &b.cpu);
+    compare(
         "numbers of cores",
         &a.cores.to_string(),
         &b.cores.to_string(),
     );
     let mebibytes = |environment: &Environment| format!("{} MiB", environment.memory_bytes >> 20);
-    differ("memory", &mebibytes(a), &mebibytes(b));
-    differ("systems", &a.system, &b.system);
-    differ("programs", &programs(a), &programs(b));
-    // Both are of the same.
+    compare("memory", &mebibytes(a), &mebibytes(b));
+    compare("systems", &a.system, &b.system);
+    compare("programs", &programs(a), &programs(b));
+    // Both reports have the same profiles.
     warnings.extend(a.profile_warning());
     warnings
 }
 
-/// The command line without the program and what says where its report goes.
+/// The command line without the program name and output options.
 fn arguments(environment: &Environment) -> String {
     let mut kept = Vec::new();
     let mut words = environment.command.iter().skip(1);
@@ -64,14 +64,14 @@ mod tests {
     }
 
     #[test]
-    fn where_a_report_goes_does_not_matter() {
+    fn output_options_are_ignored() {
         let a = environment("bench load -l 7 --report here --json");
         let b = environment("target/bench load --report=there -l 7");
         assert!(of(&a, &b).is_empty(), "{:?}", of(&a, &b));
     }
 
     #[test]
-    fn what_matters_is_named() {
+    fn each_difference_has_a_warning() {
         let mut a = environment("bench load -l 7");
         a.profile = "dev".to_owned();
         let mut b = environment("bench load -l 8");

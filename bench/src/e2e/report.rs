@@ -112,7 +112,7 @@ fn latency(step: &Step) -> Row {
     } = step;
     let shown = ["p50", "p99", "p99.9", "max"];
     step.row(MILLIS.percentiles("edge latency, ", *edge_micros, &shown, &["p99"]))
-        .and([
+        .with([
             millis("accepted to received, p50", received.p50).lower(),
             millis("accepted to received, p99", received.p99).lower(),
             millis("accepted to stored, p50", stored.p50).lower(),

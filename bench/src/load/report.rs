@@ -2,7 +2,7 @@
 
 use super::{generator::Bottleneck, outcome::LoadOutcome, recorder::RequestCounts, second::Second};
 use crate::report::{
-    Measurement, Plot, Report, Row, grouped, lines, micros_per, per_second, rate, samples,
+    Measurement, Plot, Report, Row, grouped, micros_per, per_second, rate, samples, to_series,
     unit::{COUNT, CPU, MILLIS, RATE},
 };
 
@@ -158,7 +158,7 @@ fn second(second: &Second) -> Row {
         RATE.of("errors", rate(second.counts.errors())),
     ];
     Row::new("", measures)
-        .and(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
+        .with(MILLIS.percentiles("latency ", second.latency_micros, &shown, &[]))
         .at(second.second as f64 + second.length)
 }
 
@@ -175,8 +175,8 @@ fn plots(outcome: &LoadOutcome, seconds: &[Row]) -> Vec<Plot> {
     let latency = ["latency p50", "latency p99", "latency p99.9", "latency max"];
     let title = "Latency of the answers of each second";
     let mut plots = vec![
-        Plot::over_time("Rate", "requests a second", lines(seconds, rates)),
-        Plot::over_time(title, "milliseconds", lines(seconds, &latency)).logarithmic(),
+        Plot::over_time("Rate", "requests a second", to_series(seconds, rates)),
+        Plot::over_time(title, "milliseconds", to_series(seconds, &latency)).logarithmic(),
     ];
     plots.retain(|plot| !plot.series.is_empty());
     plots

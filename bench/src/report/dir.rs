@@ -1,4 +1,4 @@
-//! The directory of one report: taken before the run, so that an error costs no run, and filled after it.
+//! The directory of a report. It is created before the run, so that an error costs no run, and written after it.
 
 use std::{
     fs,
@@ -6,26 +6,42 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use jiff::Timestamp;
 
-use super::{Report, ReportArgs, page};
+use super::{data::Report, page};
 
 const DEFAULT_PARENT: &str = "bench-reports";
 
 const JSON: &str = "report.json";
 const PAGE: &str = "report.html";
 
-/// A directory that holds nothing yet but what this run will write.
+/// Output options.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Report")]
+pub struct ReportArgs {
+    /// New or empty directory for the report [default: bench-reports/SCENARIO-TIME-PID].
+    #[arg(long, value_name = "DIR", conflicts_with = "no_report")]
+    pub report: Option<PathBuf>,
+    /// Do not write a report.
+    #[arg(long)]
+    pub no_report: bool,
+    /// Print one JSON object instead of the summary.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An empty directory for the report of this run.
 #[derive(Debug)]
 pub struct ReportDir {
     path: PathBuf,
 }
 
 impl ReportArgs {
-    /// Takes the directory for a report of `scenario`; `None` when none is wanted.
+    /// Creates the directory for a report of `scenario`; returns `None` with `--no-report`.
     ///
     /// # Errors
-    /// When the directory cannot be created or holds something.
+    /// The directory cannot be created or is not empty.
     pub fn prepare(&self, scenario: &str) -> Result<Option<ReportDir>> {
         if self.no_report {
             return Ok(None);
@@ -35,11 +51,11 @@ impl ReportArgs {
             Path::new(DEFAULT_PARENT).join(format!("{scenario}-{now}-{}", std::process::id()))
         };
         let path = self.report.clone().unwrap_or_else(default);
-        let describe = || format!("cannot use the directory {} for the report", path.display());
+        let describe = || format!("cannot use {} as the report directory", path.display());
         fs::create_dir_all(&path).with_context(describe)?;
         if fs::read_dir(&path).with_context(describe)?.next().is_some() {
             bail!(
-                "{} holds something already: name a new directory with --report",
+                "report directory {} is not empty; choose a new one with --report",
                 path.display()
             );
         }
@@ -48,27 +64,27 @@ impl ReportArgs {
 }
 
 impl ReportDir {
-    /// Writes the report: as JSON, and as a page that needs nothing else, whose path it returns.
+    /// Writes the report as JSON and as a self-contained page; returns the path of the page.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// A file cannot be written, or a plot cannot be drawn.
     pub fn write(&self, report: &Report) -> Result<PathBuf> {
         let put = |name: &str, content: String| {
             let file = self.path.join(name);
             fs::write(&file, content)
-                .with_context(|| format!("cannot write {}", file.display()))?;
+                .with_context(|| format!("failed to write {}", file.display()))?;
             anyhow::Ok(file)
         };
-        // First, since what was measured is in it even when a plot cannot be drawn.
+        // JSON first: it keeps the measurements even if a plot cannot be drawn.
         put(JSON, serde_json::to_string_pretty(report)?)?;
         put(PAGE, page::html(report)?)
     }
 }
 
-/// Writes the report into the directory, when there is one, and says on standard error where it is.
+/// Writes the report into the directory, if any, and prints its path on standard error.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// A file cannot be written, or a plot cannot be drawn.
 pub fn write_report(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> Result<()> {
     if let Some(dir) = dir {
         eprintln!("report    {}", dir.write(&report())?.display());
@@ -77,18 +93,18 @@ pub fn write_report(dir: Option<ReportDir>, report: impl FnOnce() -> Report) -> 
 }
 
 impl Report {
-    /// Reads a report that was written into a directory, given that or its JSON file.
+    /// Reads a report from its directory or its JSON file.
     ///
     /// # Errors
-    /// When there is none, or it is not of this program.
+    /// The file is missing or not a report.
     pub fn read(path: &Path) -> Result<Self> {
         let file = if path.is_dir() {
             path.join(JSON)
         } else {
             path.to_owned()
         };
-        let json = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let json = fs::read(&file).with_context(|| format!("failed to read {}", file.display()))?;
         let report = serde_json::from_slice(&json);
-        report.with_context(|| format!("{} is not a report of bench", file.display()))
+        report.with_context(|| format!("{} is not a bench report", file.display()))
     }
 }

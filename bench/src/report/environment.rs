@@ -1,4 +1,4 @@
-//! Where, when and with what a report was made.
+//! Machine, time and programs of a run.
 
 use std::{env, fs, thread};
 
@@ -10,35 +10,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory;
 
-/// The profile of what ships.
-const SHIPS: &str = "dist";
+/// Profile of the shipped programs.
+const SHIPPED_PROFILE: &str = "dist";
 
-/// What one needs to know to repeat a run, or to doubt it.
+/// Conditions of a run, needed to repeat or judge it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
-    /// When the run ended, in UTC: RFC 3339.
+    /// End of the run in UTC (RFC 3339).
     pub ended_at: String,
     /// The command line.
     pub command: Vec<String>,
     /// This program's version.
     pub version: String,
-    /// The profile this program was built with: `dist`, or one whose figures say little of what ships.
+    /// Build profile of this program. Only results of `dist` are representative of shipped programs.
     pub profile: String,
     /// Processor model.
     pub cpu: String,
-    /// Processors this process may use.
+    /// Cores available to this process.
     pub cores: usize,
     /// Memory of the machine.
     pub memory_bytes: u64,
     /// Operating system and kernel.
     pub system: String,
-    /// Versions of other programs that took part, by name, and of ours with the profile they were built with: `mongod`,
-    /// `producer`.
+    /// Versions of the other programs by name, with the build profile of ours: `mongod`, `producer`.
     pub programs: Vec<(String, String)>,
 }
 
 impl Environment {
-    /// That of this process, whose run ends now, and of the programs of ours that it found.
+    /// Environment of this process, whose run ends now, and of the programs that it has found.
     #[must_use]
     pub fn of_this_run() -> Self {
         let command = env::args_os().map(|word| redacted(&word.to_string_lossy()));
@@ -55,7 +54,7 @@ impl Environment {
         }
     }
 
-    /// The profile of each program of ours that took part, this one's first.
+    /// Build profile of each of our programs, `bench` first.
     pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
         let of_others = self.programs.iter().filter_map(|(name, version)| {
             let profile = version.strip_suffix(')')?.rsplit_once([' ', '('])?.1;
@@ -66,30 +65,30 @@ impl Environment {
             .chain(of_others)
     }
 
-    /// What to say of programs that are not built as those that ship; `None` when all are.
+    /// A warning about programs not built with the shipped profile.
     #[must_use]
     pub fn profile_warning(&self) -> Option<String> {
         let others: Vec<_> = self
             .profiles()
-            .filter(|(_, profile)| *profile != SHIPS)
+            .filter(|(_, profile)| *profile != SHIPPED_PROFILE)
             .map(|(program, profile)| format!("{program} is a {profile} build"))
             .collect();
         (!others.is_empty()).then(|| {
             format!(
-                "{}: figures say little of what ships, which is built by cargo build --profile {SHIPS}",
+                "{}: results are not representative; build with cargo build --profile {SHIPPED_PROFILE}",
                 others.join(", ")
             )
         })
     }
 }
 
-/// A word of the command line without what may be secret: users and passwords of addresses, and the options of a
-/// MongoDB's, among which passwords of keys and session tokens can be.
+/// A command-line argument without secrets: credentials in URLs, and the options of a MongoDB URL, which may contain
+/// passwords of keys and session tokens.
 fn redacted(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else {
         return word.to_owned();
     };
-    // An unescaped `/` or `@` in a password is an error, but no reason to show it: so the last `@`.
+    // Split at the last `@`: an unescaped `@` in a password is an error, but must not reveal it.
     let rest = match rest.rsplit_once('@') {
         Some((_, host)) => format!("***@{host}"),
         None => rest.to_owned(),
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_do_not_get_into_a_report() {
+    fn secrets_are_redacted() {
         for (word, expected) in [
             ("--batch=7", "--batch=7"),
             ("http://127.0.0.1:8080/?a=b", "http://127.0.0.1:8080/?a=b"),
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_described() {
+    fn environment_describes_this_machine() {
         let environment = Environment::of_this_run();
         assert!(environment.cores > 0);
         assert!(environment.memory_bytes > 1 << 20);
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_are_not_built_as_what_ships_are_named() {
+    fn programs_of_other_profiles_are_named() {
         let mut environment = Environment {
             profile: "dist".to_owned(),
             programs: [("mongod", "6.0.5"), ("producer", "0.1.0 (63cf052, dist)")]

@@ -1,64 +1,64 @@
-//! What a run measured: figures, each declared once with its name, unit, value and direction.
+//! Measurements: each has a name, unit, value and direction.
 //!
-//! The tables of the terminal and of the page, the JSON, the comparison and the plots are all made from the same figures.
+//! Tables in the terminal and on the page, the JSON, comparisons and plots all use them.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Percentiles, Report, Series, unit::Unit};
+use super::{numbers::Percentiles, unit::Unit};
 
-/// One measured figure.
+/// One measurement.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Unique within its row.
     pub name: String,
-    /// In the unit; `None` for words, and when there was nothing to measure.
+    /// Value in `unit`; `None` for text, and if nothing was measured.
     pub value: Option<f64>,
-    /// Unit of the value: `µs`, `/s`, `MiB`; empty for a plain count.
+    /// Unit of the value: `µs`, `/s`, `MiB`; empty for a count.
     pub unit: String,
-    /// The value for a person, with its unit; empty when there was nothing to measure.
+    /// The formatted value with its unit; empty if nothing was measured.
     pub text: String,
-    /// The direction that is an improvement; only figures that have one are compared.
+    /// Direction of an improvement; `None` excludes the measurement from comparisons.
     pub better: Option<Better>,
-    /// The same figure of equal parts of the run, such as its seconds, in the same unit: how much it varies by itself.
+    /// Values of equal intervals of the run, such as its seconds, in `unit`. They show the noise.
     pub samples: Vec<f64>,
 }
 
-/// The direction in which a figure improves.
+/// Direction of an improvement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
-    /// More is better.
+    /// Higher values are better.
     Higher,
-    /// Less is better.
+    /// Lower values are better.
     Lower,
 }
 
-/// Figures of one thing, such as a step or a second; the rows of a table have the same figures in the same order.
+/// Measurements of one item, such as a step or a second. All rows of a table have the same measurements in the same order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The thing: `120000/s`; empty for the whole run.
+    /// Name of the item: `120000/s`; empty for the whole run.
     pub name: String,
-    /// Its figures.
+    /// Measurements of the item.
     pub measurements: Vec<Measurement>,
-    /// Its place on the lines of a plot.
+    /// Position in plots.
     #[serde(skip)]
-    x: f64,
+    pub(super) x: f64,
 }
 
-/// Rows with the same figures.
+/// Rows with the same measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Table {
     /// Heading.
     pub title: String,
-    /// How to read it; may be empty.
+    /// Explanation; may be empty.
     pub note: String,
     /// Rows.
     pub rows: Vec<Row>,
 }
 
-/// The value of a figure.
+/// A raw value.
 pub trait Number {
-    /// As a number; `None` when there was nothing to measure.
+    /// The value as a number; `None` if nothing was measured.
     fn number(self) -> Option<f64>;
 }
 
@@ -81,7 +81,7 @@ impl<N: Number> Number for Option<N> {
 }
 
 impl Unit {
-    /// A figure in this unit, from its raw number.
+    /// A measurement in this unit, from a raw number.
     #[must_use]
     pub fn of(self, name: &str, value: impl Number) -> Measurement {
         let value = value.number();
@@ -89,13 +89,13 @@ impl Unit {
             name: name.to_owned(),
             value: value.map(|raw| raw * self.scale),
             unit: self.name.to_owned(),
-            text: value.map_or_else(String::new, self.write),
+            text: value.map_or_else(String::new, self.format),
             ..Measurement::default()
         }
     }
 
-    /// Those percentiles that are `shown`, each with `prefix` before its name: `latency p99`. They are microseconds; those of
-    /// `compared` are compared, and less is better.
+    /// The `shown` percentiles of times in microseconds, with `prefix` before their names: `latency p99`. Those in `compared`
+    /// take part in comparisons.
     pub fn percentiles(
         self,
         prefix: &str,
@@ -116,7 +116,7 @@ impl Unit {
 }
 
 impl Measurement {
-    /// Words in a table.
+    /// A text.
     #[must_use]
     pub fn text(name: &str, text: impl Into<String>) -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Measurement {
         }
     }
 
-    /// The same, compared: more is better.
+    /// Includes the measurement in comparisons; higher is better.
     #[must_use]
     pub fn higher(self) -> Self {
         Self {
@@ -135,7 +135,7 @@ impl Measurement {
         }
     }
 
-    /// The same, compared: less is better.
+    /// Includes the measurement in comparisons; lower is better.
     #[must_use]
     pub fn lower(self) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl Measurement {
         }
     }
 
-    /// The same with its samples, in the figure's unit.
+    /// Sets the samples, in the unit of the measurement.
     #[must_use]
     pub fn with_samples(self, samples: impl IntoIterator<Item = f64>) -> Self {
         Self {
@@ -155,7 +155,7 @@ impl Measurement {
 }
 
 impl Row {
-    /// Figures of the thing with this name.
+    /// A row with this name.
     #[must_use]
     pub fn new(
         name: impl Into<String>,
@@ -168,80 +168,37 @@ impl Row {
         }
     }
 
-    /// The same with more.
+    /// Appends measurements.
     #[must_use]
-    pub fn and(mut self, more: impl IntoIterator<Item = Measurement>) -> Self {
+    pub fn with(mut self, more: impl IntoIterator<Item = Measurement>) -> Self {
         self.measurements.extend(more);
         self
     }
 
-    /// The same as a point of lines, at `x`.
+    /// Sets the position in plots.
     #[must_use]
     pub fn at(self, x: f64) -> Self {
         Self { x, ..self }
     }
 
-    fn value(&self, name: &str) -> Option<f64> {
+    pub(super) fn value(&self, name: &str) -> Option<f64> {
         self.measurements.iter().find(|it| it.name == name)?.value
     }
 }
 
-/// The values of the figure `name`, row by row, as samples of another figure.
+/// The values of the measurement `name` in all rows.
 pub fn samples(rows: &[Row], name: &str) -> impl Iterator<Item = f64> {
     rows.iter().filter_map(move |row| row.value(name))
-}
-
-/// The figures of these names as lines through the points of their rows; those without any value are left out.
-#[must_use]
-pub fn lines(rows: &[Row], names: &[&str]) -> Vec<Series> {
-    let series = names.iter().map(|name| {
-        let point = |row: &Row| (row.x, row.value(name).unwrap_or(f64::NAN));
-        let mut points: Vec<_> = rows.iter().map(point).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series::new(name, points)
-    });
-    series
-        .filter(|series| series.points.iter().any(|(_, y)| y.is_finite()))
-        .collect()
-}
-
-impl Report {
-    /// Adds a table, unless it has no row.
-    pub fn add(&mut self, title: &str, note: &str, rows: impl Into<Vec<Row>>) {
-        let rows = rows.into();
-        if !rows.is_empty() {
-            self.tables.push(Table {
-                title: title.to_owned(),
-                note: note.to_owned(),
-                rows,
-            });
-        }
-    }
-
-    /// All figures, each with the name of its row before its own: `120000/s: accepted`.
-    pub fn measurements(&self) -> impl Iterator<Item = (String, &Measurement)> {
-        let rows = self.tables.iter().flat_map(|table| &table.rows);
-        rows.flat_map(|row| {
-            row.measurements
-                .iter()
-                .map(|measurement| match row.name.as_str() {
-                    "" => (measurement.name.clone(), measurement),
-                    name => (format!("{name}: {}", measurement.name), measurement),
-                })
-        })
-    }
-
-    /// The value of the figure with this full name.
-    #[must_use]
-    pub fn value(&self, name: &str) -> Option<f64> {
-        self.measurements().find(|(full, _)| full == name)?.1.value
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
+        super::{
+            data::Report,
+            plot::{Series, to_series},
+            unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
+        },
         *,
     };
 
@@ -255,7 +212,7 @@ mod tests {
         ];
         let delivery = MILLIS.of("delivery p99", 1_500_u64).lower();
         Row::new(format!("×{x}"), measurements)
-            .and([delivery.with_samples([0.5, f64::NAN])])
+            .with([delivery.with_samples([0.5, f64::NAN])])
             .at(x)
     }
 
@@ -267,8 +224,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_a_table_and_figures() {
-        let mut report = Report::new("fanout", "Rows");
+    fn rows_become_a_table_and_named_measurements() {
+        let mut report = Report::new("fan-out", "Rows");
         let rows = [step(2.0, Some(12_345.0), 1.5), step(1.0, None, 0.5)];
         report.add("Steps", "", rows);
         report.add("Nothing", "", []);
@@ -291,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn single_row_is_a_list_of_its_figures() {
+    fn single_row_is_printed_as_a_list() {
         let mut report = Report::new("load", "Facts");
         let memory = MEBIBYTES.of("memory", 3_u64 << 20).lower();
         let facts = [COUNT.of("unsent", None::<u64>).lower(), memory];
@@ -301,11 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_through_the_rows_in_the_order_of_x() {
+    fn series_are_sorted_by_x() {
         let rows = [step(2.0, Some(20.0), 1.0), step(1.0, Some(10.0), 2.0)];
-        let one = lines(&rows, &["accepted", "unsent"]);
+        let one = to_series(&rows, &["accepted", "unsent"]);
         assert_eq!(one, [Series::new("accepted", [(1.0, 10.0), (2.0, 20.0)])]);
-        assert_eq!(lines(&rows[..1], &["delivery p99"])[0].points, [(2.0, 1.5)]);
+        assert_eq!(
+            to_series(&rows[..1], &["delivery p99"])[0].points,
+            [(2.0, 1.5)]
+        );
         assert!(samples(&rows, "accepted").eq([20.0, 10.0]));
     }
 }

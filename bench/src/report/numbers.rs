@@ -1,34 +1,34 @@
-//! Percentiles.
+//! Histograms, percentiles and averages.
 
 use hdrhistogram::Histogram;
 use launcher::numbers::duration;
 use serde::Serialize;
 
-/// A histogram of microseconds, exact to three digits.
+/// A histogram of microseconds with three significant digits.
 #[derive(Debug, Clone)]
 pub struct Micros(Histogram<u64>);
 
 impl Default for Micros {
     fn default() -> Self {
-        Self(Histogram::new(3).expect("three digits are within the crate's range"))
+        Self(Histogram::new(3).expect("three digits are supported"))
     }
 }
 
 impl Micros {
-    /// Counts so many times this.
+    /// Records a value `count` times.
     #[inline]
     pub fn record(&mut self, micros: u64, count: u64) {
         let recorded = self.0.record_n(micros, count);
         recorded.expect("the histogram grows to any value");
     }
 
-    /// Adds all that another has counted.
+    /// Adds another histogram.
     pub fn add(&mut self, other: &Self) {
         let added = self.0.add(&other.0);
         added.expect("the histogram grows to any value");
     }
 
-    /// The percentiles; `None` when it is empty.
+    /// The percentiles; `None` if it is empty.
     #[must_use]
     pub fn percentiles(&self) -> Option<Percentiles> {
         (!self.0.is_empty()).then(|| Percentiles {
@@ -52,12 +52,12 @@ pub struct Percentiles {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// Largest.
+    /// Maximum.
     pub max: u64,
 }
 
 impl Percentiles {
-    /// Each by its name: `p99.9`, `max`.
+    /// All percentiles by name: `p99.9`, `max`.
     fn named(&self) -> [(&'static str, u64); 5] {
         [
             ("p50", self.p50),
@@ -68,13 +68,13 @@ impl Percentiles {
         ]
     }
 
-    /// The percentile of this name.
+    /// The percentile with this name.
     pub(super) fn get(&self, name: &str) -> Option<u64> {
         let named = self.named().into_iter().find(|(known, _)| *known == name);
         named.map(|(_, micros)| micros)
     }
 
-    /// One line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
+    /// The percentiles in one line: `p50 …  p90 …  p99 …  p99.9 …  max …`.
     #[must_use]
     pub fn line(&self) -> String {
         let each = self
@@ -84,7 +84,7 @@ impl Percentiles {
     }
 }
 
-/// Microseconds for each of `count`; 0 when there is none.
+/// Microseconds per item; 0 without items.
 #[must_use]
 pub fn micros_per(seconds: f64, count: u64) -> f64 {
     if count > 0 {
@@ -96,8 +96,8 @@ pub fn micros_per(seconds: f64, count: u64) -> f64 {
 
 /// `1 node`, `2 nodes`.
 #[must_use]
-pub fn plural(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+pub fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
     use super::plural;
 
     #[test]
-    fn one_is_no_plural() {
+    fn one_item_is_singular() {
         assert_eq!(plural(1, "node"), "1 node");
         assert_eq!(plural(2, "node"), "2 nodes");
     }

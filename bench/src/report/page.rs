@@ -1,18 +1,23 @@
-//! The report as one page that needs nothing else: no script, no other file, no network.
-//!
-//! It begins with what a reader in a hurry wants: whether all is well and what follows.
+//! The report as one self-contained HTML page, without scripts or external files. It starts with the failed checks and the
+//! findings.
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Environment, Measurement, Plot, Report, Row, Table, grouped, plot};
+use super::{
+    data::Report,
+    environment::Environment,
+    grouped,
+    measurement::{Measurement, Row, Table},
+    plot::{self, Plot},
+};
 
 const STYLE: &str = include_str!("page/style.css");
 
-/// The whole page.
+/// Renders the page.
 ///
 /// # Errors
-/// When a plot cannot be drawn.
+/// A plot cannot be drawn.
 pub(super) fn html(report: &Report) -> Result<String> {
     let plots = report
         .plots
@@ -56,10 +61,10 @@ fn verdict(report: &Report) -> Markup {
             p.warning { (warning) }
         }
         @if report.failures.is_empty() {
-            p.good { "Nothing was found to be wrong." }
+            p.good { "All checks passed." }
         } @else {
             div.bad {
-                p { "What is wrong:" }
+                p { "Failed checks:" }
                 ul { @for failure in &report.failures { li { (failure) } } }
             }
         }
@@ -101,11 +106,11 @@ fn environment(environment: &Environment) -> Markup {
     let programs = programs.map(|(name, version)| Measurement::text(name, version));
     html! {
         (table_of(&Table {
-            title: "Where it was measured".to_owned(),
+            title: "Environment".to_owned(),
             note: String::new(),
-            rows: vec![Row::new("", facts).and(programs)],
+            rows: vec![Row::new("", facts).with(programs)],
         }))
-        h2 { "How to repeat it" }
+        h2 { "Command" }
         pre { code { (environment.command.join(" ")) } }
     }
 }

@@ -1,4 +1,4 @@
-//! Draws a [`Plot`] as SVG.
+//! Plots, and their drawing as SVG.
 
 use std::ops::Range;
 
@@ -14,9 +14,83 @@ use plotters::{
     },
 };
 
-use super::{Plot, Series};
+use serde::Serialize;
 
-/// Colours that can be told apart with any eyes, after Okabe and Ito.
+use super::measurement::Row;
+
+/// A line plot.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plot {
+    /// Heading.
+    pub title: String,
+    /// Label of the horizontal axis, with its unit: `seconds since the start`.
+    pub x: String,
+    /// Label of the vertical axis, with its unit.
+    pub y: String,
+    /// Whether the vertical axis is logarithmic, which omits values of zero or less.
+    pub logarithmic: bool,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+impl Plot {
+    /// A plot over time in seconds since the start.
+    #[must_use]
+    pub fn over_time(title: &str, y: &str, series: Vec<Series>) -> Self {
+        Self {
+            title: title.to_owned(),
+            x: "seconds since the start".to_owned(),
+            y: y.to_owned(),
+            logarithmic: false,
+            series,
+        }
+    }
+
+    /// Makes the vertical axis logarithmic.
+    #[must_use]
+    pub fn logarithmic(self) -> Self {
+        Self {
+            logarithmic: true,
+            ..self
+        }
+    }
+}
+
+/// One line of a [`Plot`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Series {
+    /// Label in the legend.
+    pub name: String,
+    /// Points in ascending order of x. A value that is not finite interrupts the line; it is `null` in JSON.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// A line through `points`.
+    #[must_use]
+    pub fn new(name: &str, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self {
+            name: name.to_owned(),
+            points: points.into_iter().collect(),
+        }
+    }
+}
+
+/// One line per measurement name, through the points of all rows; names without any value are omitted.
+#[must_use]
+pub fn to_series(rows: &[Row], names: &[&str]) -> Vec<Series> {
+    let series = names.iter().map(|name| {
+        let point = |row: &Row| (row.x, row.value(name).unwrap_or(f64::NAN));
+        let mut points: Vec<_> = rows.iter().map(point).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Series::new(name, points)
+    });
+    series
+        .filter(|series| series.points.iter().any(|(_, y)| y.is_finite()))
+        .collect()
+}
+
+/// Colors for all kinds of color vision, after Okabe and Ito.
 const PALETTE: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xB2),
     RGBColor(0xD5, 0x5E, 0x00),
@@ -31,23 +105,23 @@ const GRAY: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 const SIZE: (u32, u32) = (960, 360);
 const MARGIN: i32 = 8;
 const LABEL_AREA: i32 = 64;
-/// Beside the lines, so that it covers none.
+/// The legend is next to the plot area, so that it covers no line.
 const LEGEND_WIDTH: i32 = 240;
 const FONT: &str = "sans-serif";
 const TEXT_SIZE: i32 = 14;
 
-/// Values beyond this are not measurements.
+/// Larger values are not plotted.
 const VALUE_MAX: f64 = 1e15;
-/// On a logarithmic axis, likewise.
+/// Smaller values are not plotted on a logarithmic axis.
 const VALUE_MIN: f64 = 1e-9;
 
-/// A line with at most so many points has a dot at each.
+/// Lines with up to this many points have a dot at each.
 const DOTS_MAX: usize = 50;
 
-/// The plot as SVG.
+/// Draws the plot as SVG.
 ///
 /// # Errors
-/// When it cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn draw(plot: &Plot) -> Result<String> {
     let points = plot.series.iter().flat_map(|series| &series.points);
     let shown = || points.clone().filter(|point| is_shown(plot, **point));
@@ -59,11 +133,11 @@ pub(super) fn draw(plot: &Plot) -> Result<String> {
         if plot.logarithmic {
             draw_on(plot, &area, x, y.log_scale())
         } else {
-            // Heights can be compared.
+            // Start at 0, so that heights can be compared.
             y.start = y.start.min(0.0);
             draw_on(plot, &area, x, y)
         }
-        .with_context(|| format!("cannot draw the plot {}", plot.title))?;
+        .with_context(|| format!("failed to draw the plot {}", plot.title))?;
     }
     Ok(svg)
 }
@@ -73,7 +147,7 @@ fn is_shown(plot: &Plot, (x, y): (f64, f64)) -> bool {
     is_shown(x) && is_shown(y) && (!plot.logarithmic || y >= VALUE_MIN)
 }
 
-/// From the least to the greatest value.
+/// The range from the minimum to the maximum value.
 fn range(is_logarithmic: bool, values: impl Iterator<Item = f64>) -> Range<f64> {
     let range = values.fold(None, |range: Option<(f64, f64)>, value| {
         let (low, high) = range.unwrap_or((value, value));
@@ -144,7 +218,7 @@ where
         .map_err(drawing)
 }
 
-/// A number as short as it can be: `1.2 M`.
+/// A number with an SI prefix: `1.2 M`.
 fn si(value: f64) -> String {
     let (divisor, suffix) = match value.abs() {
         1e12.. => (1e12, " T"),

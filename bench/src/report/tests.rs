@@ -1,3 +1,5 @@
+//! Rendering and reading of reports, with hostile strings and unusual values.
+
 use std::{error::Error, fs};
 
 use tempfile::TempDir;
@@ -25,11 +27,11 @@ fn plot(name: &str, logarithmic: bool, series: Vec<Series>) -> Plot {
     }
 }
 
-/// A report with everything that a scenario may put into one.
+/// A report that uses all features.
 fn full() -> Report {
     let mut report = Report::new("load", "Load of 40 000 requests a second");
     report.seconds = 12.34;
-    report.findings = vec!["All requests were answered.".to_owned(), HOSTILE.to_owned()];
+    report.findings = vec!["All requests were accepted.".to_owned(), HOSTILE.to_owned()];
     report.failures = vec![HOSTILE.to_owned()];
     report.environment.command = vec!["bench".to_owned(), "load".to_owned(), HOSTILE.to_owned()];
     let measurements = |name: &str| {
@@ -64,7 +66,7 @@ fn full() -> Report {
 }
 
 #[test]
-fn report_comes_back_from_its_dir_as_it_was() -> TestResult {
+fn report_survives_a_round_trip() -> TestResult {
     let parent = TempDir::new()?;
     let args = ReportArgs {
         report: Some(parent.path().join("r")),
@@ -74,7 +76,7 @@ fn report_comes_back_from_its_dir_as_it_was() -> TestResult {
     let dir = dir.ok_or("no directory")?;
     let report = full();
     let path = dir.write(&report)?;
-    let path = path.parent().ok_or("it is in a directory")?;
+    let path = path.parent().ok_or("no parent directory")?;
     for name in ["report.json", "report.html"] {
         assert!(fs::metadata(path.join(name))?.len() > 0, "{name}");
     }
@@ -88,15 +90,15 @@ fn report_comes_back_from_its_dir_as_it_was() -> TestResult {
             Some(1_000.0)
         );
     }
-    assert!(args.prepare("load").is_err(), "the directory is taken");
-    assert!(Report::read(parent.path()).is_err(), "there is none");
+    assert!(args.prepare("load").is_err(), "the directory is not empty");
+    assert!(Report::read(parent.path()).is_err(), "no report");
     Ok(())
 }
 
 #[test]
-fn page_needs_nothing_else() -> TestResult {
+fn page_is_self_contained() -> TestResult {
     let page = page::html(&full())?;
-    // The name of the format is no address that is fetched.
+    // The namespace is not fetched.
     let page = page.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
     for word in [
         "http:",
@@ -118,7 +120,7 @@ fn page_needs_nothing_else() -> TestResult {
 }
 
 #[test]
-fn strings_are_text_wherever_they_stand() -> TestResult {
+fn strings_are_escaped_everywhere() -> TestResult {
     let report = full();
     let drawings = report.plots.iter().map(plot::draw);
     let mut drawings: Vec<_> = drawings.collect::<Result<_, _>>()?;
@@ -132,13 +134,13 @@ fn strings_are_text_wherever_they_stand() -> TestResult {
     assert_eq!(
         escaped.count(),
         2,
-        "the page, and the plot whose legend has it"
+        "the page, and the plot with the string in its legend"
     );
     Ok(())
 }
 
 #[test]
-fn plots_of_little_or_strange_data_are_drawn() -> TestResult {
+fn plots_of_unusual_data_are_drawn() -> TestResult {
     let values = [
         f64::NAN,
         f64::INFINITY,

@@ -1,11 +1,14 @@
-//! The report in a terminal: its tables, what follows from them, and what is wrong.
+//! The report as text: tables, findings and failed checks.
 
 use comfy_table::{Cell, CellAlignment, presets::NOTHING};
 
-use super::{Measurement, Report, Table};
+use super::{
+    data::Report,
+    measurement::{Measurement, Table},
+};
 
 impl Report {
-    /// The summary for a person.
+    /// The summary for the terminal.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![self.title.clone(), String::new()];
@@ -18,15 +21,15 @@ impl Report {
         lines.extend(
             self.failures
                 .iter()
-                .map(|failure| format!("WRONG     {failure}")),
+                .map(|failure| format!("FAILED    {failure}")),
         );
         lines.join("\n")
     }
 }
 
 impl Table {
-    /// Headings, each word on a line of its own, and rows without the figures that no row has; of a single row, a line for
-    /// each figure.
+    /// A table with one heading word per line and without empty columns. A single row is printed as a list, one
+    /// measurement per line.
     pub(super) fn text(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(NOTHING);
@@ -69,14 +72,14 @@ fn cell(measurement: &Measurement) -> Cell {
 mod tests {
     use super::{
         super::{
-            Measurement, Row,
+            measurement::Row,
             unit::{COUNT, MILLIS},
         },
         *,
     };
 
     #[test]
-    fn tables_stand_in_columns_and_empty_ones_are_left_out() {
+    fn tables_have_columns_except_empty_ones() {
         let mut report = Report::new("e2e", "Made up");
         report.findings = vec!["it kept up".to_owned()];
         report.failures = vec!["it broke".to_owned()];
@@ -104,7 +107,7 @@ How to read it.
  another  12.5 ms  yes
 
 it kept up
-WRONG     it broke";
+FAILED    it broke";
         assert_eq!(report.summary(), expected);
     }
 }

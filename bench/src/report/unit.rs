@@ -1,45 +1,49 @@
-//! Units of figures: how a raw number is compared and drawn, and how it is written for a person.
+//! Units of measurements: scaling for comparisons and plots, and formatting.
 
 use launcher::numbers::{duration, grouped, rate};
 
-/// Bytes.
+/// Bytes in a MiB.
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
-/// How the figures of a kind are written.
+/// A unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit {
-    /// As it stands behind a value: `µs`.
+    /// Symbol: `µs`.
     pub(super) name: &'static str,
-    /// What raw numbers are multiplied with to be in that unit.
+    /// Factor from raw numbers to this unit.
     pub(super) scale: f64,
-    /// A raw number for a person.
-    pub(super) write: fn(f64) -> String,
+    /// Formats a raw number.
+    pub(super) format: fn(f64) -> String,
 }
 
-/// Name of the unit of [`CPU`], which varies less than other times do.
+/// Symbol of [`CPU`], which varies less between runs than other times.
 pub(crate) const CPU_MICROS: &str = "µs of CPU";
 
-/// A plain count.
+/// A count.
 pub const COUNT: Unit = unit("", 1.0, |count| grouped(to_u64(count)));
-/// Raw: so many a second.
+/// Raw: per second.
 pub const RATE: Unit = unit("/s", 1.0, rate);
-/// Raw: microseconds; compared and drawn in milliseconds.
+/// Raw: microseconds. Compared and plotted in milliseconds.
 pub const MILLIS: Unit = unit("ms", 1e-3, |micros| duration(to_u64(micros)));
 /// Raw: microseconds of CPU time.
 pub const CPU: Unit = unit(CPU_MICROS, 1.0, |micros| format!("{micros:.3} µs"));
-/// A number that is not a count, such as of processors in use.
+/// A number with decimals, such as used cores.
 pub const DECIMAL: Unit = unit("", 1.0, |number| format!("{number:.2}"));
 /// Raw: seconds.
 pub const SECONDS: Unit = unit("s", 1.0, |seconds| format!("{seconds:.1} s"));
-/// Raw: bytes of which there are few.
+/// Raw: bytes, for small sizes.
 pub const BYTES: Unit = unit("B", 1.0, |bytes| format!("{bytes:.1} B"));
 /// Raw: bytes.
 pub const MEBIBYTES: Unit = unit("MiB", 1.0 / MEBIBYTE, |bytes| {
     format!("{:.1} MiB", bytes / MEBIBYTE)
 });
 
-const fn unit(name: &'static str, scale: f64, write: fn(f64) -> String) -> Unit {
-    Unit { name, scale, write }
+const fn unit(name: &'static str, scale: f64, format: fn(f64) -> String) -> Unit {
+    Unit {
+        name,
+        scale,
+        format,
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]

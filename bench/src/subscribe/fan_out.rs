@@ -29,7 +29,7 @@ use crate::{
     producer::{Addresses, Launch, Producer},
     programs::Programs,
     report::{
-        Measurement, Plot, Report, Row, grouped, lines, micros_per, per_second, plural,
+        Measurement, Plot, Report, Row, grouped, micros_per, per_second, plural, to_series,
         unit::{COUNT, CPU, MEBIBYTES, MILLIS, RATE},
     },
     scrape::names,
@@ -111,7 +111,7 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
         }
     }
     report.seconds = began.elapsed().as_secs_f64();
-    let cpu = lines(&rows, &["producer CPU per cookie"]);
+    let cpu = to_series(&rows, &["producer CPU per cookie"]);
     let points = cpu.first().map_or(&[][..], |line| &line.points);
     if let Some((base, each)) = line_through(points) {
         report.findings.push(format!(
@@ -269,8 +269,8 @@ impl FanOutStep {
         ];
         let delivery = read.delivery_micros.percentiles();
         Row::new(name, measurements)
-            .and(MILLIS.percentiles("request ", load.latency_micros, &shown, &compared))
-            .and(MILLIS.percentiles("delivery ", delivery, &shown, &compared))
+            .with(MILLIS.percentiles("request ", load.latency_micros, &shown, &compared))
+            .with(MILLIS.percentiles("delivery ", delivery, &shown, &compared))
     }
 }
 

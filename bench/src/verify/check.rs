@@ -1,102 +1,102 @@
-//! Whether a store has what it should: pure.
+//! Checks the contents of one store. Pure.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{LostRequest, PRODUCERS_APART, RequestOutcome, RequestRef, SentRequests, Source};
-use crate::traffic::SyntheticCookie;
+use super::sent::{
+    LostRequest, PRODUCER_CLOCK_MARGIN, RequestOutcome, RequestRef, SentRequests, Source,
+};
+use crate::{report::grouped, traffic::SyntheticCookie};
 
-/// Faults of a kind that are told in full.
+/// Maximum examples in a verdict.
 const EXAMPLES_MAX: usize = 5;
 
-/// Whether the request with this number on this connection may have been lost: by contract, in what was done to the
-/// processes.
+/// Whether a request, given by its connection and number, may be lost because of the injected faults.
 pub type LossPredicate<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
 
-/// The check of one store, cookie by cookie.
+/// Check of one store, cookie by cookie.
 pub struct StoreCheck<'a> {
     sent: &'a SentRequests,
     may_be_lost: LossPredicate<'a>,
-    /// Whether the consumer may have forgotten when a repeat came that it did not write.
+    /// Whether the consumer was restarted, which loses the times of suppressed duplicates.
     forgets_duplicates: bool,
-    /// One bit for each request: set at the first of each pair that was found.
+    /// One bit per request, set for the first request of each stored pair.
     found: Vec<u64>,
     verdict: StoreVerdict,
 }
 
-/// What was found in one store.
+/// Result of the check of one store.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct StoreVerdict {
-    /// The node.
+    /// Name of the node.
     pub node: String,
     /// Pairs of user and DSP in the store.
     pub stored: u64,
-    /// Of these, such with a value that may be the newest.
+    /// Stored pairs whose value may be the newest.
     pub correct: u64,
-    /// Pairs that were accepted and are not in the store, though nothing explains it.
+    /// Accepted pairs that are not stored, without explanation.
     pub missing: u64,
-    /// Pairs with a value that is certainly not the newest, though nothing explains it.
+    /// Pairs whose value is certainly not the newest, without explanation.
     pub stale: u64,
-    /// Pairs with a value that was never sent for them.
+    /// Pairs whose value was never sent for them.
     pub wrong: u64,
-    /// Cookies that were never sent.
+    /// Pairs that were never sent.
     pub unexpected: u64,
-    /// Pairs that are missing or stale and may be, by what was done to the processes.
+    /// Missing or stale pairs explained by injected faults.
     pub explained: u64,
-    /// Pairs with an older value that came after a newer repeat: the repeat was not written, and a restarted consumer does not
-    /// know its time.
+    /// Pairs with an older value that arrived after a newer duplicate: the duplicate was suppressed, and a restarted consumer
+    /// does not know its time.
     pub forgotten_duplicates: u64,
-    /// What must have been lost of these pairs: never more than was.
+    /// Minimum set of lost requests that explains these pairs.
     #[serde(skip)]
     pub lost: Vec<LostRequest>,
-    /// Some of what is not as it should be.
+    /// Examples of unexplained differences.
     pub examples: Vec<String>,
 }
 
 impl StoreVerdict {
-    /// True when the store has what it should.
+    /// Whether the store has the expected contents.
     #[must_use]
     pub fn has_passed(&self) -> bool {
         self.missing + self.stale + self.wrong + self.unexpected == 0
     }
 
-    /// One line.
+    /// Summary in one line.
     #[must_use]
     pub fn line(&self) -> String {
-        let grouped = crate::report::grouped;
         let mut line = format!(
-            "{}: {} of {} stored pairs are right",
+            "{}: {} of {} stored pairs are correct",
             self.node,
             grouped(self.correct),
             grouped(self.stored)
         );
-        for (count, what) in [
+        for (count, kind) in [
             (self.missing, "missing"),
             (self.stale, "stale"),
             (self.wrong, "with a wrong value"),
             (self.unexpected, "never sent"),
-            (self.explained, "lost or stale as the faults allow"),
+            (self.explained, "lost or stale because of injected faults"),
             (
                 self.forgotten_duplicates,
-                "older than a repeat that a restarted consumer forgot",
+                "older than a duplicate suppressed before a consumer restart",
             ),
         ] {
             if count > 0 {
-                line.push_str(&format!(", {} {what}", grouped(count)));
+                line.push_str(&format!(", {} {kind}", grouped(count)));
             }
         }
         line
     }
 }
 
-/// What a pair's newest value is held against.
+/// The newest accepted requests of a pair.
 #[derive(Default)]
 struct NewestRequests {
-    /// The last number of each connection.
+    /// Last request number by connection.
     numbers: HashMap<u32, u32>,
-    /// The last time of sending to each producer.
+    /// Latest send time by producer.
     times: HashMap<usize, Instant>,
 }
 
@@ -110,7 +110,7 @@ impl NewestRequests {
         *time = at.max(*time);
     }
 
-    /// True when nothing that was added is certainly newer than this.
+    /// Whether no added request is certainly newer than `request`.
     fn admits(&self, sent: &SentRequests, request: &RequestRef) -> bool {
         let source = sent.source(request);
         if sent.outcome(request) == RequestOutcome::Accepted
@@ -121,21 +121,21 @@ impl NewestRequests {
         {
             return false;
         }
-        let answered = source.requests.responded_by(request.number.into());
+        let responded = source.requests.responded_by(request.number.into());
         self.times.iter().all(|(producer, sent_after)| {
             let same = *producer == source.producer;
             *sent_after
                 <= if same {
-                    answered
+                    responded
                 } else {
-                    answered + PRODUCERS_APART
+                    responded + PRODUCER_CLOCK_MARGIN
                 }
         })
     }
 }
 
 impl<'a> StoreCheck<'a> {
-    /// A check that has seen nothing yet. `forgets_duplicates` says that the node's consumer was restarted.
+    /// Starts a check. `forgets_duplicates`: whether the node's consumer was restarted.
     #[must_use]
     pub fn new(
         node: &str,
@@ -155,8 +155,8 @@ impl<'a> StoreCheck<'a> {
         }
     }
 
-    /// Takes one stored cookie.
-    pub fn take(&mut self, user_id: &[u8], dsp_id: u32, buyer_uid: &[u8]) {
+    /// Checks one stored cookie.
+    pub fn check_cookie(&mut self, user_id: &[u8], dsp_id: u32, buyer_uid: &[u8]) {
         self.verdict.stored += 1;
         let group = self.sent.group(user_id, dsp_id);
         if !group.is_empty() {
@@ -176,7 +176,7 @@ impl<'a> StoreCheck<'a> {
         let (count, problem) = if pair.is_empty() {
             (&mut verdict.unexpected, "was never sent")
         } else if with_value().next().is_none() {
-            (&mut verdict.wrong, "was sent with other values only")
+            (&mut verdict.wrong, "was sent only with other values")
         } else if pair.len() == 1 {
             verdict.correct += 1;
             return;
@@ -212,8 +212,8 @@ impl<'a> StoreCheck<'a> {
                 verdict.lost.extend(lost);
                 return;
             }
-            // Came through another producer than the stored one, with a value that had come before both.
-            let is_repeat = |newer: &RequestRef, stored: &RequestRef| {
+            // A duplicate from another producer than the stored request, of a value older than both.
+            let is_duplicate = |newer: &RequestRef, stored: &RequestRef| {
                 let value = sent.cookie(newer);
                 sent.source(newer).producer != sent.source(stored).producer
                     && accepted.iter().any(|first| {
@@ -222,14 +222,14 @@ impl<'a> StoreCheck<'a> {
                             && !is_newer(first, stored)
                     })
             };
-            let is_older_than_repeats = |stored: &RequestRef| {
+            let is_older_than_duplicates = |stored: &RequestRef| {
                 let mut newer = accepted.iter().filter(|it| is_newer(it, stored));
                 newer.all(|newer| {
                     (self.may_be_lost)(sent.source(newer), newer.number.into())
-                        || is_repeat(newer, stored)
+                        || is_duplicate(newer, stored)
                 })
             };
-            if self.forgets_duplicates && with_value().any(is_older_than_repeats) {
+            if self.forgets_duplicates && with_value().any(is_older_than_duplicates) {
                 verdict.forgotten_duplicates += 1;
                 return;
             }
@@ -247,21 +247,21 @@ impl<'a> StoreCheck<'a> {
         }
     }
 
-    /// Looks for what is missing, after the whole store was taken.
+    /// Checks for missing pairs, after all stored cookies were checked.
     #[must_use]
     pub fn finish(mut self) -> StoreVerdict {
         let sent = self.sent;
         let mut from = 0;
         for same in sent.requests.chunk_by(|a, b| a.hash == b.hash) {
             if self.found[from / 64] >> (from % 64) & 1 == 0 {
-                self.not_found(same);
+                self.check_missing(same);
             }
             from += same.len();
         }
         self.verdict
     }
 
-    fn not_found(&mut self, group: &[RequestRef]) {
+    fn check_missing(&mut self, group: &[RequestRef]) {
         let sent = self.sent;
         let accepted = || {
             let requests = group.iter();
@@ -281,7 +281,7 @@ impl<'a> StoreCheck<'a> {
         self.verdict.missing += 1;
         let cookie = sent.cookie(first);
         self.example(format!(
-            "user {}, DSP {}: was accepted and is not there",
+            "user {}, DSP {}: was accepted but is not stored",
             cookie.user_id(),
             cookie.dsp_id()
         ));

@@ -1,10 +1,13 @@
-//! Against a model of a load and of a store, each fault by itself.
+//! Tests with a model of a load and of a store, one kind of difference at a time.
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
-use super::*;
+use tokio::time::Instant;
 
-/// Requests with times of their own.
+use super::*;
+use crate::traffic::Traffic;
+
+/// Requests with given outcomes and times.
 struct Model(Vec<(RequestOutcome, Instant, Instant)>);
 
 impl RequestHistory for Model {
@@ -28,14 +31,12 @@ impl Model {
     }
 }
 
-/// Its producer, and for each request its fate and when it was sent and answered, in ms.
+/// The producer; then outcome, send time and response time in ms of each request.
 type Connection<'a> = (usize, &'a [(RequestOutcome, u64, u64)]);
 
 type Stored = BTreeMap<(String, u32), String>;
 
-const NOTHING_LOST: MayBe<'static> = &|_, _| false;
-
-type MayBe<'a> = &'a (dyn Fn(&Source, u64) -> bool + Sync);
+const NO_LOSS: LossPredicate<'static> = &|_, _| false;
 
 struct Run {
     sent: SentRequests,
@@ -54,7 +55,7 @@ impl Run {
         let source = |(index, (producer, requests)): (usize, &Connection<'_>)| {
             let requests = requests
                 .iter()
-                .map(|(outcome, sent, answered)| (*outcome, at(*sent), at(*answered)));
+                .map(|(outcome, sent, responded)| (*outcome, at(*sent), at(*responded)));
             Source {
                 traffic: traffic.clone(),
                 connection: index as u64,
@@ -67,7 +68,7 @@ impl Run {
         Self { sent, start }
     }
 
-    /// A store that was given these requests, one after another.
+    /// A store after these requests, in this order.
     fn stored(&self, requests: &[(usize, u64)]) -> Stored {
         let cookies = requests.iter().map(|&(connection, number)| {
             let source = &self.sent.sources[connection];
@@ -78,19 +79,19 @@ impl Run {
         cookies.collect()
     }
 
-    fn check(&self, stored: &Stored, may_be_lost: MayBe<'_>) -> StoreVerdict {
+    fn check(&self, stored: &Stored, may_be_lost: LossPredicate<'_>) -> StoreVerdict {
         self.check_node(stored, may_be_lost, false)
     }
 
     fn check_node(
         &self,
         stored: &Stored,
-        may_be_lost: MayBe<'_>,
+        may_be_lost: LossPredicate<'_>,
         forgets_duplicates: bool,
     ) -> StoreVerdict {
         let mut check = StoreCheck::new("it", &self.sent, may_be_lost, forgets_duplicates);
         for ((user, dsp), buyer) in stored {
-            check.take(user.as_bytes(), *dsp, buyer.as_bytes());
+            check.check_cookie(user.as_bytes(), *dsp, buyer.as_bytes());
         }
         check.finish()
     }
@@ -112,7 +113,7 @@ fn expect(verdict: &StoreVerdict, expected: [u64; 5]) {
 
 const OK: RequestOutcome = RequestOutcome::Accepted;
 
-/// Many users, one request each at its own time.
+/// Many users, one request each.
 fn many() -> (Run, Stored) {
     let requests: Vec<_> = (0..1_000).map(|number| (OK, number, number + 1)).collect();
     let run = Run::new(1 << 40, &[(0, &requests), (1, &requests)]);
@@ -123,49 +124,46 @@ fn many() -> (Run, Stored) {
 }
 
 #[test]
-fn store_with_everything_is_faultless() {
+fn complete_store_passes() {
     let (run, stored) = many();
-    let verdict = run.check(&stored, NOTHING_LOST);
+    let verdict = run.check(&stored, NO_LOSS);
     expect(&verdict, [0; 5]);
     assert_eq!((verdict.stored, verdict.correct), (2_000, 2_000));
 }
 
 #[test]
-fn each_missing_wrong_or_extra_cookie_is_told() {
+fn missing_wrong_and_unexpected_cookies_are_counted() {
     let (run, mut stored) = many();
     let (first, _) = stored.pop_first().unwrap();
-    expect(&run.check(&stored, NOTHING_LOST), [1, 0, 0, 0, 0]);
+    expect(&run.check(&stored, NO_LOSS), [1, 0, 0, 0, 0]);
     if let Some(mut entry) = stored.first_entry() {
         entry.get_mut().push('x');
     }
-    let verdict = run.check(&stored, NOTHING_LOST);
+    let verdict = run.check(&stored, NO_LOSS);
     expect(&verdict, [1, 0, 1, 0, 0]);
     assert_eq!(verdict.examples.len(), 2);
     stored.insert((first.0, 99), "never".to_owned());
-    expect(&run.check(&stored, NOTHING_LOST), [1, 0, 1, 1, 0]);
-    expect(
-        &run.check(&Stored::new(), NOTHING_LOST),
-        [2_000, 0, 0, 0, 0],
-    );
+    expect(&run.check(&stored, NO_LOSS), [1, 0, 1, 1, 0]);
+    expect(&run.check(&Stored::new(), NO_LOSS), [2_000, 0, 0, 0, 0]);
 }
 
 #[test]
-fn what_may_be_lost_is_explained_and_no_more() {
+fn only_losses_of_the_predicate_are_explained() {
     let (run, _) = many();
-    let lost: MayBe = &|source, number| source.producer == 1 && number >= 500;
+    let lost: LossPredicate = &|source, number| source.producer == 1 && number >= 500;
     let verdict = run.check(&Stored::new(), lost);
     expect(&verdict, [1_500, 0, 0, 0, 500]);
     assert_eq!(verdict.lost.len(), 500);
     assert!(verdict.lost.iter().all(|lost| lost.producer == 1));
 }
 
-/// One user, so all requests are of one pair; which of them may be the stored one?
+/// Checks which requests of a single pair are admissible as the stored one.
 #[track_caller]
 fn check_newest(connections: &[Connection<'_>], admissible: &[(usize, u64)]) {
     let run = Run::new(1, connections);
     for (connection, (_, requests)) in connections.iter().enumerate() {
         for number in 0..requests.len() as u64 {
-            let verdict = run.check(&run.stored(&[(connection, number)]), NOTHING_LOST);
+            let verdict = run.check(&run.stored(&[(connection, number)]), NO_LOSS);
             let is_admissible = admissible.contains(&(connection, number));
             assert_eq!(
                 verdict.has_passed(),
@@ -178,7 +176,7 @@ fn check_newest(connections: &[Connection<'_>], admissible: &[(usize, u64)]) {
 }
 
 #[test]
-fn last_of_a_connection_is_the_newest() {
+fn last_request_of_a_connection_is_the_newest() {
     check_newest(
         &[(0, &[(OK, 0, 100), (OK, 0, 100), (OK, 0, 100)])],
         &[(0, 2)],
@@ -186,14 +184,14 @@ fn last_of_a_connection_is_the_newest() {
 }
 
 #[test]
-fn what_was_under_way_at_once_on_two_connections_may_be_either() {
+fn concurrent_requests_of_two_connections_are_both_admissible() {
     let (a, b) = ([(OK, 0, 100)], [(OK, 90, 110)]);
     check_newest(&[(0, &a), (0, &b)], &[(0, 0), (1, 0)]);
     check_newest(&[(0, &a), (0, &[(OK, 101, 110)])], &[(1, 0)]);
 }
 
 #[test]
-fn between_producers_a_margin_counts() {
+fn requests_to_two_producers_are_compared_with_a_margin() {
     let a = [(OK, 0, 100)];
     check_newest(&[(0, &a), (1, &[(OK, 101, 110)])], &[(0, 0), (1, 0)]);
     check_newest(&[(0, &a), (1, &[(OK, 260, 270)])], &[(0, 0), (1, 0)]);
@@ -201,34 +199,34 @@ fn between_producers_a_margin_counts() {
 }
 
 #[test]
-fn request_without_an_answer_may_be_stored_and_need_not() {
+fn request_without_a_response_may_be_stored() {
     let unknown = RequestOutcome::Unknown;
     check_newest(&[(0, &[(OK, 0, 1), (unknown, 2, 900)])], &[(0, 0), (0, 1)]);
-    // It may have been accepted as late as its answer was waited for.
+    // It may have been accepted at any time until its timeout.
     check_newest(
         &[(0, &[(unknown, 2, 900), (OK, 10, 20)])],
         &[(0, 0), (0, 1)],
     );
     let run = Run::new(1, &[(0, &[(unknown, 0, 5)])]);
-    expect(&run.check(&Stored::new(), NOTHING_LOST), [0; 5]);
+    expect(&run.check(&Stored::new(), NO_LOSS), [0; 5]);
     let run = Run::new(1, &[(0, &[(RequestOutcome::Rejected, 0, 5)])]);
     assert!(run.sent.len() == 0);
 }
 
 #[test]
-fn older_value_is_explained_when_the_newer_may_be_lost() {
+fn older_value_is_explained_if_the_newer_may_be_lost() {
     let run = Run::new(1, &[(0, &[(OK, 0, 1), (OK, 10, 11)])]);
     let older = run.stored(&[(0, 0)]);
-    expect(&run.check(&older, NOTHING_LOST), [0, 1, 0, 0, 0]);
+    expect(&run.check(&older, NO_LOSS), [0, 1, 0, 0, 0]);
     let verdict = run.check(&older, &|_, number| number == 1);
     expect(&verdict, [0, 0, 0, 0, 1]);
     assert_eq!(verdict.lost.len(), 1);
 }
 
-/// Which of these may be stored by a consumer that forgets repeats: a value at producer 0, another at 1, and the first again,
-/// at producer `last`.
+/// Checks a consumer that forgets duplicates and receives a value from producer 0, another one from producer 1, and the first
+/// one again from producer `last`.
 #[track_caller]
-fn check_repeat(last: usize, expected: [u64; 5], forgotten: u64) {
+fn check_duplicate(last: usize, expected: [u64; 5], forgotten: u64) {
     let of_one_user = |seed| {
         Traffic::new(seed, NonZeroU64::new(1))
             .with_dsps(std::num::NonZeroU32::MIN)
@@ -243,23 +241,23 @@ fn check_repeat(last: usize, expected: [u64; 5], forgotten: u64) {
     let (first, other, again) = ([(OK, 0, 1)], [(OK, 500, 501)], [(OK, 1_000, 1_001)]);
     let run = Run::of(&traffic, &[(0, &first), (1, &other), (last, &again)]);
     let older = run.stored(&[(1, 0)]);
-    expect(&run.check(&older, NOTHING_LOST), [0, 1, 0, 0, 0]);
-    let verdict = run.check_node(&older, NOTHING_LOST, true);
+    expect(&run.check(&older, NO_LOSS), [0, 1, 0, 0, 0]);
+    let verdict = run.check_node(&older, NO_LOSS, true);
     expect(&verdict, expected);
     assert_eq!(verdict.forgotten_duplicates, forgotten);
 }
 
 #[test]
-fn value_between_two_equal_ones_may_be_stored_where_the_repeat_was_forgotten() {
-    check_repeat(0, [0; 5], 1);
-    // Behind it in the same stream: the consumer would have written it.
-    check_repeat(1, [0, 1, 0, 0, 0], 0);
+fn older_value_is_excused_after_a_forgotten_duplicate() {
+    check_duplicate(0, [0; 5], 1);
+    // A duplicate later in the same stream: the consumer would have written it.
+    check_duplicate(1, [0, 1, 0, 0, 0], 0);
 }
 
 #[test]
-fn only_what_is_certainly_newer_than_a_stored_value_was_lost() {
-    let all_lost: MayBe = &|_, _| true;
-    // Under way at once: the stored one may be the newest of these two, and so none of them is lost.
+fn only_certainly_newer_requests_count_as_lost() {
+    let all_lost: LossPredicate = &|_, _| true;
+    // Concurrent requests: the stored one may be the newest, so none is lost.
     let run = Run::new(1, &[(0, &[(OK, 0, 100)]), (0, &[(OK, 90, 110)])]);
     let verdict = run.check(&run.stored(&[(0, 0)]), all_lost);
     expect(&verdict, [0; 5]);
@@ -270,7 +268,7 @@ fn only_what_is_certainly_newer_than_a_stored_value_was_lost() {
     let verdict = run.check(&run.stored(&[(0, 0)]), all_lost);
     expect(&verdict, [0, 0, 0, 0, 1]);
     assert_eq!(verdict.lost.len(), 1);
-    // Nothing is stored: all are.
+    // Nothing is stored: all are lost.
     let verdict = run.check(&Stored::new(), all_lost);
     expect(&verdict, [0, 0, 0, 0, 1]);
     assert_eq!(verdict.lost.len(), 3);

@@ -175,7 +175,7 @@ impl FaultInjector {
         if let Some(direction) = fault.kind.partition() {
             let ports = cluster.stream_ports();
             let (name, node_network) = node_network(cluster, fault.victim)?;
-            node_network.cut(direction, &ports)?;
+            node_network.partition(direction, &ports)?;
             let stage = Stage::Partitioned(elapsed + fault.lasts);
             self.active.push(ActiveFault { fault, stage });
             let packets = match direction {

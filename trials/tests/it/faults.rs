@@ -29,7 +29,7 @@ const RATE: u64 = 2_000;
 
 /// Network namespaces for `nodes` nodes, or `None` (a skipped test) without the necessary permissions.
 fn networks(nodes: usize) -> Result<Option<Network>> {
-    if let Some(reason) = netns::missing() {
+    if let Some(reason) = netns::unavailable_reason() {
         skip(format_args!("cannot partition networks: {reason}"));
         return Ok(None);
     }
@@ -68,7 +68,7 @@ async fn partition_under_load(seconds: u64) -> Result<()> {
     let plan = producer.ordered_load(21, RATE, requests)?;
     let partition = async {
         wait_appended(&producer, RATE).await?;
-        node.cut(Direction::Both, &[grpc_port(&producer)?])?;
+        node.partition(Direction::Both, &[grpc_port(&producer)?])?;
         let before = producer.appended().await?;
         wait_appended(&producer, RATE * (seconds + 1)).await?;
         let written = consumer.metrics().await?.count(names::WRITTEN, &[]);
@@ -124,7 +124,7 @@ async fn half_open_connection_is_detected_and_resumes_at_its_cursor() -> Result<
         consumer.wait_settled(100).await?;
     }
     for (node, direction) in network.nodes().iter().zip(directions) {
-        node.cut(direction, &[grpc_port(&producer)?])?;
+        node.partition(direction, &[grpc_port(&producer)?])?;
     }
     producer.accept_numbers(101..=200).await?;
     for (consumer, node) in consumers.iter_mut().zip(network.nodes()) {
