@@ -1,15 +1,14 @@
-//! `bench e2e`: real producers, consumers and stores on this machine, a ladder of rates, and the proof that every accepted
-//! cookie is in every store.
+//! `bench e2e`: producers, consumers and stores on this machine under increasing rates, with verification of every store.
 //!
-//! The way of a run: everything is started ([`crate::cluster`]) and looked at each second ([`crate::observe`]); each
-//! rate is driven as an open loop, then its backlog is waited for; in the end producers and consumers are stopped in
-//! order, and all stores are read whole ([`crate::verify`]).
+//! A run starts the cluster ([`crate::cluster`]) and observes it every second ([`crate::observe`]). It sends each rate as an
+//! open loop and waits for the backlog. At the end it stops producers and consumers cleanly and reads all stores
+//! ([`crate::verify`]).
 
+mod cluster_run;
 mod drive;
 mod measure;
 mod outcome;
 mod report;
-mod running;
 mod step;
 mod verdict;
 
@@ -25,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::measure::StepObservations;
 pub use self::{
-    drive::{DriveArgs, LoadResult},
-    outcome::E2eOutcome,
-    running::{
+    cluster_run::{
         ClusterRun, EarlyEnd, Injector, InjectorAction, LoadRun, NodeLossPredicate, Settlement,
         Verification,
     },
+    drive::{DriveArgs, LoadResult},
+    outcome::E2eOutcome,
     step::{NodeCounts, ProcessUse, Quantiles, Step},
 };
 use crate::{
@@ -41,21 +40,21 @@ use crate::{
     verify::Source,
 };
 
-/// How long the first rate is sent before the ladder, for what is made once: MongoDB's databases, processes' buffers.
+/// Duration of the warm-up at the first rate, which creates databases and fills buffers.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// Shorter loads say nothing of a rate: the first second fills what is empty, and two halves are compared.
+/// Minimum duration of a step: the first second fills buffers, and both halves are compared.
 const STEP_MIN: Duration = Duration::from_secs(3);
 
-/// Drives the whole system, on this machine, through a ladder of rates, and verifies every store in the end.
+/// Measure the capacity of the whole system on this machine, and verify every store.
 ///
-/// It starts producers, consumers and a mongod for each of these, on free loopback ports, in a temporary directory. Each step says
-/// what was accepted and stored, how long that took, what each process cost, and if the rate is too much, where it stops and
-/// why. Ctrl-C ends it early, stops everything it started, verifies and reports. The exit code is 1 when a store has
-/// not exactly what was accepted, cookies were lost or failed, or a process did not end in order.
+/// Starts producers and consumers on free loopback ports, each consumer with its own mongod, and increases the request rate in
+/// steps. Each step reports accepted and stored cookies, latency, the CPU and memory of each process, and the bottleneck of a
+/// rate that is not sustained. Ctrl-C ends the run early, with verification and report. The exit code is 1 if a store does not
+/// have exactly the accepted cookies, if cookies were lost or failed, or if a process did not shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct E2eArgs {
-    /// Requests a second, step by step.
+    /// Requests per second of each step.
     #[arg(
         long,
         value_delimiter = ',',
@@ -63,35 +62,35 @@ pub struct E2eArgs {
         default_value = "10000,20000,50000,120000,200000"
     )]
     pub rates: Vec<NonZeroU64>,
-    /// How long each rate lasts, 3 s or longer.
+    /// Duration of each step (minimum 3s).
     #[arg(long, value_parser = |text: &str| parse_time(text, STEP_MIN), default_value = "15s")]
     pub step: Duration,
-    /// What is started.
+    /// Options of the cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// What is sent.
+    /// Options of the load.
     #[command(flatten)]
     pub drive: DriveArgs,
-    /// Where the report goes.
+    /// Output options.
     #[command(flatten)]
     pub report: ReportArgs,
 }
 
-/// Runs the ladder to its end, or until `stop`; writes the report.
+/// Runs all steps, or stops early on `stop`; writes the report.
 ///
 /// # Errors
-/// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
+/// The cluster cannot be started, or the report cannot be written. Errors in between are failures of the outcome.
 pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<E2eOutcome> {
     args.cluster.check()?;
     let dir = args.report.prepare("e2e")?;
-    let mut running = ClusterRun::start(&args.cluster, stop).await?;
+    let mut run = ClusterRun::start(&args.cluster, stop).await?;
     let seed = args
         .drive
         .seed
         .unwrap_or_else(|| u64::from(fastrand::u32(..)));
     let mut ladder = Ladder {
         args,
-        plan: args.drive.plan(seed, &running.cluster)?,
+        plan: args.drive.plan(seed, &run.cluster)?,
         cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
         flush_interval: args.cluster.flush_interval()?,
         steps: Vec::new(),
@@ -99,111 +98,109 @@ pub async fn run(args: &E2eArgs, stop: &CancellationToken) -> Result<E2eOutcome>
         findings: Vec::new(),
         remaining: 0,
     };
-    ladder.climb(&mut running, stop).await;
-    let mut outcome = ladder.finish(&mut running, stop).await;
-    let (problems, observer) = running.remove().await;
+    ladder.climb(&mut run, stop).await;
+    let mut outcome = ladder.finish(&mut run, stop).await;
+    let (problems, observer) = run.remove().await;
     outcome.failures.extend(problems);
     write_report(dir, || report::report(&outcome, observer.observations()))?;
     Ok(outcome)
 }
 
-/// What is known so far.
+/// State of the run.
 struct Ladder<'a> {
     args: &'a E2eArgs,
-    /// With the first connection of the next load, since each has connections of its own in the traffic.
+    /// The next load. Each load uses other connections of the traffic.
     plan: Plan,
     cores: usize,
     flush_interval: Duration,
     steps: Vec<Step>,
     sources: Vec<Source>,
     findings: Vec<String>,
-    /// What is left of the last backlog, when it was waited for no longer.
+    /// Cookies of the last backlog that were not stored before the timeout.
     remaining: u64,
 }
 
 impl Ladder<'_> {
-    async fn climb(&mut self, running: &mut ClusterRun, stop: &CancellationToken) {
+    async fn climb(&mut self, run: &mut ClusterRun, stop: &CancellationToken) {
         let rate = self.args.rates.first().copied().unwrap_or(NonZeroU64::MIN);
         eprintln!("warming up");
-        self.drive(running, rate, WARM_UP, stop).await;
+        self.drive(run, rate, WARM_UP, stop).await;
         for (index, rate) in self.args.rates.iter().enumerate() {
-            if stop.is_cancelled() || running.ended.is_some() || self.remaining > 0 {
+            if stop.is_cancelled() || run.failure.is_some() || self.remaining > 0 {
                 break;
             }
-            let what = format!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
-            eprintln!("{what}");
-            self.step(running, *rate, stop).await;
+            eprintln!("step {} of {}: {rate}/s", index + 1, self.args.rates.len());
+            self.step(run, *rate, stop).await;
         }
         if self.remaining > 0 && !stop.is_cancelled() {
             self.findings.push(format!(
-                "nothing more was sent: {} cookies were still waiting, and would have counted for the next rate",
+                "remaining steps skipped: {} cookies of the backlog were not stored in time",
                 grouped(self.remaining)
             ));
         }
     }
 
-    async fn step(&mut self, running: &mut ClusterRun, rate: NonZeroU64, stop: &CancellationToken) {
-        let first = running.observer.observations().len();
-        let (mut drove, settled) = self.drive(running, rate, self.args.step, stop).await;
-        if running.ended.is_some() {
-            drove.ended_early = Some(EarlyEnd::ProcessExited);
+    async fn step(&mut self, run: &mut ClusterRun, rate: NonZeroU64, stop: &CancellationToken) {
+        let first = run.observer.observations().len();
+        let (mut load_run, settled) = self.drive(run, rate, self.args.step, stop).await;
+        if run.failure.is_some() {
+            load_run.ended_early = Some(EarlyEnd::ProcessExited);
         }
-        let seen = &running.observer.observations()[first..];
+        let observed = &run.observer.observations()[first..];
         let measured = StepObservations {
             rate: rate.get(),
-            lasts: self.args.step,
-            drove: &drove,
-            seen,
+            duration: self.args.step,
+            load_run: &load_run,
+            observed,
             settled,
-            end: seen.last().unwrap_or(&drove.after),
+            end: observed.last().unwrap_or(&load_run.after),
             flush_interval: self.flush_interval,
             cores: self.cores,
         };
         let mut step = measured.step();
-        if let (Some(EarlyEnd::ProcessExited), Some(ended)) = (step.ended_early, &running.ended) {
-            let first = ended.split([';', '\n']).next().unwrap_or_default();
-            step.why = Some(format!("a process ended: {first}"));
+        if let (Some(EarlyEnd::ProcessExited), Some(failure)) = (step.ended_early, &run.failure) {
+            let first = failure.split([';', '\n']).next().unwrap_or_default();
+            step.reason = Some(first.to_owned());
         }
         eprintln!("{}", step.line());
         self.steps.push(step);
     }
 
-    /// Drives one rate and waits for its backlog.
+    /// Sends one rate and waits for its backlog.
     async fn drive(
         &mut self,
-        running: &mut ClusterRun,
+        run: &mut ClusterRun,
         rate: NonZeroU64,
-        lasts: Duration,
+        duration: Duration,
         stop: &CancellationToken,
     ) -> (LoadRun, Settlement) {
         let plan = Plan {
             rate: Some(rate),
-            duration: Some(lasts),
+            duration: Some(duration),
             ..self.plan.clone()
         };
         self.plan.first_connection += self.plan.connections.get() as u64;
-        let mut drove = running.drive(plan, stop, None).await;
-        self.sources.append(&mut drove.driven.sources);
-        let settled = running.settle(stop, |_, now| now.backlog() == 0).await;
+        let mut load_run = run.drive(plan, stop, None).await;
+        self.sources.append(&mut load_run.result.sources);
+        let settled = run.settle(stop, |_, now| now.backlog() == 0).await;
         self.remaining = settled.remaining;
-        (drove, settled)
+        (load_run, settled)
     }
 
-    async fn finish(mut self, running: &mut ClusterRun, stop: &CancellationToken) -> E2eOutcome {
+    async fn finish(mut self, run: &mut ClusterRun, stop: &CancellationToken) -> E2eOutcome {
         let interrupted = stop.is_cancelled();
         eprintln!("stopping");
-        let mut failures = running.stop().await;
+        let mut failures = run.stop().await;
         let has_store = self.args.cluster.store != StoreChoice::Nothing;
         let verification = if self.remaining > 0 && !(failures.is_empty() && has_store) {
-            // What is not stored yet is not wrong.
+            // Cookies that are not stored yet would count as missing.
             Verification::failed(format!(
                 "{} cookies were never stored",
                 grouped(self.remaining)
             ))
         } else {
             let sources = std::mem::take(&mut self.sources);
-            running
-                .verify(sources, &|_, _, _| false, &|_| false, stop)
+            run.verify(sources, &|_, _, _| false, &|_| false, stop)
                 .await
         };
         failures.extend(verification.failures());
@@ -215,7 +212,7 @@ impl Ladder<'_> {
             expiry: self.args.cluster.expiry().map(str::to_owned),
             seed: self.plan.traffic.seed(),
             cores: self.cores,
-            seconds: Instant::now().duration_since(running.started).as_secs_f64(),
+            seconds: Instant::now().duration_since(run.started).as_secs_f64(),
             interrupted,
             steps: self.steps,
             verification,
@@ -229,18 +226,18 @@ impl Ladder<'_> {
     }
 }
 
-/// What must not happen at any rate.
+/// Failures that no rate excuses.
 fn failures_of(step: &Step) -> Vec<String> {
     let mut failures = Vec::new();
     let (lost, failed) = step.lost_and_failed();
-    for (count, what) in [
+    for (count, problem) in [
         (lost, "were lost"),
         (failed, "could not be stored"),
-        (step.rejected, "were refused by the edge"),
-        (step.unanswered, "got no answer"),
+        (step.rejected, "were rejected by the edge"),
+        (step.unanswered, "received no response"),
     ] {
         if count > 0 {
-            failures.push(format!("{}/s: {count} cookies {what}", step.rate));
+            failures.push(format!("{}/s: {count} cookies {problem}", step.rate));
         }
     }
     if step.settled.remaining == 0 {

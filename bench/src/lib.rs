@@ -1,18 +1,15 @@
-//! Load, readers and the measuring between them: what shows that the system keeps its word.
+//! Load generation, measurement and verification.
 //!
-//! One file is one scenario; each is a function that takes its arguments and a token that ends it early, and
-//! returns an outcome that can be printed or compared:
+//! Each scenario is a function that takes arguments and a cancellation token, and returns an outcome:
 //!
-//! - [`load`] sends sync requests, checks every answer, and measures from the intended time when it has a rate;
-//! - [`subscribe`] opens many streams and checks that every sequence arrives or is declared missing, and says what each further one
-//!   costs;
-//! - [`e2e`] drives everything together through a ladder of rates and verifies every store;
-//! - [`compare`] puts two reports side by side and says what changed beyond noise.
+//! - [`load`] sends sync requests and checks every response;
+//! - [`subscribe`] opens many streams, checks that every sequence arrives or is declared lost, and measures the cost of a stream;
+//! - [`e2e`] runs the whole system at increasing rates and verifies every store;
+//! - [`compare`] lists changes between two reports that exceed noise.
 //!
-//! The rest is what they, and what only developers run (`trials`), need: the cookies of a load made again from its seed
-//! ([`traffic`]), the real processes together ([`cluster`]; each by itself and its admin port: [`launcher`]) and what they use
-//! and say meanwhile ([`observe`]), what a store must hold ([`verify`]),
-//! what is left behind ([`report`]), and how a program that runs scenarios begins and ends ([`program`]).
+//! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
+//! whole system ([`cluster`], [`launcher`]), observation of processes ([`observe`]), verification of stores ([`verify`]),
+//! reports ([`report`]), and the start and end of a program ([`program`]).
 
 pub mod cluster;
 pub mod compare;
@@ -44,7 +41,7 @@ use crate::{
     report::{Report, ReportDir, write_report},
 };
 
-/// Measures cookiesync.
+/// Measure cookiesync.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version = runtime::VERSION, arg_required_else_help = true, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -56,20 +53,20 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  What this machine takes, step by step, into a mongod of its own, with every store read in the end:
+  Measure the capacity of this machine with a temporary mongod, and verify its contents:
     bench e2e
 
-  20,000 requests a second for a minute, whether or not answers come:
+  Send 20,000 requests per second for a minute, as an open loop:
     bench load --url http://127.0.0.1:8080/ -l 20000 --duration 1m
 
-  Each scenario explains its own flags:
+  List the flags of a scenario:
     bench load --help";
 
 impl Cli {
-    /// Reads a command line, the program's name first.
+    /// Parses a command line, which starts with the program name.
     ///
     /// # Errors
-    /// With the code to exit with, after everything was printed, when no scenario is to run.
+    /// The exit code, if no scenario is to be run. Help, version or errors have been printed.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
         let command = Self::command();
         let matches = command.clone().get_matches_from(arguments);
@@ -88,23 +85,21 @@ enum Command {
     Compare(compare::CompareArgs),
 }
 
-/// Prints a report and leaves it in its directory. True when nothing was wrong.
+/// Prints a report and writes it to its directory; true if all checks passed.
 fn finish(json: bool, report: &Report, dir: Option<ReportDir>) -> Result<bool> {
     print(json, report, Report::summary)?;
     write_report(dir, || report.clone())?;
     Ok(report.failures.is_empty())
 }
 
-/// Runs what the command line asks for, until it ends or `stop`, and prints its report.
-///
-/// True when nothing was wrong.
+/// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
 ///
 /// # Errors
-/// When the scenario could not do its work.
+/// The scenario cannot be run.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
-        .context("name a scenario: bench --help lists them")?;
+        .context("no scenario given; bench --help lists all scenarios")?;
     if !matches!(command, Command::Compare(_)) {
         warn_of_profile();
     }

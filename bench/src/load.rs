@@ -1,12 +1,12 @@
-//! `bench load`: sends sync requests to an edge and checks every answer.
+//! `bench load`: sends sync requests to an edge and checks every response.
 //!
-//! Each thread runs its share of the connections on a runtime of its own; nothing is shared between threads
-//! while they run. With a schedule it is an open loop: requests have intended times and leave at them whether or not
-//! answers came, and latency counts from those times, so a server that stalls cannot hide it.
+//! Each thread runs its connections on its own runtime and shares nothing with other threads. With a rate, the load is an open
+//! loop: requests are sent at their intended times whether or not responses arrive, and latency counts from those times, so
+//! that a stalled server cannot hide its latency.
 //!
-//! The way of a request: `plan` gives each connection its task, which makes the request; `schedule` says when it leaves;
-//! `session` and `connection` send it and check its answer; `recorder` counts within the thread (`threads`), `second`
-//! over all of them; `outcome` and `report` tell of it, and `generator` whether to believe it.
+//! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. `session` and `connection`
+//! send the request and check its response. `recorder` counts per thread (`threads`), `second` over all threads. `outcome` and
+//! `report` present the results; `generator` judges whether the generator distorted them.
 
 mod args;
 mod connection;
@@ -42,22 +42,21 @@ pub use self::{
 use self::{recorder::Interval, second::Collector, threads::Threads};
 use crate::cpu;
 
-/// How long a load with a rate may take beyond its end to send what is late.
+/// How long a load with a rate may send late requests after its end.
 const LATE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Seconds without any answer after which a load that only a number of requests would end is over.
+/// Seconds without a response after which a load with a number of requests but no duration ends.
 const SILENT_SECONDS_MAX: u64 = 30;
 
 /// Runs a load to its end, or until `stop`.
 ///
 /// # Errors
-/// When the address cannot be resolved or the connections cannot be opened at the start. Anything later is
-/// counted in the outcome.
+/// The address cannot be resolved, or a connection cannot be opened. The outcome counts later errors.
 pub async fn run(plan: &Plan, stop: &CancellationToken) -> Result<LoadOutcome> {
     run_observed(plan, stop, |_| {}).await
 }
 
-/// Like [`run`]; `observe` sees each second as soon as it is over, and should not take long.
+/// Like [`run`]; calls `observe` after each second. `observe` must return quickly.
 ///
 /// # Errors
 /// As [`run`].
@@ -69,7 +68,7 @@ pub async fn run_observed(
     let ending = stop.child_token();
     let streams = tokio::select! {
         streams = threads::open(plan) => streams?,
-        () = stop.cancelled() => bail!("stopped before the connections were open"),
+        () = stop.cancelled() => bail!("interrupted before all connections were open"),
     };
     let cpu_before = cpu::of_this_process();
     let started = Instant::now();
@@ -92,8 +91,8 @@ pub async fn run_observed(
     };
     loop {
         tokio::select! {
-            part = running.intervals.recv() => match part {
-                Some((thread, part)) => collector.take(thread, &part, &mut observe),
+            interval = running.intervals.recv() => match interval {
+                Some((thread, interval)) => collector.add(thread, &interval, &mut observe),
                 None => break,
             },
             () = timer.as_mut(), if !ending.is_cancelled() => ending.cancel(),
@@ -111,10 +110,10 @@ pub async fn run_observed(
     let Interval {
         counts,
         times,
-        last_answer_nanos,
+        last_response_nanos,
         ..
     } = collector.total;
-    let mut lasted = Duration::from_nanos(last_answer_nanos);
+    let mut lasted = Duration::from_nanos(last_response_nanos);
     if counts.unanswered + counts.unsent > 0 {
         let elapsed = started.elapsed();
         lasted = lasted.max(plan.last_due().map_or(elapsed, |due| due.min(elapsed)));

@@ -1,19 +1,19 @@
-//! Memory of a process, and of the machine, as the system accounts it.
+//! Memory of a process and of the machine.
 
 use procfs::{Current as _, Meminfo, process::Process};
 use serde::Serialize;
 
-/// Memory that a process holds.
+/// Memory of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Memory {
-    /// In RAM now.
+    /// Resident memory.
     pub resident_bytes: u64,
-    /// Most that was in RAM at once since the process began.
+    /// Peak resident memory since the process started.
     pub peak_bytes: u64,
 }
 
 impl Memory {
-    /// What a process holds; `None` when it has ended or `/proc` does not tell.
+    /// Memory of a process; `None` if it has exited.
     #[must_use]
     pub fn of(process_id: u32) -> Option<Self> {
         let status = Process::new(process_id.cast_signed()).ok()?.status().ok()?;
@@ -24,7 +24,7 @@ impl Memory {
     }
 }
 
-/// The machine's memory in bytes; zero where `/proc` does not tell.
+/// Memory of the machine in bytes; zero if unknown.
 #[must_use]
 pub fn of_machine() -> u64 {
     Meminfo::current().map_or(0, |memory| memory.mem_total)

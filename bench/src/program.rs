@@ -1,5 +1,4 @@
-//! How a program that runs scenarios begins and ends: it runs one until its end or a signal, prints the outcome, and tells
-//! by its exit code.
+//! Start and end of a program that runs scenarios: runtime, signals, output and exit code.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -14,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::report::Environment;
 
-/// Runs a scenario on a runtime of its own. The first signal cancels the token that it is given, the second ends the program.
+/// Runs a scenario on its own runtime. The first signal cancels its token; the second ends the program.
 ///
-/// The exit code is 0 when the scenario says true, 1 when it says false or fails, and 130 when it was not awaited.
+/// The exit code is 0 if the scenario returns true, 1 if it returns false or an error, and 130 after a second signal.
 pub fn run<S>(scenario: impl FnOnce(CancellationToken) -> S) -> ExitCode
 where
     S: Future<Output = Result<bool>>,
@@ -31,11 +30,12 @@ fn try_run<S>(scenario: impl FnOnce(CancellationToken) -> S) -> Result<ExitCode>
 where
     S: Future<Output = Result<bool>>,
 {
-    // Thousands of connections are a normal request; where the system allows fewer, opening them fails with its error.
+    // Loads may need thousands of connections. If the system allows fewer, opening them fails.
     let _open_files = raise_open_files();
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let finished = runtime.block_on(async {
-        let mut signals = Signals::terminate_or_hangup().context("cannot handle signals")?;
+        let mut signals =
+            Signals::terminate_or_hangup().context("failed to install signal handlers")?;
         let stop = CancellationToken::new();
         let mut scenario = std::pin::pin!(scenario(stop.clone()));
         tokio::select! {
@@ -55,17 +55,17 @@ fn exit_code(has_passed: bool) -> ExitCode {
     ExitCode::from(u8::from(!has_passed))
 }
 
-/// Warns on standard error when this program is not built as those that ship.
+/// Warns on standard error if this program was not built with the shipped profile.
 pub fn warn_of_profile() {
     if let Some(warning) = Environment::of_this_run().profile_warning() {
         eprintln!("warning: {warning}");
     }
 }
 
-/// Prints an outcome: as one JSON object, or its summary.
+/// Prints an outcome as one JSON object, or its summary.
 ///
 /// # Errors
-/// When it cannot be written as JSON.
+/// The outcome cannot be serialized.
 pub fn print<T: Serialize>(json: bool, outcome: &T, summary: impl Fn(&T) -> String) -> Result<()> {
     if json {
         println!("{}", serde_json::to_string(outcome)?);

@@ -1,42 +1,42 @@
-//! Values of command lines: rates, times and shares, as they are typed.
+//! Parsers of command-line values: rates, durations and fractions.
 
 use std::{num::NonZeroU64, time::Duration};
 
-/// Highest rate: one request for each nanosecond.
+/// Maximum rate: one request per nanosecond.
 pub(crate) const RATE_MAX: u64 = 1_000_000_000;
 
-/// Longer than anything should last, and short enough for all arithmetic in nanoseconds.
+/// Maximum duration, for which arithmetic in nanoseconds does not overflow.
 const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// A rate a second.
+/// Parses a rate per second.
 ///
 /// # Errors
-/// When it is not a whole number from 1 to 1,000,000,000.
+/// The text is not an integer from 1 to 1,000,000,000.
 pub fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     text.parse()
         .ok()
         .filter(|rate: &NonZeroU64| rate.get() <= RATE_MAX)
-        .ok_or_else(|| format!("{text:?} is not a whole number from 1 to {RATE_MAX}"))
+        .ok_or_else(|| format!("{text:?} is not an integer from 1 to {RATE_MAX}"))
 }
 
-/// A time, `90s` or `2h 30m`, from `min` to 30 days.
+/// Parses a duration such as `90s` or `2h 30m`, from `min` to 30 days.
 ///
 /// # Errors
-/// When it is not a time, or out of these bounds.
+/// The text is not a duration within these bounds.
 pub fn parse_time(text: &str, min: Duration) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if (min..=TIME_MAX).contains(&time) {
         return Ok(time);
     }
     let [min, max] = [min, TIME_MAX].map(humantime::format_duration);
-    Err(format!("it is not from {min} to {max}"))
+    Err(format!("not from {min} to {max}"))
 }
 
-/// A share, from 0 to 1.
-pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse().ok();
-    share
-        .filter(|share| (0.0..=1.0).contains(share))
+/// Parses a fraction from 0 to 1.
+pub fn parse_fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse().ok();
+    fraction
+        .filter(|fraction| (0.0..=1.0).contains(fraction))
         .ok_or_else(|| "not a number from 0 to 1".to_owned())
 }
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_bounded() {
+    fn durations_are_bounded() {
         let min = Duration::from_secs(3);
         assert_eq!(parse_time("3s", min), Ok(min));
         for text in ["0s", "2900ms", "31d", "100000000y", "soon"] {

@@ -115,7 +115,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         partition_max: args.faults.partition_max,
     };
     let plan = plan::plan(&kinds, &topology, args.lasts, seed);
-    let mut running = ClusterRun::start(&cluster, stop).await?;
+    let mut run = ClusterRun::start(&cluster, stop).await?;
     if args.faults.all_faults
         && let Some(why) = &no_partitions
     {
@@ -133,23 +133,23 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     let plan = Plan {
         rate: Some(args.rate),
         duration: Some(args.lasts),
-        ..args.drive.plan(seed, &running.cluster)?
+        ..args.drive.plan(seed, &run.cluster)?
     };
-    let mut drove = running.drive(plan, stop, Some(&mut injector)).await;
+    let mut load_run = run.drive(plan, stop, Some(&mut injector)).await;
     let interrupted = stop.is_cancelled();
-    let began = drove.before.at;
-    if let Err(error) = finish_faults(&mut running, &mut injector, began).await {
-        running.end(&error);
+    let began = load_run.before.at;
+    if let Err(error) = finish_faults(&mut run, &mut injector, began).await {
+        run.fail(&error);
     }
-    let settled = settle(&mut running, stop).await;
+    let settled = settle(&mut run, stop).await;
 
-    let logs = logs(&running);
+    let logs = logs(&run);
     eprintln!("stopping");
     let mut failures = std::mem::take(&mut injector.failures);
-    let stopped = running.stop().await;
+    let stopped = run.stop().await;
     let is_orderly = stopped.is_empty();
     failures.extend(stopped);
-    let observations = running.observer.observations();
+    let observations = run.observer.observations();
     let now = ClockPair {
         at: Instant::now(),
         unix_micros: unix_micros(),
@@ -162,7 +162,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         (name, AllowedLosses::new(&log, observations, now))
     });
     let allowed: Vec<_> = allowed.collect();
-    let sources = std::mem::take(&mut drove.driven.sources);
+    let sources = std::mem::take(&mut load_run.result.sources);
     let verification = if settled.remaining > 0 && !is_orderly {
         Verification::failed(format!(
             "{} cookies were never stored",
@@ -174,16 +174,15 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
             allowed.cover(&LostRequest::of(source, number))
         };
         let forgets_duplicates = |node: usize| injector.restarted.contains(&node);
-        running
-            .verify(sources, &explain, &forgets_duplicates, stop)
+        run.verify(sources, &explain, &forgets_duplicates, stop)
             .await
     };
     let mut outcome = SoakOutcome::new(outcome::Run {
         args,
         seed,
         interrupted,
-        driven: &drove.driven,
-        before: &drove.before,
+        result: &load_run.result,
+        before: &load_run.before,
         settled,
         kinds: &kinds,
         events: injector.events,
@@ -192,9 +191,9 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         allowed,
         verification,
         failures,
-        observations: running.observer.observations(),
+        observations: run.observer.observations(),
     });
-    let (problems, observer) = running.remove().await;
+    let (problems, observer) = run.remove().await;
     outcome.failures.extend(problems);
     write_report(dir, || {
         report::report(&outcome, observer.observations(), began)
@@ -203,8 +202,8 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
 }
 
 /// The log of each node's consumer.
-fn logs(running: &ClusterRun) -> Vec<(String, Result<String>)> {
-    let nodes = running.cluster.nodes.iter();
+fn logs(run: &ClusterRun) -> Vec<(String, Result<String>)> {
+    let nodes = run.cluster.nodes.iter();
     let read = nodes.map(|node| {
         let log = fs::read_to_string(node.process.log()).context("its log");
         (node.name.clone(), log)
@@ -231,28 +230,28 @@ impl SoakArgs {
 
 /// Ends the faults that have begun.
 async fn finish_faults(
-    running: &mut ClusterRun,
+    run: &mut ClusterRun,
     injector: &mut FaultInjector,
     began: Instant,
 ) -> Result<()> {
     injector.stop_injecting();
-    while injector.is_active() && running.ended.is_none() {
-        running.tick(injector, began.elapsed()).await?;
+    while injector.is_active() && run.failure.is_none() {
+        run.tick(injector, began.elapsed()).await?;
         sleep(TICK_INTERVAL).await;
     }
-    match running.ended {
-        None => running.cluster.wait_connected().await,
+    match run.failure {
+        None => run.cluster.wait_connected().await,
         Some(_) => Ok(()),
     }
 }
 
 /// Waits until nothing moves any more. Counts do not tell, since those of killed processes are lost.
-async fn settle(running: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
+async fn settle(run: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
     eprintln!("waiting for the stores");
-    let mut settled = running.settle(stop, is_quiet).await;
+    let mut settled = run.settle(stop, is_quiet).await;
     if settled.remaining == 0 {
         sleep(QUIET).await;
-        let again = running.settle(stop, is_quiet).await;
+        let again = run.settle(stop, is_quiet).await;
         settled.seconds += again.seconds;
         settled.remaining = again.remaining;
     }

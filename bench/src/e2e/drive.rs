@@ -1,4 +1,4 @@
-//! The one place that knows the load: how it is asked for, and what it says of itself afterwards.
+//! The load on a cluster: its options and its results.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 
@@ -12,59 +12,59 @@ use crate::{
     load::{self, Bottleneck, History, Plan, RequestCounts},
     report::Percentiles,
     traffic::Traffic,
-    values::parse_share,
+    values::parse_fraction,
     verify::Source,
 };
 
-/// Users among whom syncs are drawn: with 20 DSPs twenty million pairs.
+/// Default number of users: 20 million pairs with 20 DSPs.
 const USERS_DEFAULT: &str = "1000000";
 
-/// What is sent.
+/// Options of the load.
 #[derive(Debug, Clone, Args)]
 pub struct DriveArgs {
-    /// Number of connections, spread over the producers.
+    /// Number of connections, spread over all producers.
     #[arg(short, long, default_value = "32")]
     pub connections: NonZeroUsize,
-    /// Draw the users from this many distinct ids.
+    /// Number of distinct users.
     #[arg(long, default_value = USERS_DEFAULT)]
     pub users: NonZeroU64,
-    /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before.
-    #[arg(long, default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
+    /// Fraction (0 to 1) of the repeats of a user and DSP whose buyer uid differs from the previous one.
+    #[arg(long, default_value_t = 0.1, value_parser = parse_fraction, value_name = "FRACTION")]
     pub repeat_changed: f64,
-    /// Seed of the cookies and of everything else that is drawn [default: random].
+    /// Seed of all random values [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
 }
 
-/// What a load saw.
+/// Result of a load.
 #[derive(Default)]
 pub struct LoadResult {
-    /// How long it lasted.
+    /// Duration of the load.
     pub seconds: f64,
-    /// What became of its requests.
+    /// Outcomes of the requests.
     pub counts: RequestCounts,
-    /// From the intended time to the answer, in microseconds.
+    /// Latency from the intended send time, in microseconds.
     pub latency: Option<Percentiles>,
-    /// Why the generator was the limit, if it was.
-    pub limit: Option<String>,
-    /// What was sent on each connection, for the verification.
+    /// Why the generator was the bottleneck, if it was.
+    pub generator_limit: Option<String>,
+    /// Requests of each connection, for verification.
     pub sources: Vec<Source>,
 }
 
 impl DriveArgs {
-    /// A load with this seed on all producers of `cluster`; the caller sets its rate and how long it lasts.
+    /// A load with this seed on all producers of `cluster`. The caller sets rate and duration.
     ///
     /// # Errors
-    /// When an address of the cluster is not a URL.
+    /// An address of the cluster is not a URL.
     pub fn plan(&self, seed: u64, cluster: &Cluster) -> Result<Plan> {
         let traffic = Traffic::new(seed, Some(self.users));
         let producers = cluster.producers.iter();
         let urls = producers.map(|producer| format!("http://{}/", producer.http).parse());
         let urls: Result<Vec<Uri>, _> = urls.collect();
-        // Fewer would leave out a producer.
+        // At least one connection per producer.
         let connections_min = NonZeroUsize::new(cluster.producers.len());
         Ok(Plan {
-            urls: urls.context("an address of ours is not a URL")?,
+            urls: urls.context("invalid address of a producer")?,
             connections: self
                 .connections
                 .max(connections_min.unwrap_or(NonZeroUsize::MIN)),
@@ -76,7 +76,7 @@ impl DriveArgs {
     }
 }
 
-/// Drives to the end, or until `stop`.
+/// Runs a load to its end, or until `stop`.
 pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<LoadResult> {
     let outcome = load::run(&plan, &stop).await?;
     let source = |history: History| {
@@ -92,8 +92,8 @@ pub(super) async fn drive(plan: Plan, stop: CancellationToken) -> Result<LoadRes
         seconds: outcome.seconds,
         counts: outcome.counts,
         latency: outcome.latency_micros,
-        limit: (outcome.generator.limited_by == Bottleneck::Generator)
-            .then_some(outcome.generator.why),
+        generator_limit: (outcome.generator.limited_by == Bottleneck::Generator)
+            .then_some(outcome.generator.reason),
         sources: outcome.histories.into_iter().map(source).collect(),
     })
 }

@@ -1,9 +1,9 @@
-//! From what was observed around a step to its figures.
+//! Measurements of a step, computed from its observations.
 
 use std::time::Duration;
 
 use super::{
-    running::{LoadRun, Settlement},
+    cluster_run::{LoadRun, Settlement},
     step::{NodeCounts, ProcessUse, Quantiles, SecondHalf, Step},
     verdict,
 };
@@ -13,15 +13,15 @@ use crate::{
     scrape::Buckets,
 };
 
-/// What a step is measured by.
+/// Observations of a step.
 pub(super) struct StepObservations<'a> {
     pub(super) rate: u64,
-    pub(super) lasts: Duration,
-    pub(super) drove: &'a LoadRun,
-    /// All that was seen from its begin to its end.
-    pub(super) seen: &'a [Observation],
+    pub(super) duration: Duration,
+    pub(super) load_run: &'a LoadRun,
+    /// Observations from its start to its end.
+    pub(super) observed: &'a [Observation],
     pub(super) settled: Settlement,
-    /// What was seen when it was settled.
+    /// Observation after the backlog was stored.
     pub(super) end: &'a Observation,
     pub(super) flush_interval: Duration,
     pub(super) cores: usize,
@@ -30,14 +30,14 @@ pub(super) struct StepObservations<'a> {
 impl StepObservations<'_> {
     pub(super) fn step(&self) -> Step {
         let LoadRun {
-            driven,
+            result,
             before,
             after,
             backlog_max,
             ended_early,
-        } = self.drove;
-        let counts = &driven.counts;
-        let seconds = driven.seconds.max(f64::MIN_POSITIVE);
+        } = self.load_run;
+        let counts = &result.counts;
+        let seconds = result.seconds.max(f64::MIN_POSITIVE);
         let flush = self.quantiles(|counts| &counts.flush_seconds);
         let [delivered, bytes, batches, batched] = [
             self.increase(|counts| counts.delivered),
@@ -50,9 +50,9 @@ impl StepObservations<'_> {
             let counts = &seen.counts;
             counts.buffer_bytes as f64 / counts.buffer_limit_bytes.max(1) as f64
         };
-        // When it was ended early, what should have left by then.
+        // If the load ended early: the requests that were due by then.
         let due = counts.sent + counts.unsent;
-        let offered = u128::from(self.rate) * self.lasts.as_millis() / 1_000;
+        let offered = u128::from(self.rate) * self.duration.as_millis() / 1_000;
         let mut step = Step {
             rate: self.rate,
             seconds,
@@ -62,7 +62,7 @@ impl StepObservations<'_> {
             rejected: counts.errors() - counts.unanswered,
             unanswered: counts.unanswered,
             accepted_per_second: per_second(counts.accepted, seconds),
-            edge_micros: driven.latency,
+            edge_micros: result.latency,
             received: self.quantiles(|counts| &counts.received_seconds),
             stored: self.quantiles(|counts| &counts.stored_seconds),
             flush,
@@ -72,11 +72,11 @@ impl StepObservations<'_> {
             backlog_in_producers: sum(after, |counts| counts.lag),
             buffer_full: after.of(Role::Consumer).map(full).fold(0.0, f64::max),
             settled: self.settled,
-            // From the second look on: in the first second the first cookies are still on their way.
+            // From the second observation on: in the first second, no cookie may be stored yet.
             stored_per_second: stored_per_second(
-                self.seen
+                self.observed
                     .get(1)
-                    .filter(|look| look.at < after.at)
+                    .filter(|it| it.at < after.at)
                     .unwrap_or(before),
                 after,
             ),
@@ -86,19 +86,19 @@ impl StepObservations<'_> {
             bytes_per_delivery: mean(bytes, delivered),
             ended_early: *ended_early,
             is_sustained: false,
-            why: None,
-            generator_limit: driven.limit.clone(),
+            reason: None,
+            generator_limit: result.generator_limit.clone(),
             accepted_each_second: self.accepted_each_second(),
         };
-        step.why = verdict::why_not_sustained(&step, self.cores);
-        step.is_sustained = step.why.is_none();
+        step.reason = verdict::failure_reason(&step, self.cores);
+        step.is_sustained = step.reason.is_none();
         step
     }
 
-    /// What all nodes have observed since the begin.
+    /// Quantiles of all nodes since the start of the step.
     fn quantiles(&self, of: fn(&ProcessCounts) -> &Buckets) -> Quantiles {
         let buckets = self.end.histogram(of);
-        let buckets = buckets.since(&self.drove.before.histogram(of));
+        let buckets = buckets.since(&self.load_run.before.histogram(of));
         Quantiles {
             p50: buckets.quantile(0.5),
             p99: buckets.quantile(0.99),
@@ -106,12 +106,12 @@ impl StepObservations<'_> {
     }
 
     fn second_half(&self, flush_seconds: f64) -> SecondHalf {
-        let (before, after) = (&self.drove.before, &self.drove.after);
+        let (before, after) = (&self.load_run.before, &self.load_run.after);
         let middle = before.at + (after.at - before.at) / 2;
         let then = self
-            .seen
+            .observed
             .iter()
-            .find(|look| look.at >= middle && look.at < after.at)
+            .find(|it| it.at >= middle && it.at < after.at)
             .unwrap_or(before);
         SecondHalf {
             accepted_per_second: after.accepted_per_second(then),
@@ -121,22 +121,22 @@ impl StepObservations<'_> {
         }
     }
 
-    /// What all processes have counted since the begin.
+    /// Increase of a counter over all processes since the start of the step.
     fn increase(&self, of: fn(&ProcessCounts) -> u64) -> u64 {
-        sum(self.end, of).saturating_sub(sum(&self.drove.before, of))
+        sum(self.end, of).saturating_sub(sum(&self.load_run.before, of))
     }
 
     fn nodes(&self) -> Vec<NodeCounts> {
         let pairs = self
             .end
             .of(Role::Consumer)
-            .zip(self.drove.before.of(Role::Consumer));
+            .zip(self.load_run.before.of(Role::Consumer));
         pairs
             .map(|(now, then)| {
                 let (name, now, then) = (&now.name, &now.counts, &then.counts);
                 NodeCounts {
                     name: name.clone(),
-                    outcomes: now.outcomes.with(&then.outcomes, |now, then| now - then),
+                    outcomes: now.outcomes.combine(&then.outcomes, |now, then| now - then),
                     lost: now.lost - then.lost,
                 }
             })
@@ -144,7 +144,7 @@ impl StepObservations<'_> {
     }
 
     fn processes(&self) -> Vec<ProcessUse> {
-        let (before, after) = (&self.drove.before, &self.drove.after);
+        let (before, after) = (&self.load_run.before, &self.load_run.after);
         let cores = after.cores_since(before);
         let pairs = self.end.processes.iter().zip(&before.processes).zip(cores);
         pairs
@@ -154,7 +154,7 @@ impl StepObservations<'_> {
                 cores,
                 cpu_micros_per_cookie: micros_per(
                     now.cpu.saturating_sub(then.cpu).as_secs_f64(),
-                    self.drove.driven.counts.accepted,
+                    self.load_run.result.counts.accepted,
                 ),
                 resident_bytes: now.memory.resident_bytes,
                 peak_bytes: now.memory.peak_bytes,
@@ -163,11 +163,11 @@ impl StepObservations<'_> {
     }
 
     fn accepted_each_second(&self) -> Vec<f64> {
-        let (before, after) = (&self.drove.before, &self.drove.after);
+        let (before, after) = (&self.load_run.before, &self.load_run.after);
         let within = |at: &&Observation| (before.at..=after.at).contains(&at.at);
-        let seen: Vec<_> = self.seen.iter().filter(within).collect();
-        // What is left of the last second says little.
-        let seconds = seen
+        let observed: Vec<_> = self.observed.iter().filter(within).collect();
+        // Skips the incomplete last second.
+        let seconds = observed
             .windows(2)
             .filter(|pair| pair[1].at - pair[0].at > Duration::from_millis(500));
         seconds
@@ -176,7 +176,7 @@ impl StepObservations<'_> {
     }
 }
 
-/// Of the slowest node.
+/// Rate of the slowest node.
 fn stored_per_second(before: &Observation, after: &Observation) -> f64 {
     let nodes = after.settled_per_second(before);
     nodes.min_by(f64::total_cmp).unwrap_or(0.0)

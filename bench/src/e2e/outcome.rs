@@ -1,48 +1,48 @@
-//! What a run of `bench e2e` found, and its summary.
+//! Outcome of `bench e2e`.
 
 use serde::Serialize;
 
-use super::{running::Verification, step::Step};
+use super::{cluster_run::Verification, step::Step};
 use crate::report::grouped;
 
-/// What was measured, and what was found to be wrong.
+/// Measurements and failed checks of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct E2eOutcome {
-    /// Consumers, each with a store.
+    /// Number of consumers, each with its own store.
     pub consumers: usize,
-    /// Producers.
+    /// Number of producers.
     pub producers: usize,
-    /// What the stores are.
+    /// Kind of the stores.
     pub store: &'static str,
-    /// How cookies expire, where consumers were told: `index` or `sweep`.
+    /// Expiry mode, if set: `index` or `sweep`.
     pub expiry: Option<String>,
-    /// Makes the same cookies again.
+    /// Seed of the cookies.
     pub seed: u64,
-    /// Cores that everything shared.
+    /// Cores shared by all processes.
     pub cores: usize,
-    /// From the first request to the last process's end.
+    /// Time from the start of the cluster to its stop.
     pub seconds: f64,
-    /// Whether it was ended before its time.
+    /// Whether the run was interrupted.
     pub interrupted: bool,
-    /// The ladder.
+    /// Steps in order of time.
     pub steps: Vec<Step>,
-    /// Whether every accepted cookie is in every store.
+    /// Verification of the stores.
     pub verification: Verification,
-    /// What the run says, in sentences.
+    /// Conclusions in sentences.
     pub findings: Vec<String>,
-    /// What is wrong; empty when all is well.
+    /// Failed checks; empty if the run passed.
     pub failures: Vec<String>,
 }
 
 impl Verification {
-    /// A line for each node, and one for the ledger.
+    /// One line per node, and one for the ledger.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.balanced > 0 {
             let scrapes = grouped(self.balanced);
             lines.push(format!(
-                "balanced  in {scrapes} scrapes every cookie had one fate"
+                "balanced  every cookie has exactly one outcome in all {scrapes} scrapes"
             ));
         }
         for verdict in &self.verdicts {
@@ -58,25 +58,27 @@ impl Verification {
             self.failed
                 .iter()
                 .chain(&self.not_verified)
-                .map(|why| format!("NOT VERIFIED: {why}")),
+                .map(|reason| format!("NOT VERIFIED: {reason}")),
         );
         lines
     }
 
-    /// What could not be verified though it is there.
-    pub fn not_done(&self) -> impl Iterator<Item = String> {
-        self.failed.iter().map(|why| format!("not verified: {why}"))
+    /// Stores that could not be verified.
+    pub fn unverified(&self) -> impl Iterator<Item = String> {
+        self.failed
+            .iter()
+            .map(|reason| format!("not verified: {reason}"))
     }
 
-    /// What of it is wrong.
+    /// Failed checks of the verification.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
-        let wrong = self.verdicts.iter().filter(|verdict| !verdict.has_passed());
-        let wrong = wrong.map(|verdict| {
+        let failed = self.verdicts.iter().filter(|verdict| !verdict.has_passed());
+        let failed = failed.map(|verdict| {
             let examples = verdict.examples.join("; ");
             format!("{} ({examples})", verdict.line())
         });
-        wrong.chain(self.not_done()).collect()
+        failed.chain(self.unverified()).collect()
     }
 }
 
@@ -85,15 +87,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_that_is_not_verified_is_a_fault_and_no_store_is_none() {
+    fn unverified_store_is_a_failure_unlike_no_store() {
         assert!(Verification::default().failures().is_empty());
         let nothing = Verification {
-            not_verified: Some("there is no store".to_owned()),
+            not_verified: Some("no store".to_owned()),
             ..Verification::default()
         };
         assert!(nothing.failures().is_empty());
-        let failed = Verification::failed("node-1: it is gone".to_owned());
-        assert_eq!(failed.failures(), ["not verified: node-1: it is gone"]);
-        assert_eq!(failed.lines(), ["NOT VERIFIED: node-1: it is gone"]);
+        let failed = Verification::failed("node-1: connection refused".to_owned());
+        assert_eq!(
+            failed.failures(),
+            ["not verified: node-1: connection refused"]
+        );
+        assert_eq!(failed.lines(), ["NOT VERIFIED: node-1: connection refused"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The run as a report: tables of the steps and processes, plots of everything over time.
+//! Report of `bench e2e`: tables of steps and processes, and plots over time.
 
 use super::{
     outcome::E2eOutcome,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl E2eOutcome {
-    /// The summary for a person.
+    /// The summary for the terminal.
     #[must_use]
     pub fn summary(&self) -> String {
         report(self, &[]).summary()
@@ -34,10 +34,10 @@ pub(super) fn report(outcome: &E2eOutcome, observations: &[Observation]) -> Repo
     report.findings.clone_from(&outcome.findings);
     report.findings.extend(outcome.verification.lines());
     report.findings.push(format!(
-        "it took {:.0} s{}; the seed {} makes the same cookies again",
+        "duration {:.0} s{}; seed {}",
         outcome.seconds,
         if outcome.interrupted {
-            ", ended before its time"
+            ", interrupted"
         } else {
             ""
         },
@@ -50,14 +50,14 @@ pub(super) fn report(outcome: &E2eOutcome, observations: &[Observation]) -> Repo
     report.add("Latency", LATENCY, of_steps(latency));
     let (mut used, mut counts) = (Vec::new(), Vec::new());
     for step in &outcome.steps {
-        let name = |part: &str| format!("{}/s {part}", step.rate);
+        let name = |item: &str| format!("{}/s {item}", step.rate);
         let processes = step.processes.iter();
         used.extend(processes.map(|it| Row::new(name(&it.name), process(it))));
         let nodes = step.nodes.iter();
         counts.extend(nodes.map(|it| Row::new(name(&it.name), node(it))));
     }
     report.add("Processes", PROCESSES, used);
-    report.add("What became of the cookies", NODES, counts);
+    report.add("Cookie outcomes", NODES, counts);
     if let Some(first) = observations.first() {
         report.plots = plots(observations, first.at);
     }
@@ -70,9 +70,9 @@ impl Step {
     }
 }
 
-const STEPS: &str = "Backlog: accepted and not yet stored on the slowest node, when the last request was answered, and at \
-    most. Bytes are those handed to streams. Sustained: at least 99 % accepted, at most one second's worth waiting at the \
-    end, and in the second half stored as fast as accepted.";
+const STEPS: &str = "Backlog: cookies accepted but not stored on the slowest node, at the end of the load and at its peak. Bytes \
+    are those passed to streams. Sustained: 99 % accepted, a backlog of one second or less at the end, and equal rates of \
+    accepted and stored cookies in the second half.";
 
 fn step(step: &Step) -> Row {
     let (lost, failed) = step.lost_and_failed();
@@ -85,20 +85,20 @@ fn step(step: &Step) -> Row {
             .with_samples(samples),
         RATE.of("stored", step.stored_per_second).higher(),
         COUNT.of("backlog at the end", step.backlog).lower(),
-        COUNT.of("largest backlog", step.backlog_max),
-        SECONDS.of("stored after", step.settled.seconds),
+        COUNT.of("peak backlog", step.backlog_max),
+        SECONDS.of("time to store it", step.settled.seconds),
         COUNT.of("lost", lost),
         COUNT.of("failed", failed),
         COUNT.of("mean batch", step.batch_cookies),
         BYTES
-            .of("bytes a delivery", step.bytes_per_delivery)
+            .of("bytes per delivery", step.bytes_per_delivery)
             .lower(),
         Measurement::text("sustained", step.verdict("yes", "no")),
     ])
 }
 
-const LATENCY: &str = "Edge: from the intended time of a request to its answer. The others are the consumers' own \
-    histograms, over all nodes, interpolated within their buckets.";
+const LATENCY: &str = "Edge: from the intended send time to the response. Others: histograms of all consumers, interpolated within \
+    buckets.";
 
 fn latency(step: &Step) -> Row {
     let millis =
@@ -122,8 +122,8 @@ fn latency(step: &Step) -> Row {
         ])
 }
 
-const PROCESSES: &str = "Cores while requests came; CPU for each accepted cookie until all of them were stored, the kernel's \
-    included; the peak is since the process began.";
+const PROCESSES: &str = "Cores used during the load. CPU time per accepted cookie until all were stored, including kernel time. Peak \
+    memory since the process started.";
 
 fn process(used: &ProcessUse) -> [Measurement; 4] {
     [
@@ -134,7 +134,7 @@ fn process(used: &ProcessUse) -> [Measurement; 4] {
     ]
 }
 
-const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (repeats) + stale + failed.";
+const NODES: &str = "Received = written + superseded (by a newer one in the batch) + suppressed (duplicates) + stale + failed.";
 
 fn node(node: &NodeCounts) -> [Measurement; 7] {
     let outcomes = &node.outcomes;

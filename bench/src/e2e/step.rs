@@ -1,88 +1,88 @@
-//! What was measured at one rate.
+//! Measurements at one rate.
 
 use serde::Serialize;
 
-use super::running::{EarlyEnd, Settlement};
+use super::cluster_run::{EarlyEnd, Settlement};
 use crate::{
     observe::{CookieOutcomes, Role},
     report::{Percentiles, duration, grouped, rate},
 };
 
-/// One rate.
+/// Measurements of one step.
 #[derive(Debug, Clone, Serialize)]
 pub struct Step {
-    /// Requests a second that were asked for.
+    /// Configured requests per second.
     pub rate: u64,
-    /// How long they were sent.
+    /// Duration of the load.
     pub seconds: f64,
-    /// Requests that should have left in that time.
+    /// Requests due in that time.
     pub offered: u64,
-    /// Requests that left.
+    /// Requests sent.
     pub sent: u64,
-    /// Requests answered with 200.
+    /// Requests with response 200.
     pub accepted: u64,
-    /// Requests answered otherwise.
+    /// Requests with another response.
     pub rejected: u64,
-    /// Requests without an answer.
+    /// Requests without a response.
     pub unanswered: u64,
-    /// `accepted` a second.
+    /// Accepted requests per second.
     pub accepted_per_second: f64,
-    /// From the intended time to the answer.
+    /// Latency from the intended send time to the response.
     pub edge_micros: Option<Percentiles>,
-    /// From accepted to received by a consumer, over all nodes.
+    /// Latency from acceptance to receipt by a consumer, over all nodes.
     pub received: Quantiles,
-    /// From accepted to durable, over all nodes.
+    /// Latency from acceptance to durability, over all nodes.
     pub stored: Quantiles,
-    /// How long a batch takes to become durable.
+    /// Time to make a batch durable.
     pub flush: Quantiles,
-    /// Mean cookies of a batch.
+    /// Mean cookies per batch.
     pub batch_cookies: f64,
-    /// Cookies that were accepted and not yet stored on the slowest node, when the last request was answered.
+    /// Cookies accepted but not stored on the slowest node at the end of the load.
     pub backlog: u64,
-    /// The largest that was seen.
+    /// Maximum backlog observed.
     pub backlog_max: u64,
-    /// Of the backlog: what the producers still held, of all subscribers.
+    /// Part of the backlog in the logs of producers, over all subscribers.
     pub backlog_in_producers: u64,
-    /// How full the fullest consumer's buffer was then, 0 to 1.
+    /// Fill level (0 to 1) of the fullest consumer buffer at the end of the load.
     pub buffer_full: f64,
-    /// How the backlog went away.
+    /// Result of waiting for the backlog.
     pub settled: Settlement,
-    /// Rate at which the slowest node stored while requests came.
+    /// Cookies stored per second by the slowest node during the load.
     pub stored_per_second: f64,
-    /// Whether it was still keeping up towards the end.
+    /// Rates in the second half of the load.
     pub second_half: SecondHalf,
-    /// What became of the cookies, node by node.
+    /// Cookie outcomes by node.
     pub nodes: Vec<NodeCounts>,
-    /// What each process took.
+    /// Resource usage by process.
     pub processes: Vec<ProcessUse>,
-    /// Bytes handed to streams for each cookie delivered.
+    /// Bytes passed to streams per delivered cookie.
     pub bytes_per_delivery: f64,
-    /// Why it was cut short, if it was; it then says nothing of the rate.
+    /// Why the load ended early, if it did.
     pub ended_early: Option<EarlyEnd>,
-    /// Whether accepted and stored kept up with the rate.
+    /// Whether accepted and stored cookies kept up with the rate.
     pub is_sustained: bool,
-    /// If not: where it stops, and why.
-    pub why: Option<String>,
-    /// Why the generator was the limit, if it said so.
+    /// Why the rate was not sustained, if so.
+    pub reason: Option<String>,
+    /// Why the generator was the bottleneck, if it was.
     pub generator_limit: Option<String>,
-    /// Rate of the accepted cookies in each second.
+    /// Accepted cookies per second, for each second.
     pub accepted_each_second: Vec<f64>,
 }
 
-/// The second half of a step.
+/// Rates in the second half of a step.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct SecondHalf {
-    /// Rate of the accepted cookies.
+    /// Accepted cookies per second.
     pub accepted_per_second: f64,
-    /// Rate at which the slowest node stored.
+    /// Cookies stored per second by the slowest node.
     pub stored_per_second: f64,
-    /// By how much the backlog grew.
+    /// Growth of the backlog.
     pub backlog_growth: u64,
-    /// By how much it goes up and down as batches are collected and written.
+    /// Fluctuation of the backlog caused by batches.
     pub backlog_wave: f64,
 }
 
-/// Quantiles from a histogram of the processes' own, in seconds; interpolated within its buckets.
+/// Quantiles in seconds from Prometheus histograms, interpolated within buckets.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Quantiles {
     /// Median.
@@ -91,37 +91,37 @@ pub struct Quantiles {
     pub p99: Option<f64>,
 }
 
-/// What became of the cookies on one node.
+/// Cookie outcomes of one node.
 #[derive(Debug, Clone, Serialize)]
 pub struct NodeCounts {
-    /// The node.
+    /// Name of the node.
     pub name: String,
-    /// Received, and what became of them.
+    /// Received cookies and their outcomes.
     #[serde(flatten)]
     pub outcomes: CookieOutcomes,
-    /// Will not come.
+    /// Lost cookies.
     pub lost: u64,
 }
 
-/// What a process took.
+/// Resource usage of a process.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProcessUse {
-    /// The process.
+    /// Name of the process.
     pub name: String,
-    /// What it is.
+    /// Role of the process.
     pub role: Role,
-    /// Cores while requests came.
+    /// Cores used during the load.
     pub cores: f64,
-    /// CPU time for each accepted cookie, until all were stored.
+    /// CPU time per accepted cookie, until all cookies were stored.
     pub cpu_micros_per_cookie: f64,
-    /// Memory at the end of the step.
+    /// Resident memory at the end of the step.
     pub resident_bytes: u64,
-    /// The most it had.
+    /// Peak resident memory.
     pub peak_bytes: u64,
 }
 
 impl Quantiles {
-    /// `p50 …  p99 …`.
+    /// Both quantiles in one line: `p50 …  p99 …`.
     #[must_use]
     pub fn line(&self) -> String {
         #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates")]
@@ -136,14 +136,14 @@ impl Quantiles {
 }
 
 impl Step {
-    /// CPU time of all processes with this role, for each accepted cookie.
+    /// CPU time of all processes of a role per accepted cookie.
     #[must_use]
     pub fn cpu_micros(&self, role: Role) -> f64 {
         self.of(role)
             .fold(0.0, |sum, used| sum + used.cpu_micros_per_cookie)
     }
 
-    /// Cores of all processes with this role.
+    /// Cores used by all processes of a role.
     #[must_use]
     pub fn cores(&self, role: Role) -> f64 {
         self.of(role).fold(0.0, |sum, used| sum + used.cores)
@@ -153,28 +153,28 @@ impl Step {
         self.processes.iter().filter(move |used| used.role == role)
     }
 
-    /// Cookies that will not come, or cannot be stored, on all nodes.
+    /// Lost and failed cookies, over all nodes.
     #[must_use]
     pub fn lost_and_failed(&self) -> (u64, u64) {
         let sum = |of: fn(&NodeCounts) -> u64| self.nodes.iter().map(of).sum();
         (sum(|node| node.lost), sum(|node| node.outcomes.failed))
     }
 
-    /// Whether it was sustained, in these words, or why that cannot be said.
+    /// `yes` or `no` by whether the rate was sustained, or why this is unknown.
     pub(super) fn verdict<'a>(&self, yes: &'a str, no: &'a str) -> &'a str {
         match self.ended_early {
             Some(EarlyEnd::Interrupted) => "interrupted",
-            Some(EarlyEnd::ProcessExited) => "a process ended",
+            Some(EarlyEnd::ProcessExited) => "process exited",
             None if self.is_sustained => yes,
             None => no,
         }
     }
 
-    /// One line for a person.
+    /// Summary in one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!(
-            "{:>11}: accepted {:>11}, stored {:>11}, {} waiting at the end ({:.1} s to store); to stored {}; {}",
+            "{:>11}: accepted {:>11}, stored {:>11}, backlog {} ({:.1} s to store), latency to stored {}; {}",
             rate(self.rate as f64),
             rate(self.accepted_per_second),
             rate(self.stored_per_second),

@@ -1,29 +1,29 @@
-//! Whether a rate was sustained, and if not, where it stops and why: pure.
+//! Whether a rate was sustained, and the bottleneck if not. Pure.
 
-use super::{outcome::E2eOutcome, running::EarlyEnd, step::Step};
+use super::{cluster_run::EarlyEnd, outcome::E2eOutcome, step::Step};
 use crate::{
     observe::Role,
     report::{grouped, plural, rate},
 };
 
-/// Share of the offered requests that must be accepted in time.
+/// Minimum fraction of offered requests that must be accepted.
 const ACCEPTED_SHARE: f64 = 0.99;
 
-/// Seconds' worth of cookies that may wait at the end: what is on its way anyway, chunk age, flush interval and a batch being
-/// written, is well below.
+/// Maximum backlog at the end, in seconds of the rate. Cookies in transit (chunk age, flush interval, current batch) are far
+/// below it.
 const BACKLOG_SECONDS: f64 = 1.0;
 
-/// Share of what is accepted in the second half of a step that must be stored in it, unless the backlog only goes up and
-/// down with the batches.
+/// Minimum fraction of the cookies accepted in the second half that must be stored in it, unless the backlog only fluctuates
+/// with batches.
 const STORED_SHARE: f64 = 0.98;
 
-/// Share of all cores from which on the machine has nothing left: the rest goes to the system and to waking up.
+/// Fraction of all cores from which the machine counts as busy; the rest goes to the system and wake-ups.
 const ALL_CORES: f64 = 0.9;
 
-/// Share of a consumer's buffer from which on its store is what it waits for.
+/// Fill level of a consumer buffer from which its store is the bottleneck.
 const BUFFER_FULL: f64 = 0.5;
 
-/// Roles in the order of the data, and what they are called.
+/// Roles in data-flow order, with their names.
 const ROLES: [(Role, &str); 4] = [
     (Role::Generator, "the generator"),
     (Role::Producer, "producers"),
@@ -31,11 +31,11 @@ const ROLES: [(Role, &str); 4] = [
     (Role::Mongod, "mongod"),
 ];
 
-/// `None` when accepted and stored kept up with the rate.
-pub(super) fn why_not_sustained(step: &Step, cores: usize) -> Option<String> {
+/// Why the rate was not sustained; `None` if it was.
+pub(super) fn failure_reason(step: &Step, cores: usize) -> Option<String> {
     match step.ended_early {
-        Some(EarlyEnd::Interrupted) => return Some("it was interrupted".to_owned()),
-        Some(EarlyEnd::ProcessExited) => return Some("a process ended".to_owned()),
+        Some(EarlyEnd::Interrupted) => return Some("interrupted".to_owned()),
+        Some(EarlyEnd::ProcessExited) => return Some("a process exited".to_owned()),
         None => {}
     }
     let half = &step.second_half;
@@ -52,7 +52,7 @@ pub(super) fn why_not_sustained(step: &Step, cores: usize) -> Option<String> {
     }
     if falls_behind && !stores_less {
         reasons.push(format!(
-            "in the second half {} were accepted and {} stored, and the backlog grew by {}",
+            "in the second half, {} were accepted and {} stored, and the backlog grew by {}",
             rate(half.accepted_per_second),
             rate(half.stored_per_second),
             grouped(half.backlog_growth)
@@ -68,27 +68,27 @@ pub(super) fn why_not_sustained(step: &Step, cores: usize) -> Option<String> {
 fn accepting(step: &Step) -> String {
     let accepted = rate(step.accepted_per_second);
     match &step.generator_limit {
-        Some(why) => {
-            format!("{accepted} were accepted because the generator sent no more ({why})")
+        Some(reason) => {
+            format!("accepted only {accepted}, because the generator sent no more ({reason})")
         }
         None if step.rejected > 0 => format!(
-            "{accepted} were accepted, {} requests were refused",
+            "accepted only {accepted}, with {} rejected requests",
             grouped(step.rejected)
         ),
-        None => format!("the edge accepts {accepted}"),
+        None => format!("the edge accepts only {accepted}"),
     }
 }
 
 fn storing(step: &Step) -> String {
     let stored = rate(step.stored_per_second);
     if step.buffer_full >= BUFFER_FULL {
-        format!("the stores take {stored}: consumers wait for them with full buffers")
+        format!("the stores accept only {stored}, with full buffers in the consumers")
     } else if step.backlog_in_producers > step.backlog / 2 {
         format!(
-            "{stored} are taken off the producers: the backlog is in their logs, while consumers have room"
+            "consumers receive only {stored}, with free buffers and the backlog in the logs of producers"
         )
     } else {
-        format!("{stored} are stored: the backlog is on its way through the consumers")
+        format!("consumers store only {stored}, with the backlog inside the consumers")
     }
 }
 
@@ -99,25 +99,22 @@ fn machine(step: &Step, cores: usize) -> String {
         .filter(|(used, _)| *used >= 0.005)
         .collect();
     let total: f64 = used.iter().map(|(used, _)| used).sum();
-    let parts: Vec<_> = used
+    let usage: Vec<_> = used
         .iter()
         .map(|(used, name)| format!("{name} {used:.2}"))
         .collect();
-    let parts = parts.join(", ");
+    let usage = usage.join(", ");
     if total >= ALL_CORES * cores as f64 {
-        format!(
-            "the machine is busy, all of {} ({parts})",
-            plural(cores, "core")
-        )
+        format!("all of {} are busy ({usage})", plural(cores, "core"))
     } else {
         format!(
-            "{total:.2} of {} are in use ({parts}): it is not the processor that is short",
+            "{total:.2} of {} are busy ({usage}), so the CPU is not the bottleneck",
             plural(cores, "core")
         )
     }
 }
 
-/// What the run says, most important first.
+/// Conclusions of the run, most important first.
 pub(super) fn findings(outcome: &E2eOutcome) -> Vec<String> {
     let mut findings = Vec::new();
     let best = outcome
@@ -126,7 +123,7 @@ pub(super) fn findings(outcome: &E2eOutcome) -> Vec<String> {
         .filter(|step| step.is_sustained)
         .max_by_key(|step| step.rate);
     let nodes = plural(outcome.consumers, "node");
-    let driven = || {
+    let completed = || {
         outcome
             .steps
             .iter()
@@ -134,28 +131,28 @@ pub(super) fn findings(outcome: &E2eOutcome) -> Vec<String> {
     };
     match best {
         Some(step) => findings.push(format!(
-            "{} are sustained by {nodes} with everything on {}: accepted to stored {}",
+            "{} sustained by {nodes}, with all processes on {}; acceptance to storage {}",
             rate(step.rate as f64),
             plural(outcome.cores, "core"),
             step.stored.line()
         )),
-        None if driven().next().is_some() => {
-            findings.push("no rate of the ladder was sustained".to_owned());
+        None if completed().next().is_some() => {
+            findings.push("no rate was sustained".to_owned());
         }
-        None => findings.push("no rate was driven to its end".to_owned()),
+        None => findings.push("no step was completed".to_owned()),
     }
-    for step in driven().filter(|step| !step.is_sustained) {
+    for step in completed().filter(|step| !step.is_sustained) {
         findings.push(format!(
-            "stops at {}: {}; {}",
+            "{} not sustained: {}; {}",
             rate(step.rate as f64),
-            step.why.as_deref().unwrap_or("unknown"),
-            what_became(step)
+            step.reason.as_deref().unwrap_or("unknown"),
+            backlog_result(step)
         ));
     }
     findings
 }
 
-/// What a cookie cost at the highest rate that was sustained, or else at the first: what other rates need is computed from that.
+/// Cost of a cookie at the highest sustained rate, or otherwise at the first rate. Use it to estimate other rates.
 pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
     let steps = || {
         outcome
@@ -167,8 +164,8 @@ pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
     let step = sustained.max_by_key(|step| step.rate).or(steps().next())?;
     let each_node = |role| step.cpu_micros(role) / outcome.consumers as f64;
     Some(format!(
-        "at {} a cookie costs {:.2} µs of producer with {}; {:.2} µs of consumer and {:.2} µs of mongod on each node; and {:.1} \
-         bytes to each node",
+        "CPU per cookie at {}: {:.2} µs of producer with {}, and {:.2} µs of consumer and {:.2} µs of mongod on each node; {:.1} \
+         bytes per cookie and node",
         rate(step.rate as f64),
         step.cpu_micros(Role::Producer),
         plural(outcome.consumers, "node"),
@@ -178,34 +175,34 @@ pub(super) fn cost(outcome: &E2eOutcome) -> Option<String> {
     ))
 }
 
-fn what_became(step: &Step) -> String {
+fn backlog_result(step: &Step) -> String {
     let (lost, failed) = step.lost_and_failed();
-    let mut words = if lost + failed == 0 {
-        "nothing was lost".to_owned()
+    let mut text = if lost + failed == 0 {
+        "no loss".to_owned()
     } else {
-        format!("{} were lost, {} failed", grouped(lost), grouped(failed))
+        format!("{} lost, {} failed", grouped(lost), grouped(failed))
     };
-    let waiting = grouped(step.backlog);
+    let backlog = grouped(step.backlog);
     if step.settled.remaining > 0 {
-        words.push_str(&format!(
-            ", {waiting} were waiting at the end, {} still after {:.0} s",
+        text.push_str(&format!(
+            ", backlog {backlog} at the end, {} after {:.0} s",
             grouped(step.settled.remaining),
             step.settled.seconds
         ));
     } else {
-        words.push_str(&format!(
-            ", {waiting} were waiting at the end and were stored {:.1} s later",
+        text.push_str(&format!(
+            ", backlog {backlog} at the end, stored within {:.1} s",
             step.settled.seconds
         ));
     }
-    words
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::e2e::{
-        running::Settlement,
+        cluster_run::Settlement,
         step::{ProcessUse, Quantiles, SecondHalf},
     };
 
@@ -257,22 +254,22 @@ mod tests {
             processes: processes.into_iter().map(used).collect(),
             bytes_per_delivery: 60.0,
             is_sustained: false,
-            why: None,
+            reason: None,
             generator_limit: None,
             accepted_each_second: Vec::new(),
         }
     }
 
     #[test]
-    fn rate_is_sustained_while_accepted_and_stored_keep_up() {
-        assert_eq!(why_not_sustained(&step(), 2), None);
+    fn rate_is_sustained_if_accepted_and_stored_keep_up() {
+        assert_eq!(failure_reason(&step(), 2), None);
     }
 
     #[test]
-    fn step_that_was_cut_short_is_never_sustained() {
+    fn step_that_ended_early_is_not_sustained() {
         for (ended_early, word) in [
             (EarlyEnd::Interrupted, "interrupted"),
-            (EarlyEnd::ProcessExited, "process ended"),
+            (EarlyEnd::ProcessExited, "process exited"),
         ] {
             let ended_early = Step {
                 ended_early: Some(ended_early),
@@ -283,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_growth_is_not_sustained_and_waves_of_batches_are() {
+    fn slow_growth_is_not_sustained_unlike_batch_fluctuation() {
         let half = |stored_per_second, backlog_growth| Step {
             second_half: SecondHalf {
                 stored_per_second,
@@ -293,20 +290,20 @@ mod tests {
             ..step()
         };
         check(&half(940.0, 300), 2, &["940/s stored", "grew by 300"]);
-        assert_eq!(why_not_sustained(&half(940.0, 200), 2), None);
-        assert_eq!(why_not_sustained(&half(985.0, 300), 2), None);
+        assert_eq!(failure_reason(&half(940.0, 200), 2), None);
+        assert_eq!(failure_reason(&half(985.0, 300), 2), None);
     }
 
     #[track_caller]
     fn check(step: &Step, cores: usize, words: &[&str]) {
-        let why = why_not_sustained(step, cores).unwrap();
+        let reason = failure_reason(step, cores).unwrap();
         for word in words {
-            assert!(why.contains(word), "{word} is missing in: {why}");
+            assert!(reason.contains(word), "{word} is missing in: {reason}");
         }
     }
 
     #[test]
-    fn what_limits_is_named() {
+    fn bottleneck_is_named() {
         let behind = Step {
             backlog: 3_000,
             stored_per_second: 700.0,
@@ -319,22 +316,22 @@ mod tests {
         check(
             &full,
             2,
-            &["stores take 700/s", "all of 2 cores", "mongod 1.30"],
+            &["stores accept only 700/s", "all of 2 cores", "mongod 1.30"],
         );
-        check(&full, 8, &["1.80 of 8 cores", "not the processor"]);
+        check(&full, 8, &["1.80 of 8 cores", "CPU is not the bottleneck"]);
         let lagging = Step {
             backlog_in_producers: 2_000,
             ..behind.clone()
         };
-        check(&lagging, 2, &["off the producers"]);
-        check(&behind, 2, &["through the consumers"]);
+        check(&lagging, 2, &["logs of producers"]);
+        check(&behind, 2, &["inside the consumers"]);
 
         let slow = Step {
             accepted: 9_000,
             accepted_per_second: 900.0,
             ..step()
         };
-        check(&slow, 2, &["the edge accepts 900/s"]);
+        check(&slow, 2, &["the edge accepts only 900/s"]);
         let generator = Step {
             generator_limit: Some("it woke late".to_owned()),
             ..slow
@@ -347,10 +344,10 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_the_backlog_is_told() {
+    fn result_of_the_backlog_is_described() {
         assert_eq!(
-            what_became(&step()),
-            "nothing was lost, 900 were waiting at the end and were stored 4.1 s later"
+            backlog_result(&step()),
+            "no loss, backlog 900 at the end, stored within 4.1 s"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The command line of a load.
+//! Command-line options of a load.
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
@@ -13,69 +13,69 @@ use super::plan::Plan;
 use crate::{
     report::ReportArgs,
     traffic::{DSPS, Traffic},
-    values::{parse_rate, parse_share, parse_time},
+    values::{parse_fraction, parse_rate, parse_time},
 };
 
 const DURATION_MIN: Duration = Duration::from_millis(1);
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 
-/// Sends sync requests to a producer's HTTP port and checks every answer.
+/// Send sync requests to the HTTP port of a producer, and check every response.
 ///
-/// Users are random 20-digit hexadecimal ids, DSPs 1 to 20, buyer uids random; every request differs. Ctrl-C
-/// ends it early, with its report. The exit code is 1 when an answer was wrong or missing, or when requests that were due
-/// had not left at the end.
+/// By default, every request has a new random user id (20 hexadecimal digits), a DSP from 1 to 20 and a new random buyer uid.
+/// Ctrl-C ends the load early, with its report. The exit code is 1 if a response was wrong or missing, or if due requests were
+/// not sent.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Where to send the requests; given more than once, connections go to each in turn.
+    /// URL of the edge; repeatable. Connections are spread over all URLs.
     #[arg(long, default_value = "http://127.0.0.1:8080/")]
     pub url: Vec<Uri>,
     /// Number of connections.
     #[arg(short, long, default_value = "32")]
     pub connections: NonZeroUsize,
-    /// Most requests without an answer on each connection [default: 1; with a rate as many as it takes to keep it, up to 1048576 over all connections or 4096 on each].
+    /// Maximum outstanding requests per connection [default: 1; with --rate, 1048576 over all connections or 4096 per connection,
+    /// whichever is more].
     #[arg(short, long)]
     pub pipeline: Option<NonZeroUsize>,
-    /// How long to send, at most 30 days [default: 10 s; with a count until it is reached, or until no answer came for 30 s].
+    /// Duration of the load, up to 30 days [default: 10s; with --requests, until all are sent, or 30 s without a response].
     #[arg(short, long, value_parser = |text: &str| parse_time(text, DURATION_MIN))]
     pub duration: Option<Duration>,
-    /// How many requests to send, over all connections.
+    /// Number of requests over all connections.
     #[arg(short, long)]
     pub requests: Option<u64>,
-    /// Requests a second, over all connections; they leave on time whether or not answers come, and latency counts from the
-    /// time a request should have left. They leave on the ticks of a timer, up to 1 ms late, and that is in the latency too.
-    /// Without it, each connection sends as soon as its last burst is answered.
+    /// Requests per second over all connections, as an open loop: requests are sent on schedule whether or not responses
+    /// arrive, and latency counts from the intended send time. It includes up to 1 ms of timer resolution [default: each
+    /// connection sends when the previous responses have arrived].
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
-    /// Threads to send from [default: 2, or 1 on a single core].
+    /// Number of sending threads [default: 2, or 1 on a single core].
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,
-    /// Which cookies.
+    /// Cookies to send.
     #[command(flatten)]
     pub traffic: TrafficArgs,
-    /// Where its report goes.
+    /// Output options.
     #[command(flatten)]
     pub report: ReportArgs,
 }
 
-/// Which cookies a load consists of.
+/// Cookies of a load.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
-    /// Seed of the cookies: the same seed, connections and counts send the same cookies [default: random].
+    /// Seed of the cookies. The same seed and number of connections send the same cookies [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Draw the users from this many distinct ids [default: a new user for every request].
+    /// Number of distinct users [default: a new user for every request].
     #[arg(long)]
     pub users: Option<NonZeroU64>,
-    /// Share of the requests that repeat a user and DSP, 0 to 1, whose buyer uid differs from the one before. Buyers seldom
-    /// change an id they have given, except where a browser forgets theirs.
-    #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_share, value_name = "SHARE")]
+    /// Fraction (0 to 1) of the repeats of a user and DSP whose buyer uid differs from the previous one.
+    #[arg(long, requires = "users", default_value_t = 0.1, value_parser = parse_fraction, value_name = "FRACTION")]
     pub repeat_changed: f64,
-    /// Number of DSPs, each as frequent as any other.
+    /// Number of DSPs, uniformly distributed.
     #[arg(long, default_value_t = NonZeroU32::new(DSPS).unwrap_or(NonZeroU32::MIN))]
     pub dsps: NonZeroU32,
-    /// Number of the first DSP: --dsps 1 --first-dsp 17 is DSP 17 alone.
-    #[arg(long, default_value = "1", value_name = "NUMBER")]
+    /// First DSP id. --dsps 1 --first-dsp 17 sends cookies of DSP 17 only.
+    #[arg(long, default_value = "1", value_name = "ID")]
     pub first_dsp: NonZeroU32,
 }
 
@@ -93,10 +93,10 @@ impl TrafficArgs {
 }
 
 impl LoadArgs {
-    /// The plan these arguments stand for.
+    /// The plan of these arguments.
     ///
     /// # Errors
-    /// When arguments contradict each other.
+    /// Arguments contradict each other.
     pub fn plan(&self) -> Result<Plan> {
         self.check()?;
         let default = self.requests.is_none().then_some(DURATION_DEFAULT);
@@ -114,19 +114,19 @@ impl LoadArgs {
         })
     }
 
-    /// What arguments cannot say of each other by themselves.
+    /// Checks constraints between arguments.
     fn check(&self) -> Result<()> {
         let traffic = &self.traffic;
         let dsps_before = traffic.first_dsp.get() - 1;
         ensure!(
             dsps_before.checked_add(traffic.dsps.get()).is_some(),
-            "with --first-dsp {}, not all DSPs have a number of 32 bits",
+            "--first-dsp {}: the last DSP id does not fit into 32 bits",
             traffic.first_dsp
         );
         let (urls, connections) = (self.url.len(), self.connections);
         ensure!(
             urls <= connections.get(),
-            "{connections} connections cannot go to {urls} addresses: raise --connections"
+            "{connections} connections cannot cover {urls} URLs; increase --connections"
         );
         Ok(())
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_make_a_plan_with_an_end() {
+    fn flags_become_a_plan_with_an_end() {
         check("", None, Some(10), 1);
         check("-r 5", None, None, 1);
         check("-r 5 --first-dsp 4294967276", None, None, 1);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_contradict_each_other_are_refused() {
+    fn contradictory_flags_are_rejected() {
         for flags in [
             "-l 0",
             "-c 1 --url http://a/ --url http://b/",

@@ -1,4 +1,4 @@
-//! One keep-alive connection over its life: opened, run, opened again when it breaks, and finished.
+//! One keep-alive connection, reopened when it breaks.
 
 use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, time::Duration};
 
@@ -12,13 +12,13 @@ use super::{history::History, plan::Task, recorder::Recorder, session::Session};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A connection, or what is left of it between two streams.
+/// A connection with its state, which survives reconnects.
 pub(super) struct Connection {
     stream: Option<TcpStream>,
     session: Session,
 }
 
-/// A stream to the address of a task.
+/// Opens a TCP connection.
 pub(super) async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
         .await
@@ -28,7 +28,7 @@ pub(super) async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Connection {
-    /// The connection that does `task` over an open stream.
+    /// A connection for `task` over an open stream.
     pub(super) fn new(
         task: Task,
         stream: TcpStream,
@@ -41,8 +41,7 @@ impl Connection {
         }
     }
 
-    /// Sends all requests and reads all answers. May be dropped at any point and continued by
-    /// [`finish`](Self::finish).
+    /// Sends all requests and reads all responses. Cancel-safe: [`finish`](Self::finish) continues it.
     pub(super) async fn run(&mut self) {
         let mut timer = Box::pin(sleep_until(self.session.started()));
         loop {
@@ -51,7 +50,7 @@ impl Connection {
                     return;
                 }
                 self.stream = None;
-                self.session.give_up_outstanding();
+                self.session.abandon_outstanding();
             }
             if self.session.has_sent_all() {
                 return;
@@ -64,11 +63,11 @@ impl Connection {
         }
     }
 
-    /// Waits for the answers that are outstanding after [`run`](Self::run) was dropped, within `timeout`.
+    /// Waits up to `timeout` for outstanding responses after [`run`](Self::run) was cancelled.
     pub(super) async fn finish(mut self, timeout: Duration) -> History {
-        self.session.send_no_more();
+        self.session.stop_sending();
         if self.session.has_outstanding() && time::timeout(timeout, self.run()).await.is_err() {
-            self.session.give_up_outstanding();
+            self.session.abandon_outstanding();
         }
         self.session.end()
     }

@@ -1,54 +1,52 @@
-//! Whether the figures of a load tell of the server, or of the machine that sent the load.
+//! Whether the results of a load show the server, or the machine that sends the load.
 //!
-//! Two things show it. With a schedule, how late requests left that had both their time and a place on their
-//! connection: nobody but the generator kept those. And for each sending thread, how much of the time it ran, and how much
-//! it was ready to run and had no processor, as Linux counts it in `/proc/thread-self/schedstat`. The second tells who was at
-//! fault when requests found no place: a generator without a pause takes answers late, so that its own slowness
-//! fills the pipelines.
+//! There are two indicators. With a rate, the delay of requests that were due and had capacity on their connection is caused by
+//! the generator. And for each sending thread, Linux counts the time in which it ran or waited for a CPU
+//! (`/proc/thread-self/schedstat`). This shows the cause of full pipelines: a generator without idle time reads responses
+//! late, so that its own slowness fills them.
 
 use super::thread_time::CpuShares;
 use crate::report::{Percentiles, duration};
 
-/// Late is what leaves so long after it could have: more than a timer's millisecond and a turn of the processor
-/// (3 to 4 ms on Linux).
+/// Delay from which a request counts as late: more than the timer resolution (1 ms) and a scheduler time slice (3 to 4 ms).
 const LATE_MICROS: u64 = 10_000;
 
-/// A thread that ran, or waited to, for this share of the time had always something to do.
+/// Fraction of time running or waiting for a CPU from which a thread had no idle time.
 const BUSY_SHARE: f64 = 0.95;
 
-/// A thread that waited for a processor for more than this share of the time was held up by what else ran.
-const CROWDED_SHARE: f64 = 0.2;
+/// Fraction of time waiting for a CPU above which other processes slowed a thread down.
+const CONTENDED_SHARE: f64 = 0.2;
 
-/// Of a thread that was held up: it had little time left when it ran, or waited to, for this share of the time.
-const HELD_UP_SHARE: f64 = 0.8;
+/// Like [`BUSY_SHARE`], for a thread that waited for a CPU.
+const CONTENDED_BUSY_SHARE: f64 = 0.8;
 
-/// What the generator itself did to the figures.
+/// Influence of the generator on the results.
 #[derive(Debug, Clone)]
 pub struct GeneratorVerdict {
-    /// What kept the load from being higher, as far as this side can tell.
+    /// Bottleneck on the side of the generator.
     pub limited_by: Bottleneck,
-    /// Why it was, or what else there is to know about it; one sentence.
-    pub why: String,
-    /// With a schedule: from the time when a request was due and had a place on its connection until it was sent.
+    /// Explanation in one sentence.
+    pub reason: String,
+    /// With a rate: delay from when a request was due and had capacity on its connection until it was sent.
     pub delay_micros: Option<Percentiles>,
 }
 
-/// What kept a load from being higher.
+/// What limited a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// Nothing on this side that is known: the schedule was kept, or the generator waited for answers.
+    /// Nothing known on this side: the schedule was kept, or the generator waited for responses.
     None,
-    /// The generator: with a schedule, more than 1 % of the requests left more than 10 ms after they could have; or a thread
-    /// had no pause, and requests left late, or there is no schedule.
+    /// The generator. With a rate: more than 1 % of the requests were delayed by more than 10 ms, or requests were late and a
+    /// thread had no idle time. Without a rate: a thread had no idle time.
     Generator,
-    /// The processors: a thread waited for one for more than 20 % of the time and had little time left, and requests left
-    /// late, or there is no schedule. The generator shares them with what it measures.
-    Processors,
+    /// The CPU, which other processes share: a thread waited for it for more than 20 % of the time and had little idle time.
+    /// With a rate, requests were also late.
+    Cpu,
 }
 
 impl GeneratorVerdict {
-    /// The verdict on a load: on its delays, on whether requests were late or did not leave at all (`is_behind`), and on the
-    /// threads' use of a processor, as far as that is known.
+    /// Judges a load by its delays, by whether requests were late or not sent (`is_behind`), and by the CPU usage of its
+    /// threads, if known.
     pub(super) fn assess(
         delay: Option<Percentiles>,
         is_behind: bool,
@@ -64,68 +62,64 @@ impl GeneratorVerdict {
         };
         let threads = match busiest {
             Some(busiest) => format!(
-                "its busiest thread ran for {:.0} % of the time and waited for a processor for {:.0} %",
+                "its busiest thread ran for {:.0} % of the time and waited for a CPU for {:.0} %",
                 busiest.running * 100.0,
                 busiest.waiting * 100.0
             ),
-            None => {
-                "how long its threads ran is unknown, since this system does not tell".to_owned()
-            }
+            None => "the CPU usage of its threads is unknown on this system".to_owned(),
         };
         let advice = match by_threads {
-            Bottleneck::Generator => "add --threads, or send from another machine",
-            Bottleneck::Processors => {
-                "send from another machine, or from fewer threads than there are processors left"
-            }
-            Bottleneck::None => "something held the whole process up",
+            Bottleneck::Generator => "increase --threads, or use another machine",
+            Bottleneck::Cpu => "use another machine, or reduce --threads below the free cores",
+            Bottleneck::None => "the whole process was stalled",
         };
-        let why = match (limited_by, &delay) {
+        let reason = match (limited_by, &delay) {
             (_, Some(delay)) if is_late => format!(
-                "the generator was late by itself: 1 % of the requests left {} or more after they could have; {threads}; {advice}",
+                "the generator was late: it delayed 1 % of the requests by {} or more; {threads}; {advice}",
                 duration(delay.p99)
             ),
             (Bottleneck::Generator, _) => {
-                format!("the generator was the limit: {threads}; {advice}")
+                format!("the generator was the bottleneck: {threads}; {advice}")
             }
-            (Bottleneck::Processors, _) => format!(
-                "the processors were the limit, which the generator shares with what it measures: {threads}; {advice}"
+            (Bottleneck::Cpu, _) => format!(
+                "the CPU, which other processes share, was the bottleneck: {threads}; {advice}"
             ),
             (Bottleneck::None, None) if busiest.is_none() => threads,
             (Bottleneck::None, Some(delay)) => format!(
-                "the generator kept up: 99 % of the requests left within {} of when they could; {threads}",
+                "the generator kept up: it delayed 99 % of the requests by {} or less; {threads}",
                 duration(delay.p99)
             ),
-            (Bottleneck::None, None) => format!("the generator had time left: {threads}"),
+            (Bottleneck::None, None) => format!("the generator had idle time: {threads}"),
         };
         Self {
             limited_by,
-            why,
+            reason,
             delay_micros: delay,
         }
     }
 
-    /// Whether a time from intended to sent, of 99 % of the requests, is late.
+    /// Whether 1 % of the requests were sent late.
     pub(super) fn is_late(send_delay: &Percentiles) -> bool {
         send_delay.p99 > LATE_MICROS
     }
 }
 
 impl Bottleneck {
-    /// In a table.
+    /// Name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::None => "nothing here",
+            Self::None => "none",
             Self::Generator => "generator",
-            Self::Processors => "processors",
+            Self::Cpu => "CPU",
         }
     }
 
-    /// What a thread was held up by.
+    /// Bottleneck of a thread.
     fn of(thread: &CpuShares) -> Self {
-        if thread.waiting > CROWDED_SHARE && thread.busy() >= HELD_UP_SHARE {
-            Self::Processors
-        } else if thread.waiting <= CROWDED_SHARE && thread.busy() >= BUSY_SHARE {
+        if thread.waiting > CONTENDED_SHARE && thread.busy() >= CONTENDED_BUSY_SHARE {
+            Self::Cpu
+        } else if thread.waiting <= CONTENDED_SHARE && thread.busy() >= BUSY_SHARE {
             Self::Generator
         } else {
             Self::None
@@ -167,12 +161,12 @@ mod tests {
         words: &str,
     ) {
         let verdict = GeneratorVerdict::assess(delay, is_behind, threads);
-        assert_eq!(verdict.limited_by, limited_by, "{}", verdict.why);
-        assert!(verdict.why.contains(words), "{}", verdict.why);
+        assert_eq!(verdict.limited_by, limited_by, "{}", verdict.reason);
+        assert!(verdict.reason.contains(words), "{}", verdict.reason);
     }
 
     #[test]
-    fn generator_that_keeps_its_schedule_is_no_limit_however_busy() {
+    fn busy_generator_on_schedule_is_not_the_bottleneck() {
         check(
             delay(2_000),
             false,
@@ -191,39 +185,43 @@ mod tests {
     }
 
     #[test]
-    fn generator_that_is_late_says_why() {
+    fn late_generator_has_a_reason() {
         let busy = [thread(10, 0), thread(970, 20)];
         let late = |threads: &[_], words| {
             check(delay(20_000), true, threads, Bottleneck::Generator, words)
         };
         late(&busy, "97 %");
-        late(&busy, "add --threads");
+        late(&busy, "increase --threads");
         late(&[thread(300, 600)], "another machine");
-        late(&[thread(300, 10)], "held the whole");
-        late(&[], "late by itself");
+        late(&[thread(300, 10)], "process was stalled");
+        late(&[], "generator was late");
     }
 
     #[test]
-    fn who_fills_the_pipelines_is_told_by_the_threads() {
+    fn cause_of_full_pipelines_depends_on_the_threads() {
         let behind = |threads: &[_], limit, words| check(delay(2_000), true, threads, limit, words);
-        behind(&[thread(960, 20)], Bottleneck::Generator, "was the limit");
-        behind(&[thread(380, 590)], Bottleneck::Processors, "shares");
+        behind(
+            &[thread(960, 20)],
+            Bottleneck::Generator,
+            "was the bottleneck",
+        );
+        behind(&[thread(380, 590)], Bottleneck::Cpu, "share");
         behind(&[thread(300, 10)], Bottleneck::None, "kept up");
         behind(&[], Bottleneck::None, "unknown");
     }
 
     #[test]
-    fn without_a_schedule_a_thread_without_pause_is_the_limit() {
+    fn without_a_rate_a_thread_without_idle_time_is_the_bottleneck() {
         let check = |threads: &[_], limit, words| check(None, false, threads, limit, words);
-        check(&[thread(500, 100)], Bottleneck::None, "had time left");
+        check(&[thread(500, 100)], Bottleneck::None, "had idle time");
         check(
             &[thread(100, 0), thread(960, 0)],
             Bottleneck::Generator,
             "--threads",
         );
-        check(&[thread(380, 590)], Bottleneck::Processors, "processors");
-        check(&[thread(150, 800)], Bottleneck::Processors, "80 %");
-        check(&[thread(150, 300)], Bottleneck::None, "had time left");
+        check(&[thread(380, 590)], Bottleneck::Cpu, "CPU");
+        check(&[thread(150, 800)], Bottleneck::Cpu, "80 %");
+        check(&[thread(150, 300)], Bottleneck::None, "had idle time");
         check(&[], Bottleneck::None, "unknown");
     }
 }

@@ -1,7 +1,7 @@
-//! What became of each request of one connection, and when: little enough to keep for all of them.
+//! Compact history of a connection: outcome and times of each request.
 //!
-//! Answers come in the order of the requests, so most is said by two counts; what was not accepted are ranges of numbers,
-//! and times are kept for groups of what happened within 10 ms: 32 bytes for each such group, and 24 for each range.
+//! Responses arrive in the order of the requests. So two counts are enough, plus ranges of requests that were not accepted
+//! (24 bytes each), and times of groups of events within 10 ms (32 bytes each).
 
 use std::time::Duration;
 
@@ -9,29 +9,29 @@ use tokio::time::Instant;
 
 use crate::verify::{RequestHistory, RequestOutcome};
 
-/// Width of a group.
+/// Duration of a group.
 const GROUP_NANOS: u64 = 10_000_000;
 
-/// The requests of one connection.
+/// History of one connection.
 #[derive(Debug, Clone)]
 pub struct History {
     connection: u64,
-    /// Without it, there are only the counts.
+    /// Otherwise only `sent` is kept.
     keeps_all: bool,
     started: Instant,
     sent: u64,
     settled: u64,
     ended_nanos: u64,
     groups: Vec<Group>,
-    /// By number, without overlap; none is [`RequestOutcome::Accepted`].
+    /// By number, without overlap, and without [`RequestOutcome::Accepted`].
     exceptions: Vec<Exception>,
 }
 
-/// What happened within some milliseconds.
+/// Events within 10 ms.
 #[derive(Debug, Clone, Copy)]
 struct Group {
     began_nanos: u64,
-    /// From its first event to its last; less than [`GROUP_NANOS`].
+    /// Time from the first event to the last; less than [`GROUP_NANOS`].
     lasted_nanos: u32,
     sent_before: u64,
     settled_after: u64,
@@ -45,7 +45,7 @@ struct Exception {
 }
 
 impl History {
-    /// A history without requests. Unless it `keeps_all`, it will know nothing but how many were sent.
+    /// An empty history. Unless `keeps_all` is set, it only counts sent requests.
     pub(super) fn new(connection: u64, started: Instant, keeps_all: bool) -> Self {
         Self {
             connection,
@@ -59,7 +59,7 @@ impl History {
         }
     }
 
-    /// Notes that `count` more were sent, not before `now_nanos`.
+    /// Records that `count` requests were sent, not before `now_nanos`.
     #[inline]
     pub(super) fn send(&mut self, count: u64, now_nanos: u64) {
         if self.keeps_all {
@@ -68,7 +68,7 @@ impl History {
         self.sent += count;
     }
 
-    /// Notes the fate of the next `count` that have none, known at `now_nanos`.
+    /// Records the outcome of the `count` oldest outstanding requests at `now_nanos`.
     #[inline]
     pub(super) fn settle(&mut self, count: u64, outcome: RequestOutcome, now_nanos: u64) {
         if !self.keeps_all || count == 0 {
@@ -82,7 +82,7 @@ impl History {
         self.settled += count;
     }
 
-    /// Notes that the load has ended.
+    /// Records the end of the load.
     pub(super) fn end(&mut self, now_nanos: u64) {
         self.ended_nanos = now_nanos;
         self.groups.shrink_to_fit();
@@ -101,7 +101,7 @@ impl History {
                 settled_after: self.settled,
             });
         }
-        let group = self.groups.last_mut().expect("one was pushed if none was");
+        let group = self.groups.last_mut().expect("a group was just pushed");
         group.lasted_nanos = u32::try_from(now_nanos - group.began_nanos).unwrap_or(u32::MAX);
         group
     }
@@ -120,7 +120,7 @@ impl History {
         }
     }
 
-    /// Its stream: the first argument of [`Traffic::cookie`](crate::traffic::Traffic::cookie).
+    /// Number of the connection in [`Traffic::cookie`](crate::traffic::Traffic::cookie).
     #[must_use]
     pub fn connection(&self) -> u64 {
         self.connection
@@ -188,7 +188,7 @@ mod tests {
     const MILLISECOND: u64 = 1_000_000;
 
     #[test]
-    fn each_request_has_its_fate_and_its_times() {
+    fn each_request_has_its_outcome_and_times() {
         let start = Instant::now();
         let mut history = History::new(7, start, true);
         history.send(5, 2 * MILLISECOND);
@@ -196,7 +196,7 @@ mod tests {
         history.settle(1, RequestOutcome::Rejected, 40 * MILLISECOND);
         history.settle(1, RequestOutcome::Accepted, 41 * MILLISECOND);
         history.send(3, 90 * MILLISECOND);
-        // The connection broke.
+        // The connection breaks.
         history.settle(2, RequestOutcome::Unknown, 95 * MILLISECOND);
         history.settle(1, RequestOutcome::Unknown, 96 * MILLISECOND);
         history.settle(1, RequestOutcome::Accepted, 99 * MILLISECOND);
@@ -217,12 +217,12 @@ mod tests {
         };
         let sent = times(&|number| history.sent_after(number));
         assert_eq!(sent, [2, 2, 2, 2, 2, 90, 90, 90, 200]);
-        let answered = times(&|number| history.responded_by(number));
-        assert_eq!(answered, [4, 4, 41, 41, 200, 200, 200, 99, 200]);
+        let responded = times(&|number| history.responded_by(number));
+        assert_eq!(responded, [4, 4, 41, 41, 200, 200, 200, 99, 200]);
     }
 
     #[test]
-    fn what_never_settled_is_unknown_and_bounded_by_the_end() {
+    fn unsettled_request_is_unknown_until_the_end() {
         let start = Instant::now();
         let mut history = History::new(0, start, true);
         history.send(2, 0);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn history_of_counts_takes_no_memory() {
+    fn history_of_counts_allocates_nothing() {
         let mut history = History::new(0, Instant::now(), false);
         for second in 0..9 {
             history.send(2, second * 1_000 * MILLISECOND);
@@ -245,21 +245,21 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Against the events themselves, one by one.
+        /// Compares with a model that stores every event.
         #[test]
-        fn times_bound_what_happened(
+        fn times_are_within_the_width_of_a_group(
             events in proptest::collection::vec((0..30_u64, 0..4_u64, 0..4_u64), 1..60),
         ) {
             let start = Instant::now();
             let mut history = History::new(0, start, true);
-            let (mut now, mut sent, mut answered) = (0, Vec::new(), Vec::new());
-            for (pause, more, answers) in events {
+            let (mut now, mut sent, mut responded) = (0, Vec::new(), Vec::new());
+            for (pause, more, responses) in events {
                 now += pause * MILLISECOND;
                 history.send(more, now);
                 sent.extend((0..more).map(|_| now));
-                let answers = answers.min((sent.len() - answered.len()) as u64);
-                history.settle(answers, RequestOutcome::Accepted, now);
-                answered.extend((0..answers).map(|_| now));
+                let responses = responses.min((sent.len() - responded.len()) as u64);
+                history.settle(responses, RequestOutcome::Accepted, now);
+                responded.extend((0..responses).map(|_| now));
             }
             history.end(now);
             let at = |nanos: u64| start + Duration::from_nanos(nanos);
@@ -268,7 +268,7 @@ mod tests {
                 let after = history.sent_after(number);
                 proptest::prop_assert!(after <= at(nanos) && after + width > at(nanos));
             }
-            for (number, &nanos) in (0..).zip(&answered) {
+            for (number, &nanos) in (0..).zip(&responded) {
                 let before = history.responded_by(number);
                 proptest::prop_assert!(before >= at(nanos) && before < at(nanos) + width);
             }

@@ -1,4 +1,4 @@
-//! What a load saw.
+//! Outcome of a load.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use super::{
 };
 use crate::report::Percentiles;
 
-/// What a load saw.
+/// Outcome of a load.
 #[derive(Debug, Clone)]
 pub struct LoadOutcome {
-    /// What it consisted of.
+    /// The plan of the load.
     pub plan: Plan,
-    /// From the start to the last answer; when requests stayed without one, or did not leave, at least to when the last was
-    /// due, or else to the end of the run.
+    /// Time from the start to the last response. If requests were unanswered or unsent, it extends at least to the due time of
+    /// the last request, or to the end of the run.
     pub seconds: f64,
-    /// It was stopped before its end.
+    /// Whether it was interrupted.
     pub interrupted: bool,
-    /// What became of its requests.
+    /// Outcomes of the requests.
     pub counts: RequestCounts,
-    /// From sending, or with a rate from the intended time, to the answer 200; of a request without an answer, until it
-    /// was given up, which is the least it would have taken. Requests that were refused are not in it.
+    /// Latency of accepted requests from their send time, or with a rate from their intended send time. A request without a
+    /// response counts with the time until it was abandoned, a lower bound. Rejected requests are excluded.
     pub latency_micros: Option<Percentiles>,
-    /// With a rate: from the intended time to the time a request was given to the system.
+    /// With a rate: delay from the intended send time to the write call.
     pub send_delay_micros: Option<Percentiles>,
-    /// Whether the generator was the limit.
+    /// Influence of the generator on the results.
     pub generator: GeneratorVerdict,
     /// CPU time of this process.
     pub cpu: Duration,
-    /// Second by second.
+    /// Results of each second.
     pub by_second: Vec<Second>,
-    /// What became of each request, by connection.
+    /// History of each connection.
     pub histories: Vec<History>,
 }

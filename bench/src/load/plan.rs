@@ -1,4 +1,4 @@
-//! What a load consists of, and what each connection is to do in it.
+//! The plan of a load, and the task of each connection.
 
 use std::{
     net::SocketAddr,
@@ -18,58 +18,57 @@ use super::{
 };
 use crate::traffic::Traffic;
 
-/// Requests without an answer over all connections with a rate, and at least on each, unless told otherwise. So the sender
-/// goes on beside a server that stands still for 5 s at 200,000 requests a second, and needs at most 32 MiB for it,
-/// or 128 KiB for each of more than 256 connections.
+/// Default limits of outstanding requests with a rate: over all connections, and the minimum per connection. The sender can
+/// keep 200,000 requests per second while the server stalls for 5 s. This takes up to 32 MiB, or 128 KiB per connection with
+/// more than 256 connections.
 const OPEN_LOOP_OUTSTANDING: usize = 1 << 20;
 const OPEN_LOOP_PIPELINE_MIN: usize = 4_096;
 
-/// What a load consists of.
+/// Plan of a load.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where to send the requests: `http://`. Connection i goes to the i-th of them, and over again.
+    /// `http://` URLs. Connections are assigned to them round-robin.
     pub urls: Vec<Uri>,
     /// Number of connections.
     pub connections: NonZeroUsize,
-    /// Most requests without an answer on each connection. Without it: 1 without a rate; with one,
-    /// 1,048,576 over all connections or 4,096 on each, whichever is more, so that the rate is kept beside a server that
-    /// stands still.
+    /// Maximum outstanding requests per connection. Default: 1 without a rate; with a rate, 1,048,576 over all connections
+    /// or 4,096 per connection, whichever is more, so that a stalled server does not stop the sender.
     pub pipeline: Option<NonZeroUsize>,
-    /// How long to send; without it and without `requests`, until it is stopped.
+    /// Duration; without it and without `requests`, the load runs until it is stopped.
     pub duration: Option<Duration>,
-    /// How many requests to send, over all connections.
+    /// Number of requests over all connections.
     pub requests: Option<u64>,
-    /// Requests a second, over all connections, that leave on time; without it, as fast as answers come.
+    /// Requests per second over all connections, as an open loop; `None` sends when responses arrive.
     pub rate: Option<NonZeroU64>,
-    /// Threads to send from.
+    /// Number of sending threads.
     pub threads: NonZeroUsize,
-    /// Makes the cookies: connection `i` sends numbers 0, 1, … of connection `first_connection + i`.
+    /// Generator of the cookies: connection `i` sends numbers 0, 1, … of connection `first_connection + i`.
     pub traffic: Traffic,
-    /// The traffic's stream of the first connection: another for each load, and two loads of one seed send other cookies
-    /// of the same users.
+    /// Connection number of the first connection in `traffic`. Loads with one seed but other numbers send other cookies of
+    /// the same users.
     pub first_connection: u64,
-    /// Keep the fate and the time of each request in [`LoadOutcome::histories`](super::Outcome::histories): 32 bytes for each 10 ms
-    /// on each connection. Without it, they tell only how many were sent.
+    /// Keep outcome and times of each request in [`LoadOutcome::histories`](super::LoadOutcome::histories), at 32 bytes per
+    /// 10 ms and connection. Otherwise they only count sent requests.
     pub keeps_history: bool,
 }
 
-/// What one connection is to do.
+/// Task of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Task {
-    /// Its stream among all of the traffic.
+    /// Connection number in `traffic`.
     pub(super) connection: u64,
     pub(super) address: SocketAddr,
     pub(super) template: Arc<Template>,
     pub(super) traffic: Traffic,
-    /// Most requests without an answer.
+    /// Maximum outstanding requests.
     pub(super) pipeline: u64,
-    /// When requests leave; without one, as soon as the pipeline allows.
+    /// Intended send times; `None` sends when responses arrive.
     pub(super) schedule: Option<Schedule>,
-    /// How many requests to send; `u64::MAX` for no end.
+    /// Number of requests; `u64::MAX` if unlimited.
     pub(super) requests: u64,
-    /// Only their number ends it, and no time.
+    /// Whether only the number of requests ends the load.
     pub(super) is_counted: bool,
-    /// The fate of each request is kept, not only their number.
+    /// Whether outcome and times of each request are kept.
     pub(super) keeps_history: bool,
 }
 
@@ -83,14 +82,14 @@ impl Task {
 }
 
 impl Plan {
-    /// Two threads, or one on a single core: enough to outrun a producer on the same machine.
+    /// Two threads, or one on a single core: enough to saturate a producer on the same machine.
     #[must_use]
     pub fn default_threads() -> NonZeroUsize {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         NonZeroUsize::new(cores.min(2)).unwrap_or(NonZeroUsize::MIN)
     }
 
-    /// A plan with one connection, no pipelining, no rate and no end.
+    /// A plan with one connection, without pipelining, rate or end.
     #[must_use]
     pub fn new(url: Uri, traffic: Traffic) -> Self {
         Self {
@@ -107,7 +106,7 @@ impl Plan {
         }
     }
 
-    /// The same at a constant rate, over all connections.
+    /// Sets a constant rate over all connections.
     #[must_use]
     pub fn rate(self, requests_per_second: NonZeroU64) -> Self {
         Self {
@@ -116,12 +115,12 @@ impl Plan {
         }
     }
 
-    /// Threads that have a connection.
+    /// Number of threads with at least one connection.
     pub(super) fn threads_used(&self) -> usize {
         self.threads.min(self.connections).get()
     }
 
-    /// The most requests without an answer on each connection.
+    /// Maximum outstanding requests per connection.
     #[must_use]
     pub fn pipeline_max(&self) -> usize {
         match self.pipeline {
@@ -133,7 +132,7 @@ impl Plan {
         }
     }
 
-    /// When the last request is due, at the latest; `None` when nobody knows, as without a rate.
+    /// Upper bound of the due time of the last request; `None` if unknown, as without a rate.
     pub(super) fn last_due(&self) -> Option<Duration> {
         let due = self.rate.zip(self.total().checked_sub(1));
         let due = due.map(|(rate, last)| schedule::intended_nanos(rate, last));
@@ -142,12 +141,12 @@ impl Plan {
         [due, self.duration].into_iter().flatten().min()
     }
 
-    /// True when a number of requests ends it, and no time.
+    /// Whether only the number of requests ends the load.
     pub(super) fn ends_by_count(&self) -> bool {
         self.duration.is_none() && self.requests.is_some()
     }
 
-    /// How many requests to send over all connections; `u64::MAX` for no end.
+    /// Number of requests over all connections; `u64::MAX` if unlimited.
     fn total(&self) -> u64 {
         let scheduled = self.rate.zip(self.duration);
         let scheduled = scheduled.map(|(rate, end)| schedule::requests_before(rate, nanos(end)));
@@ -155,7 +154,7 @@ impl Plan {
         bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
-    /// How many requests should leave in a second, over all connections; `None` without a rate.
+    /// Requests due in a second, over all connections; `None` without a rate.
     pub(super) fn intended_within(&self, second: u64) -> Option<u64> {
         let rate = self.rate?;
         let before = |second: u64| {
@@ -164,12 +163,9 @@ impl Plan {
         Some(before(second + 1) - before(second))
     }
 
-    /// The task of each connection.
+    /// Tasks of all connections.
     pub(super) async fn tasks(&self) -> Result<Vec<Task>> {
-        ensure!(
-            !self.urls.is_empty(),
-            "there is nowhere to send requests to"
-        );
+        ensure!(!self.urls.is_empty(), "no URL to send requests to");
         let mut targets = Vec::with_capacity(self.urls.len());
         for url in &self.urls {
             let template = Template::new(url)?;
@@ -204,7 +200,7 @@ async fn resolve(template: &Template) -> Result<SocketAddr> {
     let (host, port) = template.host_and_port();
     lookup_host((host, port))
         .await
-        .with_context(|| format!("cannot resolve {host}"))?
+        .with_context(|| format!("failed to resolve {host}"))?
         .next()
         .with_context(|| format!("{host} has no address"))
 }

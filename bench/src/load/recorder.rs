@@ -1,6 +1,6 @@
-//! What one thread's connections saw, second by second: counts and histograms that no other thread touches.
+//! Counts and histograms of one thread per second, which no other thread accesses.
 //!
-//! A second is handed on as soon as it is over; so a histogram holds one second, and the whole is their sum.
+//! Each second is passed on when it is complete, so a histogram covers one second; the collector adds them up.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::report::Micros;
 
 const SECOND_NANOS: u64 = 1_000_000_000;
 
-/// Counts and times of the connections of one thread.
+/// Recorder of the connections of one thread.
 pub(super) struct Recorder {
     started: Instant,
     current: Interval,
@@ -19,55 +19,55 @@ pub(super) struct Recorder {
     finished: Vec<Interval>,
 }
 
-/// One thread's part of one second, or the sum of several.
+/// Results of one thread in one second, or the sum of several.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Interval {
-    /// Which second, from 0.
+    /// Number of the second, from 0.
     pub(super) second: u64,
-    /// How much of it there was.
+    /// Duration of the interval.
     pub(super) length: Duration,
-    /// The thread hands in no more.
+    /// Whether it is the last interval of the thread.
     pub(super) is_last: bool,
     pub(super) counts: RequestCounts,
-    /// Requests without an answer at its end.
+    /// Outstanding requests at its end.
     pub(super) outstanding: u64,
-    /// When the last answer came, in nanoseconds since the start of the load.
-    pub(super) last_answer_nanos: u64,
+    /// Time of the last response in nanoseconds since the start of the load.
+    pub(super) last_response_nanos: u64,
     pub(super) times: Times,
 }
 
-/// Counts of the requests of a load, or of a second of it.
+/// Outcomes of the requests of a load or a second.
 #[derive(Debug, Clone, Default)]
 pub struct RequestCounts {
     /// Requests sent.
     pub sent: u64,
-    /// Requests answered with 200.
+    /// Requests with response 200.
     pub accepted: u64,
-    /// Requests answered with another status.
+    /// Requests with another status.
     pub rejected: BTreeMap<u16, u64>,
-    /// Requests whose connection ended, or whose answer did not come in time.
+    /// Requests without a response before the timeout or the end of the connection.
     pub unanswered: u64,
-    /// Answers that are not HTTP, or that nobody asked for.
+    /// Invalid or unexpected responses.
     pub malformed: u64,
-    /// Requests that should have left, and did not.
+    /// Due requests that were not sent.
     pub unsent: u64,
-    /// Connections opened again.
+    /// Reconnects.
     pub reconnects: u64,
 }
 
 /// Histograms.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Times {
-    /// Until the answer 200, or until a request was given up.
+    /// Latency until the response 200, or until a request was abandoned.
     pub(super) latency: Micros,
-    /// From the intended time to sending.
+    /// Delay from the intended to the actual send time.
     pub(super) send_delay: Micros,
-    /// The part of it that is the generator's own: since the request had its time and its place.
+    /// Part of it caused by the generator: since the request was due and had capacity.
     pub(super) generator_delay: Micros,
 }
 
 impl Recorder {
-    /// A recorder that begins at `started`.
+    /// A recorder that starts at `started`.
     pub(super) fn new(started: Instant) -> Self {
         Self {
             started,
@@ -84,7 +84,7 @@ impl Recorder {
         nanos(Instant::now().saturating_duration_since(self.started))
     }
 
-    /// Ends the seconds that are over.
+    /// Completes the seconds that have passed.
     #[inline]
     pub(super) fn roll(&mut self, now_nanos: u64) {
         while now_nanos >= self.began_nanos + SECOND_NANOS {
@@ -92,7 +92,7 @@ impl Recorder {
         }
     }
 
-    /// Ends everything; there is at least one part.
+    /// Completes the last interval; returns at least one interval.
     pub(super) fn finish(mut self, now_nanos: u64) -> Vec<Interval> {
         self.roll(now_nanos);
         self.current.is_last = true;
@@ -100,33 +100,33 @@ impl Recorder {
         self.finished
     }
 
-    /// The seconds that ended since this was asked last.
+    /// Seconds completed since the last call.
     pub(super) fn take_finished(&mut self) -> Vec<Interval> {
         std::mem::take(&mut self.finished)
     }
 
     fn end_interval(&mut self, at_nanos: u64) {
         let next = Interval::new(self.current.second + 1);
-        let mut part = std::mem::replace(&mut self.current, next);
-        part.length = Duration::from_nanos(at_nanos - self.began_nanos);
-        part.outstanding = self.outstanding;
+        let mut interval = std::mem::replace(&mut self.current, next);
+        interval.length = Duration::from_nanos(at_nanos - self.began_nanos);
+        interval.outstanding = self.outstanding;
         self.began_nanos = at_nanos;
-        self.finished.push(part);
+        self.finished.push(interval);
     }
 
-    /// What is counted in the present second but for requests and their answers.
+    /// Counts of the current second, for events other than requests and responses.
     pub(super) fn counts(&mut self) -> &mut RequestCounts {
         &mut self.current.counts
     }
 
-    /// Notes that requests were sent, all at once.
+    /// Records that requests were sent together.
     #[inline]
     pub(super) fn sent(&mut self, requests: u64) {
         self.current.counts.sent += requests;
         self.outstanding += requests;
     }
 
-    /// Notes how late one of them was: behind the time it should have left, and behind the time it could have.
+    /// Records the delay of a request from its intended send time, and from the time it could be sent.
     #[inline]
     pub(super) fn late(&mut self, now_nanos: u64, intended_nanos: u64, possible_nanos: u64) {
         let times = &mut self.current.times;
@@ -135,29 +135,28 @@ impl Recorder {
         times.generator_delay.record(micros(possible_nanos), 1);
     }
 
-    /// Notes answers with this status to requests whose latency counts from `at_nanos`. How long it took to refuse one does not
-    /// count.
+    /// Records responses with this status to requests whose latency counts from `at_nanos`. Only status 200 has a latency.
     #[inline]
-    pub(super) fn answered(&mut self, status: u16, now_nanos: u64, at_nanos: u64, requests: u64) {
+    pub(super) fn responded(&mut self, status: u16, now_nanos: u64, at_nanos: u64, requests: u64) {
         self.outstanding -= requests;
-        self.current.last_answer_nanos = now_nanos;
+        self.current.last_response_nanos = now_nanos;
         if status == 200 {
             self.current.counts.accepted += requests;
-            self.took(now_nanos, at_nanos, requests);
+            self.record_latency(now_nanos, at_nanos, requests);
         } else {
             *self.current.counts.rejected.entry(status).or_default() += requests;
         }
     }
 
-    /// Notes requests that are given up. How long they were waited for is the least that their answer would have taken:
-    /// without it, a server that forgets the slow ones would seem quick.
-    pub(super) fn lost(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
+    /// Records abandoned requests. The time until then is a lower bound of their latency; without it, a server that drops slow
+    /// requests would seem fast.
+    pub(super) fn abandoned(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
         self.outstanding -= requests;
         self.current.counts.unanswered += requests;
-        self.took(now_nanos, at_nanos, requests);
+        self.record_latency(now_nanos, at_nanos, requests);
     }
 
-    fn took(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
+    fn record_latency(&mut self, now_nanos: u64, at_nanos: u64, requests: u64) {
         let micros = now_nanos.saturating_sub(at_nanos) / 1_000;
         self.current.times.latency.record(micros, requests);
     }
@@ -171,12 +170,12 @@ impl Interval {
         }
     }
 
-    /// Adds the same second of another thread, or a later one.
+    /// Adds the same second of another thread, or another second.
     pub(super) fn add(&mut self, other: &Self) {
         self.length = self.length.max(other.length);
         self.counts.add(&other.counts);
         self.outstanding += other.outstanding;
-        self.last_answer_nanos = self.last_answer_nanos.max(other.last_answer_nanos);
+        self.last_response_nanos = self.last_response_nanos.max(other.last_response_nanos);
         let (times, more) = (&mut self.times, &other.times);
         times.latency.add(&more.latency);
         times.send_delay.add(&more.send_delay);
@@ -185,7 +184,7 @@ impl Interval {
 }
 
 impl RequestCounts {
-    /// Wrong answers, and requests without one.
+    /// Wrong and missing responses.
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.rejected.values().sum::<u64>() + self.unanswered + self.malformed
@@ -213,23 +212,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_event_is_in_its_second() {
+    fn events_are_counted_in_their_second() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.answered(200, 400_000_000, 100_000_000, 1);
+        recorder.responded(200, 400_000_000, 100_000_000, 1);
         recorder.roll(999_999_999);
         assert!(recorder.take_finished().is_empty());
-        // A stall over more than a second.
+        // A stall of more than a second.
         recorder.roll(2_300_000_000);
-        recorder.answered(200, 2_300_000_000, 100_000_000, 2);
+        recorder.responded(200, 2_300_000_000, 100_000_000, 2);
         let first = recorder.take_finished();
         let rest = recorder.finish(2_500_000_000);
         let intervals: Vec<_> = first
             .iter()
             .chain(&rest)
-            .map(|part| {
-                let counts = (part.counts.sent, part.counts.accepted, part.outstanding);
-                (part.second, part.length.as_millis(), counts)
+            .map(|interval| {
+                let counts = (
+                    interval.counts.sent,
+                    interval.counts.accepted,
+                    interval.outstanding,
+                );
+                (interval.second, interval.length.as_millis(), counts)
             })
             .collect();
         let expected = [
@@ -243,11 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_took_at_least_as_long_as_it_was_waited_for() {
+    fn abandoned_requests_have_a_minimum_latency() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.answered(200, 300_000_000, 200_000_000, 1);
-        recorder.lost(900_000_000, 100_000_000, 2);
+        recorder.responded(200, 300_000_000, 200_000_000, 1);
+        recorder.abandoned(900_000_000, 100_000_000, 2);
         let intervals = recorder.finish(950_000_000);
         let latency = &intervals[0].times.latency;
         let latency = latency.percentiles().unwrap();

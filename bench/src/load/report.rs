@@ -1,4 +1,4 @@
-//! The report of a load: rates and percentiles over time, latency by percentile, and what follows from them.
+//! Report of a load: rates, latency, and conclusions.
 
 use super::{generator::Bottleneck, outcome::LoadOutcome, recorder::RequestCounts, second::Second};
 use crate::report::{
@@ -8,24 +8,24 @@ use crate::report::{
 
 const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 
-/// Percentiles of the latency that are compared with those of other runs.
+/// Percentiles of the latency that take part in comparisons.
 const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 
-/// A part of a second shorter than this says nothing about a rate.
+/// Minimum length of a second that counts as complete.
 const WHOLE_SECOND: f64 = 0.999;
 
 impl LoadOutcome {
     /// The report of this run.
     #[must_use]
     pub fn report(&self) -> Report {
-        let how = match self.plan.rate {
-            Some(asked) => format!("{}, open loop", rate(asked.get() as f64)),
+        let mode = match self.plan.rate {
+            Some(target) => format!("{}, open loop", rate(target.get() as f64)),
             None => format!(
-                "as fast as answers come, {} at a time on each connection",
+                "closed loop, {} outstanding per connection",
                 self.plan.pipeline_max()
             ),
         };
-        let title = format!("{} connections: {how}", self.plan.connections);
+        let title = format!("{} connections: {mode}", self.plan.connections);
         let mut report = Report::new("load", &title);
         report.findings = findings(self);
         report.failures = failures(self);
@@ -39,14 +39,13 @@ impl LoadOutcome {
         report
     }
 
-    /// The summary for a person.
+    /// The summary for the terminal.
     #[must_use]
     pub fn summary(&self) -> String {
         self.report().summary()
     }
 
-    /// True when every request was answered as it should be, and, unless the load was stopped before its end, all left
-    /// that should have.
+    /// Whether every response was correct and, unless the load was interrupted, all due requests were sent.
     #[must_use]
     pub fn has_passed(&self) -> bool {
         failures(self).is_empty()
@@ -57,24 +56,22 @@ fn findings(outcome: &LoadOutcome) -> Vec<String> {
     let mut findings = Vec::new();
     if let Some(latency) = &outcome.latency_micros {
         let from = match outcome.plan.rate {
-            Some(_) => "from the time when a request should have left",
-            None => "from sending",
+            Some(_) => "from the intended send time",
+            None => "from the send time",
         };
         let note = match outcome.counts.errors() {
             0 => "",
             _ => {
-                " (those without an answer count until they were given up, refused ones not at all)"
+                " (unanswered requests count until they were abandoned; rejected ones are excluded)"
             }
         };
         findings.push(format!("Latency, {from}: {}{note}.", latency.line()));
     }
-    let why = &outcome.generator.why;
-    findings.push(format!("{why}."));
+    findings.push(format!("{}.", outcome.generator.reason));
     if outcome.interrupted {
-        findings.push("The load was stopped before its end.".to_owned());
+        findings.push("The load was interrupted.".to_owned());
     }
-    let seed = outcome.plan.traffic.seed();
-    findings.push(format!("The seed {seed} makes the same cookies again."));
+    findings.push(format!("Seed: {}.", outcome.plan.traffic.seed()));
     findings
 }
 
@@ -85,13 +82,13 @@ fn failures(outcome: &LoadOutcome) -> Vec<String> {
         failures.push(format!("Errors: {}.", errors_by_kind(counts)));
     }
     if counts.unsent > 0 && !outcome.interrupted {
-        let why = match outcome.generator.limited_by {
-            Bottleneck::Generator => "the generator was the limit",
-            Bottleneck::Processors => "the processors were the limit",
-            Bottleneck::None => "the answers came too slowly for this rate",
+        let reason = match outcome.generator.limited_by {
+            Bottleneck::Generator => "the generator was the bottleneck",
+            Bottleneck::Cpu => "the CPU was the bottleneck",
+            Bottleneck::None => "responses were too slow for this rate",
         };
         failures.push(format!(
-            "{} requests were due and not sent, and no latency tells of them: {why}.",
+            "{} due requests were not sent and have no latency: {reason}.",
             grouped(counts.unsent),
         ));
     }
@@ -102,7 +99,7 @@ fn errors_by_kind(counts: &RequestCounts) -> String {
     let statuses = counts.rejected.iter();
     let statuses = statuses.map(|(status, count)| (format!("status {status}"), *count));
     let others = [
-        ("no HTTP", counts.malformed),
+        ("invalid response", counts.malformed),
         ("unanswered", counts.unanswered),
     ];
     let others = others.map(|(kind, count)| (kind.to_owned(), count));
@@ -113,7 +110,7 @@ fn errors_by_kind(counts: &RequestCounts) -> String {
     format!("{} ({})", grouped(counts.errors()), kinds.join(", "))
 }
 
-/// The whole run in figures.
+/// Measurements of the whole run.
 fn facts(outcome: &LoadOutcome, whole: &[Row]) -> Vec<Measurement> {
     let counts = &outcome.counts;
     let unsent = outcome.plan.rate.map(|_| counts.unsent);
@@ -128,7 +125,7 @@ fn facts(outcome: &LoadOutcome, whole: &[Row]) -> Vec<Measurement> {
         COUNT.of("unanswered", counts.unanswered),
         COUNT.of("unsent", unsent).lower(),
         COUNT.of("reconnects", counts.reconnects),
-        Measurement::text("limited by", outcome.generator.limited_by.name()),
+        Measurement::text("bottleneck", outcome.generator.limited_by.name()),
         CPU.of("generator CPU per request", cpu_each).lower(),
     ]
 }
@@ -138,7 +135,7 @@ fn times(outcome: &LoadOutcome) -> Vec<Row> {
     let all = [
         ("latency", outcome.latency_micros, &COMPARED[..]),
         ("send delay", outcome.send_delay_micros, &[]),
-        ("of it the generator's", outcome.generator.delay_micros, &[]),
+        ("generator delay", outcome.generator.delay_micros, &[]),
     ];
     let measured = all.into_iter().filter(|(_, times, _)| times.is_some());
     let row = |(name, times, compared)| {
@@ -147,7 +144,7 @@ fn times(outcome: &LoadOutcome) -> Vec<Row> {
     measured.map(row).collect()
 }
 
-/// One second, as points of the lines over time.
+/// One second, as points of the plots.
 fn second(second: &Second) -> Row {
     let rate = |count: u64| is_whole(second).then_some(count as f64 / second.length);
     let shown = ["p50", "p99", "p99.9", "max"];
@@ -173,9 +170,9 @@ fn plots(outcome: &LoadOutcome, seconds: &[Row]) -> Vec<Plot> {
         _ => &rates[..],
     };
     let latency = ["latency p50", "latency p99", "latency p99.9", "latency max"];
-    let title = "Latency of the answers of each second";
+    let title = "Latency by second";
     let mut plots = vec![
-        Plot::over_time("Rate", "requests a second", to_series(seconds, rates)),
+        Plot::over_time("Rate", "requests per second", to_series(seconds, rates)),
         Plot::over_time(title, "milliseconds", to_series(seconds, &latency)).logarithmic(),
     ];
     plots.retain(|plot| !plot.series.is_empty());

@@ -1,11 +1,11 @@
-//! Writes requests: a template of fixed bytes with one cookie in it.
+//! Encoding of requests: a template of fixed bytes with one cookie.
 
 use anyhow::{Context, Result, bail};
 use http::Uri;
 
 use crate::traffic::SyntheticCookie;
 
-/// The fixed bytes of a request, and where to send it.
+/// Fixed bytes of a request, and its address.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     host: String,
@@ -18,17 +18,17 @@ impl Template {
     /// The template of requests to `url`.
     ///
     /// # Errors
-    /// When `url` is not `http://` with a host, or holds a user or password.
+    /// `url` is not `http://` with a host, or contains credentials.
     pub(super) fn new(url: &Uri) -> Result<Self> {
         if url.scheme_str() != Some("http") {
-            bail!("{url} is not an http:// address");
+            bail!("{url} is not an http:// URL");
         }
         let authority = url
             .authority()
             .with_context(|| format!("{url} has no host"))?;
         if authority.as_str().contains('@') {
             let host = authority.host();
-            bail!("the address of {host} holds a user or password, and an edge takes none");
+            bail!("the URL of {host} contains credentials, which an edge does not support");
         }
         let path = match url.path_and_query() {
             Some(path) if path.query().is_some() => format!("{path}&"),
@@ -46,12 +46,12 @@ impl Template {
         })
     }
 
-    /// Host and port, as the resolver takes them.
+    /// Host and port for the resolver.
     pub(super) fn host_and_port(&self) -> (&str, u16) {
         (&self.host, self.port)
     }
 
-    /// Appends the request that carries `cookie`.
+    /// Appends the request for `cookie`.
     #[inline]
     pub(super) fn put(&self, buffer: &mut Vec<u8>, cookie: &SyntheticCookie) {
         buffer.extend_from_slice(&self.before_dsp_id);
@@ -64,7 +64,7 @@ impl Template {
     }
 }
 
-/// Appends a number in decimal; quick when it is below 100, as the numbers of DSPs are.
+/// Appends a decimal number; fast below 100, as most DSP ids are.
 #[inline]
 fn put_decimal(buffer: &mut Vec<u8>, number: u32) {
     if number >= 100 {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn request_carries_the_cookie_and_the_address() {
+    fn request_has_cookie_and_address() {
         check("http://127.0.0.1:8080/", "/?", ("127.0.0.1", 8080));
         check("http://example.org", "/?", ("example.org", 80));
         check("http://[::1]:81/sync", "/sync?", ("::1", 81));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn other_addresses_are_refused() {
+    fn invalid_urls_are_rejected_without_their_credentials() {
         for url in ["https://a/", "/path", "a:1", "http://me:secret@a:1/"] {
             let error = Template::new(&url.parse().unwrap()).unwrap_err();
             assert!(!error.to_string().contains("secret"), "{error}");

@@ -1,29 +1,29 @@
-//! Reads HTTP/1.1 answers from bytes: pure, and strict about what it does not understand.
+//! Parser of HTTP/1.1 responses. Pure; rejects everything it does not support.
 
 use httparse::{EMPTY_HEADER, Status};
 
-/// Longest answer that is waited for, head and body.
+/// Maximum size of a response, with headers.
 const RESPONSE_BYTES_MAX: usize = 256 * 1024;
 
-/// More headers than any edge sends.
+/// Maximum number of headers; more than any edge sends.
 const HEADERS_MAX: usize = 32;
 
-/// One whole answer.
+/// A complete response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Response {
     /// The status code.
     pub(super) status: u16,
-    /// Bytes of head and body together.
+    /// Size of headers and body.
     pub(super) bytes: usize,
-    /// The server will close the connection after it.
+    /// Whether the server closes the connection.
     pub(super) closes: bool,
 }
 
-/// The bytes are not an HTTP/1.1 answer with a known length.
+/// The bytes are not an HTTP/1.1 response with a known length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MalformedResponse;
 
-/// The answer at the start of `bytes`; `None` when it is not whole yet.
+/// Parses the response at the start of `bytes`; `None` if it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Response>, MalformedResponse> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Response::new(&mut headers);
@@ -70,22 +70,22 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(answer: &str, expected: Result<Option<(u16, bool)>, MalformedResponse>) {
-        let read = parse(answer.as_bytes());
+    fn check(response: &str, expected: Result<Option<(u16, bool)>, MalformedResponse>) {
+        let parsed = parse(response.as_bytes());
         assert_eq!(
-            read.map(|read| read.map(|read| (read.status, read.closes))),
+            parsed.map(|it| it.map(|it| (it.status, it.closes))),
             expected
         );
-        if let Ok(Some(read)) = read {
-            assert_eq!(read.bytes, answer.len());
-            for end in 0..answer.len() {
-                assert_eq!(parse(&answer.as_bytes()[..end]), Ok(None), "{end}");
+        if let Ok(Some(parsed)) = parsed {
+            assert_eq!(parsed.bytes, response.len());
+            for end in 0..response.len() {
+                assert_eq!(parse(&response.as_bytes()[..end]), Ok(None), "{end}");
             }
         }
     }
 
     #[test]
-    fn whole_answers_are_read() {
+    fn complete_responses_are_parsed() {
         check(
             "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
             Ok(Some((200, false))),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_known_length_or_shape_is_malformed() {
+    fn response_without_known_length_is_malformed() {
         check("HTTP/1.1 200 OK\r\n\r\n", Err(MalformedResponse));
         check(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",

@@ -1,11 +1,11 @@
-//! When requests should leave that have a rate: in whole nanoseconds, so that "when does request n leave" is the exact inverse
-//! of "how many leave before t".
+//! Send times of requests with a rate. They are whole nanoseconds, so that the time of a request is the exact inverse of the
+//! number of requests before a time.
 
 use std::num::NonZeroU64;
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
-/// How many requests should leave before `nanos` after the start: the number of the first that leaves then or later.
+/// Number of requests due before `nanos` after the start.
 pub(super) fn requests_before(rate: NonZeroU64, nanos: u64) -> u64 {
     let Some(last) = nanos.checked_sub(1) else {
         return 0;
@@ -14,14 +14,14 @@ pub(super) fn requests_before(rate: NonZeroU64, nanos: u64) -> u64 {
     u64::try_from(requests).unwrap_or(u64::MAX)
 }
 
-/// When request `number`, from 0, should write_report, in nanoseconds after the start; `u64::MAX` for never.
+/// Send time of request `number` (from 0) in nanoseconds after the start; `u64::MAX` if never.
 #[inline]
 pub(super) fn intended_nanos(rate: NonZeroU64, number: u64) -> u64 {
     let nanos = (u128::from(number) * NANOS_PER_SECOND).div_ceil(u128::from(rate.get()));
     u64::try_from(nanos).unwrap_or(u64::MAX)
 }
 
-/// The intended times of one connection's requests: its turns among all connections.
+/// Send times of one connection. Connections alternate round-robin.
 #[derive(Debug, Clone)]
 pub(super) struct Schedule {
     /// Over all connections.
@@ -32,7 +32,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// How many of this connection's requests should have left until `nanos` after the start, that moment included.
+    /// Number of requests of this connection due up to and including `nanos` after the start.
     pub(super) fn due_by(&self, nanos: u64) -> u64 {
         let overall = requests_before(self.rate, nanos.saturating_add(1));
         overall
@@ -40,12 +40,12 @@ impl Schedule {
             .div_ceil(self.connections)
     }
 
-    /// When request `number` of this connection should write_report, in nanoseconds after the start; `u64::MAX` for never.
+    /// Send time of request `number` of this connection in nanoseconds after the start; `u64::MAX` if never.
     #[inline]
     pub(super) fn intended_nanos(&self, number: u64) -> u64 {
         let overall = number
             .checked_mul(self.connections)
-            .and_then(|turn| turn.checked_add(self.connection));
+            .and_then(|first| first.checked_add(self.connection));
         overall.map_or(u64::MAX, |overall| intended_nanos(self.rate, overall))
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_take_turns() {
+    fn connections_alternate() {
         let times = (0..3).flat_map(|connection| {
             (0..4).map(move |number| schedule(1_000, connection).intended_nanos(number))
         });
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_due_as_have_their_time() {
+    fn due_requests_match_their_send_times() {
         for schedule in [schedule(RATE_MAX, 0), schedule(RATE_MAX, 2)] {
             for nanos in 0..12 {
                 let times = (0..20).map(|number| schedule.intended_nanos(number));
@@ -89,7 +89,7 @@ mod tests {
                 assert_eq!(schedule.due_by(nanos), due, "{schedule:?} by {nanos}");
             }
         }
-        // It takes no longer for many.
+        // Constant time for large numbers.
         let hundred_years = 100 * 365 * 86_400 * 1_000_000_000;
         let due = schedule(RATE_MAX, 0).due_by(hundred_years);
         assert_eq!(due, hundred_years / 3 + 1);
@@ -97,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn time_and_number_are_each_others_inverse(
+        fn time_and_number_are_inverse(
             rate in 1..RATE_MAX,
             number in 0..1_000_000_000_u64,
             nanos in 0..10_000_000_000_000_u64,

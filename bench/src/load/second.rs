@@ -1,4 +1,4 @@
-//! The series of a load: one entry for each second, put together from what the threads hand in.
+//! Results of a load per second, merged from all threads.
 
 use std::collections::BTreeMap;
 
@@ -8,37 +8,36 @@ use super::{
 };
 use crate::report::Percentiles;
 
-/// What happened in one second of a load.
+/// Results of one second of a load.
 #[derive(Debug, Clone)]
 pub struct Second {
-    /// Which one, from 0.
+    /// Number of the second, from 0.
     pub second: u64,
-    /// How much of it there was: less than 1 only of the last.
+    /// Length in seconds; below 1 only for the last one.
     pub length: f64,
-    /// Requests that should have left in it, when there is a rate.
+    /// Requests due in it, with a rate.
     pub intended: Option<u64>,
-    /// What became of requests in it.
+    /// Outcomes of requests in it.
     pub counts: RequestCounts,
-    /// Requests without an answer at its end.
+    /// Outstanding requests at its end.
     pub outstanding: u64,
-    /// Of the answers with 200 that came in it, and of the requests that were given up in it: from sending, or from the
-    /// intended time when there is a rate.
+    /// Latency of responses 200 that arrived in it and of requests abandoned in it.
     pub latency_micros: Option<Percentiles>,
 }
 
-/// Puts the parts of all threads together.
+/// Merges the intervals of all threads.
 pub(super) struct Collector<'a> {
     plan: &'a Plan,
-    /// For each thread, the first second it has not handed in.
+    /// Next second of each thread.
     next: Vec<u64>,
     open: BTreeMap<u64, Interval>,
     pub(super) seconds: Vec<Second>,
-    /// The sum of all of them.
+    /// Sum of all seconds.
     pub(super) total: Interval,
 }
 
 impl Second {
-    /// Whether nothing came in it.
+    /// Whether no response arrived in it.
     pub(super) fn is_silent(&self) -> bool {
         self.counts.accepted + self.counts.errors() == 0
     }
@@ -55,20 +54,21 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Takes what a thread hands in, second by second, and shows those that all threads have finished.
-    pub(super) fn take(
+    /// Adds an interval of a thread; calls `observe` for seconds that all threads have completed.
+    pub(super) fn add(
         &mut self,
         thread: usize,
-        part: &Interval,
+        interval: &Interval,
         observe: &mut impl FnMut(&Second),
     ) {
-        self.next[thread] = if part.is_last {
+        self.next[thread] = if interval.is_last {
             u64::MAX
         } else {
-            part.second + 1
+            interval.second + 1
         };
-        let sum = self.open.entry(part.second);
-        sum.or_insert_with(|| Interval::new(part.second)).add(part);
+        let sum = self.open.entry(interval.second);
+        sum.or_insert_with(|| Interval::new(interval.second))
+            .add(interval);
         let complete = self.next.iter().copied().min().unwrap_or(u64::MAX);
         while let Some(entry) = self.open.first_entry()
             && *entry.key() < complete
@@ -97,8 +97,8 @@ mod tests {
     use crate::traffic::Traffic;
 
     #[test]
-    fn second_is_shown_when_all_threads_have_finished_it() {
-        let mut shown = Vec::new();
+    fn second_is_observed_after_all_threads_have_completed_it() {
+        let mut observed = Vec::new();
         let two = 2.try_into().unwrap();
         let plan = Plan {
             threads: two,
@@ -113,17 +113,17 @@ mod tests {
         };
         let quick = recorder(3).finish(1_500_000_000);
         let slow = recorder(4).finish(1_250_000_000);
-        for part in quick {
-            collector.take(0, &part, &mut |_| {
-                unreachable!("the other has not finished it")
+        for interval in quick {
+            collector.add(0, &interval, &mut |_| {
+                unreachable!("the other thread has not completed it")
             });
         }
-        for part in slow {
-            collector.take(1, &part, &mut |second| {
-                shown.push((second.second, second.counts.sent))
+        for interval in slow {
+            collector.add(1, &interval, &mut |second| {
+                observed.push((second.second, second.counts.sent))
             });
         }
-        assert_eq!(shown, [(0, 7), (1, 0)]);
+        assert_eq!(observed, [(0, 7), (1, 0)]);
         assert_eq!(collector.seconds[1].outstanding, 7);
         assert!((collector.seconds[1].length - 0.5).abs() < 1e-9);
     }

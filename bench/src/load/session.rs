@@ -1,14 +1,11 @@
-//! What goes over one connection: keeps up to its pipeline depth of requests outstanding and checks every answer.
+//! Requests and responses of one connection, up to its pipeline depth.
 //!
-//! An answer that equals the one before it byte for byte is that answer again, so a run of equal answers costs
-//! one comparison each; only a new one (usually: a new `Date`) is parsed. Requests leave in one write and
-//! answers arrive in one read per burst. Without a schedule, the next burst leaves when the last one is answered:
-//! where filling the pipeline earlier was tried, the differences were within noise, so the simplest was kept.
+//! A response that equals the previous one needs one comparison; only other ones (usually with a new `Date`) are parsed. A
+//! burst takes one write and usually one read. Without a schedule, the next burst is sent when all responses have arrived;
+//! filling the pipeline earlier made no measurable difference.
 //!
-//! With a schedule, requests leave at their times. What keeps one back is a full pipeline or a system that takes no
-//! more bytes; until then its latency counts, and a request that is kept back is not even written into memory, which is
-//! why a server that stands still costs the sender 16 bytes for each request it has under way (up to 32, since the queue of them
-//! grows by doubling).
+//! With a schedule, a full pipeline or socket buffer can delay requests. The delay counts as latency. Delayed requests are
+//! not encoded, so a stalled server costs 16 bytes per outstanding request, or up to 32 because the queue doubles.
 
 use std::{
     cell::RefCell, collections::VecDeque, io, net::SocketAddr, pin::Pin, rc::Rc, time::Duration,
@@ -31,17 +28,17 @@ use crate::verify::RequestOutcome;
 
 const RECEIVE_BYTES: usize = 16 * 1024;
 
-/// With a schedule, no further request is written into memory while so many bytes wait there: some hundred requests.
+/// With a schedule, no request is encoded while this many bytes are unsent: several hundred requests.
 const OUTGOING_BYTES_MAX: usize = 64 * 1024;
 
-/// Requests that left together, or that had one intended time.
+/// Requests sent together, or with one intended send time.
 #[derive(Debug)]
 struct Burst {
     at_nanos: u64,
     requests: u64,
 }
 
-/// The connection cannot be used any more.
+/// The connection can no longer be used.
 #[derive(Debug)]
 pub(super) struct BrokenConnection;
 
@@ -51,7 +48,7 @@ impl From<io::Error> for BrokenConnection {
     }
 }
 
-/// Everything of a connection but its stream.
+/// State of a connection, without its stream.
 pub(super) struct Session {
     task: Task,
     started: Instant,
@@ -60,15 +57,15 @@ pub(super) struct Session {
     incoming: Vec<u8>,
     parsed: usize,
     received: usize,
-    /// The last whole 200 after which the connection stays, for comparison.
+    /// Last response 200 that keeps the connection open, for comparison.
     last_accepted: Vec<u8>,
     bursts: VecDeque<Burst>,
     sent: u64,
     outstanding: u64,
-    /// Requests are kept back by the pipeline or the socket.
-    is_held: bool,
-    /// Since when they are not.
-    free_nanos: u64,
+    /// Whether pipeline or socket delay requests.
+    is_blocked: bool,
+    /// End of the last such delay.
+    unblocked_nanos: u64,
     history: History,
     recorder: Rc<RefCell<Recorder>>,
 }
@@ -86,8 +83,8 @@ impl Session {
             bursts: VecDeque::new(),
             sent: 0,
             outstanding: 0,
-            is_held: false,
-            free_nanos: 0,
+            is_blocked: false,
+            unblocked_nanos: 0,
             history: History::new(task.connection, started, task.keeps_history),
             recorder,
             task,
@@ -110,14 +107,14 @@ impl Session {
         self.sent == self.task.requests
     }
 
-    /// Goes on over a new stream. Nobody could have sent before it was there.
+    /// Continues over a new stream. Requests could not be sent before.
     pub(super) fn reconnected(&mut self) {
         self.recorder.borrow_mut().counts().reconnects += 1;
-        self.is_held = false;
-        self.free_nanos = self.now_nanos();
+        self.is_blocked = false;
+        self.unblocked_nanos = self.now_nanos();
     }
 
-    /// Sends and reads until all is done.
+    /// Exchanges requests and responses until all requests are settled.
     pub(super) async fn exchange(
         &mut self,
         stream: &mut TcpStream,
@@ -131,7 +128,7 @@ impl Session {
                 return Ok(());
             }
             if has_more_due && self.outgoing.is_empty() {
-                // More may be due already; but answers, and other connections, have their turn before it.
+                // More requests may be due, but responses and other connections come first.
                 self.read(stream)?;
                 yield_now().await;
                 continue;
@@ -164,14 +161,14 @@ impl Session {
                 Ok(0) => return Err(BrokenConnection),
                 Ok(bytes) => self.written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.is_held |= self.outgoing.len() >= OUTGOING_BYTES_MAX;
+                    self.is_blocked |= self.outgoing.len() >= OUTGOING_BYTES_MAX;
                     return Ok(());
                 }
                 Err(_) => return Err(BrokenConnection),
             }
         }
-        if self.is_held && self.outgoing.len() >= OUTGOING_BYTES_MAX {
-            self.release(self.now_nanos());
+        if self.is_blocked && self.outgoing.len() >= OUTGOING_BYTES_MAX {
+            self.unblock(self.now_nanos());
         }
         self.outgoing.clear();
         self.written = 0;
@@ -183,15 +180,15 @@ impl Session {
             Ok(0) => Err(BrokenConnection),
             Ok(bytes) => {
                 self.received += bytes;
-                self.take_answers()
+                self.take_responses()
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(_) => Err(BrokenConnection),
         }
     }
 
-    /// Makes what is sent all there is, and counts what should have left by now.
-    pub(super) fn send_no_more(&mut self) {
+    /// Stops sending, and counts the requests that are due but unsent.
+    pub(super) fn stop_sending(&mut self) {
         let due = match &self.task.schedule {
             Some(schedule) => schedule.due_by(self.now_nanos()),
             None if self.task.is_counted => self.task.requests,
@@ -202,14 +199,14 @@ impl Session {
         self.task.requests = self.sent;
     }
 
-    /// Counts what is outstanding as unanswered; the connection is lost.
-    pub(super) fn give_up_outstanding(&mut self) {
+    /// Counts outstanding requests as unanswered, after the connection broke.
+    pub(super) fn abandon_outstanding(&mut self) {
         let now = self.now_nanos();
         {
             let mut recorder = self.recorder.borrow_mut();
             recorder.roll(now);
             for burst in self.bursts.drain(..) {
-                recorder.lost(now, burst.at_nanos, burst.requests);
+                recorder.abandoned(now, burst.at_nanos, burst.requests);
             }
         }
         self.history
@@ -219,10 +216,10 @@ impl Session {
         self.written = 0;
         self.parsed = 0;
         self.received = 0;
-        self.release(now);
+        self.unblock(now);
     }
 
-    /// What there is to tell of it.
+    /// Ends the session.
     pub(super) fn end(mut self) -> History {
         let now = self.now_nanos();
         self.history.end(now);
@@ -233,44 +230,44 @@ impl Session {
         self.recorder.borrow().now_nanos()
     }
 
-    /// Notes that what kept requests back does so no longer.
-    fn release(&mut self, now_nanos: u64) {
-        if self.is_held {
-            self.is_held = false;
-            self.free_nanos = now_nanos;
+    /// Records that requests are no longer delayed.
+    fn unblock(&mut self, now_nanos: u64) {
+        if self.is_blocked {
+            self.is_blocked = false;
+            self.unblocked_nanos = now_nanos;
         }
     }
 
-    /// Puts requests into the send buffer as far as pipeline, socket and schedule allow; returns when the next one is
-    /// due if only the schedule keeps it back.
+    /// Encodes requests as far as pipeline, socket and schedule allow. Returns the send time of the next request if only the
+    /// schedule delays it.
     fn fill(&mut self) -> Option<u64> {
-        let room = self.task.pipeline - self.outstanding;
-        if room == 0 {
-            self.is_held = true;
+        let capacity = self.task.pipeline - self.outstanding;
+        if capacity == 0 {
+            self.is_blocked = true;
             return None;
         }
-        let room = room.min(self.task.requests - self.sent);
-        if room == 0 {
+        let capacity = capacity.min(self.task.requests - self.sent);
+        if capacity == 0 {
             return None;
         }
         if self.task.schedule.is_some() {
-            return self.fill_on_schedule(room);
+            return self.fill_on_schedule(capacity);
         }
         if self.outstanding == 0 {
             let now = self.now_nanos();
-            self.put(now, room);
-            self.count_sent(now, room);
+            self.put(now, capacity);
+            self.count_sent(now, capacity);
         }
         None
     }
 
-    fn fill_on_schedule(&mut self, room: u64) -> Option<u64> {
+    fn fill_on_schedule(&mut self, capacity: u64) -> Option<u64> {
         let recorder = Rc::clone(&self.recorder);
         let mut recorder = recorder.borrow_mut();
         let now = recorder.now_nanos();
         recorder.roll(now);
         let (mut count, mut next) = (0, None);
-        while count < room {
+        while count < capacity {
             if self.outgoing.len() >= OUTGOING_BYTES_MAX {
                 break;
             }
@@ -280,7 +277,7 @@ impl Session {
                 next = Some(intended);
                 break;
             }
-            recorder.late(now, intended, intended.max(self.free_nanos));
+            recorder.late(now, intended, intended.max(self.unblocked_nanos));
             self.put(intended, 1);
             count += 1;
         }
@@ -307,8 +304,8 @@ impl Session {
         recorder.sent(requests);
     }
 
-    /// Takes all whole answers out of the receive buffer.
-    fn take_answers(&mut self) -> Result<(), BrokenConnection> {
+    /// Takes all complete responses from the receive buffer.
+    fn take_responses(&mut self) -> Result<(), BrokenConnection> {
         let now = self.now_nanos();
         self.recorder.borrow_mut().roll(now);
         let mut accepted = 0;
@@ -319,8 +316,8 @@ impl Session {
                 accepted += 1;
                 continue;
             }
-            let answer = match response::parse(bytes) {
-                Ok(Some(answer)) => answer,
+            let response = match response::parse(bytes) {
+                Ok(Some(response)) => response,
                 Ok(None) => break,
                 Err(MalformedResponse) => {
                     self.settle(accepted, 200, now)?;
@@ -328,44 +325,45 @@ impl Session {
                     return Err(BrokenConnection);
                 }
             };
-            if answer.status == 200 {
+            if response.status == 200 {
                 accepted += 1;
-                // One that closes is never repeated, and must not be taken for one that does not.
-                if !answer.closes {
+                // A response that closes the connection must not be compared with one that does not.
+                if !response.closes {
                     self.last_accepted.clear();
-                    self.last_accepted.extend_from_slice(&bytes[..answer.bytes]);
+                    self.last_accepted
+                        .extend_from_slice(&bytes[..response.bytes]);
                 }
             } else {
                 self.settle(accepted, 200, now)?;
                 accepted = 0;
-                self.settle(1, answer.status, now)?;
+                self.settle(1, response.status, now)?;
             }
-            self.parsed += answer.bytes;
-            if answer.closes {
+            self.parsed += response.bytes;
+            if response.closes {
                 self.settle(accepted, 200, now)?;
                 return Err(BrokenConnection);
             }
         }
         self.settle(accepted, 200, now)?;
-        self.release(now);
-        self.make_room();
+        self.unblock(now);
+        self.compact();
         Ok(())
     }
 
-    /// Takes the oldest `count` requests off the outstanding ones, which were answered with this status.
+    /// Settles the oldest `count` outstanding requests with this status.
     fn settle(&mut self, count: u64, status: u16, now_nanos: u64) -> Result<(), BrokenConnection> {
         let mut recorder = self.recorder.borrow_mut();
-        let mut left = count;
-        while left > 0 {
+        let mut remaining = count;
+        while remaining > 0 {
             let Some(burst) = self.bursts.front_mut() else {
-                // Answers that nobody asked for.
-                recorder.counts().malformed += left;
+                // Responses without a request.
+                recorder.counts().malformed += remaining;
                 break;
             };
-            let requests = burst.requests.min(left);
-            recorder.answered(status, now_nanos, burst.at_nanos, requests);
+            let requests = burst.requests.min(remaining);
+            recorder.responded(status, now_nanos, burst.at_nanos, requests);
             burst.requests -= requests;
-            left -= requests;
+            remaining -= requests;
             self.outstanding -= requests;
             if burst.requests == 0 {
                 self.bursts.pop_front();
@@ -375,15 +373,15 @@ impl Session {
             200 => RequestOutcome::Accepted,
             _ => RequestOutcome::Rejected,
         };
-        self.history.settle(count - left, outcome, now_nanos);
-        if left > 0 {
+        self.history.settle(count - remaining, outcome, now_nanos);
+        if remaining > 0 {
             Err(BrokenConnection)
         } else {
             Ok(())
         }
     }
 
-    fn make_room(&mut self) {
+    fn compact(&mut self) {
         if self.parsed == self.received {
             self.parsed = 0;
             self.received = 0;

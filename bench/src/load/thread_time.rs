@@ -1,13 +1,13 @@
-//! How much of a time a thread ran, and waited for a processor, as Linux counts it.
+//! Time in which a thread ran or waited for a CPU, as counted by Linux.
 
 use std::{fs, path::Path, time::Instant};
 
 use procfs::process::Process;
 
-/// From when on a thread is watched, and the nanoseconds for which it had run and waited by then.
+/// A point in time, with the nanoseconds a thread had run and waited for a CPU by then.
 pub(super) struct ThreadTime(Instant, [u64; 2]);
 
-/// The shares of a time for which a thread ran, and waited for a processor.
+/// Fractions of time in which a thread ran, and waited for a CPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct CpuShares {
     pub(super) running: f64,
@@ -15,18 +15,18 @@ pub(super) struct CpuShares {
 }
 
 impl ThreadTime {
-    /// That of the calling thread; `None` where `/proc` does not tell.
+    /// Times of the calling thread; `None` if `/proc` does not have them.
     pub(super) fn now() -> Option<Self> {
         let own = fs::read_link("/proc/thread-self").ok()?;
         let thread = Process::new_with_root(Path::new("/proc").join(own)).ok()?;
-        let told = thread.schedstat().ok()?;
+        let stat = thread.schedstat().ok()?;
         Some(Self(
             Instant::now(),
-            [told.sum_exec_runtime, told.run_delay],
+            [stat.sum_exec_runtime, stat.run_delay],
         ))
     }
 
-    /// What the same thread did from then until now; `None` where that is unknown.
+    /// Fractions since then, for the same thread; `None` if unknown.
     pub(super) fn shares(&self) -> Option<CpuShares> {
         let now = Self::now()?;
         let nanos = (now.0 - self.0).as_nanos().max(1) as f64;
@@ -45,11 +45,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_thread_is_seen_running() {
-        // Not every system tells.
-        let is_told = Path::new("/proc/thread-self/schedstat").exists();
+    fn busy_thread_has_running_time() {
+        // Not every system has this file.
+        let is_supported = Path::new("/proc/thread-self/schedstat").exists();
         let before = ThreadTime::now();
-        assert_eq!(before.is_some(), is_told);
+        assert_eq!(before.is_some(), is_supported);
         let Some(before) = before else {
             return;
         };

@@ -1,5 +1,5 @@
-//! The threads of a load. Each runs its share of the connections on a runtime of its own and hands in what it saw once a
-//! second; while they run, no two of them share anything.
+//! Threads of a load. Each runs its connections on its own runtime and passes on its results every second. Threads share no
+//! state.
 
 use std::{cell::RefCell, io, net, rc::Rc, time::Duration};
 
@@ -22,29 +22,29 @@ use super::{
     thread_time::{CpuShares, ThreadTime},
 };
 
-/// Connections that are opened at once.
+/// Connections that are opened concurrently.
 const OPENING_MAX: usize = 64;
 
-/// How long answers are waited for after the last request.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for responses after the last request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Parts of seconds that wait to be put together, for each thread.
+/// Capacity of the queue to the collector, per thread; threads wait while it is full.
 const INTERVALS_QUEUED_MAX: usize = 4;
 
-/// The threads, from their first request to their last answer.
+/// Running threads.
 pub(super) struct Threads {
     workers: JoinSet<Result<ThreadResult>>,
-    /// What they saw, each second by second; the number says which of them.
+    /// Results of each second, with the number of the thread.
     pub(super) intervals: mpsc::Receiver<(usize, Box<Interval>)>,
 }
 
-/// What a thread tells at its end: how busy it was while it sent, as far as that is known, and of its connections.
+/// CPU usage of a thread while it sent, if known, and the histories of its connections.
 pub(super) type ThreadResult = (Option<CpuShares>, Vec<History>);
 
-/// A connection before any thread has it.
+/// An open connection that is not assigned to a thread yet.
 pub(super) type OpenConnection = (Task, net::TcpStream);
 
-/// What a thread is given.
+/// A thread and its connections.
 struct Worker {
     thread: usize,
     opened: Vec<OpenConnection>,
@@ -56,14 +56,14 @@ struct Worker {
 /// Opens all connections.
 ///
 /// # Errors
-/// When one cannot be opened, or there is nowhere to connect to.
+/// A host cannot be resolved, or a connection cannot be opened.
 pub(super) async fn open(plan: &Plan) -> Result<Vec<OpenConnection>> {
     let tasks = plan.tasks().await?;
     let opening = tasks.into_iter().map(async |task| {
         let stream = connect(task.address).await.and_then(TcpStream::into_std);
         let stream = stream.with_context(|| {
             let (address, connection) = (task.address, task.connection + 1);
-            format!("cannot connect to {address} (connection {connection})")
+            format!("failed to connect to {address} (connection {connection})")
         })?;
         Ok((task, stream))
     });
@@ -72,7 +72,7 @@ pub(super) async fn open(plan: &Plan) -> Result<Vec<OpenConnection>> {
 }
 
 impl Threads {
-    /// Starts them; they send from now on.
+    /// Starts the threads.
     pub(super) fn spawn(
         plan: &Plan,
         opened: Vec<OpenConnection>,
@@ -99,7 +99,7 @@ impl Threads {
         Self { workers, intervals }
     }
 
-    /// The result of one that has ended; `None` when there is no more.
+    /// Waits for a thread and returns its result; `None` if all have ended.
     pub(super) async fn join_next(&mut self) -> Option<Result<ThreadResult>> {
         let joined = self.workers.join_next().await?;
         Some(joined.map_err(Into::into).flatten())
@@ -107,9 +107,8 @@ impl Threads {
 }
 
 fn runtime() -> io::Result<LocalRuntime> {
-    // Giving the processor away before waiting lets more answers arrive, so that one wake-up serves
-    // several connections: 0.85 → 0.47 µs of CPU a request here, and 740 → 810 k/s, on two cores
-    // shared with the producer.
+    // Yielding before parking lets more responses arrive, so that one wake-up serves several connections. On two cores shared
+    // with the producer: 0.85 to 0.47 µs of CPU per request, and 740 to 810 k/s.
     Builder::new_current_thread()
         .enable_all()
         .on_thread_park(std::thread::yield_now)
@@ -117,7 +116,7 @@ fn runtime() -> io::Result<LocalRuntime> {
 }
 
 impl Worker {
-    /// Runs the connections to their ends, and meanwhile hands in each second.
+    /// Runs the connections to their ends, and passes on the results of each second.
     async fn run(self) -> Result<ThreadResult> {
         let time = ThreadTime::now();
         let recorder = Rc::new(RefCell::new(Recorder::new(self.started)));
@@ -131,13 +130,13 @@ impl Worker {
                     () = connection.run() => {}
                     () = stop.cancelled() => {}
                 }
-                connection.finish(ANSWER_TIMEOUT).await
+                connection.finish(RESPONSE_TIMEOUT).await
             });
         }
         let mut histories = Vec::with_capacity(running.len());
         let mut seconds = (1..).map(|second| self.started + Duration::from_secs(second));
         let mut next = seconds.next().unwrap_or(self.started);
-        // After the end of the sending, how busy it is tells no longer whether it could have sent more.
+        // CPU usage after the last request does not show whether the thread could have sent more.
         let shares = || time.as_ref().and_then(ThreadTime::shares);
         let mut sending = None;
         loop {
@@ -155,17 +154,19 @@ impl Worker {
                         recorder.roll(now);
                         recorder.take_finished()
                     };
-                    for part in finished {
-                        self.intervals.send((self.thread, Box::new(part))).await?;
+                    for interval in finished {
+                        self.intervals.send((self.thread, Box::new(interval))).await?;
                     }
                 }
             }
         }
-        let recorder = Rc::into_inner(recorder).context("a connection outlived its end")?;
+        let recorder = Rc::into_inner(recorder).context("a connection still uses the recorder")?;
         let recorder = recorder.into_inner();
         let now = recorder.now_nanos();
-        for part in recorder.finish(now) {
-            self.intervals.send((self.thread, Box::new(part))).await?;
+        for interval in recorder.finish(now) {
+            self.intervals
+                .send((self.thread, Box::new(interval)))
+                .await?;
         }
         Ok((sending.unwrap_or_else(shares), histories))
     }

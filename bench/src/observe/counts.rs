@@ -1,40 +1,40 @@
-//! What is read from the metrics of a producer and a consumer.
+//! Counts read from the metrics of producers and consumers.
 
-use super::CookieOutcomes;
+use super::outcomes::CookieOutcomes;
 use crate::scrape::{Buckets, Samples, names};
 
-/// What a process counted; what the other kind of process counts is zero.
+/// Counts of a producer or a consumer; those of the other role are zero.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessCounts {
-    /// When a producer started, in seconds since the Unix epoch; 0 when it has not answered yet.
+    /// Start of a producer in seconds since the Unix epoch; 0 before its first response.
     pub started: u64,
-    /// Cookies in a producer's log since its start.
+    /// Cookies appended to the log of a producer.
     pub appended: u64,
-    /// Cookies handed to streams, each once for each subscriber.
+    /// Cookies passed to streams, over all subscribers.
     pub delivered: u64,
-    /// Bytes handed to streams.
+    /// Bytes passed to streams.
     pub sent_bytes: u64,
-    /// Cookies that streams have not taken yet, of all subscribers.
+    /// Cookies not yet passed to streams, over all subscribers.
     pub lag: u64,
-    /// What became of the cookies that a consumer received.
+    /// Outcomes of the cookies received by a consumer.
     pub outcomes: CookieOutcomes,
-    /// Cookies that will not come.
+    /// Lost cookies.
     pub lost: u64,
-    /// Epochs of producers that ended without a goodbye.
+    /// Producer restarts with uncertain losses.
     pub uncertain_restarts: u64,
-    /// Bytes received and not yet part of a batch.
+    /// Size of the receive buffer of a consumer.
     pub buffer_bytes: u64,
-    /// Where reading stops.
+    /// Maximum size of the receive buffer.
     pub buffer_limit_bytes: u64,
-    /// Accepted to received.
+    /// Latency from acceptance to receipt.
     pub received_seconds: Buckets,
-    /// Accepted to stored.
+    /// Latency from acceptance to durability.
     pub stored_seconds: Buckets,
-    /// Time of a batch.
+    /// Time to make a batch durable.
     pub flush_seconds: Buckets,
-    /// Batches made durable.
+    /// Durable batches.
     pub batches: u64,
-    /// Cookies of all of these.
+    /// Cookies in durable batches.
     pub batched: u64,
 }
 
@@ -60,13 +60,13 @@ impl ProcessCounts {
         }
     }
 
-    /// The sum with what a `later` run counted; what is not a counter is the later one's.
+    /// Adds the counters of a `later` run, and takes its gauges.
     pub(super) fn plus(&self, later: &Self) -> Self {
         Self {
             appended: self.appended + later.appended,
             delivered: self.delivered + later.delivered,
             sent_bytes: self.sent_bytes + later.sent_bytes,
-            outcomes: self.outcomes.with(&later.outcomes, |a, b| a + b),
+            outcomes: self.outcomes.combine(&later.outcomes, |a, b| a + b),
             lost: self.lost + later.lost,
             uncertain_restarts: self.uncertain_restarts + later.uncertain_restarts,
             received_seconds: self.received_seconds.plus(&later.received_seconds),

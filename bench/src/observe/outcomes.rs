@@ -1,23 +1,23 @@
-//! What became of the cookies that a consumer received.
+//! Outcomes of the cookies received by a consumer.
 
 use serde::Serialize;
 
 use crate::scrape::{Samples, names};
 
-/// Cookies received, and those that have each fate: terms of `metric_defs::equations::LEDGER`.
+/// Received cookies by outcome, with terms of `metric_defs::equations::LEDGER`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct CookieOutcomes {
     /// Received from producers.
     pub received: u64,
     /// Written to the store.
     pub written: u64,
-    /// Replaced by a newer one in the same batch.
+    /// Superseded by a newer cookie in the same batch.
     pub superseded: u64,
-    /// Left out because they repeat what is stored.
+    /// Suppressed as duplicates of stored cookies.
     pub suppressed: u64,
-    /// Not written because the store has a newer one.
+    /// Older than the stored cookie.
     pub stale: u64,
-    /// Malformed, or refused by the store forever.
+    /// Malformed, or permanently rejected by the store.
     pub failed: u64,
 }
 
@@ -34,14 +34,14 @@ impl CookieOutcomes {
         }
     }
 
-    /// Those whose fate is known.
+    /// Cookies with a known outcome.
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.written + self.superseded + self.suppressed + self.stale + self.failed
     }
 
-    /// Each count with the same of `others`: their sums, or differences.
-    pub(crate) fn with(&self, others: &Self, with: fn(u64, u64) -> u64) -> Self {
+    /// Combines each count with that of `others`, such as by addition.
+    pub(crate) fn combine(&self, others: &Self, with: fn(u64, u64) -> u64) -> Self {
         Self {
             received: with(self.received, others.received),
             written: with(self.written, others.written),

@@ -1,22 +1,25 @@
-//! What was observed, as plots.
+//! Plots of all observations.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Observation, ProcessCounts, ProcessSample, Role};
+use super::{
+    counts::ProcessCounts,
+    observation::{Observation, ProcessSample, Role},
+};
 use crate::{
     report::{Plot, Series},
     scrape::Buckets,
 };
 
-/// Looks closer than this are not compared: within so short a time, CPU time moves by clock ticks and counts by whole batches.
-const APART_MIN: Duration = Duration::from_millis(900);
+/// Minimum time between compared observations: in shorter times, CPU time changes by clock ticks and counts by whole batches.
+const DISTANCE_MIN: Duration = Duration::from_millis(900);
 
-/// Rates, backlog, latency, CPU and memory over the time since `start`.
+/// Rates, backlog, latency, CPU and memory over time since `start`.
 #[must_use]
 pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
-    let pairs = apart(observations);
+    let pairs = pairs(observations);
     let Some((first, _)) = pairs.first() else {
         return Vec::new();
     };
@@ -37,7 +40,7 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
             now.settled_per_second(before).nth(node).unwrap_or(0.0)
         }));
         backlog.push(line(&format!("not stored by {name}"), &|_, now| {
-            now.waiting().get(node).copied().unwrap_or(0) as f64
+            now.backlogs().get(node).copied().unwrap_or(0) as f64
         }));
     }
     type Histogram = fn(&ProcessCounts) -> &Buckets;
@@ -46,9 +49,9 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
         ("stored", |counts| &counts.stored_seconds),
     ];
     let mut latency = Vec::new();
-    for (what, of) in histograms {
+    for (stage, of) in histograms {
         for (quantile, name) in [(0.5, "p50"), (0.99, "p99")] {
-            latency.push(line(&format!("{what}, {name}"), &|before, now| {
+            latency.push(line(&format!("{stage}, {name}"), &|before, now| {
                 let seconds = now.histogram(of).since(&before.histogram(of));
                 let seconds = seconds.quantile(quantile);
                 seconds.map_or(f64::NAN, |seconds| seconds * 1e3)
@@ -63,9 +66,9 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
         }));
     }
     let plot = Plot::over_time;
-    let title = "From accepted at the edge, over all nodes";
+    let title = "Latency since acceptance, over all nodes";
     vec![
-        plot("Accepted and settled", "cookies a second", rate),
+        plot("Accepted and settled", "cookies per second", rate),
         plot("Accepted and not stored", "cookies", backlog),
         plot(title, "ms", latency).logarithmic(),
         plot("CPU", "cores", cpu),
@@ -73,13 +76,13 @@ pub fn plots(observations: &[Observation], start: Instant) -> Vec<Plot> {
     ]
 }
 
-/// Looks that are far enough apart, each with the one before.
-fn apart(observations: &[Observation]) -> Vec<(&Observation, &Observation)> {
+/// Observations with their predecessors, at least [`DISTANCE_MIN`] apart.
+fn pairs(observations: &[Observation]) -> Vec<(&Observation, &Observation)> {
     let mut pairs = Vec::new();
     let mut before = observations.first();
     for now in observations {
         if let Some(last) = before
-            && now.at - last.at >= APART_MIN
+            && now.at - last.at >= DISTANCE_MIN
         {
             pairs.push((last, now));
             before = Some(now);
@@ -93,14 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_close_together_make_no_spikes() {
+    fn close_observations_are_skipped() {
         let start = Instant::now();
-        let looks = [0, 1_000, 1_050, 1_250, 2_050, 3_050].map(|millis| Observation {
+        let observations = [0, 1_000, 1_050, 1_250, 2_050, 3_050].map(|millis| Observation {
             at: start + Duration::from_millis(millis),
             processes: Vec::new(),
         });
-        let apart = apart(&looks);
-        let seconds = apart
+        let pairs = pairs(&observations);
+        let seconds = pairs
             .iter()
             .map(|(before, now)| (now.at - before.at).as_secs_f64());
         assert_eq!(seconds.collect::<Vec<_>>(), [1.0, 1.05, 1.0]);

@@ -1,19 +1,12 @@
-//! What each further stream costs a producer: `bench subscribe --fan-out 1,50`.
+//! `bench subscribe --fan-out 1,50`: cost of each further stream for a producer.
 //!
-//! Each step has a fresh producer, a process whose CPU time the system accounts; this one reads all streams and sends the load.
-//! A step ends in an order in which nothing can be missed: the load ends, the producer is behind with no stream any more, it
-//! drains, and the readers come to the end of their streams. Then every cookie was read, or declared lost.
+//! Each step starts a producer; this process reads all streams and sends the load. At the end of a step, the load stops, all
+//! streams catch up, the producer drains, and the readers reach the end of their streams. Every cookie is then either read or
+//! declared lost.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    num::{NonZeroU64, NonZeroUsize},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, num::NonZeroUsize, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Args;
 use tempfile::TempDir;
 use tokio::{
     sync::oneshot,
@@ -21,7 +14,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{SubscribeArgs, SubscribeOutcome, report::whole_seconds};
+use super::{
+    args::SubscribeArgs,
+    report::complete_seconds,
+    streams::{self, SubscribeOutcome},
+};
 use crate::{
     admin, cpu,
     load::{self, Plan},
@@ -34,77 +31,59 @@ use crate::{
     },
     scrape::names,
     traffic::Traffic,
-    values::parse_rate,
 };
 
 const DURATION_DEFAULT: Duration = Duration::from_secs(5);
 const STREAMS_MAX: usize = 10_000;
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long streams may take for what they are behind with when the load has ended: a full log, by readers on a busy machine.
+/// How long streams may take to catch up after the load: with a full log, on a busy machine.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(300);
-/// Longer than a producer may take to drain.
+/// Longer than the drain timeout of the producer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Steps with producers of their own.
-#[derive(Debug, Clone, Default, Args)]
-pub struct FanOutArgs {
-    /// Measure what streams cost a producer: for each of these numbers, a producer is started on this machine, and gets so many
-    /// streams and a load, for 5 s or --duration.
-    #[arg(
-        long,
-        value_name = "N,…",
-        value_delimiter = ',',
-        conflicts_with_all = ["producer", "streams", "requests", "name", "once", "read_rate"]
-    )]
-    pub fan_out: Vec<NonZeroUsize>,
-    /// Requests a second of the load with --fan-out; without it, as many as are answered.
-    #[arg(short = 'l', long, requires = "fan_out", value_parser = parse_rate)]
-    pub rate: Option<NonZeroU64>,
-}
-
-/// Runs all steps, or those before `stop` or one that fails, which is a fault.
+/// Runs all steps until `stop` or the first failure, which is reported.
 ///
 /// # Errors
-/// When the arguments are not valid, or the programs cannot be found or built.
+/// The arguments are invalid, or the programs cannot be found or built.
 pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Report> {
     let mut numbers = BTreeSet::new();
     for number in &args.fan_out.fan_out {
-        ensure!(numbers.insert(number), "--fan-out names {number} twice");
+        ensure!(numbers.insert(number), "--fan-out contains {number} twice");
         ensure!(
             number.get() <= STREAMS_MAX,
-            "--fan-out: at most {STREAMS_MAX}"
+            "--fan-out: the maximum is {STREAMS_MAX}"
         );
     }
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
-    let dir = tempfile::tempdir().context("cannot make a directory for the logs")?;
-    let title = format!("Cost of streams of {:?}", args.call);
+    let dir = tempfile::tempdir().context("failed to create a directory for the logs")?;
+    let title = format!("Cost of {:?} streams", args.call);
     let mut report = Report::new("fan-out", &title);
     let began = Instant::now();
     let mut rows = Vec::new();
     for number in &args.fan_out.fan_out {
         let name = plural(number.get(), "stream");
         let dir = dir.path().join(number.to_string());
-        fs::create_dir(&dir).context("cannot make a directory for the logs")?;
+        fs::create_dir(&dir).context("failed to create a directory for the logs")?;
         let step = tokio::select! {
             step = FanOutStep::run(args, *number, &programs, &dir, stop) => step,
             () = stop.cancelled() => {
-                report.findings.push("The run was ended before its time.".to_owned());
+                report.findings.push("The run was interrupted.".to_owned());
                 break;
             }
         };
         match step {
             Ok(step) => {
-                eprintln!("{name}: {:.3} µs a cookie", step.cpu_micros());
+                eprintln!("{name}: {:.3} µs per cookie", step.cpu_micros());
                 let failures = step.failures();
                 report
                     .failures
                     .extend(failures.iter().map(|failure| format!("{name}: {failure}")));
                 rows.push(step.row(name).at(number.get() as f64));
             }
-            // What the steps before found is not lost with it.
+            // Keeps the results of the previous steps.
             Err(error) => {
-                let failure = format!("{name}: could not be finished: {error:#}");
+                let failure = format!("{name}: {error:#}");
                 report.failures.push(failure);
                 break;
             }
@@ -113,35 +92,33 @@ pub async fn run(args: &SubscribeArgs, stop: &CancellationToken) -> Result<Repor
     report.seconds = began.elapsed().as_secs_f64();
     let cpu = to_series(&rows, &["producer CPU per cookie"]);
     let points = cpu.first().map_or(&[][..], |line| &line.points);
-    if let Some((base, each)) = line_through(points) {
+    if let Some((base, each)) = linear_fit(points) {
         report.findings.push(format!(
-            "Each further stream costs the producer {each:.3} µs of CPU per cookie, accepting and encoding {base:.2} µs (a line through \
-             all steps)."
+            "Each further stream costs the producer {each:.3} µs of CPU per cookie; accepting and encoding cost {base:.2} µs (linear fit)."
         ));
     }
     report.plots = vec![Plot {
         x: "streams".to_owned(),
-        ..Plot::over_time("CPU of the producer", "µs a cookie", cpu)
+        ..Plot::over_time("CPU of the producer", "µs per cookie", cpu)
     }];
-    let note = "Delivery is from the edge to the reader, where the call tells; what is lost of get-cookies is what is missing of \
-                accepted × streams.";
+    let note = "Delivery: latency from the edge to the reader (subscribe only). Losses of get-cookies: accepted × streams - delivered.";
     report.add("Steps", note, rows);
     Ok(report)
 }
 
-/// What one number of streams took.
+/// Results for one number of streams.
 struct FanOutStep {
     load: load::LoadOutcome,
     readers: SubscribeOutcome,
-    /// Cookies in the producer's log.
+    /// Cookies in the log of the producer.
     appended: u64,
-    /// CPU time of the producer, from the start of the load until everything was delivered.
+    /// CPU time of the producer from the start of the load until all streams caught up.
     cpu: Duration,
     memory: Memory,
 }
 
 impl FanOutStep {
-    /// Runs one step; the producer is gone when this has ended or is dropped.
+    /// Runs one step. Dropping the future ends the producer.
     async fn run(
         args: &SubscribeArgs,
         streams: NonZeroUsize,
@@ -149,14 +126,14 @@ impl FanOutStep {
         dir: &Path,
         stop: &CancellationToken,
     ) -> Result<Self> {
-        // In memory, as the record of a producer must be, and removed with the directory.
-        let records = TempDir::new_in("/dev/shm").context("no directory in memory")?;
+        // The epoch history must be in memory.
+        let state = TempDir::new_in("/dev/shm").context("no directory in /dev/shm")?;
         let launch = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),
             addresses: Addresses::free()?,
             dir,
-            flags: vec![format!("--state={}", records.path().display())],
+            flags: vec![format!("--state={}", state.path().display())],
         };
         let mut producer = launch.start()?;
         producer.wait_ready(READY_TIMEOUT).await?;
@@ -177,16 +154,16 @@ impl FanOutStep {
             ..args.clone()
         };
         let (opened, are_open) = oneshot::channel();
-        let reading = super::run(&of_readers, stop, || {
-            // When nobody listens any more, the step has failed.
+        let reading = streams::run(&of_readers, stop, || {
+            // A closed channel means that the step has failed.
             opened.send(()).ok();
         });
         let driving = async move {
             are_open.await.context("the streams did not open")?;
             let before = ProducerSample::at(&producer).await?;
             let load = load::run(&plan, stop).await?;
-            let after = caught_up(&producer, streams.get() as u64).await?;
-            let memory = Memory::of(producer.process.id()).context("the producer is gone")?;
+            let after = wait_caught_up(&producer, streams.get() as u64).await?;
+            let memory = Memory::of(producer.process.id()).context("the producer has exited")?;
             let status = producer.process.stop(STOP_TIMEOUT).await?;
             ensure!(
                 status.success(),
@@ -207,19 +184,19 @@ impl FanOutStep {
         })
     }
 
-    /// Of the producer, for each cookie.
+    /// CPU time of the producer per cookie.
     fn cpu_micros(&self) -> f64 {
         micros_per(self.cpu.as_secs_f64(), self.appended)
     }
 
-    /// Cookies for all streams.
+    /// Cookies to deliver over all streams.
     fn due(&self) -> u64 {
         self.appended * self.readers.args.streams.get() as u64
     }
 
-    /// Cookies not delivered, over all streams: declared by the producer, or where the call has no sequences what is missing.
+    /// Lost cookies over all streams: those declared by the producer, or missing ones if the call has no sequences.
     fn lost(&self) -> u64 {
-        if self.readers.knows_lost() {
+        if self.readers.detects_loss() {
             self.readers.total.lost
         } else {
             self.due().saturating_sub(self.readers.total.received)
@@ -231,7 +208,7 @@ impl FanOutStep {
         failures.extend(self.readers.report().failures);
         let accepted = self.load.counts.accepted;
         let delivered = self.readers.total.received + self.lost();
-        for (what, count, expected) in [
+        for (kind, count, expected) in [
             ("cookies are in the log", self.appended, accepted),
             (
                 "cookies were delivered or declared lost",
@@ -241,7 +218,7 @@ impl FanOutStep {
         ] {
             if count != expected {
                 let (count, expected) = (grouped(count), grouped(expected));
-                failures.push(format!("{count} of {expected} {what}"));
+                failures.push(format!("{count} of {expected} {kind}"));
             }
         }
         failures
@@ -256,12 +233,12 @@ impl FanOutStep {
         let measurements = [
             COUNT.of("requests sent", load.counts.sent),
             RATE.of("accepted", accepted).higher(),
-            Measurement::text("load limited by", load.generator.limited_by.name()),
+            Measurement::text("load bottleneck", load.generator.limited_by.name()),
             COUNT.of("appended", self.appended),
             COUNT.of("delivered", read.received),
             RATE.of("deliveries", deliveries)
                 .higher()
-                .with_samples(whole_seconds(&read.by_second)),
+                .with_samples(complete_seconds(&read.by_second)),
             COUNT.of("lost", self.lost()).lower(),
             CPU.of("producer CPU per cookie", self.cpu_micros()).lower(),
             CPU.of("producer CPU per delivery", each_delivery).lower(),
@@ -274,11 +251,11 @@ impl FanOutStep {
     }
 }
 
-/// A look at the producer.
+/// Sample of the state of the producer.
 struct ProducerSample {
     cpu: Duration,
     appended: u64,
-    /// Handed to streams, or declared lost.
+    /// Cookies passed to streams or declared lost.
     settled: u64,
     connected: u64,
 }
@@ -296,25 +273,25 @@ impl ProducerSample {
     }
 }
 
-/// Waits until every stream was handed all there is, or told that it will not get it.
-async fn caught_up(producer: &Producer, streams: u64) -> Result<ProducerSample> {
+/// Waits until every cookie was passed to all streams or declared lost.
+async fn wait_caught_up(producer: &Producer, streams: u64) -> Result<ProducerSample> {
     let deadline = Instant::now() + CATCH_UP_TIMEOUT;
     loop {
-        let look = ProducerSample::at(producer).await?;
-        // A stream that has broken gets nothing more: what it missed is then found to be missing.
-        if look.settled >= look.appended * streams || look.connected < streams {
-            return Ok(look);
+        let sample = ProducerSample::at(producer).await?;
+        // A broken stream receives nothing more; its cookies are then reported as missing.
+        if sample.settled >= sample.appended * streams || sample.connected < streams {
+            return Ok(sample);
         }
         ensure!(
             Instant::now() < deadline,
-            "the streams are still behind after {CATCH_UP_TIMEOUT:?}"
+            "streams did not catch up within {CATCH_UP_TIMEOUT:?}"
         );
         sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Intercept and slope of the straight line with the least squared distances; `None` through fewer than two points.
-fn line_through(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+/// Intercept and slope of a linear least-squares fit; `None` with fewer than two distinct points.
+fn linear_fit(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
     let (x, y) = (mean(|point| point.0), mean(|point| point.1));
@@ -329,9 +306,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cost_of_a_further_stream_is_a_slope() {
-        assert_eq!(line_through(&[(1.0, 2.0), (3.0, 6.0)]), Some((0.0, 2.0)));
-        assert_eq!(line_through(&[(1.0, 5.0), (1.0, 6.0)]), None);
-        assert_eq!(line_through(&[]), None);
+    fn cost_of_a_stream_is_the_slope() {
+        assert_eq!(linear_fit(&[(1.0, 2.0), (3.0, 6.0)]), Some((0.0, 2.0)));
+        assert_eq!(linear_fit(&[(1.0, 5.0), (1.0, 6.0)]), None);
+        assert_eq!(linear_fit(&[]), None);
     }
 }

@@ -1,6 +1,6 @@
-//! The report of `bench subscribe`.
+//! Report of `bench subscribe`.
 
-use super::SubscribeOutcome;
+use super::streams::SubscribeOutcome;
 use crate::report::{
     Measurement, Plot, Report, Row, Series, grouped, micros_per, per_second,
     unit::{COUNT, CPU, MILLIS, RATE},
@@ -19,12 +19,12 @@ impl SubscribeOutcome {
         let seconds = self.total.by_second.iter().enumerate();
         let points = seconds.map(|(second, count)| (second as f64 + 0.5, *count as f64));
         let series = vec![Series::new("received", points)];
-        let all = "cookies a second, all streams";
+        let all = "cookies per second, all streams";
         report.plots = vec![Plot::over_time("Cookies received", all, series)];
         report
     }
 
-    /// The summary for a person.
+    /// The summary for the terminal.
     #[must_use]
     pub fn summary(&self) -> String {
         self.report().summary()
@@ -34,14 +34,14 @@ impl SubscribeOutcome {
 fn failures(outcome: &SubscribeOutcome) -> Vec<String> {
     let violation = outcome.total.first_violation.as_ref().map(|first| {
         let count = grouped(outcome.total.violations);
-        format!("The producer broke its promise {count} times; first: {first}.")
+        format!("The producer violated the protocol {count} times; first: {first}.")
     });
-    let missed = outcome.args.requests.filter(|_| outcome.has_too_few());
-    let missed = missed.map(|count| {
-        let (least, count) = (grouped(outcome.received_per_stream[0]), grouped(count));
-        format!("A stream got {least} cookies instead of {count}.")
+    let too_few = outcome.args.requests.filter(|_| outcome.has_too_few());
+    let too_few = too_few.map(|count| {
+        let (min, count) = (grouped(outcome.received_per_stream[0]), grouped(count));
+        format!("A stream received {min} cookies instead of {count}.")
     });
-    violation.into_iter().chain(missed).collect()
+    violation.into_iter().chain(too_few).collect()
 }
 
 fn findings(outcome: &SubscribeOutcome) -> Vec<String> {
@@ -49,58 +49,56 @@ fn findings(outcome: &SubscribeOutcome) -> Vec<String> {
     let mut findings = vec![lost_finding(outcome)];
     if total.new_epochs > 0 {
         findings.push(format!(
-            "The producer had a new epoch {} times; what its old epoch still held is unknown.",
+            "The producer started a new epoch {} times; losses at the end of an epoch are unknown.",
             grouped(total.new_epochs)
         ));
     }
     if let Some(error) = &total.first_broken {
         let broken = grouped(total.broken);
-        findings.push(format!(
-            "Streams were ended by an error {broken} times; first: {error}."
-        ));
+        findings.push(format!("Streams failed {broken} times; first: {error}."));
     }
     findings
 }
 
-/// What is known of cookies that did not arrive.
+/// Finding about lost cookies.
 fn lost_finding(outcome: &SubscribeOutcome) -> String {
     let total = &outcome.total;
-    let is_whole = total.violations + total.new_epochs + total.broken == 0;
+    let is_complete = total.violations + total.new_epochs + total.broken == 0;
     match total.lost {
-        _ if !outcome.knows_lost() => {
-            "Whether cookies were lost is unknown: this call has no sequences.".to_owned()
+        _ if !outcome.detects_loss() => {
+            "Losses are unknown, because this call has no sequences.".to_owned()
         }
         0 if outcome.received_per_stream[0] == 0 => {
-            "Whether cookies were lost is unknown where none was received.".to_owned()
+            "Losses are unknown, because a stream received no cookie.".to_owned()
         }
-        0 if is_whole => "None was lost: every sequence arrived.".to_owned(),
-        0 => "None was declared lost; that every sequence arrived is not certain.".to_owned(),
+        0 if is_complete => "No cookie was lost: every sequence arrived.".to_owned(),
+        0 => "No cookie was declared lost, but sequences may be missing.".to_owned(),
         lost => {
             let (lost, gaps) = (grouped(lost), grouped(total.gaps));
-            format!("{lost} were declared lost, in {gaps} gaps.")
+            format!("{lost} cookies were declared lost, in {gaps} gaps.")
         }
     }
 }
 
 fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
     let total = &outcome.total;
-    let lost = outcome.knows_lost().then_some(total.lost);
+    let lost = outcome.detects_loss().then_some(total.lost);
     let rate = per_second(total.received, total.seconds());
     let cpu_each = micros_per(outcome.cpu.as_secs_f64(), total.received);
     let mut facts = vec![
         COUNT.of("cookies received", total.received),
         COUNT.of("received by a stream, min", outcome.received_per_stream[0]),
         COUNT.of("received by a stream, max", outcome.received_per_stream[1]),
-        RATE.of("received a second", rate)
+        RATE.of("received per second", rate)
             .higher()
-            .with_samples(whole_seconds(&total.by_second)),
+            .with_samples(complete_seconds(&total.by_second)),
         COUNT.of("lost", lost).lower(),
         COUNT.of("gaps", total.gaps),
         COUNT.of("violations", total.violations).lower(),
         COUNT.of("bytes", total.bytes),
-        COUNT.of("ends by an error", total.broken),
-        COUNT.of("streams opened again", total.reconnects),
-        COUNT.of("epochs of the producer met later", total.new_epochs),
+        COUNT.of("stream failures", total.broken),
+        COUNT.of("streams reopened", total.reconnects),
+        COUNT.of("new epochs", total.new_epochs),
         CPU.of("reader CPU per cookie", cpu_each).lower(),
     ];
     let delivery = total.delivery_micros.percentiles();
@@ -110,12 +108,12 @@ fn facts(outcome: &SubscribeOutcome) -> Vec<Measurement> {
     facts
 }
 
-/// Seconds in which the streams were open all the time: between the first and the last in which something came.
-pub(super) fn whole_seconds(by_second: &[u64]) -> Vec<f64> {
+/// Cookies of complete seconds: those between the first and the last second with deliveries.
+pub(super) fn complete_seconds(by_second: &[u64]) -> Vec<f64> {
     let first = by_second.iter().position(|count| *count > 0).unwrap_or(0) + 1;
     let last = by_second.iter().rposition(|count| *count > 0).unwrap_or(0);
-    let whole = by_second.get(first..last).unwrap_or_default();
-    whole.iter().map(|count| *count as f64).collect()
+    let complete = by_second.get(first..last).unwrap_or_default();
+    complete.iter().map(|count| *count as f64).collect()
 }
 
 #[cfg(test)]
@@ -123,32 +121,34 @@ mod tests {
     use clap::Parser;
 
     use super::{
-        super::{Call, StreamCounts, SubscribeArgs},
+        super::{
+            args::{Call, SubscribeArgs},
+            stream::StreamCounts,
+        },
         *,
     };
 
-    /// The arguments as on the command line.
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: SubscribeArgs,
     }
 
     fn args(line: &[&str]) -> Result<SubscribeArgs, clap::Error> {
-        Line::try_parse_from([&["subscribe"], line].concat()).map(|line| line.args)
+        Cli::try_parse_from([&["subscribe"], line].concat()).map(|line| line.args)
     }
 
     #[test]
-    fn all_has_arrived_only_where_nothing_speaks_against_it() {
-        const WHOLE: &str = "None was lost: every sequence arrived.";
-        let whole = || SubscribeOutcome {
+    fn no_loss_is_only_claimed_with_certainty() {
+        const NO_LOSS: &str = "No cookie was lost: every sequence arrived.";
+        let complete = || SubscribeOutcome {
             args: args(&[]).unwrap(),
             total: StreamCounts::default(),
             received_per_stream: [1, 9],
             cpu: std::time::Duration::ZERO,
         };
-        assert_eq!(lost_finding(&whole()), WHOLE);
-        let against: [fn(&mut SubscribeOutcome); 6] = [
+        assert_eq!(lost_finding(&complete()), NO_LOSS);
+        let doubts: [fn(&mut SubscribeOutcome); 6] = [
             |outcome| outcome.received_per_stream[0] = 0,
             |outcome| outcome.total.new_epochs = 1,
             |outcome| outcome.total.broken = 1,
@@ -156,21 +156,21 @@ mod tests {
             |outcome| outcome.total.lost = 1,
             |outcome| outcome.args.call = Call::GetCookies,
         ];
-        for change in against {
-            let mut outcome = whole();
+        for change in doubts {
+            let mut outcome = complete();
             change(&mut outcome);
-            assert_ne!(lost_finding(&outcome), WHOLE, "{outcome:?}");
+            assert_ne!(lost_finding(&outcome), NO_LOSS, "{outcome:?}");
         }
     }
 
     #[test]
-    fn no_streams_are_refused() {
+    fn zero_streams_are_rejected() {
         assert!(args(&["--streams=0"]).is_err());
         assert_eq!(args(&["--streams=3"]).unwrap().streams.get(), 3);
     }
 
     #[test]
-    fn only_whole_seconds_are_samples() {
+    fn only_complete_seconds_are_samples() {
         for (by_second, expected) in [
             (&[0, 0, 3, 9, 0, 8, 2, 0][..], &[9.0, 0.0, 8.0][..]),
             (&[0, 7], &[]),
@@ -178,7 +178,7 @@ mod tests {
             (&[0], &[]),
             (&[], &[]),
         ] {
-            assert_eq!(whole_seconds(by_second), expected, "{by_second:?}");
+            assert_eq!(complete_seconds(by_second), expected, "{by_second:?}");
         }
     }
 }

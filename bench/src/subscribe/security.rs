@@ -1,4 +1,4 @@
-//! Connects streams to producers that want TLS, a certificate or a token.
+//! TLS and token options, and connecting with them.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use runtime::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-/// What the producer wants to see, and whom to trust; files are read once, at the start.
+/// TLS and token options. Files are read once at the start.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "TLS and tokens")]
 pub struct SecurityArgs {
-    /// PEM file with the authorities that may sign the certificate of an https:// producer.
+    /// PEM file with the certificate authorities of an https:// producer.
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<String>,
-    /// PEM file with a certificate to show to the producer.
+    /// PEM file with the client certificate.
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<String>,
-    /// PEM file with the private key of that certificate.
+    /// PEM file with the private key of the client certificate.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<String>,
-    /// Name that the producer's certificate must bear [default: the host of its URL].
+    /// Expected name in the producer's certificate [default: host of its URL].
     #[arg(long, value_name = "NAME")]
     pub tls_server_name: Option<String>,
-    /// File whose first line is the token that the producer wants.
+    /// File whose first line is the token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<String>,
 }
@@ -40,7 +40,7 @@ impl SecurityArgs {
     /// Reads the files.
     ///
     /// # Errors
-    /// All that is wrong with them.
+    /// All config errors.
     pub(super) fn load(&self, producer: &str) -> Result<Security> {
         let mut errors = ConfigErrors::default();
         let flags = Flags {
@@ -51,18 +51,18 @@ impl SecurityArgs {
             token_file: self.token_file.as_deref().unwrap_or_default(),
         };
         let security = Security::check(&mut errors, flags, producer.starts_with("https://"));
-        errors.or(security).map_err(|wrong| anyhow!("\n{wrong}"))
+        errors.or(security).map_err(|errors| anyhow!("\n{errors}"))
     }
 }
 
-/// Connects to the first address of `producer` that answers, with the windows that `announce` sets.
+/// Connects to the first reachable address of `producer`, with the endpoint settings of `configure`.
 ///
 /// # Errors
-/// When none does, with what the last one said.
+/// No address is reachable; returns the last error.
 pub(super) async fn connect(
     producer: &str,
     security: &Security,
-    announce: impl Fn(Endpoint) -> Endpoint,
+    configure: impl Fn(Endpoint) -> Endpoint,
 ) -> Result<(Connector, Channel)> {
     let uri: Uri = producer.parse()?;
     let https = uri.scheme_str() == Some("https");
@@ -73,9 +73,9 @@ pub(super) async fn connect(
     let mut failed = anyhow!("{host} has no address");
     for address in network.lookup(host, port).await? {
         let connector = Connector::new(&network, address, (host, https), security)
-            .map_err(|why| anyhow!(why))?;
+            .map_err(|error| anyhow!(error))?;
         let endpoint = client::endpoint(format!("http://{address}"))?.origin(uri.clone());
-        match connector.connect(&announce(endpoint)).await {
+        match connector.connect(&configure(endpoint)).await {
             Ok(channel) => return Ok((connector, channel)),
             Err(error) => match connector.failure() {
                 Some(trouble) => bail!("{trouble}"),

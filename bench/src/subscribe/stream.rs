@@ -1,4 +1,4 @@
-//! One stream: opens, checks, and opens again from its cursor when it breaks.
+//! One stream, which is checked and reopened from its cursor when it breaks.
 
 use std::{hint::black_box, time::Duration};
 
@@ -26,58 +26,61 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::{Call, SubscribeArgs, security};
+use super::{
+    args::{Call, SubscribeArgs},
+    security,
+};
 use crate::report::Micros;
 
 const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The windows and frames of a client that sets none: what it does not read stays with the producer.
+/// HTTP/2 default windows and frames, which keep unread data at the producer.
 const SLOW_WINDOW_BYTES: u32 = 65_535;
 const SLOW_FRAME_BYTES: u32 = 16_384;
 
-/// How many single-cookie messages share one look at the clock.
+/// Number of single-cookie messages per clock reading.
 const MESSAGES_PER_CLOCK: u64 = 16;
 
-/// What a stream saw, or several.
+/// Counts of one or more streams.
 #[derive(Debug, Default)]
 pub struct StreamCounts {
     /// Cookies received.
     pub received: u64,
-    /// The same for each second since the run began.
+    /// Cookies received in each second since the start.
     pub by_second: Vec<u64>,
-    /// Cookies declared missing by gaps.
+    /// Cookies declared lost by gaps.
     pub lost: u64,
-    /// Gaps told.
+    /// Gaps received.
     pub gaps: u64,
-    /// Broken promises: sequences out of order, counts that do not agree, messages that cannot be read.
+    /// Protocol violations: sequences out of order, wrong counts, invalid messages.
     pub violations: u64,
-    /// The first of them, in words.
+    /// Description of the first violation.
     pub first_violation: Option<String>,
-    /// Bytes of all messages.
+    /// Size of all messages.
     pub bytes: u64,
-    /// How often a stream was ended by an error.
+    /// Streams that ended with an error.
     pub broken: u64,
     /// The first of these errors.
     pub first_broken: Option<String>,
-    /// How often a stream was opened again.
+    /// Reopened streams.
     pub reconnects: u64,
-    /// How often a stream met a new epoch of the producer; what its old epoch still held is unknown.
+    /// New epochs of the producer. Losses at the end of an epoch are unknown.
     pub new_epochs: u64,
-    /// When the first cookie and the last one came.
+    /// Times of the first and the last cookie.
     pub between: Option<(Instant, Instant)>,
-    /// From the edge's acceptance of a chunk's first cookie to its arrival here, weighted by cookies.
+    /// Latency from acceptance of the first cookie of a chunk to its arrival, weighted by cookies.
     pub delivery_micros: Micros,
 }
 
 impl StreamCounts {
-    /// From the first cookie to the last.
+    /// Time from the first cookie to the last.
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        let lasted = self.between.map(|(first, last)| last - first);
-        lasted.unwrap_or_default().as_secs_f64()
+        let duration = self.between.map(|(first, last)| last - first);
+        duration.unwrap_or_default().as_secs_f64()
     }
 
-    /// Adds what another stream saw.
+    /// Adds the counts of another stream.
     pub(super) fn add(&mut self, other: &Self) {
         self.received += other.received;
         let seconds = self.by_second.len().max(other.by_second.len());
@@ -104,7 +107,7 @@ impl StreamCounts {
     }
 }
 
-/// The producer's epoch that a stream follows, and what must come next.
+/// Epoch and next expected sequence of a stream.
 #[derive(Debug)]
 struct Position {
     producer_id: String,
@@ -118,7 +121,7 @@ pub(super) struct Stream {
     name: String,
     began: Instant,
     position: Option<Position>,
-    tally: StreamCounts,
+    counts: StreamCounts,
 }
 
 impl Stream {
@@ -134,11 +137,11 @@ impl Stream {
             name,
             began,
             position: None,
-            tally: StreamCounts::default(),
+            counts: StreamCounts::default(),
         }
     }
 
-    /// Reads until it has its cookies or `stop`; tells `opened` how the first attempt went.
+    /// Reads until it has its cookies, or until `stop`. Sends the result of the first attempt to `opened`.
     pub(super) async fn run(
         mut self,
         opened: mpsc::Sender<Result<(), anyhow::Error>>,
@@ -149,13 +152,13 @@ impl Stream {
             () = self.follow(opened) => {}
             () = stop.cancelled() => {}
         }
-        self.tally
+        self.counts
     }
 
     async fn follow(&mut self, opened: mpsc::Sender<Result<(), anyhow::Error>>) {
         match self.open().await {
             Ok(messages) => {
-                // When nobody listens any more, `stop` follows at once.
+                // A closed channel means that `stop` is about to be cancelled.
                 opened.send(Ok(())).await.ok();
                 drop(opened);
                 self.read(messages).await;
@@ -168,7 +171,7 @@ impl Stream {
         while !self.is_done() && !self.args.once {
             sleep(RECONNECT_PAUSE).await;
             if let Ok(messages) = self.open().await {
-                self.tally.reconnects += 1;
+                self.counts.reconnects += 1;
                 self.read(messages).await;
             }
         }
@@ -177,13 +180,13 @@ impl Stream {
     fn is_done(&self) -> bool {
         self.args
             .requests
-            .is_some_and(|requests| self.tally.received + self.tally.lost >= requests)
+            .is_some_and(|requests| self.counts.received + self.counts.lost >= requests)
     }
 
-    /// Opens the stream; for `Subscribe`, up to and including its `Hello`.
+    /// Opens the stream; for `Subscribe`, reads its `Hello`.
     async fn open(&mut self) -> Result<Streaming<Bytes>, anyhow::Error> {
         let is_slow = self.args.read_rate.is_some();
-        let announce = |endpoint: Endpoint| {
+        let configure = |endpoint: Endpoint| {
             if !is_slow {
                 return endpoint;
             }
@@ -193,7 +196,7 @@ impl Stream {
                 .max_frame_size(SLOW_FRAME_BYTES)
         };
         let (connector, channel) =
-            security::connect(&self.args.producer, &self.security, announce).await?;
+            security::connect(&self.args.producer, &self.security, configure).await?;
         let opened = match self.args.call {
             Call::Subscribe => self.subscribe(&connector, channel).await,
             Call::GetCookies => {
@@ -237,7 +240,7 @@ impl Stream {
             .ok_or_else(|| Status::unavailable("the stream ended before its hello"))?;
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Event(Event::Hello(hello))) => {
-                self.greet(hello);
+                self.check_hello(hello);
                 Ok(messages)
             }
             other => {
@@ -247,19 +250,21 @@ impl Stream {
         }
     }
 
-    fn greet(&mut self, hello: Hello) {
+    fn check_hello(&mut self, hello: Hello) {
         if let Some(position) = &self.position {
             let same = position.producer_id == hello.producer_id && position.epoch == hello.epoch;
             let expected = position.next_sequence;
             if !same {
-                self.tally.new_epochs += 1;
+                self.counts.new_epochs += 1;
             } else if hello.first_sequence != expected {
                 let first = hello.first_sequence;
                 self.violation(|| format!("resumed at sequence {first} instead of {expected}"));
             }
             if same != (hello.outcome() != ResumeOutcome::NewEpoch) {
                 let outcome = hello.outcome().as_str_name();
-                self.violation(|| format!("{outcome} when the epoch is the same: {same}"));
+                self.violation(|| {
+                    format!("resume outcome {outcome}, although the epoch is the same: {same}")
+                });
             }
         }
         self.position = Some(Position {
@@ -269,7 +274,7 @@ impl Stream {
         });
     }
 
-    /// Reads until the stream ends, breaks or has its cookies.
+    /// Reads until the stream ends, fails or has its cookies.
     async fn read(&mut self, mut messages: Streaming<Bytes>) {
         while let Some(message) = messages.next().await {
             let message = match message {
@@ -277,7 +282,7 @@ impl Stream {
                 Err(status) => return self.broken(&status),
             };
             let bytes = message.len() as u64;
-            self.tally.bytes += bytes;
+            self.counts.bytes += bytes;
             match self.args.call {
                 Call::Subscribe => self.event(message),
                 Call::GetCookies => self.cookie(&message),
@@ -295,21 +300,21 @@ impl Stream {
     }
 
     fn cookie(&mut self, message: &[u8]) {
-        if self.tally.received.is_multiple_of(MESSAGES_PER_CLOCK) {
+        if self.counts.received.is_multiple_of(MESSAGES_PER_CLOCK) {
             self.arrived();
         }
         self.received(1);
         if let Err(error) = decode_cookie(message).map(black_box) {
-            self.violation(|| format!("a cookie cannot be read: {error}"));
+            self.violation(|| format!("invalid cookie: {error}"));
         }
     }
 
     fn event(&mut self, message: Bytes) {
         match StreamMessage::decode(message) {
             Ok(StreamMessage::Chunk(chunk)) => self.chunk(&chunk),
-            Ok(StreamMessage::Event(event)) => self.rare_event(event),
+            Ok(StreamMessage::Event(event)) => self.control_event(event),
             Ok(StreamMessage::Unknown) => {}
-            Err(error) => self.violation(|| format!("an event cannot be read: {error}")),
+            Err(error) => self.violation(|| format!("invalid event: {error}")),
         }
     }
 
@@ -317,19 +322,21 @@ impl Stream {
         let header = *chunk.header();
         let micros = unix_micros().saturating_sub(header.accepted_unix_micros);
         self.arrived();
-        let walked = chunk
+        let decoded = chunk
             .encoded_cookies()
             .try_fold(0, |count, cookie| cookie.map(|_| count + 1));
-        if walked != Ok(u64::from(header.count)) {
-            self.violation(|| format!("a chunk of {} cookies walks as {walked:?}", header.count));
+        if decoded != Ok(u64::from(header.count)) {
+            self.violation(|| {
+                format!("a chunk of {} cookies decodes as {decoded:?}", header.count)
+            });
         }
         self.follows(header.epoch, header.first_sequence, header.last_sequence());
         self.received(u64::from(header.count));
-        let delivery = &mut self.tally.delivery_micros;
+        let delivery = &mut self.counts.delivery_micros;
         delivery.record(micros, u64::from(header.count));
     }
 
-    fn rare_event(&mut self, event: Event) {
+    fn control_event(&mut self, event: Event) {
         let at = self.position.as_ref();
         let (epoch, next) = at.map_or((0, 0), |at| (at.epoch, at.next_sequence));
         match event {
@@ -337,27 +344,27 @@ impl Stream {
                 self.violation(|| format!("an empty gap: {gap:?}"));
             }
             Event::Gap(gap) => {
-                self.tally.gaps += 1;
-                self.tally.lost += gap.last_sequence - gap.first_sequence + 1;
+                self.counts.gaps += 1;
+                self.counts.lost += gap.last_sequence - gap.first_sequence + 1;
                 self.follows(epoch, gap.first_sequence, gap.last_sequence);
             }
             Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
-                let said = heartbeat.next_sequence;
-                self.violation(|| format!("a heartbeat says {said} is next instead of {next}"));
+                let sequence = heartbeat.next_sequence;
+                self.violation(|| format!("heartbeat: next is {sequence} instead of {next}"));
             }
             Event::Goodbye(goodbye) => {
                 if goodbye.final_sequence + 1 != next {
                     let last = goodbye.final_sequence;
-                    self.violation(|| format!("goodbye at {last} when {next} is next"));
+                    self.violation(|| format!("goodbye after {last}, although {next} is next"));
                 }
             }
             Event::Heartbeat(_) => {}
             Event::Hello(_) => self.violation(|| "a second hello".to_owned()),
-            Event::Chunk(_) => self.violation(|| "a chunk that is none".to_owned()),
+            Event::Chunk(_) => self.violation(|| "an invalid chunk".to_owned()),
         }
     }
 
-    /// Checks that `first` follows what came before, and goes on after `last`.
+    /// Checks that `first` is the next sequence, and continues after `last`.
     fn follows(&mut self, epoch: u64, first: u64, last: u64) {
         let Some(position) = &mut self.position else {
             return;
@@ -367,37 +374,37 @@ impl Stream {
         if epoch != expected_epoch {
             self.violation(|| format!("epoch {epoch} in a stream of epoch {expected_epoch}"));
         } else if first != expected {
-            self.violation(|| format!("sequence {first} follows instead of {expected}"));
+            self.violation(|| format!("sequence {first} instead of {expected}"));
         }
     }
 
     fn arrived(&mut self) {
         let now = Instant::now();
-        self.tally.between.get_or_insert((now, now)).1 = now;
+        self.counts.between.get_or_insert((now, now)).1 = now;
         let second = usize::try_from((now - self.began).as_secs()).unwrap_or(usize::MAX);
-        while self.tally.by_second.len() <= second {
-            self.tally.by_second.push(0);
+        while self.counts.by_second.len() <= second {
+            self.counts.by_second.push(0);
         }
     }
 
-    /// Counts cookies into the second of the last look at the clock.
+    /// Counts cookies in the second of the last clock reading.
     fn received(&mut self, count: u64) {
-        self.tally.received += count;
-        if let Some(this_second) = self.tally.by_second.last_mut() {
+        self.counts.received += count;
+        if let Some(this_second) = self.counts.by_second.last_mut() {
             *this_second += count;
         }
     }
 
     fn broken(&mut self, status: &Status) {
-        self.tally.broken += 1;
+        self.counts.broken += 1;
         let error = || format!("{}: {:?}: {}", self.name, status.code(), status.message());
-        self.tally.first_broken.get_or_insert_with(error);
+        self.counts.first_broken.get_or_insert_with(error);
     }
 
-    fn violation(&mut self, what: impl FnOnce() -> String) {
-        self.tally.violations += 1;
-        if self.tally.first_violation.is_none() {
-            self.tally.first_violation = Some(format!("{}: {}", self.name, what()));
+    fn violation(&mut self, describe: impl FnOnce() -> String) {
+        self.counts.violations += 1;
+        if self.counts.first_violation.is_none() {
+            self.counts.first_violation = Some(format!("{}: {}", self.name, describe()));
         }
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct Run<'a> {
     pub(super) args: &'a SoakArgs,
     pub(super) seed: u64,
     pub(super) interrupted: bool,
-    pub(super) driven: &'a LoadResult,
+    pub(super) result: &'a LoadResult,
     pub(super) before: &'a Observation,
     pub(super) settled: Settlement,
     pub(super) kinds: &'a [(FaultKind, Duration)],
@@ -86,8 +86,8 @@ pub(super) struct Run<'a> {
 
 impl SoakOutcome {
     pub(super) fn new(run: Run<'_>) -> Self {
-        let driven = run.driven;
-        let counts = &driven.counts;
+        let result = run.result;
+        let counts = &result.counts;
         let last = run.observations.last().unwrap_or(run.before);
         let nodes = |of: fn(&ProcessCounts) -> u64| -> Vec<u64> {
             last.of(Role::Consumer)
@@ -100,15 +100,15 @@ impl SoakOutcome {
             store: run.args.cluster.store.name(),
             seed: run.seed,
             rate: run.args.rate.get(),
-            seconds: driven.seconds,
+            seconds: result.seconds,
             interrupted: run.interrupted,
             sent: counts.sent,
             accepted: counts.accepted,
             rejected: counts.errors() - counts.unanswered,
             unanswered: counts.unanswered,
             unsent: counts.unsent,
-            accepted_per_second: per_second(counts.accepted, driven.seconds),
-            edge_micros: driven.latency,
+            accepted_per_second: per_second(counts.accepted, result.seconds),
+            edge_micros: result.latency,
             backlog_max: run
                 .observations
                 .iter()
@@ -134,7 +134,7 @@ impl SoakOutcome {
     }
 
     fn add_failures(&mut self) {
-        self.failures.extend(self.verification.not_done());
+        self.failures.extend(self.verification.unverified());
         let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.affects_edge());
         let without_answer = self.rejected + self.unanswered;
         if without_answer > 0 && !edge_is_struck {

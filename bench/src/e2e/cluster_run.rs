@@ -1,4 +1,4 @@
-//! A cluster that is driven and observed, settled, stopped and verified: what every scenario with one does.
+//! A run of a cluster: load, observation, waiting for the backlog, stop and verification.
 
 use std::time::Duration;
 
@@ -18,121 +18,121 @@ use crate::{
     verify::{self, SentRequests, Source, StoreCheck, StoreVerdict},
 };
 
-/// How often the processes are looked at.
+/// Interval between two observations during a load.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often what is waited for is looked at.
+/// Interval between two observations while waiting for the backlog.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long nothing may get better while a backlog is waited for: longer than a mongod takes to replay its journal.
+/// Maximum time without a decrease of the backlog: longer than mongod takes to replay its journal.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a backlog is waited for at all, and when it was interrupted.
+/// Maximum wait for the backlog, in general and after an interrupt.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
 const SETTLE_INTERRUPTED_MAX: Duration = Duration::from_secs(30);
 
-/// How often what a scenario does meanwhile gets a turn.
+/// Interval between two ticks of an injector.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A cluster at work.
+/// A running cluster with its observations.
 pub struct ClusterRun {
-    /// The processes.
+    /// The cluster.
     pub cluster: Cluster,
-    /// What was seen of them so far.
+    /// All observations so far.
     pub observer: Observer,
-    /// When everything had started.
+    /// Time at which the cluster was connected.
     pub started: Instant,
-    /// Why nothing more can be driven: a process has ended by itself, or a load could not begin.
-    pub ended: Option<String>,
+    /// First error that prevents further loads: an unexpected exit, or a load that could not start.
+    pub failure: Option<String>,
 }
 
-/// A load as it was seen from outside.
+/// A load with the observations around it.
 pub struct LoadRun {
-    /// What the load itself saw.
-    pub driven: LoadResult,
-    /// Everything before it began.
+    /// Result of the load.
+    pub result: LoadResult,
+    /// Observation before the load.
     pub before: Observation,
-    /// Everything after it ended.
+    /// Observation after the load.
     pub after: Observation,
-    /// Largest backlog that was seen.
+    /// Maximum backlog observed.
     pub backlog_max: u64,
-    /// Why it did not go on to its end.
+    /// Why the load ended early, if it did.
     pub ended_early: Option<EarlyEnd>,
 }
 
-/// Why a load did not go on to its end: what it says of its rate is not to be relied on.
+/// Why a load ended early. Its measurements are not reliable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EarlyEnd {
-    /// Somebody wanted no more.
+    /// Interrupted by the user.
     Interrupted,
-    /// A process ended by itself, or could not be reached.
+    /// A process exited unexpectedly, or was unreachable.
     ProcessExited,
 }
 
-/// How a backlog went away.
+/// Result of waiting for a backlog.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Settlement {
-    /// How long that took.
+    /// Duration of the wait.
     pub seconds: f64,
-    /// What was left when it was waited for no longer.
+    /// Cookies that were not stored before the timeout.
     pub remaining: u64,
 }
 
-/// What the stores were found to hold.
+/// Result of verifying all stores.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Verification {
-    /// One for each node.
+    /// One verdict per node.
     pub verdicts: Vec<StoreVerdict>,
-    /// Stores that could not be held against what was sent, and why.
+    /// Stores that could not be verified, with reasons.
     pub failed: Vec<String>,
-    /// Why there was nothing to verify.
+    /// Why there is nothing to verify, if so.
     pub not_verified: Option<String>,
-    /// Scrapes of producers and consumers whose ledger balanced.
+    /// Number of scrapes in which the ledger balanced.
     pub balanced: u64,
 }
 
-/// Whether the request with this number on this connection may have been lost for a node.
+/// Whether a node, given by its index, may have lost a request, given by its connection and number.
 pub type NodeLossPredicate<'a> = &'a (dyn Fn(usize, &Source, u64) -> bool + Sync);
 
 impl ClusterRun {
     /// Starts a cluster and waits until every consumer reads from every producer.
     ///
     /// # Errors
-    /// When something does not start, or `stop` comes first.
+    /// A process does not start, or `stop` is cancelled first.
     pub async fn start(args: &ClusterArgs, stop: &CancellationToken) -> Result<Self> {
         eprintln!("starting");
         let started = tokio::select! {
             started = Cluster::start(args) => started,
-            () = stop.cancelled() => bail!("stopped before everything had started"),
+            () = stop.cancelled() => bail!("interrupted before the cluster had started"),
         };
         let mut cluster = started?;
         let connected = tokio::select! {
             connected = cluster.wait_connected() => connected,
-            () = stop.cancelled() => Err(anyhow!("stopped before everything had started")),
+            () = stop.cancelled() => Err(anyhow!("interrupted before the cluster had started")),
         };
         if let Err(error) = connected {
             cluster.remove().await;
             return Err(error);
         }
-        let mut running = Self {
+        let mut run = Self {
             cluster,
             observer: Observer::default(),
             started: Instant::now(),
-            ended: None,
+            failure: None,
         };
-        running.observe().await;
-        Ok(running)
+        run.observe().await;
+        Ok(run)
     }
 
-    /// Looks at everything once.
+    /// Observes all processes once.
     pub async fn observe(&mut self) -> Observation {
         let targets = self.cluster.targets();
         self.observer.observe(&targets).await.clone()
     }
 
-    /// Runs a load to its end, looking at everything each second; `injector` gets a turn often. A process that ends by
-    /// itself ends it, unless `injector` is there to know better.
+    /// Runs a load to its end and observes all processes every second. An unexpected exit of a process ends the load; with an
+    /// `injector`, the injector checks this.
     pub async fn drive(
         &mut self,
         plan: Plan,
@@ -149,14 +149,14 @@ impl ClusterRun {
         observations.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         observations.reset();
-        let driven = loop {
+        let result = loop {
             let checked = tokio::select! {
                 Some(ended) = load.join_next() => break ended.map_err(Into::into).flatten(),
                 _ = observations.tick() => {
                     backlog_max = backlog_max.max(self.observe().await.backlog());
                     if injector.is_none() { self.cluster.check() } else { Ok(()) }
                 }
-                _ = ticks.tick(), if injector.is_some() && self.ended.is_none() => {
+                _ = ticks.tick(), if injector.is_some() && self.failure.is_none() => {
                     match &mut injector {
                         Some(injector) => self.tick(*injector, began.elapsed()).await,
                         None => Ok(()),
@@ -164,24 +164,24 @@ impl ClusterRun {
                 }
             };
             if let Err(error) = checked {
-                self.end(&error);
+                self.fail(&error);
                 load_stop.cancel();
             }
         };
-        let driven = driven.unwrap_or_else(|error| {
+        let result = result.unwrap_or_else(|error| {
             if !load_stop.is_cancelled() {
-                self.end(&error);
+                self.fail(&error);
             }
             LoadResult::default()
         });
         let after = self.observe().await;
         backlog_max = backlog_max.max(after.backlog());
-        let ended_early = match &self.ended {
+        let ended_early = match &self.failure {
             Some(_) => Some(EarlyEnd::ProcessExited),
             None => stop.is_cancelled().then_some(EarlyEnd::Interrupted),
         };
         LoadRun {
-            driven,
+            result,
             before,
             after,
             backlog_max,
@@ -189,31 +189,31 @@ impl ClusterRun {
         }
     }
 
-    /// Nothing more can be driven; the first reason counts.
-    pub fn end(&mut self, why: &anyhow::Error) {
-        self.ended.get_or_insert(format!("{why:#}"));
+    /// Records an error that prevents further loads; only the first one is kept.
+    pub fn fail(&mut self, error: &anyhow::Error) {
+        self.failure.get_or_insert(format!("{error:#}"));
     }
 
-    /// Stops producers and consumers in order; what went wrong, each once, a ledger that did not balance included.
+    /// Stops producers and consumers cleanly. Returns all failures once, including unbalanced ledgers.
     pub async fn stop(&mut self) -> Vec<String> {
         let stopped = self.cluster.stop().await;
-        let ended = self.ended.iter();
+        let failure = self.failure.iter();
         let others = stopped
             .iter()
-            .filter(|failure| self.ended.as_ref() != Some(*failure));
+            .filter(|failure| self.failure.as_ref() != Some(*failure));
         let unbalanced = self.observer.unbalanced();
-        ended.chain(others).cloned().chain(unbalanced).collect()
+        failure.chain(others).cloned().chain(unbalanced).collect()
     }
 
-    /// Removes what was made; what could not be removed, and what was seen.
+    /// Removes the cluster. Returns removal errors and the observations.
     pub async fn remove(self) -> (Vec<String>, Observer) {
         (self.cluster.remove().await, self.observer)
     }
 
-    /// Gives `injector` its turn.
+    /// Lets `injector` act once.
     ///
     /// # Errors
-    /// As [`Injector::turn`].
+    /// As [`Injector::tick`].
     pub async fn tick(&mut self, injector: &mut dyn Injector, elapsed: Duration) -> Result<()> {
         match injector.tick(&mut self.cluster, elapsed)? {
             Some(InjectorAction::Observe) => {
@@ -226,7 +226,7 @@ impl ClusterRun {
         Ok(())
     }
 
-    /// Waits until `is_settled`, as long as the backlog shrinks now and then.
+    /// Waits until `is_settled`, given the previous and the current observation, or until the backlog stops shrinking.
     pub async fn settle(
         &mut self,
         stop: &CancellationToken,
@@ -244,9 +244,9 @@ impl ClusterRun {
             let now = self.observe().await;
             let backlog = now.backlog();
             if let Err(error) = self.cluster.check() {
-                self.end(&error);
+                self.fail(&error);
             }
-            if self.ended.is_some() {
+            if self.failure.is_some() {
                 return settled(backlog);
             }
             if is_settled(&last, &now) {
@@ -255,20 +255,20 @@ impl ClusterRun {
             if backlog < best {
                 (best, best_at) = (backlog, Instant::now());
             }
-            let most = if stop.is_cancelled() {
+            let timeout = if stop.is_cancelled() {
                 SETTLE_INTERRUPTED_MAX
             } else {
                 SETTLE_MAX
             };
-            if best_at.elapsed() > SETTLE_TIMEOUT || began.elapsed() > most {
+            if best_at.elapsed() > SETTLE_TIMEOUT || began.elapsed() > timeout {
                 return settled(backlog.max(1));
             }
             last = now;
         }
     }
 
-    /// Holds every store against what was sent; producers and consumers have been stopped. `forgets_duplicates` says of
-    /// which nodes the consumers were restarted meanwhile.
+    /// Verifies every store; producers and consumers must be stopped. `forgets_duplicates`: whether the consumer of a node
+    /// was restarted.
     pub async fn verify(
         &mut self,
         sources: Vec<Source>,
@@ -276,7 +276,7 @@ impl ClusterRun {
         forgets_duplicates: &(dyn Fn(usize) -> bool + Sync),
         stop: &CancellationToken,
     ) -> Verification {
-        // Anyone who has interrupted the load still wants to know; a second Ctrl-C ends everything.
+        // An interrupted load is still verified; a second Ctrl-C ends the program.
         let stop = if stop.is_cancelled() {
             CancellationToken::new()
         } else {
@@ -301,8 +301,8 @@ impl ClusterRun {
                     match verdict {
                         Ok(Some(verdict)) => verification.verdicts.push(verdict),
                         Ok(None) => {
-                            let why = "there is no store, so only counts were compared";
-                            verification.not_verified = Some(why.to_owned());
+                            let reason = "without a store, only counts were compared";
+                            verification.not_verified = Some(reason.to_owned());
                         }
                         Err(error) => verification.failed.push(format!("{name}: {error:#}")),
                     }
@@ -315,7 +315,7 @@ impl ClusterRun {
     }
 }
 
-/// `None` when there is no store.
+/// Verifies the store of a node; `None` without a store.
 async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<StoreVerdict>> {
     if let Some(process) = node.backend.process() {
         process.check()?;
@@ -326,35 +326,35 @@ async fn verify_node(node: &mut Node, check: StoreCheck<'_>) -> Result<Option<St
         StoreBackend::Embedded(dir) => verify::embedded(dir, check).await,
         StoreBackend::Nothing => return Ok(None),
     };
-    verdict.context("cannot be read").map(Some)
+    verdict.context("failed to read the store").map(Some)
 }
 
 impl Verification {
-    /// None was possible, for this reason.
+    /// A verification that failed for this reason.
     #[must_use]
-    pub fn failed(why: String) -> Self {
+    pub fn failed(reason: String) -> Self {
         Self {
-            failed: vec![why],
+            failed: vec![reason],
             ..Self::default()
         }
     }
 }
 
-/// What a scenario does while a load runs.
+/// Actions on the cluster during a load, such as injected faults.
 pub trait Injector {
-    /// Does what is due; a line about it if it did something.
+    /// Performs due actions.
     ///
     /// # Errors
-    /// When it cannot, or a process has ended that nobody told to.
+    /// An action failed, or a process exited unexpectedly.
     fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>>;
-    /// Takes note that everything was looked at when it asked for that.
+    /// Called after an observation that [`InjectorAction::Observe`] requested.
     fn observed(&mut self);
 }
 
-/// What a turn came to.
+/// Result of a tick.
 pub enum InjectorAction {
-    /// Everything is to be looked at before the next turn: what was counted up to now goes with a process.
+    /// Requests an observation before the next tick, because the counters of a process are about to be lost.
     Observe,
-    /// Something was done.
+    /// Reports an action.
     Print(String),
 }

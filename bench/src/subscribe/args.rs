@@ -1,0 +1,78 @@
+//! Command-line options of `bench subscribe`.
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+
+use super::security::SecurityArgs;
+use crate::{report::ReportArgs, values::parse_rate};
+
+/// Open named streams from a producer, and check what arrives.
+///
+/// Without --duration or --requests, it runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
+/// violated the protocol (a sequence repeated, or missing without a gap), or received fewer cookies than --requests.
+#[derive(Debug, Clone, Args)]
+pub struct SubscribeArgs {
+    /// gRPC address of the producer.
+    #[arg(long, default_value = "http://127.0.0.1:7676")]
+    pub producer: String,
+    /// Number of streams, each with its own name and connection.
+    #[arg(short, long, default_value = "1")]
+    pub streams: NonZeroUsize,
+    /// Maximum duration.
+    #[arg(short, long, value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Number of cookies, received or declared lost, after which each stream ends.
+    #[arg(short, long)]
+    pub requests: Option<u64>,
+    /// Call of the streams.
+    #[arg(long, value_enum, default_value_t = Call::Subscribe)]
+    pub call: Call,
+    /// Prefix of stream names: NAME-1, NAME-2, … [default: bench-PID].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Do not reopen a stream that the producer has closed.
+    #[arg(long)]
+    pub once: bool,
+    /// Bytes read per second and stream, with the small windows of an ordinary client, to simulate a slow subscriber.
+    #[arg(long, value_name = "BYTES")]
+    pub read_rate: Option<NonZeroU64>,
+    /// TLS and token options.
+    #[command(flatten)]
+    pub security: SecurityArgs,
+    /// Fan-out options.
+    #[command(flatten)]
+    pub fan_out: FanOutArgs,
+    /// Output options.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Call of the `CookieStreamer` service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Call {
+    /// Chunks with sequences.
+    Subscribe,
+    /// One cookie per message without sequences, so that losses are not detected.
+    GetCookies,
+}
+
+/// Options of a fan-out measurement.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FanOutArgs {
+    /// Numbers of streams whose cost to measure. For each number, a producer is started on this machine and receives that many
+    /// streams and a load for --duration (default 5s).
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        conflicts_with_all = ["producer", "streams", "requests", "name", "once", "read_rate"]
+    )]
+    pub fan_out: Vec<NonZeroUsize>,
+    /// Requests per second of the load with --fan-out [default: as fast as responses arrive].
+    #[arg(short = 'l', long, requires = "fan_out", value_parser = parse_rate)]
+    pub rate: Option<NonZeroU64>,
+}
