@@ -1,10 +1,11 @@
-//! What only developers run: long runs under faults, and a store by itself.
+//! Scenarios for developers: long runs under faults, and measurements of a store.
 //!
-//! [`soak`] drives the whole system at one rate for long, with failures, and verifies every store. [`store`] writes cookies into a store as
-//! the consumer does, beside what the store can do at best. Both are scenarios as those of [`bench`](mod@bench), and made of its parts.
-//! Beside them lie the trials that are tests: `tests/it` runs everything for real, `sim`
-//! on a simulated network and clock, `interleavings` the log's own source under many thread schedules, and `fuzz` what reads
-//! outsiders' bytes; and `peers`, a workspace of its own, compares ours with NATS and Redis.
+//! [`soak`] runs the whole system at one rate under faults and verifies every store. [`store`] measures how fast the consumer's code
+//! writes to a store. Both are scenarios like those of [`bench`](mod@bench) and use its modules.
+//!
+//! Neighboring directories contain tests: `tests/it` runs the real programs, `sim` uses a simulated network and clock,
+//! `interleavings` runs the log under many thread schedules, and `fuzz` covers parsers of untrusted input. `brokers`, a
+//! separate workspace, compares the producer with NATS and Redis.
 
 pub mod soak;
 pub mod store;
@@ -14,7 +15,7 @@ use bench::program::{print, warn_of_profile};
 use clap::{Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
-/// Tries cookiesync under faults, and measures its stores.
+/// Test cookiesync under faults, and measure its stores.
 #[derive(Debug, Parser)]
 #[command(name = "trials", version = runtime::VERSION, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -24,7 +25,7 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  Ten minutes with all faults, and every store read in the end:
+  Run for ten minutes with all faults, and verify every store:
     trials soak --store mixed --consumers 2 --producers 2 --all-faults";
 
 #[derive(Debug, Subcommand)]
@@ -33,12 +34,10 @@ enum Command {
     Store(Box<store::StoreArgs>),
 }
 
-/// Runs what the command line asks for, until it ends or `stop`, and prints its report.
-///
-/// True when nothing was wrong.
+/// Runs the scenario of the command line to its end, or until `stop`, and prints its report; true if all checks passed.
 ///
 /// # Errors
-/// When the scenario could not do its work.
+/// The scenario cannot be run.
 pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     warn_of_profile();
     match cli.command {

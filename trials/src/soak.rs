@@ -1,31 +1,29 @@
-//! `trials soak`: the same cluster as `bench e2e` under constant load, while processes are killed, stopped and restarted;
-//! then the proof that every accepted cookie is in every store, but for what a killed producer may have taken with it.
+//! `trials soak`: the cluster of `bench e2e` under constant load and injected faults. At the end, every accepted cookie must be
+//! in every store, except for losses that consumers reported.
 
 mod allowed_losses;
 mod args;
+#[cfg(test)]
+mod fixtures;
 mod inject;
 mod outcome;
 mod plan;
 mod report;
 mod reported_losses;
-#[cfg(test)]
-mod samples;
 
-use std::{fs, num::NonZeroU64, time::Duration};
+use std::{fs, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use bench::{
-    cluster::{ClusterArgs, StoreChoice, netns},
-    e2e::{ClusterRun, DriveArgs, LoadResult, Settlement, Verification},
+    cluster::{StoreChoice, netns},
+    e2e::{ClusterRun, Settlement, Verification},
     load::Plan,
     memory,
     observe::{Observation, Role},
-    report::{ReportArgs, grouped, write_report},
+    report::{grouped, write_report},
     tools::skip,
-    values::{parse_rate, parse_time},
     verify::LostRequest,
 };
-use clap::Args;
 use runtime::unix_micros;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -34,52 +32,23 @@ use self::{
     allowed_losses::AllowedLosses, inject::FaultInjector, plan::Topology,
     reported_losses::ClockPair,
 };
-pub use self::{args::FaultArgs, inject::FaultEvent, outcome::SoakOutcome, plan::FaultKind};
+pub use self::{
+    args::{FaultArgs, SoakArgs},
+    inject::FaultEvent,
+    outcome::SoakOutcome,
+    plan::FaultKind,
+};
 
-/// Shorter loads measure nothing, and faults closer together would all be left out.
-const TIME_MIN: Duration = Duration::from_secs(1);
+/// Idle time after which all cookies count as stored; longer than the delay of a chunk and a batch.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// How long nothing may move until all is taken to be stored: more than a chunk waits, and a batch.
-const QUIET: Duration = Duration::from_secs(1);
-
-/// How often the last faults are looked after when the load has ended.
+/// Interval between two ticks of the injector after the load.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is kept of each request for the verification.
-const REQUEST_BYTES: u128 = 16;
-
-/// Drives the whole system at a constant rate while faults strike, and verifies every store in the end.
-///
-/// Faults are chosen by flags, each with a mean time between two of them; which process is struck, when and for how long is
-/// drawn from the seed before it begins, and printed. A cookie may be missing where the system does not promise more: one that a
-/// killed producer had accepted and not delivered, or one of a gap, and no more of them than the node's consumer reported. The exit
-/// code is 1 when anything else is missing, wrong or never sent, or a process did not end in order.
-#[derive(Debug, Clone, Args)]
-pub struct SoakArgs {
-    /// How long to send.
-    #[arg(long = "for", value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "10m")]
-    pub lasts: Duration,
-    /// Requests a second.
-    #[arg(short = 'l', long, value_parser = parse_rate, default_value = "20000")]
-    pub rate: NonZeroU64,
-    /// What is started.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// What is sent.
-    #[command(flatten)]
-    pub drive: DriveArgs,
-    /// Which faults strike.
-    #[command(flatten)]
-    pub faults: FaultArgs,
-    /// Where the report goes.
-    #[command(flatten)]
-    pub report: ReportArgs,
-}
-
-/// Drives until the time is over, or `stop`; writes the report.
+/// Runs to the end, or until `stop`; writes the report.
 ///
 /// # Errors
-/// When something cannot be started, or the report cannot be written. What goes wrong in between is a fault.
+/// The cluster cannot be started, or the report cannot be written. Errors in between are failures of the outcome.
 pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcome> {
     let (producers, nodes) = (args.cluster.producers.get(), args.cluster.consumers.get());
     let mongods: Vec<_> = (0..nodes)
@@ -95,7 +64,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         .kinds(!mongods.is_empty(), no_partitions.as_deref())?;
     let mut cluster = args.cluster.clone();
     cluster.own_network |= kinds.iter().any(|(kind, _)| kind.partition().is_some());
-    // What a consumer lost, exactly, is read from its log.
+    // The exact losses of a consumer are read from its log.
     let log = [
         "--log-format=json",
         "--log-filter=info,consumer::subscription=debug",
@@ -114,25 +83,24 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         mongods,
         partition_max: args.faults.partition_max,
     };
-    let plan = plan::plan(&kinds, &topology, args.lasts, seed);
+    let plan = plan::plan(&kinds, &topology, args.duration, seed);
     let mut run = ClusterRun::start(&cluster, stop).await?;
     if args.faults.all_faults
-        && let Some(why) = &no_partitions
+        && let Some(reason) = &no_partitions
     {
-        skip(format_args!("no network is cut: {why}"));
+        skip(format_args!("network partitions are unavailable: {reason}"));
     }
-    let what = format!(
+    eprintln!(
         "{}/s for {}, {} faults, seed {seed}",
         args.rate,
-        humantime::format_duration(args.lasts),
+        humantime::format_duration(args.duration),
         plan.len()
     );
-    eprintln!("{what}");
 
     let mut injector = FaultInjector::new(plan);
     let plan = Plan {
         rate: Some(args.rate),
-        duration: Some(args.lasts),
+        duration: Some(args.duration),
         ..args.drive.plan(seed, &run.cluster)?
     };
     let mut load_run = run.drive(plan, stop, Some(&mut injector)).await;
@@ -147,7 +115,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     eprintln!("stopping");
     let mut failures = std::mem::take(&mut injector.failures);
     let stopped = run.stop().await;
-    let is_orderly = stopped.is_empty();
+    let is_clean = stopped.is_empty();
     failures.extend(stopped);
     let observations = run.observer.observations();
     let now = ClockPair {
@@ -156,14 +124,14 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     };
     let allowed = logs.into_iter().map(|(name, log)| {
         let log = log.unwrap_or_else(|error| {
-            failures.push(format!("{name} does not say what it lost: {error:#}"));
+            failures.push(format!("{name}: its losses are unknown: {error:#}"));
             String::new()
         });
         (name, AllowedLosses::new(&log, observations, now))
     });
     let allowed: Vec<_> = allowed.collect();
     let sources = std::mem::take(&mut load_run.result.sources);
-    let verification = if settled.remaining > 0 && !is_orderly {
+    let verification = if settled.remaining > 0 && !is_clean {
         Verification::failed(format!(
             "{} cookies were never stored",
             grouped(settled.remaining)
@@ -177,7 +145,7 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
         run.verify(sources, &explain, &forgets_duplicates, stop)
             .await
     };
-    let mut outcome = SoakOutcome::new(outcome::Run {
+    let mut outcome = SoakOutcome::new(outcome::RunData {
         args,
         seed,
         interrupted,
@@ -201,34 +169,17 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
     Ok(outcome)
 }
 
-/// The log of each node's consumer.
+/// Logs of all consumers.
 fn logs(run: &ClusterRun) -> Vec<(String, Result<String>)> {
     let nodes = run.cluster.nodes.iter();
     let read = nodes.map(|node| {
-        let log = fs::read_to_string(node.process.log()).context("its log");
+        let log = fs::read_to_string(node.process.log()).context("failed to read its log");
         (node.name.clone(), log)
     });
     read.collect()
 }
 
-impl SoakArgs {
-    /// Refuses what would not leave half of the machine's memory to everything else.
-    fn check_memory(&self, memory_bytes: u64) -> Result<()> {
-        let requests = u128::from(self.rate.get()) * self.lasts.as_millis() / 1_000;
-        let needed = requests * REQUEST_BYTES;
-        if needed > u128::from(memory_bytes / 2) {
-            bail!(
-                "the verification of {requests} requests needs {} GiB of memory, more than half of this machine's {} GiB: lower \
-                 --rate or --for",
-                needed >> 30,
-                memory_bytes >> 30
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Ends the faults that have begun.
+/// Waits for the end of active faults.
 async fn finish_faults(
     run: &mut ClusterRun,
     injector: &mut FaultInjector,
@@ -245,20 +196,20 @@ async fn finish_faults(
     }
 }
 
-/// Waits until nothing moves any more. Counts do not tell, since those of killed processes are lost.
+/// Waits until no process handles cookies. Counts of killed processes are lost, so the backlog is not reliable.
 async fn settle(run: &mut ClusterRun, stop: &CancellationToken) -> Settlement {
     eprintln!("waiting for the stores");
-    let mut settled = run.settle(stop, is_quiet).await;
+    let mut settled = run.settle(stop, is_idle).await;
     if settled.remaining == 0 {
-        sleep(QUIET).await;
-        let again = run.settle(stop, is_quiet).await;
+        sleep(IDLE_TIME).await;
+        let again = run.settle(stop, is_idle).await;
         settled.seconds += again.seconds;
         settled.remaining = again.remaining;
     }
     settled
 }
 
-fn is_quiet(before: &Observation, now: &Observation) -> bool {
+fn is_idle(before: &Observation, now: &Observation) -> bool {
     let lag: u64 = now
         .of(Role::Producer)
         .map(|observed| observed.run.lag)
@@ -273,33 +224,4 @@ fn is_quiet(before: &Observation, now: &Observation) -> bool {
         counts.buffer_bytes == 0 && counts.outcomes.received == counts.outcomes.settled()
     });
     lag == 0 && is_empty && settled(before) == settled(now)
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        args: SoakArgs,
-    }
-
-    #[test]
-    fn soak_that_memory_cannot_hold_is_refused() {
-        let check = |flags: &str| {
-            let flags = std::iter::once("program").chain(flags.split_ascii_whitespace());
-            let args = Program::try_parse_from(flags).unwrap().args;
-            args.check_memory(16 << 30)
-        };
-        // Half of it holds 2^29 requests.
-        assert!(check("-l 100000 --for 1h").is_ok());
-        let rejected = check("-l 100000 --for 2h").unwrap_err().to_string();
-        assert!(
-            rejected.contains("720000000 requests needs 10 GiB"),
-            "{rejected}"
-        );
-    }
 }

@@ -1,10 +1,9 @@
-//! Which accepted cookies a node may lack: those of which its consumer said that it will not get them, and no more of them than it
-//! reported. Pure.
+//! Accepted cookies that a node may be missing: only those that its consumer reported as lost. Pure.
 //!
-//! A producer keeps cookies in memory only. What it had accepted and a node had not received is gone with it when it is killed,
-//! and the node's consumer says how many these are at most, and after which sequence. That, and no other knowledge of a
-//! kill, allows what the node lacks: at most so many, accepted after that sequence and before the next epoch. What is said
-//! of times that overlap is one loss, since a request under way in both may be of either.
+//! A killed producer loses the cookies that a node had not received, because it keeps them only in memory. The consumer of the
+//! node reports their maximum number and the last received sequence. This report alone determines the allowed losses: up to
+//! that number of cookies, accepted after that sequence and before the next epoch. Reports of overlapping times are merged,
+//! because a concurrent request may belong to either.
 
 use bench::{
     observe::{Observation, Role},
@@ -15,36 +14,36 @@ use tokio::time::Instant;
 
 use super::reported_losses::{ClockPair, LossKind, ReportedLoss};
 
-/// Cookies that a node may lack.
+/// Cookies that a node may be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AllowedLoss {
     producer: usize,
-    /// Between when and when they were accepted.
+    /// Bounds of their acceptance times.
     from: Instant,
     until: Instant,
-    /// How many at most, if its consumer knew.
+    /// Maximum number, if the consumer reported one.
     cookies: Option<u64>,
 }
 
-/// All that one node may lack.
+/// All allowed losses of one node.
 #[derive(Debug, Default)]
 pub(super) struct AllowedLosses {
     allowed: Vec<AllowedLoss>,
     pub(super) reported: ReportedTotals,
 }
 
-/// What a consumer reported, in all.
+/// Totals of the losses reported by a consumer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ReportedTotals {
     pub(super) cookies_in_gaps: u64,
-    pub(super) ends: u64,
-    /// After those ends that have a bound.
+    pub(super) epoch_ends: u64,
+    /// Maximum losses at epoch ends with a bound.
     pub(super) cookies_at_ends_max: u64,
     pub(super) ends_without_bound: u64,
 }
 
 impl AllowedLosses {
-    /// What the log of a node's consumer allows.
+    /// Losses allowed by the log of a consumer.
     pub(super) fn new(log: &str, observations: &[Observation], now: ClockPair) -> Self {
         let all = ReportedLoss::all(log);
         let reported = ReportedTotals::of(&all);
@@ -64,12 +63,12 @@ impl AllowedLosses {
         Self { allowed, reported }
     }
 
-    /// Whether the node may lack this.
+    /// Whether the node may be missing this request.
     pub(super) fn cover(&self, lost: &LostRequest) -> bool {
         self.allowed.iter().any(|loss| loss.covers(lost))
     }
 
-    /// What the node lacks beyond what its consumer reported: a sentence for each time, in seconds since `began`.
+    /// Losses beyond the report of the consumer: one sentence per loss, with times in seconds since `began`.
     pub(super) fn exceeded(&self, lost: &[LostRequest], began: Instant) -> Vec<String> {
         let mut missing = vec![0; self.allowed.len()];
         let mut ambiguous = Vec::new();
@@ -109,8 +108,8 @@ impl AllowedLoss {
         let max = self.cookies.filter(|max| missing > *max)?;
         let seconds = |at: Instant| at.saturating_duration_since(began).as_secs_f64();
         Some(format!(
-            "at least {} cookies are lost of those that producer {} accepted between {:.1} s and {:.1} s, though the consumer reported \
-             {} at most",
+            "at least {} cookies accepted by producer {} between {:.1} s and {:.1} s are missing, but the consumer reported a \
+             maximum of {}",
             grouped(missing),
             self.producer + 1,
             seconds(self.from),
@@ -122,18 +121,18 @@ impl AllowedLoss {
 
 impl ReportedTotals {
     fn of(all: &[ReportedLoss]) -> Self {
-        let mut tally = Self::default();
+        let mut totals = Self::default();
         for lost in all {
-            match (lost.what, lost.cookies) {
-                (LossKind::Gap, cookies) => tally.cookies_in_gaps += cookies.unwrap_or(0),
-                (LossKind::End(_), cookies) => {
-                    tally.ends += 1;
-                    tally.ends_without_bound += u64::from(cookies.is_none());
-                    tally.cookies_at_ends_max += cookies.unwrap_or(0);
+            match (lost.kind, lost.cookies) {
+                (LossKind::Gap, cookies) => totals.cookies_in_gaps += cookies.unwrap_or(0),
+                (LossKind::EpochEnd(_), cookies) => {
+                    totals.epoch_ends += 1;
+                    totals.ends_without_bound += u64::from(cookies.is_none());
+                    totals.cookies_at_ends_max += cookies.unwrap_or(0);
                 }
             }
         }
-        tally
+        totals
     }
 }
 
@@ -141,7 +140,7 @@ fn producer_names(at: &Observation) -> impl Iterator<Item = &str> {
     at.of(Role::Producer).map(|observed| observed.name.as_str())
 }
 
-/// Makes one of those whose times overlap.
+/// Merges losses with overlapping times.
 fn merged(mut allowed: Vec<AllowedLoss>) -> Vec<AllowedLoss> {
     allowed.sort_by_key(|loss| (loss.producer, loss.from));
     let mut merged: Vec<AllowedLoss> = Vec::new();
@@ -161,9 +160,9 @@ fn merged(mut allowed: Vec<AllowedLoss>) -> Vec<AllowedLoss> {
 mod tests {
     use std::time::Duration;
 
-    use super::{super::samples, *};
+    use super::{super::fixtures, *};
 
-    /// The time of the start by the clock that epochs are of.
+    /// Start time in Unix seconds, the clock of epochs.
     const START_UNIX: u64 = 1_000;
 
     struct Run {
@@ -172,17 +171,16 @@ mod tests {
     }
 
     impl Run {
-        /// Looks at one producer, one a second from the start on; of each, when its epoch began, in seconds since the start, and how many it
-        /// had accepted.
-        fn new(looks: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        /// Observations of one producer, one per second: start of its epoch in seconds since the start, and accepted cookies.
+        fn new(samples: impl IntoIterator<Item = (u64, u64)>) -> Self {
             let start = Instant::now();
-            let look = |(second, (began, appended)): (u64, (u64, u64))| {
+            let observation = |(second, (began, appended)): (u64, (u64, u64))| {
                 let at = start + Duration::from_secs(second);
-                samples::look(at, START_UNIX + began, appended)
+                fixtures::observation(at, START_UNIX + began, appended)
             };
             Self {
                 start,
-                observations: (0..).zip(looks).map(look).collect(),
+                observations: (0..).zip(samples).map(observation).collect(),
             }
         }
 
@@ -194,7 +192,7 @@ mod tests {
             AllowedLosses::new(&losses.join("\n"), &self.observations, now)
         }
 
-        /// A request of the one producer that was sent and answered at this time.
+        /// A request that was sent and answered at this time.
         fn lost(&self, millis: u64) -> LostRequest {
             let at = self.start + Duration::from_millis(millis);
             LostRequest {
@@ -204,30 +202,30 @@ mod tests {
             }
         }
 
-        /// Which of these are allowed, by themselves, and how many sentences are said of all of them together.
+        /// Checks which losses are allowed individually, and how many sentences report excess of all of them.
         #[track_caller]
         fn check(&self, losses: &[String], millis: &[u64], expected: &[bool], sentences: usize) {
             let allowed = self.allowed(losses);
             let lost: Vec<_> = millis.iter().map(|millis| self.lost(*millis)).collect();
             let found: Vec<_> = lost.iter().map(|lost| allowed.cover(lost)).collect();
             assert_eq!(found, expected, "{allowed:?}");
-            let said = allowed.exceeded(&lost, self.start);
-            assert_eq!(said.len(), sentences, "{said:?}");
+            let reported = allowed.exceeded(&lost, self.start);
+            assert_eq!(reported.len(), sentences, "{reported:?}");
         }
     }
 
-    /// The epoch that began at second `next` tells that at most so many cookies are lost after this sequence of the one that began with
-    /// the load.
+    /// The report of an epoch end: after the start of the epoch at second `next`, up to `cookies_max` cookies after `sequence` of
+    /// the first epoch are lost.
     fn end(next: u64, sequence: u64, cookies_max: u64) -> String {
         let [epoch, next] = [0, next].map(|second| (START_UNIX + second) * 1_000_000);
-        samples::end(epoch, sequence, Some(cookies_max), next)
+        fixtures::end(epoch, sequence, Some(cookies_max), next)
     }
 
     fn gap(first: u64, last: u64) -> String {
-        samples::gap(START_UNIX * 1_000_000, first, last)
+        fixtures::gap(START_UNIX * 1_000_000, first, last)
     }
 
-    /// A hundred cookies a second of an epoch that is killed at second 20, when the next begins.
+    /// 100 cookies per second, with a kill at second 20.
     fn killed_at_20() -> Run {
         Run::new((0..40).map(|second| match second {
             0..20 => (0, second * 100),
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_epoch_allows_its_newest_cookies_alone() {
+    fn killed_epoch_allows_only_its_newest_cookies() {
         let run = killed_at_20();
         let losses = [end(20, 1_850, 3)];
         let lost = [1_000, 17_900, 18_000, 19_500, 22_000];
@@ -244,33 +242,32 @@ mod tests {
     }
 
     #[test]
-    fn kill_that_no_consumer_reported_allows_nothing() {
+    fn unreported_kill_allows_no_loss() {
         let run = killed_at_20();
         run.check(&[], &[100, 19_900], &[false, false], 0);
-        let proved = [end(20, 1_850, 0)];
-        run.check(&proved, &[100, 19_900], &[false, false], 0);
+        let lossless = [end(20, 1_850, 0)];
+        run.check(&lossless, &[100, 19_900], &[false, false], 0);
     }
 
     #[test]
-    fn no_more_is_allowed_than_the_consumer_reported() {
+    fn losses_are_limited_to_the_reported_number() {
         let run = killed_at_20();
         let lost = [18_100, 18_200, 18_300, 18_400];
         run.check(&[end(20, 1_850, 4)], &lost, &[true; 4], 0);
         run.check(&[end(20, 1_850, 3)], &lost, &[true; 4], 1);
     }
 
-    /// Its whole time was allowed, and every cookie of it.
     #[test]
-    fn young_epoch_allows_no_more_than_the_consumer_reported() {
+    fn losses_of_a_short_epoch_are_limited_to_the_reported_number() {
         let run = Run::new((0..5).map(|second| (0, second * 100)));
         let lost = [500, 2_100, 4_100];
         run.check(&[end(5, 350, 2)], &lost, &[false, false, true], 0);
-        // A cursor that no look was as early as: the time is not known, the number is.
+        // The cursor is older than every observation: the time is unknown, the number is known.
         run.check(&[end(5, 0, 2)], &lost, &[true, true, true], 1);
     }
 
     #[test]
-    fn end_that_is_reported_again_from_where_the_store_stands_counts_once() {
+    fn repeated_report_of_an_epoch_end_counts_once() {
         let run = killed_at_20();
         let losses = [end(20, 1_850, 2), end(20, 1_750, 102)];
         assert_eq!(run.allowed(&losses).reported.cookies_at_ends_max, 102);
@@ -278,22 +275,22 @@ mod tests {
     }
 
     #[test]
-    fn times_that_overlap_share_what_was_reported() {
+    fn overlapping_losses_share_their_numbers() {
         let run = killed_at_20();
         let losses = [gap(1_810, 1_811), end(20, 1_900, 1)];
         let lost = [18_500, 18_600, 19_700];
         run.check(&losses, &lost, &[true; 3], 0);
         run.check(&losses, &[18_500, 18_600, 19_700, 19_800], &[true; 4], 1);
-        // Far apart, each has its own.
+        // Separate losses are counted separately.
         let losses = [gap(510, 511), end(20, 1_900, 1)];
         run.check(&losses, &[5_500, 5_600, 19_700], &[true; 3], 0);
         run.check(&losses, &[5_500, 19_700, 19_800], &[true; 3], 1);
     }
 
     #[test]
-    fn end_without_a_bound_allows_what_came_after_its_sequence() {
+    fn epoch_end_without_a_bound_allows_all_later_cookies() {
         let run = killed_at_20();
-        let losses = [samples::end(
+        let losses = [fixtures::end(
             START_UNIX * 1_000_000,
             1_850,
             None,

@@ -1,38 +1,77 @@
-//! Which faults are wanted, as on the command line.
+//! Command-line options of a soak run.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use anyhow::{Result, bail};
-use bench::values::parse_time;
+use bench::{
+    cluster::ClusterArgs,
+    e2e::DriveArgs,
+    report::ReportArgs,
+    values::{parse_rate, parse_time},
+};
 use clap::{Args, ValueEnum as _};
 
-use super::{FaultKind, TIME_MIN};
+use super::plan::FaultKind;
 
-/// Which faults strike, and how often.
+/// Minimum duration of a run, and minimum mean time between faults.
+const TIME_MIN: Duration = Duration::from_secs(1);
+
+/// Memory per request during verification.
+const REQUEST_BYTES: u128 = 16;
+
+/// Run the whole system at a constant rate under faults, and verify every store.
+///
+/// Flags select the kinds of faults and their mean intervals. Time, target and duration of each fault are drawn from the seed.
+/// A cookie may be missing if the system does not guarantee its delivery: if a killed producer had accepted but not delivered
+/// it, or if it is in a gap, and only as many as the consumer of the node reported. The exit code is 1 if other cookies are
+/// missing, stale or unexpected, or if a process did not shut down cleanly.
+#[derive(Debug, Clone, Args)]
+pub struct SoakArgs {
+    /// Duration of the load.
+    #[arg(long = "for", value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "10m")]
+    pub duration: Duration,
+    /// Requests per second.
+    #[arg(short = 'l', long, value_parser = parse_rate, default_value = "20000")]
+    pub rate: NonZeroU64,
+    /// Options of the cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Options of the load.
+    #[command(flatten)]
+    pub drive: DriveArgs,
+    /// Fault options.
+    #[command(flatten)]
+    pub faults: FaultArgs,
+    /// Output options.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Faults to inject.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Faults")]
 pub struct FaultArgs {
-    /// Faults of this kind, on average TIME apart, or as --fault-every says. May be given several times.
+    /// Kind of fault to inject, with its mean interval [default: --fault-every]. Repeatable.
     ///
-    /// kill-consumer, kill-mongod: SIGKILL, and a new start after 0.2 to 3 s.
+    /// kill-consumer, kill-mongod: SIGKILL, and a restart after 0.2 to 3 s.
     /// stop-consumer, stop-mongod: SIGSTOP for 1 to 5 s.
-    /// restart-consumer, restart-mongod: SIGTERM, and a new start after 0.2 to 3 s.
+    /// restart-consumer, restart-mongod: SIGTERM, and a restart after 0.2 to 3 s.
     /// stop-producer: SIGSTOP for 0.5 to 3 s.
-    /// restart-producer: SIGTERM, and a new start 0.1 to 1 s after it has drained.
-    /// kill-producer: SIGKILL, and a new start after 0.1 to 1 s. Cookies it had not delivered are lost.
-    /// partition-node: packets between a node and all producers vanish for 1 s up to --partition-max. Cuts need root.
-    /// drop-inbound-node: only packets to the node vanish, as with a half-open connection.
-    /// drop-outbound-node: only packets from the node vanish.
+    /// restart-producer: SIGTERM, and a restart 0.1 to 1 s after it has drained.
+    /// kill-producer: SIGKILL, and a restart after 0.1 to 1 s. Its undelivered cookies are lost.
+    /// partition-node: drops all packets between a node and the producers for 1 s to --partition-max. Requires root.
+    /// drop-inbound-node: drops only packets to the node, as with a half-open connection.
+    /// drop-outbound-node: drops only packets from the node.
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
     pub faults: Vec<(FaultKind, Option<Duration>)>,
-    /// Mean time between two faults of a kind that is named without one.
+    /// Mean interval of kinds without their own.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
     pub fault_every: Duration,
-    /// All kinds of faults that the stores and this machine allow; producers are restarted in order a quarter as often, since
-    /// nothing else may strike around that.
+    /// Inject all kinds of faults that the stores and this machine support. restart-producer has four times the interval,
+    /// because no other fault may be active around it.
     #[arg(long)]
     pub all_faults: bool,
-    /// The longest cut.
+    /// Maximum duration of a partition.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "60s")]
     pub partition_max: Duration,
 }
@@ -46,7 +85,7 @@ fn parse_fault(text: &str) -> Result<(FaultKind, Option<Duration>), String> {
 }
 
 impl FaultArgs {
-    /// Kinds, each with its mean time between two. `no_partitions` says why networks cannot be cut here.
+    /// Kinds of faults with their mean intervals. `no_partitions`: why partitions are unavailable, if so.
     pub(super) fn kinds(
         &self,
         has_mongod: bool,
@@ -54,7 +93,7 @@ impl FaultArgs {
     ) -> Result<Vec<(FaultKind, Duration)>> {
         let mut kinds = Vec::new();
         for &kind in FaultKind::value_variants() {
-            let every = match self.faults.iter().rfind(|(wanted, _)| *wanted == kind) {
+            let every = match self.faults.iter().rfind(|(selected, _)| *selected == kind) {
                 Some((_, every)) => every.unwrap_or(self.fault_every),
                 None if self.all_faults
                     && (has_mongod || !kind.needs_mongod())
@@ -68,34 +107,50 @@ impl FaultArgs {
                 None => continue,
             };
             if kind.partition().is_some()
-                && let Some(why) = no_partitions
+                && let Some(reason) = no_partitions
             {
-                bail!("{kind:?}: no network can be cut here: {why}");
+                bail!("{kind:?}: network partitions are unavailable: {reason}");
             }
             if kind.needs_mongod() && !has_mongod {
-                bail!(
-                    "{kind:?}: there is no mongod of ours to strike; --store mongodb starts one for each consumer, --store mixed \
-                     for every other"
-                );
+                bail!("{kind:?}: this run starts no mongod; use --store mongodb or mixed");
             }
             kinds.push((kind, every));
         }
         Ok(kinds)
     }
 
-    /// Whether any wanted fault cuts networks.
+    /// Whether a selected fault partitions networks.
     pub(super) fn may_partition(&self) -> bool {
-        let mut wanted = self.faults.iter();
-        self.all_faults || wanted.any(|(kind, _)| kind.partition().is_some())
+        let mut selected = self.faults.iter();
+        self.all_faults || selected.any(|(kind, _)| kind.partition().is_some())
+    }
+}
+
+impl SoakArgs {
+    /// Rejects runs whose verification needs more than half of the memory.
+    pub(super) fn check_memory(&self, memory_bytes: u64) -> Result<()> {
+        let requests = u128::from(self.rate.get()) * self.duration.as_millis() / 1_000;
+        let needed = requests * REQUEST_BYTES;
+        if needed > u128::from(memory_bytes / 2) {
+            bail!(
+                "verifying {requests} requests needs {} GiB of memory, more than half of the {} GiB of this machine; reduce \
+                 --rate or --for",
+                needed >> 30,
+                memory_bytes >> 30
+            );
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
-    fn fault_has_a_kind_and_may_have_a_time() {
+    fn fault_has_a_kind_and_an_optional_interval() {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         assert_eq!(
             parse_fault("drop-outbound-node"),
@@ -107,5 +162,27 @@ mod tests {
         );
         assert!(parse_fault("kill-everything").is_err());
         assert!(parse_fault("kill-mongod=soon").is_err());
+    }
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: SoakArgs,
+    }
+
+    #[test]
+    fn run_that_exceeds_memory_is_rejected() {
+        let check = |flags: &str| {
+            let flags = std::iter::once("program").chain(flags.split_ascii_whitespace());
+            let args = Program::try_parse_from(flags).unwrap().args;
+            args.check_memory(16 << 30)
+        };
+        // Half of the memory holds 2^29 requests.
+        assert!(check("-l 100000 --for 1h").is_ok());
+        let rejected = check("-l 100000 --for 2h").unwrap_err().to_string();
+        assert!(
+            rejected.contains("720000000 requests needs 10 GiB"),
+            "{rejected}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Does what the plan of faults says, turn by turn, while the load runs.
+//! Injects the planned faults during the load.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -17,31 +17,31 @@ use bench::{
 use rustix::process::Signal;
 use serde::Serialize;
 
-use super::plan::{Fault, FaultKind, Victim};
+use super::plan::{Fault, FaultKind, FaultTarget};
 
-/// How long an orderly end may take; longer than the drain the processes are told.
+/// How long a clean shutdown may take; longer than the drain timeout of the processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Something that was done.
+/// An injected fault, or its end.
 #[derive(Debug, Clone, Serialize)]
 pub struct FaultEvent {
-    /// Seconds since the begin of the load.
+    /// Seconds since the start of the load.
     pub seconds: f64,
-    /// What, to whom.
-    pub what: String,
+    /// Description of the event.
+    pub description: String,
 }
 
-/// Does the faults.
+/// Injector of planned faults.
 #[derive(Debug)]
 pub(super) struct FaultInjector {
     pending: VecDeque<Fault>,
-    /// Everything was looked at for the first that waits.
+    /// Whether all processes were observed for the next fault.
     is_observed: bool,
     active: Vec<ActiveFault>,
     pub(super) events: Vec<FaultEvent>,
-    /// How often a producer was killed.
+    /// Number of kills of producers.
     pub(super) killed: usize,
-    /// Nodes whose consumer lost what it has in memory only.
+    /// Nodes whose consumer was killed or restarted.
     pub(super) restarted: BTreeSet<usize>,
     pub(super) failures: Vec<String>,
 }
@@ -54,13 +54,13 @@ struct ActiveFault {
 
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// Stopped until then.
-    Stopped(Duration),
-    /// Told to end then.
+    /// Suspended until then.
+    Suspended(Duration),
+    /// SIGTERM was sent then.
     Terminating(Duration),
-    /// Not there until then.
+    /// Not running until then.
     Down(Duration),
-    /// Cut off until then.
+    /// Partitioned until then.
     Partitioned(Duration),
 }
 
@@ -77,42 +77,42 @@ impl FaultInjector {
         }
     }
 
-    /// No more faults from now on.
+    /// Starts no more faults.
     pub(super) fn stop_injecting(&mut self) {
         self.pending.clear();
     }
 
-    /// True while something is not as it was before.
+    /// Whether a fault is active.
     pub(super) fn is_active(&self) -> bool {
         !self.active.is_empty()
     }
 
-    fn is_struck(&self, victim: Victim) -> bool {
+    fn is_struck(&self, target: FaultTarget) -> bool {
         let mut active = self.active.iter();
-        active.any(|active| active.fault.victim == victim)
+        active.any(|active| active.fault.target == target)
     }
 
-    /// The next fault, when its time has come: not before the victim has got over the one before, which takes a mongod that
-    /// closes large files seconds.
+    /// The next fault if it is due and its target has recovered from the previous one. A mongod with large files may take
+    /// seconds to stop.
     fn due(&self, elapsed: Duration) -> Option<Fault> {
         let next = self.pending.front().copied();
-        next.filter(|fault| fault.at <= elapsed && !self.is_struck(fault.victim))
+        next.filter(|fault| fault.at <= elapsed && !self.is_struck(fault.target))
     }
 
-    /// Ends with the last words of a process that nobody told to end.
+    /// Fails if a process exited without a fault.
     fn check(&self, cluster: &mut Cluster) -> Result<()> {
-        let is_ours = |victim| self.is_struck(victim);
+        let is_expected = |target| self.is_struck(target);
         for (index, producer) in cluster.producers.iter_mut().enumerate() {
-            if !is_ours(Victim::Producer(index)) {
+            if !is_expected(FaultTarget::Producer(index)) {
                 producer.process.check()?;
             }
         }
         for (index, node) in cluster.nodes.iter_mut().enumerate() {
-            if !is_ours(Victim::Consumer(index)) {
+            if !is_expected(FaultTarget::Consumer(index)) {
                 node.process.check()?;
             }
             if let Some(mongod) = node.backend.process()
-                && !is_ours(Victim::Mongod(index))
+                && !is_expected(FaultTarget::Mongod(index))
             {
                 mongod.check()?;
             }
@@ -120,7 +120,7 @@ impl FaultInjector {
         Ok(())
     }
 
-    /// What is due of a fault that has begun.
+    /// Advances active faults; returns a description of the first change.
     fn advance(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<String>> {
         for index in 0..self.active.len() {
             let ActiveFault { fault, stage } = self.active[index];
@@ -128,24 +128,22 @@ impl FaultInjector {
                 if elapsed < until {
                     continue;
                 }
-                let (name, node_network) = node_network(cluster, fault.victim)?;
+                let (name, node_network) = node_network(cluster, fault.target)?;
                 node_network.heal()?;
                 self.active.remove(index);
                 return Ok(Some(format!("{name} reconnected")));
             }
-            let (name, process) = victim(cluster, fault.victim)?;
+            let (name, process) = process_of(cluster, fault.target)?;
             match stage {
-                Stage::Stopped(until) if elapsed >= until => {
+                Stage::Suspended(until) if elapsed >= until => {
                     process.signal(Signal::CONT)?;
-                    let what = format!("{name} resumed");
                     self.active.remove(index);
-                    return Ok(Some(what));
+                    return Ok(Some(format!("{name} resumed")));
                 }
                 Stage::Down(until) if elapsed >= until => {
                     process.restart()?;
-                    let what = format!("{name} restarted");
                     self.active.remove(index);
-                    return Ok(Some(what));
+                    return Ok(Some(format!("{name} restarted")));
                 }
                 Stage::Terminating(began) => {
                     let Some(status) = process.exit_status()? else {
@@ -157,11 +155,11 @@ impl FaultInjector {
                         continue;
                     };
                     if !status.success() {
-                        let words = process.last_lines(5);
+                        let log = process.last_lines(5);
                         self.failures
-                            .push(format!("{name} exited with {status}: {words}"));
+                            .push(format!("{name} exited with {status}: {log}"));
                     }
-                    self.active[index].stage = Stage::Down(elapsed + fault.lasts);
+                    self.active[index].stage = Stage::Down(elapsed + fault.duration);
                     return Ok(Some(format!("{name} exited ({status})")));
                 }
                 _ => {}
@@ -171,12 +169,12 @@ impl FaultInjector {
     }
 
     fn strike(&mut self, cluster: &mut Cluster, fault: Fault, elapsed: Duration) -> Result<String> {
-        let seconds = fault.lasts.as_secs_f64();
+        let seconds = fault.duration.as_secs_f64();
         if let Some(direction) = fault.kind.partition() {
             let ports = cluster.stream_ports();
-            let (name, node_network) = node_network(cluster, fault.victim)?;
+            let (name, node_network) = node_network(cluster, fault.target)?;
             node_network.partition(direction, &ports)?;
-            let stage = Stage::Partitioned(elapsed + fault.lasts);
+            let stage = Stage::Partitioned(elapsed + fault.duration);
             self.active.push(ActiveFault { fault, stage });
             let packets = match direction {
                 Direction::Both => "all packets dropped",
@@ -185,13 +183,13 @@ impl FaultInjector {
             };
             return Ok(format!("{name} partitioned for {seconds:.1} s: {packets}"));
         }
-        let (name, process) = victim(cluster, fault.victim)?;
-        let (stage, what) = match fault.kind {
+        let (name, process) = process_of(cluster, fault.target)?;
+        let (stage, description) = match fault.kind {
             FaultKind::StopConsumer | FaultKind::StopMongod | FaultKind::StopProducer => {
                 process.signal(Signal::STOP)?;
-                let until = elapsed + fault.lasts;
+                let until = elapsed + fault.duration;
                 (
-                    Stage::Stopped(until),
+                    Stage::Suspended(until),
                     format!("{name} suspended for {seconds:.1} s"),
                 )
             }
@@ -202,10 +200,10 @@ impl FaultInjector {
                     format!("{name} terminated, down for {seconds:.1} s"),
                 )
             }
-            // Cuts were handled above.
+            // Partitions were handled above.
             _ => {
                 process.kill()?;
-                let until = elapsed + fault.lasts;
+                let until = elapsed + fault.duration;
                 (
                     Stage::Down(until),
                     format!("{name} killed, down for {seconds:.1} s"),
@@ -213,21 +211,21 @@ impl FaultInjector {
             }
         };
         self.killed += usize::from(fault.kind == FaultKind::KillProducer);
-        if let (FaultKind::KillConsumer | FaultKind::RestartConsumer, Victim::Consumer(node)) =
-            (fault.kind, fault.victim)
+        if let (FaultKind::KillConsumer | FaultKind::RestartConsumer, FaultTarget::Consumer(node)) =
+            (fault.kind, fault.target)
         {
             self.restarted.insert(node);
         }
         self.active.push(ActiveFault { fault, stage });
-        Ok(what)
+        Ok(description)
     }
 }
 
 impl Injector for FaultInjector {
     fn tick(&mut self, cluster: &mut Cluster, elapsed: Duration) -> Result<Option<InjectorAction>> {
         self.check(cluster)?;
-        let mut what = self.advance(cluster, elapsed)?;
-        if what.is_none()
+        let mut description = self.advance(cluster, elapsed)?;
+        if description.is_none()
             && let Some(fault) = self.due(elapsed)
         {
             if !self.is_observed {
@@ -235,12 +233,15 @@ impl Injector for FaultInjector {
             }
             self.is_observed = false;
             self.pending.pop_front();
-            what = Some(self.strike(cluster, fault, elapsed)?);
+            description = Some(self.strike(cluster, fault, elapsed)?);
         }
-        Ok(what.map(|what| {
+        Ok(description.map(|description| {
             let seconds = elapsed.as_secs_f64();
-            let line = format!("{seconds:>7.1} s  {what}");
-            self.events.push(FaultEvent { seconds, what });
+            let line = format!("{seconds:>7.1} s  {description}");
+            self.events.push(FaultEvent {
+                seconds,
+                description,
+            });
             InjectorAction::Print(line)
         }))
     }
@@ -250,39 +251,39 @@ impl Injector for FaultInjector {
     }
 }
 
-/// The node's name, and its network.
-fn node_network(cluster: &Cluster, victim: Victim) -> Result<(String, &Namespace)> {
-    let found = match victim {
-        Victim::NodeNetwork(index) => cluster.nodes.get(index).zip(cluster.network(index)),
+/// Name and network of a node.
+fn node_network(cluster: &Cluster, target: FaultTarget) -> Result<(String, &Namespace)> {
+    let found = match target {
+        FaultTarget::NodeNetwork(index) => cluster.nodes.get(index).zip(cluster.network(index)),
         _ => None,
     };
     match found {
         Some((node, node_network)) => Ok((node.name.clone(), node_network)),
-        None => bail!("{victim:?} has no network of its own"),
+        None => bail!("{target:?} has no network namespace"),
     }
 }
 
-/// What it is called, and the process.
-fn victim(cluster: &mut Cluster, victim: Victim) -> Result<(String, &mut Process)> {
-    let found = match victim {
-        Victim::Producer(index) => {
+/// Name and process of a target.
+fn process_of(cluster: &mut Cluster, target: FaultTarget) -> Result<(String, &mut Process)> {
+    let found = match target {
+        FaultTarget::Producer(index) => {
             let producer = cluster.producers.get_mut(index);
             producer.map(|it| (it.process.name().to_owned(), &mut it.process))
         }
-        Victim::Consumer(index) => {
+        FaultTarget::Consumer(index) => {
             let node = cluster.nodes.get_mut(index);
             node.map(|it| (it.name.clone(), &mut it.process))
         }
-        Victim::Mongod(index) => {
+        FaultTarget::Mongod(index) => {
             let mongod = cluster.nodes.get_mut(index);
             let mongod = mongod.and_then(|it| it.backend.process());
             mongod.map(|it| (format!("mongod-{}", index + 1), it))
         }
-        Victim::NodeNetwork(_) => None,
+        FaultTarget::NodeNetwork(_) => None,
     };
     match found {
         Some(found) => Ok(found),
-        None => bail!("there is no {victim:?}"),
+        None => bail!("unknown target {target:?}"),
     }
 }
 
@@ -291,18 +292,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn victim_that_is_slow_to_end_is_struck_again_when_it_is_back() {
+    fn next_fault_waits_until_its_target_has_recovered() {
         let second = Duration::from_secs(1);
-        let fault = |at: u32, kind, victim| Fault {
+        let fault = |at: u32, kind, target| Fault {
             at: second * at,
             kind,
-            victim,
-            lasts: second,
+            target,
+            duration: second,
         };
-        let restart = fault(1, FaultKind::RestartMongod, Victim::Mongod(0));
+        let restart = fault(1, FaultKind::RestartMongod, FaultTarget::Mongod(0));
         let mut injector = FaultInjector::new(vec![
-            fault(5, FaultKind::StopMongod, Victim::Mongod(0)),
-            fault(6, FaultKind::KillConsumer, Victim::Consumer(0)),
+            fault(5, FaultKind::StopMongod, FaultTarget::Mongod(0)),
+            fault(6, FaultKind::KillConsumer, FaultTarget::Consumer(0)),
         ]);
         assert!(injector.due(second * 4).is_none());
         assert!(injector.due(second * 5).is_some());

@@ -1,8 +1,9 @@
-//! What a soak found, and its summary.
+//! Outcome of a soak run, and its summary.
 
 use std::time::Duration;
 
 use bench::{
+    e2e::{LoadResult, Settlement, Verification},
     observe::{Observation, ProcessCounts, Role},
     report::{Percentiles, grouped, per_second, plural, rate},
     verify::StoreVerdict,
@@ -10,61 +11,61 @@ use bench::{
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{AllowedLosses, FaultEvent, FaultKind, LoadResult, Settlement, SoakArgs, Verification};
+use super::{allowed_losses::AllowedLosses, args::SoakArgs, inject::FaultEvent, plan::FaultKind};
 
-/// What was done, what was seen, and what was found to be wrong.
+/// Events, measurements and failed checks of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakOutcome {
-    /// Consumers, each with a store.
+    /// Number of consumers, each with its own store.
     pub consumers: usize,
-    /// Producers.
+    /// Number of producers.
     pub producers: usize,
-    /// What the stores are.
+    /// Kind of the stores.
     pub store: &'static str,
-    /// Makes the same cookies and the same faults again.
+    /// Seed of cookies and faults.
     pub seed: u64,
-    /// Requests a second that were asked for.
+    /// Configured requests per second.
     pub rate: u64,
-    /// How long they were sent.
+    /// Duration of the load.
     pub seconds: f64,
-    /// Whether it was ended before its time.
+    /// Whether the run was interrupted.
     pub interrupted: bool,
-    /// Requests that left.
+    /// Requests sent.
     pub sent: u64,
-    /// Requests answered with 200.
+    /// Requests with response 200.
     pub accepted: u64,
-    /// Requests answered otherwise.
+    /// Requests with another response.
     pub rejected: u64,
-    /// Requests without an answer: what became of them is unknown.
+    /// Requests without a response, whose outcome is unknown.
     pub unanswered: u64,
-    /// Requests that should have left and did not.
+    /// Due requests that were not sent.
     pub unsent: u64,
-    /// `accepted` a second.
+    /// Accepted requests per second.
     pub accepted_per_second: f64,
-    /// From the intended time to the answer.
+    /// Latency from the intended send time to the response.
     pub edge_micros: Option<Percentiles>,
-    /// Largest number of cookies that were accepted and not stored, as far as counts survived.
+    /// Maximum backlog observed; counts of killed processes are missing.
     pub backlog_max: u64,
-    /// How the backlog went away.
+    /// Result of waiting for the backlog.
     pub settled: Settlement,
-    /// Cookies that each consumer said it will not get.
+    /// Lost cookies reported by each consumer.
     pub lost: Vec<u64>,
-    /// Epochs of producers of which each consumer said that their end is unknown.
+    /// Producer restarts with uncertain losses, by consumer.
     pub uncertain_restarts: Vec<u64>,
-    /// The kinds of faults, each with the mean seconds between two.
+    /// Kinds of faults, with their mean intervals in seconds.
     pub kinds: Vec<(FaultKind, f64)>,
-    /// What was done, in the order of time.
+    /// Injected faults in order of time.
     pub events: Vec<FaultEvent>,
-    /// Whether every accepted cookie is in every store.
+    /// Verification of the stores.
     pub verification: Verification,
-    /// What the run says, in sentences.
+    /// Conclusions in sentences.
     pub findings: Vec<String>,
-    /// What is wrong; empty when all is well.
+    /// Failed checks; empty if the run passed.
     pub failures: Vec<String>,
 }
 
-/// What an outcome is made of.
-pub(super) struct Run<'a> {
+/// Data of a finished run.
+pub(super) struct RunData<'a> {
     pub(super) args: &'a SoakArgs,
     pub(super) seed: u64,
     pub(super) interrupted: bool,
@@ -73,11 +74,11 @@ pub(super) struct Run<'a> {
     pub(super) settled: Settlement,
     pub(super) kinds: &'a [(FaultKind, Duration)],
     pub(super) events: Vec<FaultEvent>,
-    /// Producers that were killed.
+    /// Number of kills of producers.
     pub(super) killed: usize,
-    /// When the load began.
+    /// Start of the load.
     pub(super) began: Instant,
-    /// What each node may lack, by its name.
+    /// Allowed losses by node name.
     pub(super) allowed: Vec<(String, AllowedLosses)>,
     pub(super) verification: Verification,
     pub(super) failures: Vec<String>,
@@ -85,7 +86,7 @@ pub(super) struct Run<'a> {
 }
 
 impl SoakOutcome {
-    pub(super) fn new(run: Run<'_>) -> Self {
+    pub(super) fn new(run: RunData<'_>) -> Self {
         let result = run.result;
         let counts = &result.counts;
         let last = run.observations.last().unwrap_or(run.before);
@@ -135,24 +136,23 @@ impl SoakOutcome {
 
     fn add_failures(&mut self) {
         self.failures.extend(self.verification.unverified());
-        let edge_is_struck = self.kinds.iter().any(|(kind, _)| kind.affects_edge());
-        let without_answer = self.rejected + self.unanswered;
-        if without_answer > 0 && !edge_is_struck {
+        let edge_is_affected = self.kinds.iter().any(|(kind, _)| kind.affects_edge());
+        let failed = self.rejected + self.unanswered;
+        if failed > 0 && !edge_is_affected {
             self.failures.push(format!(
-                "{without_answer} requests were refused or not answered, though no producer was struck"
+                "{failed} requests were rejected or unanswered, although no fault affected a producer"
             ));
         }
         let lost: u64 = self.lost.iter().sum();
         if lost == 0 {
-            self.findings
-                .push("no consumer had to be told that it lost a cookie".to_owned());
+            self.findings.push("no consumer reported a loss".to_owned());
         }
         let verdicts = self.verification.verdicts.iter();
         let wrong = verdicts.filter(|verdict| !verdict.has_passed());
         self.failures.extend(wrong.map(StoreVerdict::line));
     }
 
-    /// Holds what is missing against what the consumers reported.
+    /// Compares missing cookies with the losses reported by consumers.
     fn check_losses(&mut self, killed: usize, allowed: &[(String, AllowedLosses)], began: Instant) {
         for verdict in &self.verification.verdicts {
             let of_node = allowed.iter().find(|(node, _)| *node == verdict.node);
@@ -160,36 +160,35 @@ impl SoakOutcome {
                 continue;
             };
             let exceeded = allowed.exceeded(&verdict.lost, began);
-            let exceeded = exceeded.iter().map(|what| format!("{node}: {what}"));
+            let exceeded = exceeded.iter().map(|it| format!("{node}: {it}"));
             self.failures.extend(exceeded);
             let reported = allowed.reported;
             self.findings.push(format!(
-                "{node}: {} pairs are missing or stale and allowed: the {} requests they lack at least were under way while their \
-                 producers accepted what the node's consumer reported: gaps ({} cookies) and ends of epochs of producers ({}, \
-                 with {} cookies at most; producers were killed {}), give or take two seconds",
+                "{node}: {} missing or stale pairs (at least {} requests) are explained by losses reported by its consumer: gaps ({} \
+                 cookies) and epoch ends ({}, up to {} cookies; producers were killed {})",
                 grouped(verdict.explained),
                 grouped(verdict.lost.len() as u64),
                 grouped(reported.cookies_in_gaps),
-                grouped(reported.ends),
+                grouped(reported.epoch_ends),
                 grouped(reported.cookies_at_ends_max),
                 plural(killed, "time")
             ));
             if reported.ends_without_bound > 0 {
                 self.findings.push(format!(
-                    "{node}: of {} of these ends no bound is known, so that they allow any number",
+                    "{node}: {} of these epoch ends have no bound and allow any loss",
                     grouped(reported.ends_without_bound)
                 ));
             }
         }
     }
 
-    /// True when nothing is missing but what may be.
+    /// Whether all checks passed.
     #[must_use]
     pub fn has_passed(&self) -> bool {
         self.failures.is_empty()
     }
 
-    /// The summary for a person.
+    /// The summary for the terminal.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut lines = vec![
@@ -208,7 +207,7 @@ impl SoakOutcome {
                 self.seed
             ),
             format!(
-                "sent {}, accepted {}, refused {}, unanswered {}, unsent {}",
+                "sent {}, accepted {}, rejected {}, unanswered {}, unsent {}",
                 grouped(self.sent),
                 grouped(self.accepted),
                 grouped(self.rejected),
@@ -216,7 +215,7 @@ impl SoakOutcome {
                 grouped(self.unsent)
             ),
             format!(
-                "at most {} waiting; all stored {:.1} s after the end; lost {:?}, uncertain restarts {:?}",
+                "peak backlog {}, stored {:.1} s after the end; lost {:?}, uncertain restarts {:?}",
                 grouped(self.backlog_max),
                 self.settled.seconds,
                 self.lost,
@@ -233,7 +232,7 @@ impl SoakOutcome {
         lines.extend(
             self.failures
                 .iter()
-                .map(|failure| format!("WRONG     {failure}")),
+                .map(|failure| format!("FAILED    {failure}")),
         );
         lines.join("\n")
     }

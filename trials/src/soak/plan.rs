@@ -1,4 +1,4 @@
-//! Which faults strike when: drawn from a seed before the load begins, so that a run can be repeated. Pure.
+//! The plan of all faults, drawn from a seed so that a run can be repeated. Pure.
 
 use std::time::Duration;
 
@@ -6,98 +6,101 @@ use bench::{cluster::netns::Direction, traffic::nth_word};
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// No fault strikes before: everything is to have begun.
+/// Time of the first fault at the earliest.
 const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);
 
-/// Between the end of a fault and the next to the same process: time to connect again and catch up.
+/// Minimum time between two faults of the same target, to reconnect and catch up.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// An orderly restart of a producer loses nothing only for consumers that are there and whose stores work. So nothing else
-/// strikes for as long before, for a backlog to be gone, and after, while it drains.
+/// Fault-free times before a clean restart of a producer, to work off a backlog, and after it, to drain. The restart loses no
+/// cookie only if all consumers are connected and their stores work.
 const BEFORE_RESTART: Duration = Duration::from_secs(6);
 const AFTER_RESTART: Duration = Duration::from_secs(4);
 
-/// After a cut a consumer may still wait to connect, and then has all of it to catch up with.
+/// Fault-free time between a partition and a clean restart: the consumer must reconnect and catch up.
 const RESTART_AFTER_PARTITION: Duration = Duration::from_secs(20);
 
-/// A cut is at least as long, in milliseconds; how long at most is asked for.
+/// Minimum duration of a partition in milliseconds.
 const PARTITION_MILLIS_MIN: u64 = 1_000;
 
-/// Keeps what is drawn here apart from everything else that is drawn from the seed.
+/// Separates the draws of this module from others of the same seed.
 const FAULTS: u64 = 0x6a09_e667_f3bc_c908;
 
-/// What is done to a process.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// SIGKILL, and a new start.
+    /// SIGKILL, then restart.
     KillConsumer,
-    /// SIGSTOP, and SIGCONT.
+    /// SIGSTOP, then SIGCONT.
     StopConsumer,
-    /// SIGTERM, and a new start.
+    /// SIGTERM, then restart.
     RestartConsumer,
-    /// Its packets to and from producers vanish.
+    /// Drops all packets between a node and the producers.
     PartitionNode,
-    /// Those to it vanish.
+    /// Drops packets to a node.
     DropInboundNode,
-    /// Those from it vanish.
+    /// Drops packets from a node.
     DropOutboundNode,
-    /// SIGKILL, and a new start.
+    /// SIGKILL, then restart.
     KillMongod,
-    /// SIGSTOP, and SIGCONT.
+    /// SIGSTOP, then SIGCONT.
     StopMongod,
-    /// SIGTERM, and a new start.
+    /// SIGTERM, then restart.
     RestartMongod,
-    /// SIGSTOP, and SIGCONT.
+    /// SIGSTOP, then SIGCONT.
     StopProducer,
-    /// SIGTERM, and a new start when it has drained.
+    /// SIGTERM, then restart after the drain.
     RestartProducer,
-    /// SIGKILL, and a new start.
+    /// SIGKILL, then restart.
     KillProducer,
 }
 
-/// What a fault is done to.
+/// Target of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Victim {
+pub(super) enum FaultTarget {
     Producer(usize),
     Consumer(usize),
     Mongod(usize),
-    /// The way between a node and all producers.
+    /// Network between a node and all producers.
     NodeNetwork(usize),
 }
 
-/// What there is to strike.
+/// Possible targets of faults.
 #[derive(Debug, Clone)]
 pub(super) struct Topology {
     pub(super) producers: usize,
     pub(super) nodes: usize,
-    /// The nodes with a mongod of ours.
+    /// Nodes with their own mongod.
     pub(super) mongods: Vec<usize>,
-    /// How long a cut lasts at most.
+    /// Maximum duration of a partition.
     pub(super) partition_max: Duration,
 }
 
 impl Topology {
-    fn victims(&self, kind: FaultKind) -> Vec<Victim> {
+    fn targets(&self, kind: FaultKind) -> Vec<FaultTarget> {
         match kind {
             FaultKind::KillConsumer | FaultKind::StopConsumer | FaultKind::RestartConsumer => {
-                (0..self.nodes).map(Victim::Consumer).collect()
+                (0..self.nodes).map(FaultTarget::Consumer).collect()
             }
             FaultKind::PartitionNode | FaultKind::DropInboundNode | FaultKind::DropOutboundNode => {
-                (0..self.nodes).map(Victim::NodeNetwork).collect()
+                (0..self.nodes).map(FaultTarget::NodeNetwork).collect()
             }
-            FaultKind::KillMongod | FaultKind::StopMongod | FaultKind::RestartMongod => {
-                self.mongods.iter().copied().map(Victim::Mongod).collect()
-            }
+            FaultKind::KillMongod | FaultKind::StopMongod | FaultKind::RestartMongod => self
+                .mongods
+                .iter()
+                .copied()
+                .map(FaultTarget::Mongod)
+                .collect(),
             FaultKind::StopProducer | FaultKind::RestartProducer | FaultKind::KillProducer => {
-                (0..self.producers).map(Victim::Producer).collect()
+                (0..self.producers).map(FaultTarget::Producer).collect()
             }
         }
     }
 
-    /// Shortest and longest, in milliseconds. Producers are away for less than a load waits for a connection, and
-    /// stopped for less than it waits for an answer.
-    fn lasts_millis(&self, kind: FaultKind) -> (u64, u64) {
+    /// Minimum and maximum duration in milliseconds. Producers are down for less than the connect timeout of a load, and
+    /// suspended for less than its response timeout.
+    fn duration_millis(&self, kind: FaultKind) -> (u64, u64) {
         match kind {
             FaultKind::StopConsumer | FaultKind::StopMongod => (1_000, 5_000),
             FaultKind::StopProducer => (500, 3_000),
@@ -116,15 +119,15 @@ impl Topology {
     }
 }
 
-/// One fault.
+/// A planned fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Since the begin of the load.
+    /// Time since the start of the load.
     pub(super) at: Duration,
     pub(super) kind: FaultKind,
-    pub(super) victim: Victim,
-    /// How long the process is stopped, or away after its end.
-    pub(super) lasts: Duration,
+    pub(super) target: FaultTarget,
+    /// How long the process is suspended, or down after its exit.
+    pub(super) duration: Duration,
 }
 
 impl FaultKind {
@@ -135,7 +138,7 @@ impl FaultKind {
         )
     }
 
-    /// Which packets of a node vanish.
+    /// Dropped packets, for partitions.
     pub(super) fn partition(self) -> Option<Direction> {
         match self {
             Self::PartitionNode => Some(Direction::Both),
@@ -145,23 +148,23 @@ impl FaultKind {
         }
     }
 
-    /// Whether requests may stay without an answer, or be refused.
+    /// Whether requests may remain unanswered or be rejected.
     pub(super) fn affects_edge(self) -> bool {
         matches!(self, Self::RestartProducer | Self::KillProducer)
     }
 }
 
 impl Fault {
-    fn ends(&self) -> Duration {
-        self.at + self.lasts
+    fn end(&self) -> Duration {
+        self.at + self.duration
     }
 
     fn collides_with(&self, other: &Self) -> bool {
         let apart =
-            |earlier: &Self, later: &Self, pause: Duration| earlier.ends() + pause <= later.at;
+            |earlier: &Self, later: &Self, pause: Duration| earlier.end() + pause <= later.at;
         let pause_after = |fault: &Self, next: &Self| {
             let mut pause = Duration::ZERO;
-            if fault.victim == next.victim {
+            if fault.target == next.target {
                 pause = PAUSE;
             }
             if next.kind == FaultKind::RestartProducer {
@@ -175,7 +178,7 @@ impl Fault {
             }
             pause
         };
-        let is_free = self.victim != other.victim
+        let is_free = self.target != other.target
             && self.kind != FaultKind::RestartProducer
             && other.kind != FaultKind::RestartProducer;
         !is_free
@@ -184,11 +187,11 @@ impl Fault {
     }
 }
 
-/// Faults of each kind, on average so far apart, within `lasts`; what would collide with another is left out.
+/// Draws faults of each kind with its mean interval, within `duration`. Faults that collide with others are omitted.
 pub(super) fn plan(
     kinds: &[(FaultKind, Duration)],
     topology: &Topology,
-    lasts: Duration,
+    duration: Duration,
     seed: u64,
 ) -> Vec<Fault> {
     let mut drawn = 0;
@@ -196,33 +199,33 @@ pub(super) fn plan(
         drawn += 1;
         from + nth_word(seed ^ FAULTS, drawn) % (to - from + 1)
     };
-    let mut wanted = Vec::new();
+    let mut candidates = Vec::new();
     for &(kind, mean) in kinds {
         let mean = millis(mean).max(2);
         let mut at = FIRST_FAULT_AFTER;
-        let victims = topology.victims(kind);
-        let (shortest, longest) = topology.lasts_millis(kind);
-        if victims.is_empty() {
+        let targets = topology.targets(kind);
+        let (min, max) = topology.duration_millis(kind);
+        if targets.is_empty() {
             continue;
         }
         loop {
             at += Duration::from_millis(draw(mean / 2, mean + mean / 2));
-            if at >= lasts {
+            if at >= duration {
                 break;
             }
-            let index = usize::try_from(draw(0, victims.len() as u64 - 1)).unwrap_or(0);
-            wanted.push(Fault {
+            let index = usize::try_from(draw(0, targets.len() as u64 - 1)).unwrap_or(0);
+            candidates.push(Fault {
                 at,
                 kind,
-                victim: victims[index],
-                lasts: Duration::from_millis(draw(shortest, longest)),
+                target: targets[index],
+                duration: Duration::from_millis(draw(min, max)),
             });
         }
     }
-    // What needs most room comes first, or would never find it.
-    wanted.sort_by_key(|fault| (fault.kind != FaultKind::RestartProducer, fault.at));
+    // Restarts of producers first: they need the longest fault-free times.
+    candidates.sort_by_key(|fault| (fault.kind != FaultKind::RestartProducer, fault.at));
     let mut faults: Vec<Fault> = Vec::new();
-    for fault in wanted {
+    for fault in candidates {
         if !faults.iter().any(|earlier| earlier.collides_with(&fault)) {
             faults.push(fault);
         }
@@ -257,37 +260,37 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_makes_the_same_faults_and_another_others() {
+    fn faults_depend_on_the_seed() {
         assert_eq!(all(1), all(1));
         assert_ne!(all(1), all(2));
     }
 
     #[test]
-    fn every_kind_strikes_within_the_time_and_none_collides() {
+    fn every_kind_is_planned_without_collisions() {
         let faults = all(3);
         for kind in FaultKind::value_variants() {
             assert!(faults.iter().any(|fault| fault.kind == *kind), "{kind:?}");
         }
         for (index, fault) in faults.iter().enumerate() {
             assert!(fault.at >= FIRST_FAULT_AFTER && fault.at < 600 * SECOND);
-            assert_ne!(fault.victim, Victim::Mongod(1), "it has none");
+            assert_ne!(fault.target, FaultTarget::Mongod(1), "node 1 has no mongod");
             for later in &faults[index + 1..] {
                 assert!(fault.at <= later.at && !fault.collides_with(later));
-                if later.victim == fault.victim {
-                    assert!(fault.ends() + PAUSE <= later.at, "{fault:?} {later:?}");
+                if later.target == fault.target {
+                    assert!(fault.end() + PAUSE <= later.at, "{fault:?} {later:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn producer_is_restarted_in_order_only_while_nothing_else_is_broken() {
+    fn producer_restarts_are_planned_in_fault_free_times() {
         let faults = all(4);
         let mut restarts = 0;
         for (index, restart) in faults.iter().enumerate() {
             if restart.kind == FaultKind::RestartProducer {
                 let mut before = faults[..index].iter();
-                assert!(before.all(|fault| fault.ends() + BEFORE_RESTART <= restart.at));
+                assert!(before.all(|fault| fault.end() + BEFORE_RESTART <= restart.at));
                 restarts += 1;
             }
         }

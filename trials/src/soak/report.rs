@@ -1,4 +1,4 @@
-//! A soak as a report: what was done, and plots of everything over time.
+//! Report of a soak run: events, and plots over time.
 
 use bench::{
     observe::{Observation, plots},
@@ -6,7 +6,7 @@ use bench::{
 };
 use tokio::time::Instant;
 
-use super::SoakOutcome;
+use super::outcome::SoakOutcome;
 
 pub(super) fn report(
     outcome: &SoakOutcome,
@@ -26,12 +26,15 @@ pub(super) fn report(
     report.findings.extend(outcome.findings.iter().cloned());
     report.failures.clone_from(&outcome.failures);
     report.seconds = outcome.seconds;
-    let note = format!("Drawn from the seed {}.", outcome.seed);
+    let note = format!("Seed {}.", outcome.seed);
     let events = outcome.events.iter().map(|event| {
-        let when = SECONDS.of("after", event.seconds);
-        Row::new("", [when, Measurement::text("what", event.what.clone())])
+        let when = SECONDS.of("time", event.seconds);
+        Row::new(
+            "",
+            [when, Measurement::text("event", event.description.clone())],
+        )
     });
-    report.add("What was done", &note, events.collect::<Vec<_>>());
+    report.add("Faults", &note, events.collect::<Vec<_>>());
     report.plots = plots(observations, began);
     report.with_outcome(outcome)
 }

@@ -1,8 +1,8 @@
-//! Which cookies consumers reported as lost, and when these were accepted. Pure.
+//! Losses reported by consumers, and the acceptance times of the lost cookies. Pure.
 //!
-//! A consumer's log names each gap by its producer, epoch and sequences; and, once a producer's next epoch answers, how
-//! many cookies it may lack after a sequence of the epoch before. The looks at that producer, once a second, say when
-//! it had accepted how many: so a request that may be one of these was under way between two looks.
+//! The log of a consumer contains producer, epoch and sequences of each gap. After a producer restart, it contains the maximum
+//! loss after a sequence of the previous epoch. The observations of the producer, once per second, show how many cookies it had
+//! accepted by then. So a lost request was in progress between two observations.
 
 use std::time::Duration;
 
@@ -10,63 +10,63 @@ use bench::observe::{Observation, Role};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-/// The time between a look and what it saw, and between an answer and the count of it.
+/// Delay between an observation and its data, and between a response and its count.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// How far the start that a producer says may be from its epoch: both are taken as it starts. Two of its epochs
-/// begin further apart than twice that, as no fault strikes within three seconds after another.
+/// Maximum difference between the start time of a producer and its epoch. Two epochs are further apart than twice this,
+/// because faults of a process are at least three seconds apart.
 const START_SECONDS: u64 = 1;
 
-/// Cookies that a consumer will not get, or may not, as it reported them.
+/// Cookies that a consumer reported as lost or possibly lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedLoss {
     pub(super) producer: String,
     pub(super) epoch: u64,
     pub(super) first: u64,
-    /// `u64::MAX` when the consumer knew no bound.
+    /// `u64::MAX` if no bound was reported.
     pub(super) last: u64,
-    /// How many of these at most, if that is known.
+    /// Maximum number of lost cookies, if known.
     pub(super) cookies: Option<u64>,
-    pub(super) what: LossKind,
+    pub(super) kind: LossKind,
 }
 
-/// What a consumer reported.
+/// Kind of a reported loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LossKind {
-    /// In the midst of an epoch.
+    /// A gap within an epoch.
     Gap,
-    /// At most so many, of the end of an epoch, and of epochs since then up to the one with this epoch.
-    End(u64),
+    /// The end of an epoch, and all epochs up to, not including, this one.
+    EpochEnd(u64),
 }
 
-/// One moment by two clocks.
+/// A point in time on two clocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ClockPair {
     pub(super) at: Instant,
     pub(super) unix_micros: u64,
 }
 
-/// The lines of a consumer's log that are of losses, in JSON.
+/// A JSON log message of a consumer about a loss.
 #[derive(Debug, Deserialize)]
 struct LogLine {
     producer: String,
     epoch: u64,
-    /// Of a gap.
+    /// First sequence of a gap.
     first: Option<u64>,
     last: Option<u64>,
-    /// Of the end of an epoch: what was received of it.
+    /// Last received sequence of an ended epoch.
     sequence: Option<u64>,
     new_epoch: Option<u64>,
-    /// How many exactly.
+    /// Exact number.
     lost: Option<u64>,
-    /// How many at most.
+    /// Maximum number.
     cookies_max: Option<u64>,
     message: String,
 }
 
 impl ReportedLoss {
-    /// All of a log, those of overlapping sequences as one: a consumer that was killed may report an end again, from where its store
-    /// stands.
+    /// All losses of a log. Overlapping ones are merged, because a restarted consumer may report an epoch end again from the
+    /// cursor in its store.
     pub(super) fn all(log: &str) -> Vec<Self> {
         let lines = log
             .lines()
@@ -83,13 +83,13 @@ impl ReportedLoss {
         merged
     }
 
-    /// Nothing where nothing was lost, and of other lines.
+    /// The loss of a log message; `None` for other messages, and without loss.
     fn of(line: LogLine) -> Option<Self> {
         let cookies = line.lost.or(line.cookies_max);
         if cookies == Some(0) {
             return None;
         }
-        let (first, last, what) = match (line.first, line.last) {
+        let (first, last, kind) = match (line.first, line.last) {
             (Some(first), Some(last)) if line.message.starts_with("gap: ") => {
                 (first, last, LossKind::Gap)
             }
@@ -98,8 +98,8 @@ impl ReportedLoss {
             {
                 let first = line.sequence?.saturating_add(1);
                 let plural = |cookies: u64| first.saturating_add(cookies - 1);
-                // One that never came back was followed by no epoch.
-                let end = LossKind::End(line.new_epoch.unwrap_or(u64::MAX));
+                // A producer that disappeared has no next epoch.
+                let end = LossKind::EpochEnd(line.new_epoch.unwrap_or(u64::MAX));
                 (first, cookies.map_or(u64::MAX, plural), end)
             }
             _ => return None,
@@ -110,7 +110,7 @@ impl ReportedLoss {
             first,
             last,
             cookies,
-            what,
+            kind,
         })
     }
 
@@ -119,15 +119,15 @@ impl ReportedLoss {
     }
 
     fn merge(&mut self, later: &Self) {
-        let is_same = self.first == later.first && self.what == later.what;
+        let is_same = self.first == later.first && self.kind == later.kind;
         self.last = self.last.max(later.last);
-        self.what = self.what.max(later.what);
+        self.kind = self.kind.max(later.kind);
         let span = self.last.saturating_add(1) - self.first;
         let both = self.cookies.zip(later.cookies);
         self.cookies = both.map(|(a, b)| if is_same { a.max(b) } else { span.min(a + b) });
     }
 
-    /// Between when and when they were accepted.
+    /// Bounds of the acceptance times of the lost cookies.
     pub(super) fn accepted(
         &self,
         observations: &[Observation],
@@ -135,7 +135,7 @@ impl ReportedLoss {
     ) -> (Instant, Instant) {
         let began = now.of(self.epoch).checked_sub(MARGIN);
         let began = began.unwrap_or(now.at);
-        let (mut from, mut last_look) = (began, began);
+        let (mut from, mut last_observation) = (began, began);
         let mut max = 0;
         for (at, count) in self.looks(observations) {
             // A count that stands still may be an old one, of a producer that did not answer.
@@ -143,17 +143,17 @@ impl ReportedLoss {
                 from = at;
             }
             max = count;
-            last_look = at;
+            last_observation = at;
             if count >= self.last {
                 break;
             }
         }
-        let until = match self.what {
+        let until = match self.kind {
             // Epochs in between have no looks to be known by, but all were over.
-            LossKind::End(next) => now.of(next) + MARGIN,
-            LossKind::Gap if max >= self.last => last_look + MARGIN,
+            LossKind::EpochEnd(next) => now.of(next) + MARGIN,
+            LossKind::Gap if max >= self.last => last_observation + MARGIN,
             // The rest came after the last look at this epoch.
-            LossKind::Gap => last_look + 2 * MARGIN,
+            LossKind::Gap => last_observation + 2 * MARGIN,
         };
         (from, until)
     }
@@ -184,26 +184,26 @@ impl ClockPair {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::samples, *};
+    use super::{super::fixtures, *};
 
-    /// Looks at a producer, one a second from the second on; of each, when its epoch started and how many it had accepted.
-    fn looks(start: Instant, epochs: &[(u64, u64)]) -> Vec<Observation> {
-        let look = |(second, &(started, appended)): (u64, &(u64, u64))| {
-            samples::look(start + Duration::from_secs(second), started, appended)
+    /// Observations of a producer, one per second from second 2: start of its epoch and accepted cookies.
+    fn observations(start: Instant, epochs: &[(u64, u64)]) -> Vec<Observation> {
+        let observation = |(second, &(started, appended)): (u64, &(u64, u64))| {
+            fixtures::observation(start + Duration::from_secs(second), started, appended)
         };
-        (2..).zip(epochs).map(look).collect()
+        (2..).zip(epochs).map(observation).collect()
     }
 
-    /// Seconds between which a gap was accepted, told by the clock whose 50 is the start.
+    /// Checks the acceptance times of a gap in seconds; the run starts at Unix second 50.
     #[track_caller]
     fn check(epochs: &[(u64, u64)], (epoch, first, last): (u64, u64, u64), expected: (u64, u64)) {
-        check_what(epochs, LossKind::Gap, (epoch, first, last), expected);
+        check_kind(epochs, LossKind::Gap, (epoch, first, last), expected);
     }
 
     #[track_caller]
-    fn check_what(
+    fn check_kind(
         epochs: &[(u64, u64)],
-        what: LossKind,
+        kind: LossKind,
         (epoch, first, last): (u64, u64, u64),
         expected: (u64, u64),
     ) {
@@ -218,15 +218,15 @@ mod tests {
             first,
             last,
             cookies: None,
-            what,
+            kind,
         };
-        let (from, until) = lost.accepted(&looks(start, epochs), now);
+        let (from, until) = lost.accepted(&observations(start, epochs), now);
         let seconds = |at: Instant| at.saturating_duration_since(start).as_secs();
         assert_eq!((seconds(from), seconds(until)), expected);
     }
 
-    /// An epoch of 600 cookies, of which one look saw nothing new; and another that began after eight seconds.
-    const TWO_LIVES: [(u64, u64); 8] = [
+    /// An epoch of 600 cookies with one idle second, and another epoch from second 8.
+    const TWO_EPOCHS: [(u64, u64); 8] = [
         (52, 100),
         (52, 200),
         (52, 300),
@@ -238,32 +238,37 @@ mod tests {
     ];
 
     #[test]
-    fn gap_was_accepted_between_the_looks_around_it() {
-        check(&TWO_LIVES, (52, 150, 180), (2, 4));
-        check(&TWO_LIVES, (52, 310, 590), (4, 8));
-        // Its end was not seen.
-        check(&TWO_LIVES, (52, 350, 700), (4, 9));
-        check(&TWO_LIVES, (58, 60, 70), (8, 10));
+    fn gap_was_accepted_between_the_surrounding_observations() {
+        check(&TWO_EPOCHS, (52, 150, 180), (2, 4));
+        check(&TWO_EPOCHS, (52, 310, 590), (4, 8));
+        // The end of the gap was not observed.
+        check(&TWO_EPOCHS, (52, 350, 700), (4, 9));
+        check(&TWO_EPOCHS, (58, 60, 70), (8, 10));
     }
 
     #[test]
-    fn look_that_still_shows_the_epoch_before_says_nothing_of_the_next() {
+    fn observations_of_the_previous_epoch_are_ignored() {
         let epochs = [(50, 5_000), (50, 6_000), (50, 6_000), (54, 40), (54, 80)];
         check(&epochs, (54, 10, 20), (3, 6));
         check(&epochs, (54, 50, 60), (5, 7));
-        // One that has not answered yet shows no epoch at all.
+        // Observations before the first response have no epoch.
         let unanswered = [(50, 5_000), (0, 0), (0, 0), (54, 40), (54, 80)];
         check(&unanswered, (54, 50, 60), (5, 7));
     }
 
     #[test]
-    fn end_of_an_epoch_was_accepted_after_the_last_sequence_and_before_the_next_epoch() {
-        let end = LossKind::End(57_500_000);
-        check_what(&TWO_LIVES, end, (52, 351, 1_500), (4, 8));
-        check_what(&TWO_LIVES, end, (52, 1, u64::MAX), (1, 8));
-        // A cursor that no look knows of says only that it is of this epoch.
-        check_what(&TWO_LIVES, end, (52, 9, 20), (1, 8));
-        check_what(&TWO_LIVES, LossKind::End(u64::MAX), (52, 601, 700), (7, 21));
+    fn epoch_end_was_accepted_between_last_sequence_and_next_epoch() {
+        let end = LossKind::EpochEnd(57_500_000);
+        check_kind(&TWO_EPOCHS, end, (52, 351, 1_500), (4, 8));
+        check_kind(&TWO_EPOCHS, end, (52, 1, u64::MAX), (1, 8));
+        // A cursor before every observation only bounds the time to this epoch.
+        check_kind(&TWO_EPOCHS, end, (52, 9, 20), (1, 8));
+        check_kind(
+            &TWO_EPOCHS,
+            LossKind::EpochEnd(u64::MAX),
+            (52, 601, 700),
+            (7, 21),
+        );
     }
 
     #[track_caller]
@@ -271,14 +276,14 @@ mod tests {
         let all = ReportedLoss::all(&log.join("\n"));
         let all: Vec<_> = all
             .iter()
-            .map(|it| (it.first, it.last, it.cookies, it.what))
+            .map(|it| (it.first, it.last, it.cookies, it.kind))
             .collect();
         assert_eq!(all, expected);
     }
 
     #[test]
-    fn lines_of_overlapping_sequences_are_one() {
-        let (gap, end) = (samples::gap, samples::end);
+    fn overlapping_reports_are_merged() {
+        let (gap, end) = (fixtures::gap, fixtures::end);
         check_all(
             &[gap(70, 5, 15), gap(70, 30, 31)],
             &[
@@ -288,10 +293,10 @@ mod tests {
         );
         check_all(
             &[end(70, 100, Some(50), 90), end(70, 80, Some(70), 95)],
-            &[(81, 150, Some(70), LossKind::End(95))],
+            &[(81, 150, Some(70), LossKind::EpochEnd(95))],
         );
         check_all(&[end(70, 100, Some(0), 90)], &[]);
-        let no_bound = (8, u64::MAX, None, LossKind::End(96));
+        let no_bound = (8, u64::MAX, None, LossKind::EpochEnd(96));
         check_all(&[end(95, 7, None, 96)], &[no_bound]);
     }
 }

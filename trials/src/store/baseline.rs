@@ -1,6 +1,6 @@
-//! What the server itself can do: the same documents in commands that were encoded before, and nothing else.
+//! Baseline writers for MongoDB: the same documents in plain, pre-encoded commands.
 //!
-//! No batch waits for the one before, nothing is looked at but whether it worked, and no cursor is kept.
+//! They only check for success. Batches are independent of each other, and no cursors are stored.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -13,32 +13,37 @@ use mongodb::{
 };
 use tokio::{runtime::Runtime, time::Instant};
 
-use super::{Server, Slice, StoreArgs, due, threads};
+use super::{
+    args::StoreArgs,
+    server::Server,
+    threads::{named_runtime, wait_due},
+    workload::Slice,
+};
 
 const DUPLICATE: i32 = 11_000;
 
-/// What is done with the cookies.
+/// Kind of baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BaselineKind {
-    /// Unordered inserts of those whose pair comes for the first time: the ceiling.
+    /// Unordered inserts of new pairs: the ceiling.
     Insert,
-    /// Unordered upserts of all, guarded by time: what one would do without the consumer.
+    /// Unordered upserts of all cookies, guarded by time: the simple alternative to the consumer.
     Upsert,
 }
 
-/// A client that does nothing but send.
+/// A client that only sends commands.
 pub(super) struct Baseline {
     kind: BaselineKind,
     runtime: &'static Runtime,
     client: Client,
-    /// Commands under way at once.
+    /// Maximum concurrent commands.
     writers: usize,
-    /// Cookies that are split by DSP together.
+    /// Cookies per batch, which is split by DSP.
     batch_cookies: usize,
     rate: Option<NonZeroU32>,
 }
 
-/// A command ready to be sent.
+/// An encoded command.
 pub(super) struct Command {
     dsp_id: u32,
     command: RawDocumentBuf,
@@ -46,14 +51,14 @@ pub(super) struct Command {
 }
 
 impl Baseline {
-    /// Connects, and makes the collections as one would by hand, with a TTL index.
+    /// Connects, and creates the collections with a TTL index.
     pub(super) async fn start(
         kind: BaselineKind,
         args: &StoreArgs,
         config: &Config,
         server: &Server,
     ) -> Result<Self> {
-        let runtime = threads(kind.name())?;
+        let runtime = named_runtime(kind.name())?;
         let (dsps, uri) = (args.dsps.get(), server.uri().to_owned());
         let connecting = async move {
             let client = Client::with_uri_str(uri).await?;
@@ -69,7 +74,7 @@ impl Baseline {
         Ok(Self {
             kind,
             runtime,
-            client: client.context("cannot prepare the baseline")?,
+            client: client.context("failed to prepare the baseline")?,
             writers: config.mongodb.mongodb_writers,
             batch_cookies: match args.rate {
                 None => args.batch.get(),
@@ -83,7 +88,7 @@ impl Baseline {
         self.kind.name()
     }
 
-    /// Encodes a slice: batch by batch, each split by DSP and sorted by user.
+    /// Encodes a slice in batches, which are split by DSP and sorted by user.
     pub(super) fn encode(&self, slice: &Slice) -> Result<Vec<Command>> {
         let mut commands = Vec::new();
         let mut is_new = slice.is_new.iter();
@@ -116,7 +121,7 @@ impl Baseline {
     ) -> impl Iterator<Item = Command> {
         let kind = self.kind;
         by_dsp.into_iter().map(move |(dsp_id, mut operations)| {
-            // Stable: of one pair's cookies the last stays the last.
+            // A stable sort keeps the order of the cookies of a pair.
             operations.sort_by_key(|(user_id, _)| *user_id);
             let count = operations.len();
             let array: RawArrayBuf = operations.into_iter().map(|(_, it)| it).collect();
@@ -136,7 +141,7 @@ impl Baseline {
         })
     }
 
-    /// Sends all commands and waits for their answers; returns the number of cookies.
+    /// Sends all commands and waits for their responses; returns the number of cookies.
     pub(super) async fn send(&self, commands: Vec<Command>) -> Result<u64> {
         let (kind, client) = (self.kind, self.client.clone());
         let (writers, rate, began) = (self.writers, self.rate, Instant::now());
@@ -147,7 +152,7 @@ impl Baseline {
                 sent += command.operations as u64;
                 let database = client.database(&Server::database(kind.name(), command.dsp_id));
                 async move {
-                    due(began, rate, due_after).await;
+                    wait_due(began, rate, due_after).await;
                     let response = database.run_raw_command(command.command).await?;
                     check(kind, &response, command.operations)
                 }
@@ -157,7 +162,7 @@ impl Baseline {
                 .buffer_unordered(writers)
                 .try_collect::<()>()
                 .await?;
-            due(began, rate, sent).await;
+            wait_due(began, rate, sent).await;
             Ok(sent)
         };
         let sent: Result<u64> = self.runtime.spawn(sending).await?;
@@ -166,7 +171,7 @@ impl Baseline {
 }
 
 impl BaselineKind {
-    /// Of the way, in names of databases too, and of its threads.
+    /// Name of the variant, also used for databases and threads.
     fn name(self) -> &'static str {
         match self {
             Self::Insert => "ceiling",
@@ -186,20 +191,23 @@ impl BaselineKind {
     }
 }
 
-/// All operations must have worked. An upsert may fail as a duplicate: what is stored is newer, or another command has just inserted
-/// the same new pair.
+/// Checks that all operations succeeded. An upsert may fail as a duplicate, if the stored cookie is newer or a concurrent
+/// command inserted the same pair.
 fn check(kind: BaselineKind, response: &Document, operations: usize) -> Result<()> {
     if let Ok(error) = response.get_document("writeConcernError") {
-        bail!("not acknowledged: {error}");
+        bail!("write not acknowledged: {error}");
     }
     let errors = response.get_array("writeErrors");
     let errors = errors.map_or(&[][..], Vec::as_slice);
     for error in errors.iter().filter_map(|error| error.as_document()) {
         if kind == BaselineKind::Insert || error.get_i32("code").ok() != Some(DUPLICATE) {
-            bail!("write refused: {error}");
+            bail!("write rejected: {error}");
         }
     }
     let done = usize::try_from(response.get_i32("n").unwrap_or_default())? + errors.len();
-    ensure!(done == operations, "{done} of {operations} were written");
+    ensure!(
+        done == operations,
+        "{done} of {operations} operations were written"
+    );
     Ok(())
 }

@@ -1,6 +1,5 @@
-//! The consumer's own way into a store: chunks into its buffer, through its collector and writer.
-//!
-//! It runs on threads of its own, so that their CPU time is the consumer's and nothing else's.
+//! The sink of the consumer, from its buffer to the store. It runs on its own threads, so that their CPU time is that of the
+//! consumer.
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -33,40 +32,46 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Slice, VERIFIED_PAIRS, Workload, due, threads};
+use super::{
+    threads::{named_runtime, wait_due},
+    workload::{Slice, Workload},
+};
 
 pub(super) const NAME: &str = "consumer";
 
-/// Those that it works on: its own, and those of the embedded store.
+/// Names of its threads and those of the embedded store.
 pub(super) const THREADS: [&str; 2] = ["store-consumer", "fjall:worker"];
 
-/// How long the store may take for a cookie before the run is given up.
+/// Number of pairs whose stored value is verified.
+const VERIFIED_PAIRS: u64 = 2_000;
+
+/// How long the store may take for a cookie before the run fails.
 const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A consumer's sink at work.
+/// A running sink.
 pub(super) struct ConsumerSink {
     runtime: &'static Runtime,
     producer: Arc<str>,
     buffer: BufferWriter,
     store: Arc<dyn Store>,
     tasks: JoinSet<Result<(), Failure>>,
-    /// What retries cookies of DSPs whose databases fail ends with this.
+    /// Ends the retries of cookies of failing DSP databases.
     stop_retrying: DropGuard,
     registry: Registry,
     ledger: Ledger,
-    /// Cookies a second, if not as fast as it goes.
+    /// Cookies per second; `None` writes as fast as possible.
     rate: Option<NonZeroU32>,
     discards: bool,
 }
 
-/// The consumer's batches.
+/// Statistics of the batches of the consumer.
 #[derive(Debug, Clone, Serialize)]
 pub struct BatchStats {
-    /// How many there were.
+    /// Number of batches.
     pub count: u64,
-    /// Their mean size.
+    /// Mean number of cookies.
     pub cookies_mean: f64,
-    /// How long the store took for each: the median.
+    /// Median time to store a batch.
     pub p50_micros: u64,
     /// The 99th percentile.
     pub p99_micros: u64,
@@ -81,9 +86,9 @@ impl fmt::Display for BatchStats {
 }
 
 impl ConsumerSink {
-    /// Opens the store and starts the sink, as the consumer does.
+    /// Opens the store and starts the sink.
     pub(super) async fn start(config: Config, rate: Option<NonZeroU32>) -> Result<Self> {
-        let runtime = threads(THREADS[0])?;
+        let runtime = named_runtime(THREADS[0])?;
         let registry = Registry::new();
         let metrics = Metrics::register(&registry).context("metrics")?;
         let ledger = metrics.sink.ledger.clone();
@@ -105,7 +110,7 @@ impl ConsumerSink {
                 stops,
             );
             let sink = timeout(STORE_TIMEOUT, sink).await;
-            anyhow::Ok((store, sink.context("the store does not answer")??))
+            anyhow::Ok((store, sink.context("the store does not respond")??))
         };
         let (store, sink) = runtime.spawn(opening).await??;
         runtime.spawn(sink.retrying);
@@ -126,20 +131,20 @@ impl ConsumerSink {
         })
     }
 
-    /// Pushes a slice and waits until the fate of each of its cookies is known; returns their number.
+    /// Pushes a slice, and waits until the outcomes of its cookies are known; returns their number.
     pub(super) async fn write(&mut self, slice: &Slice) -> Result<u64> {
         let began = Instant::now();
         let (buffer, ledger, rate) = (&self.buffer, &self.ledger, self.rate);
         let pushed_and_stored = async {
             let mut pushed = 0;
             for chunk in &slice.chunks {
-                due(began, rate, pushed).await;
+                wait_due(began, rate, pushed).await;
                 pushed += u64::from(chunk.header().count);
                 let item = Item::Chunk(Arc::clone(&self.producer), chunk.clone());
                 let push = timeout(STORE_TIMEOUT, buffer.push(item)).await;
-                push.context("the store takes no cookies")??;
+                push.context("the store accepts no cookies")??;
             }
-            due(began, rate, pushed).await;
+            wait_due(began, rate, pushed).await;
             let settled = async {
                 let waiting = |ledger: &Ledger| {
                     let counts = ledger.counts();
@@ -150,7 +155,7 @@ impl ConsumerSink {
                 }
             };
             let settled = timeout(STORE_TIMEOUT, settled).await;
-            settled.context("the store takes no cookies")?;
+            settled.context("the store accepts no cookies")?;
             anyhow::Ok(pushed)
         };
         tokio::select! {
@@ -158,12 +163,12 @@ impl ConsumerSink {
             ended = self.tasks.join_next() => match ended {
                 Some(Ok(Err(failure))) => Err(failure.into()),
                 Some(Err(error)) => Err(error.into()),
-                Some(Ok(Ok(()))) | None => bail!("the consumer ended before its buffer"),
+                Some(Ok(Ok(()))) | None => bail!("the sink ended before its buffer was empty"),
             },
         }
     }
 
-    /// Lets the sink end as in a drain, verifies what the store has, and closes it; returns what is wrong.
+    /// Drains the sink, verifies the store and closes it; returns failed checks.
     pub(super) async fn finish(self, workload: &Workload) -> Result<(BatchStats, Vec<String>)> {
         let Self {
             runtime,
@@ -204,10 +209,10 @@ impl ConsumerSink {
         }
         if wrong > 0 {
             failures.push(format!(
-                "{wrong} verified pairs have not their newest value"
+                "{wrong} of the verified pairs do not have their newest value"
             ));
         }
-        // Closing may block for a moment.
+        // Closing may block.
         runtime.spawn_blocking(move || drop(store)).await?;
 
         let quantile = |quantile| {

@@ -1,4 +1,4 @@
-//! What a bidder feels meanwhile: one document by its `_id`, as an open loop.
+//! Lookups of a bidder during the writes: one document by its `_id`, as an open loop.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -17,41 +17,41 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Pairs, Server};
+use super::{server::Server, workload::Pairs};
 
-/// Lookups under way at once; what is due beyond that waits, and its waiting counts.
+/// Maximum concurrent lookups. Further ones wait, and the wait counts as latency.
 const IN_FLIGHT_MAX: usize = 1_000;
 
-/// A client that looks up pairs at random at a rate of its own, whether or not answers come.
+/// A client that looks up random pairs at a constant rate, whether or not responses arrive.
 pub(super) struct Bidder {
     client: Client,
-    /// Whose databases are read.
+    /// Variant whose databases are read.
     variant: &'static str,
     rate: NonZeroU32,
     lookups: Lookups,
 }
 
-/// What lookups took.
+/// Latency and failures of lookups.
 struct Lookups {
-    /// From when each was due until its answer.
+    /// Latency from the due time.
     micros: Histogram<u64>,
     failed: u64,
 }
 
-/// Lookups that go on until they are stopped.
+/// Lookups that run until they are stopped.
 pub(super) struct RunningLookups {
     stop: CancellationToken,
     task: JoinSet<Lookups>,
 }
 
-/// From when a lookup was due until its answer.
+/// Latency of lookups from their due times.
 #[derive(Debug, Clone, Serialize)]
 pub struct LookupStats {
     /// The median.
     pub p50_micros: u64,
     /// The 99th percentile.
     pub p99_micros: u64,
-    /// Lookups that failed, or found nothing where there is something.
+    /// Lookups that failed or did not find their document.
     pub failed: u64,
 }
 
@@ -64,11 +64,11 @@ impl fmt::Display for LookupStats {
 
 impl Lookups {
     fn none() -> Self {
-        let micros = Histogram::new(3).expect("three digits are within the crate's range");
+        let micros = Histogram::new(3).expect("three digits are supported");
         Self { micros, failed: 0 }
     }
 
-    /// Counts one that ended; a panic counts as one that failed.
+    /// Counts a finished lookup; a panic counts as a failure.
     fn count<E>(&mut self, ended: Result<(Duration, bool), E>) {
         let (took, is_found) = ended.unwrap_or((Duration::ZERO, false));
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -87,7 +87,7 @@ impl Bidder {
         }
     }
 
-    /// Looks up `pairs` until it is stopped.
+    /// Starts lookups of `pairs`.
     pub(super) fn look_up(&self, pairs: Pairs) -> RunningLookups {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
@@ -102,10 +102,14 @@ impl Bidder {
         RunningLookups { stop, task }
     }
 
-    /// Waits for the answers that are still to come.
+    /// Stops the lookups and waits for outstanding responses.
     pub(super) async fn stop(&mut self, mut running: RunningLookups) -> Result<()> {
         running.stop.cancel();
-        let lookups = running.task.join_next().await.context("no lookups")??;
+        let lookups = running
+            .task
+            .join_next()
+            .await
+            .context("the lookups ended early")??;
         self.lookups.micros.add(&lookups.micros)?;
         self.lookups.failed += lookups.failed;
         Ok(())

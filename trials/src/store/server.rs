@@ -1,4 +1,4 @@
-//! The MongoDB that is written to, seen from beside: what runs there, and the databases that are ours.
+//! The MongoDB server: its process and the databases of a run.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -11,17 +11,17 @@ use mongodb::{
     options::ClientOptions,
 };
 
-/// What the names of all databases of a run begin with; those of others must not.
+/// Prefix of all database names of a run. Databases with this prefix are dropped.
 pub(super) const PREFIX: &str = "trials-store-";
 
-/// How long the server may be looked for, so that its absence shows soon.
+/// Short timeout, so that a missing server is reported soon.
 const SELECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A MongoDB.
+/// A MongoDB server.
 pub(super) struct Server {
     uri: String,
     client: Client,
-    /// Of the `mongod`, if it runs on this machine.
+    /// Process id of `mongod`, if it runs on this machine.
     process_id: Option<u32>,
 }
 
@@ -34,7 +34,7 @@ impl Server {
         let client = Client::with_options(options)?;
         let command = doc! {"serverStatus": 1, "repl": 0, "metrics": 0, "locks": 0};
         let status = client.database("admin").run_command(command).await;
-        let status = status.context("cannot use the MongoDB of --store")?;
+        let status = status.context("failed to query the MongoDB of --store")?;
         let id = status.get_i64("pid").ok();
         let id = id.and_then(|id| u32::try_from(id).ok());
         let is_mongod = |id: &u32| cpu::stat(*id).is_some_and(|stat| stat.comm == "mongod");
@@ -53,17 +53,17 @@ impl Server {
         &self.client
     }
 
-    /// The database of a DSP, written by this way.
+    /// Database of a DSP of a variant.
     pub(super) fn database(variant: &str, dsp_id: u32) -> String {
         format!("{PREFIX}{variant}-{dsp_id}")
     }
 
-    /// What `mongod` has used; `None` when it does not run on this machine.
+    /// CPU time of `mongod`; `None` if it runs on another machine.
     pub(super) fn cpu(&self) -> Option<Duration> {
         self.process_id.and_then(cpu::of)
     }
 
-    /// Drops the databases of this run and of earlier ones, and no others.
+    /// Drops the databases of this run and of previous ones.
     pub(super) async fn drop_databases(&self) -> Result<()> {
         for name in self.client.list_database_names().await? {
             if name.starts_with(PREFIX) {
@@ -73,7 +73,7 @@ impl Server {
         Ok(())
     }
 
-    /// The documents of one way.
+    /// Number of documents of a variant.
     pub(super) async fn count(&self, variant: &str, dsps: NonZeroU32) -> Result<u64> {
         let mut count = 0;
         for dsp_id in 1..=dsps.get() {

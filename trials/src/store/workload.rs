@@ -1,8 +1,8 @@
-//! The cookies that are written: how many repeat a pair of user and DSP, and with what. Pure.
+//! The cookies to write, including repeats of earlier pairs of user and DSP. Pure.
 //!
-//! Pairs are numbered as they first come; the number and the seed give user, DSP and buyer uid, so no ids are kept. A
-//! repeat takes one of all pairs sent before, each as likely as any other. Buyer uids have versions; a changed repeat
-//! has the next one. Versions are counted in one byte a pair.
+//! Pairs are numbered in order of their first cookie. Number and seed determine user, DSP and buyer uid, so ids need no memory.
+//! A repeat is drawn uniformly from all earlier pairs. Buyer uids have versions, one byte per pair; a changed repeat has the
+//! next version.
 
 use std::num::NonZeroU32;
 
@@ -16,45 +16,45 @@ use proto::{
     },
 };
 
-use super::StoreArgs;
+use super::args::StoreArgs;
 
-/// Keeps what is drawn here apart from what the traffic draws from the same seed.
+/// Separates the draws of this module from those of the traffic with the same seed.
 const DRAWS: u64 = 0x2545_f491_4f6c_dd1d;
 
-/// Chunks are accepted at least so far apart: the finest step that every store can tell.
+/// Minimum time between two chunks: the resolution of all stores.
 const CHUNK_STEP_MICROS: u64 = 1_000;
 
-/// More than a cookie of this traffic takes in a chunk.
+/// Upper bound of an encoded cookie of this traffic.
 const COOKIE_BYTES_MAX: usize = 80;
 
-/// Makes one slice of cookies after the other.
+/// Generator of slices of cookies.
 pub(super) struct Workload {
     pairs: Pairs,
     dsps: NonZeroU32,
     repeat: f64,
     changed: f64,
     cookies: u64,
-    /// By pair.
+    /// Version of the buyer uid by pair.
     versions: Vec<u8>,
     epoch: u64,
     accepted_unix_micros: u64,
 }
 
-/// A run of cookies, as a producer would send them.
+/// A slice of cookies, encoded as chunks.
 pub(super) struct Slice {
     pub(super) chunks: Vec<ChunkRef>,
-    /// For each cookie, in order, whether its pair comes for the first time.
+    /// Whether the pair of each cookie is new, in order.
     pub(super) is_new: Vec<bool>,
 }
 
-/// The pairs there are at some moment.
+/// The pairs at a point in time.
 #[derive(Debug, Clone)]
 pub(super) struct Pairs {
     traffic: Traffic,
     count: u64,
 }
 
-/// What the store should have of one pair in the end.
+/// Expected cookie of a pair in the store.
 pub(super) struct Expected {
     pub(super) user_id: String,
     pub(super) dsp_id: u32,
@@ -62,10 +62,10 @@ pub(super) struct Expected {
 }
 
 impl Workload {
-    /// Goes on after `pairs`, the first of the same seed, each in its first version. `epoch` is that of the chunks.
+    /// A generator that continues after the first `pairs` of the seed. `epoch` is that of the chunks.
     pub(super) fn new(args: &StoreArgs, seed: u64, pairs: u64, epoch: u64) -> Self {
         let traffic = Traffic::new(seed, None).with_dsps(args.dsps);
-        let known = usize::try_from(pairs).expect("a pair has a place in memory");
+        let known = usize::try_from(pairs).expect("pairs fit into memory");
         Self {
             pairs: Pairs {
                 traffic,
@@ -81,12 +81,12 @@ impl Workload {
         }
     }
 
-    /// The cookies made so far.
+    /// Number of cookies so far.
     pub(super) fn cookies(&self) -> u64 {
         self.cookies
     }
 
-    /// The pairs there are now.
+    /// All pairs so far.
     pub(super) fn pairs(&self) -> &Pairs {
         &self.pairs
     }
@@ -95,8 +95,7 @@ impl Workload {
         self.dsps
     }
 
-    /// The next `cookies`, in chunks each accepted after the one before and not before `now`, in microseconds since
-    /// the Unix epoch.
+    /// The next `cookies` in chunks with increasing acceptance times, from `now` (Unix time in microseconds).
     pub(super) fn slice(&mut self, cookies: u64, now: u64) -> Result<Slice> {
         let (mut chunks, mut is_new) = (Vec::new(), Vec::new());
         let end = self.cookies + cookies;
@@ -130,14 +129,14 @@ impl Workload {
     fn put_next(&mut self, buffer: &mut Vec<u8>) -> bool {
         let draws = nth_word(self.pairs.traffic.seed() ^ DRAWS, self.cookies);
         self.cookies += 1;
-        let is_new = self.pairs.count == 0 || share(nth_word(draws, 0)) >= self.repeat;
+        let is_new = self.pairs.count == 0 || fraction(nth_word(draws, 0)) >= self.repeat;
         let pair = if is_new {
             self.versions.push(0);
             self.pairs.count += 1;
             self.pairs.count - 1
         } else {
             let pair = below(nth_word(draws, 1), self.pairs.count);
-            if share(nth_word(draws, 2)) < self.changed {
+            if fraction(nth_word(draws, 2)) < self.changed {
                 let version = self.version(pair);
                 *version = version.wrapping_add(1);
             }
@@ -156,11 +155,11 @@ impl Workload {
     }
 
     fn version(&mut self, pair: u64) -> &mut u8 {
-        let at = usize::try_from(pair).expect("a pair has a place in memory");
+        let at = usize::try_from(pair).expect("pairs fit into memory");
         &mut self.versions[at]
     }
 
-    /// Pairs drawn at random, each with its newest value; all when there are fewer.
+    /// A sample of about `count` pairs with their newest values, or all of them.
     pub(super) fn expected(&self, count: u64) -> impl Iterator<Item = Expected> {
         let step = (self.pairs.count / count).max(1);
         let versions = (0_u64..).zip(&self.versions);
@@ -176,12 +175,12 @@ impl Slice {
 }
 
 impl Pairs {
-    /// How many.
+    /// Number of pairs.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// One of them, each as likely as any other, as it first came.
+    /// A uniformly drawn pair in its first version.
     pub(super) fn draw(&self) -> Expected {
         self.expected(fastrand::u64(..self.count.max(1)), 0)
     }
@@ -195,7 +194,7 @@ impl Pairs {
         }
     }
 
-    /// The cookie of a pair as it first came, and one that has its buyer uid in this version.
+    /// The first cookie of a pair, and a cookie with its buyer uid in this version.
     fn versions(&self, pair: u64, version: u8) -> (SyntheticCookie, SyntheticCookie) {
         let first = self.traffic.cookie(0, pair);
         match version {
@@ -205,12 +204,12 @@ impl Pairs {
     }
 }
 
-/// A draw from 0 up to, not including, 1.
-fn share(word: u64) -> f64 {
+/// Converts a word to a fraction from 0 to below 1.
+fn fraction(word: u64) -> f64 {
     (word >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Scales a draw from all 64-bit numbers to one below `bound`.
+/// Scales a 64-bit draw to a number below `bound`.
 fn below(word: u64, bound: u64) -> u64 {
     let scaled = (u128::from(word) * u128::from(bound)) >> 64;
     u64::try_from(scaled).expect("below the bound")

@@ -77,7 +77,7 @@ async fn invalid_fan_out_flags_are_rejected() -> Result<()> {
     for (flags, word) in [
         (vec!["--fan-out=1,2,1"], "1 twice"),
         (vec!["--fan-out=1,10001"], "10000"),
-        (vec!["--fan-out=1", "--rate=99999999999999"], "whole number"),
+        (vec!["--fan-out=1", "--rate=99999999999999"], "not an integer"),
         (vec!["--fan-out=1", "--streams=2"], "--streams"),
         (vec!["--rate=1"], "--fan-out"),
     ] {
@@ -124,7 +124,7 @@ async fn interrupted_fan_out_stops_its_processes_and_reports() -> Result<()> {
         ensure!(!is_there, "process {child} still runs");
     }
     let report = Report::read(&dir)?;
-    assert_eq!(report.findings, ["The run was ended before its time."]);
+    assert_eq!(report.findings, ["The run was interrupted."]);
     assert!(report.tables.is_empty());
     Ok(())
 }

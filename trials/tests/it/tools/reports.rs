@@ -105,7 +105,7 @@ async fn incomparable_reports_are_rejected() -> Result<()> {
     fs::write(optimized.join("report.json"), report)?;
     let optimized = optimized.display().to_string();
     for (args, word) in [
-        ([load.as_str(), store.as_str()], "same scenario"),
+        ([load.as_str(), store.as_str()], "different scenarios"),
         ([&load, &nothing], "report.json"),
         ([&load, &optimized], "dev build in A, a dist build in B"),
         ([&load, "--noise=-1"], "--noise"),

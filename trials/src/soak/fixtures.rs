@@ -1,4 +1,4 @@
-//! What the checks are tested with: log lines of a consumer, and looks at a producer.
+//! Test data: log messages of a consumer, and observations of a producer.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bench::{
 use serde_json::json;
 use tokio::time::Instant;
 
-/// A gap of the producer `p`, as a consumer logs it.
+/// The log message of a gap of producer `p`.
 pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
     let gap = json!({
         "message": "gap: cookies lost", "producer": "p", "epoch": epoch,
@@ -18,7 +18,7 @@ pub(super) fn gap(epoch: u64, first: u64, last: u64) -> String {
     gap.to_string()
 }
 
-/// The end of an epoch after this sequence, known since the epoch `next` began, as a consumer logs it.
+/// The log message of an epoch end after `sequence`, at the start of epoch `next`.
 pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) -> String {
     let end = json!({
         "message": "producer restarted after an unclean shutdown", "producer": "p", "epoch": epoch,
@@ -27,8 +27,8 @@ pub(super) fn end(epoch: u64, sequence: u64, cookies: Option<u64>, next: u64) ->
     end.to_string()
 }
 
-/// A look at the producer `p`, whose run began at this second and has accepted so many.
-pub(super) fn look(at: Instant, started: u64, appended: u64) -> Observation {
+/// An observation of producer `p`, which started at `started` and has accepted `appended` cookies.
+pub(super) fn observation(at: Instant, started: u64, appended: u64) -> Observation {
     let mut run = ProcessCounts::default();
     (run.started, run.appended) = (started, appended);
     let observed = ProcessSample {
