@@ -48,7 +48,11 @@ async fn lacks_feature(store: &str, secrets: &[&str]) -> Result<bool> {
     if output.code == Some(0) {
         return Ok(false);
     }
-    ensure!(output.text.contains("built without"), "{}", output.text);
+    ensure!(
+        output.text.contains("this build does not support"),
+        "{}",
+        output.text
+    );
     ensure!(output.text.contains("consumer/full"), "{}", output.text);
     Ok(true)
 }

@@ -230,7 +230,7 @@ async fn store_error_is_reported_until_a_write_succeeds() -> Result<()> {
         (3, doc! { "errorCode": 14_031 }, "OutOfDiskSpace"),
         (4, doc! { "errorCode": 11_600 }, "InterruptedAtShutdown"),
         (5, doc! { "errorCode": 50 }, "MaxTimeMSExpired"),
-        (6, doc! { "errorCode": 96 }, "code 96 (OperationFailed)"),
+        (6, doc! { "errorCode": 96 }, "error 96 (OperationFailed)"),
         (7, doc! { "closeConnection": true }, "store: "),
         (
             8,
@@ -303,7 +303,9 @@ async fn check_exits_and_refills(
     let status = consumer.process.wait(2 * TIMEOUT).await?;
     expect_exit(&consumer.process, status, 1)?;
     let log = consumer.process.last_lines(usize::MAX);
-    let logged = log.matches("the store broke: the server lacks").count();
+    let logged = log
+        .matches("the store failed permanently: the server lost committed cursors")
+        .count();
     ensure!(logged == exits, "logged {logged} times\n{log}");
     consumer.process.restart()?;
     consumer.wait_ready().await?;

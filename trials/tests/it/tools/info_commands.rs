@@ -24,7 +24,7 @@ async fn short_help_omits_expert_flags_and_long_help_has_groups_and_examples() -
     let programs = programs().await?;
     for (program, heading, expert) in [
         (&programs.producer, "Log and retention:", "--rewind-bytes"),
-        (&programs.consumer, "Where cookies go:", "--batch-cookies"),
+        (&programs.consumer, "Storage:", "--batch-cookies"),
     ] {
         let short = run_to_end(program, &["-h"], &[]).await?;
         check(&short, 0, &[heading, "--help shows all settings"])?;
