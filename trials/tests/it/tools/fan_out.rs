@@ -77,7 +77,10 @@ async fn invalid_fan_out_flags_are_rejected() -> Result<()> {
     for (flags, word) in [
         (vec!["--fan-out=1,2,1"], "1 twice"),
         (vec!["--fan-out=1,10001"], "10000"),
-        (vec!["--fan-out=1", "--rate=99999999999999"], "not an integer"),
+        (
+            vec!["--fan-out=1", "--rate=99999999999999"],
+            "not an integer",
+        ),
         (vec!["--fan-out=1", "--streams=2"], "--streams"),
         (vec!["--rate=1"], "--fan-out"),
     ] {
