@@ -1,7 +1,7 @@
-//! What a decision costs, beside `governor`'s keyed limiter in the same run.
+//! The cost of a decision, compared with `governor`'s keyed limiter in the same run.
 //!
-//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the very same functions, those of [`counted`]: each
-//! makes [`ITEMS`] decisions a call, for keys that are all known.
+//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the same functions in [`counted`]. Each of them makes
+//! [`ITEMS`] decisions per call, for known keys.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use divan::{Bencher, counter::ItemsCount};
 use governor::{Quota, RateLimiter, clock::FakeRelativeClock};
 use limits::{Algorithm, Limits};
 
-/// What one call of a part goes through; `.ci/instructions` divides by it.
+/// Decisions per call of a function; `.ci/instructions` divides by it.
 const ITEMS: u64 = 10_000;
 
 const KEYS: u64 = 1_000;
@@ -18,8 +18,8 @@ fn main() {
     divan::main();
 }
 
-/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
-/// the benchmark of the same name, for whatever they do is counted.
+/// The measured functions. They are neither inlined nor generic, so that each is one symbol, and only the benchmark of the same name calls
+/// them, because every call is counted.
 mod counted {
     use std::{hint::black_box, time::Duration};
 
@@ -34,7 +34,7 @@ mod counted {
     pub(super) type Governor =
         RateLimiter<u64, HashMapStateStore<u64>, FakeRelativeClock, NoOpMiddleware<Nanos>>;
 
-    /// Keys in an order that no cache line foresees, at times that let nearly all pass where a thousand a second may.
+    /// Keys in an order that defeats prefetching, at times at which a limit of 1000/s admits nearly all calls.
     fn calls(from: u64) -> impl Iterator<Item = (u64, u64)> {
         (from..from + ITEMS).map(|number| (number * 617 % KEYS, number * 2_000))
     }
@@ -47,7 +47,7 @@ mod counted {
         }
     }
 
-    /// Decisions under one token bucket that let the call go.
+    /// Admitting decisions under one token bucket.
     #[inline(never)]
     pub(super) fn one(limits: &mut Limits<u64>, limit: LimitId, from: u64) {
         for (key, now) in calls(from) {
@@ -55,21 +55,17 @@ mod counted {
         }
     }
 
-    /// Decisions under three token buckets: of the key, of one of twenty, and of all.
+    /// Decisions under three token buckets: of the key, of one of twenty groups, and global.
     #[inline(never)]
     pub(super) fn three(limits: &mut Limits<u64>, ids: [LimitId; 3], from: u64) {
-        let [own, contract, whole] = ids;
+        let [own, group, global] = ids;
         for (key, now) in calls(from) {
-            let demands = [
-                demand(own, key),
-                demand(contract, key % 20),
-                demand(whole, 0),
-            ];
+            let demands = [demand(own, key), demand(group, key % 20), demand(global, 0)];
             black_box(limits.reserve(&demands, now, Duration::ZERO));
         }
     }
 
-    /// What governor does under one limit.
+    /// Decisions of `governor` under one limit.
     #[inline(never)]
     pub(super) fn governor(limiter: &Governor, clock: &FakeRelativeClock, from: u64) {
         for (key, _) in calls(from) {
@@ -80,10 +76,10 @@ mod counted {
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
-    Algorithm::token_bucket(rate, burst).expect("a good rate")
+    Algorithm::token_bucket(rate, burst).expect("a valid rate")
 }
 
-/// Runs a part again and again, later each time; once before it is measured, so that all keys are known.
+/// Runs a function repeatedly with increasing times; once before the measurement, so that all keys are known.
 fn measure(bencher: Bencher<'_, '_>, mut part: impl FnMut(u64)) {
     let mut from = 1_000_000;
     let mut next = || {
@@ -97,7 +93,7 @@ fn measure(bencher: Bencher<'_, '_>, mut part: impl FnMut(u64)) {
 #[divan::bench]
 fn one(bencher: Bencher<'_, '_>) {
     let mut limits = Limits::new(10_000);
-    let limit = limits.add(bucket("1000/s", 100)).expect("a good limit");
+    let limit = limits.add(bucket("1000/s", 100)).expect("a valid limit");
     measure(bencher, |from| counted::one(&mut limits, limit, from));
 }
 
@@ -109,7 +105,7 @@ fn three(bencher: Bencher<'_, '_>) {
         bucket("50000/s", 100),
         bucket("1000000/s", 1_000),
     ];
-    let ids = ids.map(|limit| limits.add(limit).expect("a good limit"));
+    let ids = ids.map(|limit| limits.add(limit).expect("a valid limit"));
     measure(bencher, |from| counted::three(&mut limits, ids, from));
 }
 

@@ -1,4 +1,4 @@
-//! What happens between decisions: changed limits, refused calls that count.
+//! Tests of changed limits, refused calls and large calls.
 
 use std::time::Duration;
 
@@ -20,11 +20,11 @@ fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
 
 fn at(limits: &mut Limits<u32>, limit: LimitId, key: u32, now: u64) -> u64 {
     let decision = limits.reserve(&one(limit, key), now, MAX_WAIT);
-    decision.at(now).expect("it may go within the maximum wait") - START
+    decision.at(now).expect("a slot within the maximum wait") - START
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
-    Algorithm::token_bucket(rate, burst).expect("a good rate")
+    Algorithm::token_bucket(rate, burst).expect("a valid rate")
 }
 
 #[test]
@@ -38,19 +38,19 @@ fn rate_that_does_not_divide_a_second_keeps_its_remainder() {
     assert_eq!((moments[300], moments[3_000]), (SECOND, 10 * SECOND));
 }
 
-/// 350 to 450 a second come in for ten minutes, and 300 may go.
+/// 350 to 450 calls per second arrive for ten minutes; the limit is 300/s.
 #[test]
 fn shaped_overload_releases_exactly_the_rate_in_every_second() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut limits = Limits::new(1);
     let limit = limits.add(bucket("300/s", 1)).unwrap();
     let mut released = vec![0; 700];
-    let (mut refused, mut came, mut first_refused) = (0_u64, 0_u64, None);
+    let (mut refused, mut arrived, mut first_refused) = (0_u64, 0_u64, None);
     for second in 0..600 {
         let many = random.u64(350..=450);
         for number in 0..many {
             let now = START + second * SECOND + number * SECOND / many;
-            came += 1;
+            arrived += 1;
             match limits.reserve(&one(limit, 0), now, MAX_WAIT).at(now) {
                 Some(at) => released[usize::try_from((at - START) / SECOND).unwrap()] += 1,
                 None => {
@@ -64,15 +64,15 @@ fn shaped_overload_releases_exactly_the_rate_in_every_second() {
         released[..600].iter().all(|count| *count == 300),
         "{released:?}"
     );
-    // A debt of 30 s grows by a third of a second each second.
-    let first = first_refused.expect("it cannot hold");
+    // The wait grows by a third of a second per second, up to 30 s.
+    let first = first_refused.expect("the limit is exceeded");
     assert!((80..=100).contains(&first), "{first}");
-    let share = refused * 100 / came;
+    let share = refused * 100 / arrived;
     assert!((20..=23).contains(&share), "{share} %");
 }
 
 #[test]
-fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
+fn call_waiting_for_its_own_limit_does_not_delay_others() {
     let mut limits = Limits::new(200);
     let own = limits.add(bucket("1/s", 1)).unwrap();
     let whole = limits.add(bucket("10/s", 1)).unwrap();
@@ -81,13 +81,13 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
         key,
         requests: 1,
     };
-    // A flooder has its contract's moments, 25 s ahead.
+    // One user books slots up to 25 s ahead.
     for second in 0..25 {
         let demands = [demand(own, 1), demand(whole, 0)];
         let found = limits.reserve(&demands, START, MAX_WAIT);
         assert_eq!(found.at(START), Some(START + second * SECOND));
     }
-    // Nine of ten moments are left for the others.
+    // Nine of ten slots remain for the others.
     for number in 0..90_u32 {
         let demands = [demand(own, 2 + number), demand(whole, 0)];
         let found = limits.reserve(&demands, START, MAX_WAIT).at(START);
@@ -97,9 +97,9 @@ fn call_that_waits_for_its_own_limit_holds_up_nobody_under_another() {
 }
 
 #[test]
-fn debt_follows_a_changed_limit_as_asked() {
+fn usage_follows_a_changed_limit_by_carry_over() {
     for (carry, next) in [
-        // Ten requests ahead, of which each takes twice as long now.
+        // Ten requests, each of which takes twice as long now.
         (CarryOver::Usage, 20 * SECOND),
         (CarryOver::Reset, 0),
     ] {
@@ -117,7 +117,7 @@ fn debt_follows_a_changed_limit_as_asked() {
             next.max(9 * SECOND * u64::from(next > 0))
         );
     }
-    // Two of five are left, and two of ten then.
+    // Two of five requests remain, and two of ten after the change.
     let mut limits = Limits::new(1);
     let limit = limits.add(bucket("1/h", 5)).unwrap();
     (0..3).for_each(|_| assert_eq!(at(&mut limits, limit, 0, START), 0));
@@ -129,7 +129,7 @@ fn debt_follows_a_changed_limit_as_asked() {
         .unwrap();
     let mut go = || limits.reserve(&one(limit, 0), START, Duration::ZERO) == Decision::Now;
     assert_eq!([go(), go(), go()], [true, true, false]);
-    // A change that cannot be made changes nothing.
+    // An invalid change has no effect.
     let unfit = Algorithm::SlidingLog {
         limit: 0,
         window: MAX_WAIT,
@@ -142,9 +142,9 @@ fn debt_follows_a_changed_limit_as_asked() {
     assert_eq!(limits.limit(limit).algorithm, bucket("1/h", 10));
 }
 
-/// What waits is planned anew at each change. In no time did more go than the rates of that time allow, and one burst.
+/// Waiting calls are rescheduled at each change. No interval admits more calls than its rates allow plus one burst.
 #[test]
-fn a_thousand_changes_exceed_no_limit() {
+fn one_thousand_changes_exceed_no_limit() {
     for seed in 0..10 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut limits = Limits::new(1);
@@ -152,7 +152,7 @@ fn a_thousand_changes_exceed_no_limit() {
         let demands = one(limit, 0);
         let mut now = START;
         let (mut waiting, mut gone): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
-        // Since when which rate holds, and how many it had let go by then, in parts of a second.
+        // Start of each rate, the rate, and the requests allowed before it, times a second.
         let mut pieces = vec![(START, 10_u64, 0_u128)];
         for _ in 0..1_000 {
             for _ in 0..random.u32(1..20) {
@@ -199,7 +199,7 @@ fn a_thousand_changes_exceed_no_limit() {
 }
 
 #[test]
-fn refused_calls_count_only_where_that_is_asked_for() {
+fn refused_calls_count_only_with_count_refused() {
     let window = Duration::from_secs(1);
     for (count_refused, passed) in [(false, 100), (true, 10)] {
         let mut limits = Limits::new(1);
@@ -208,7 +208,7 @@ fn refused_calls_count_only_where_that_is_asked_for() {
             ..Algorithm::SlidingLog { limit: 10, window }.into()
         };
         let limit = limits.add(limit).unwrap();
-        // Twice of what is allowed, for ten seconds: who counts refused calls never recovers.
+        // Twice the limit for ten seconds: with count_refused, calls are never admitted again.
         let calls = (0..200).map(|number| START + number * SECOND / 20);
         let went = calls
             .filter(|now| limits.reserve(&one(limit, 0), *now, Duration::ZERO) == Decision::Now);
@@ -217,7 +217,7 @@ fn refused_calls_count_only_where_that_is_asked_for() {
 }
 
 #[test]
-fn refused_call_moves_no_counter_of_any_limit() {
+fn refused_call_uses_no_quota() {
     let mut limits = Limits::new(10);
     let wide = limits.add(bucket("100/s", 100)).unwrap();
     let narrow = limits.add(bucket("1/h", 1)).unwrap();
@@ -244,7 +244,7 @@ fn refused_call_moves_no_counter_of_any_limit() {
         (limits.keys(), limits.remaining(wide, &"a", START).requests),
         (1, 100)
     );
-    // More than ever goes at once.
+    // Larger than the burst.
     let many = [Demand {
         requests: 101,
         ..demand(wide)
@@ -257,7 +257,7 @@ fn refused_call_moves_no_counter_of_any_limit() {
             reason
         }
     );
-    // The same limit twice in one call counts twice, and nothing asks for nothing.
+    // Two demands under one limit add up, and a demand for no requests is ignored.
     let half = Demand {
         requests: 60,
         ..demand(wide)
@@ -277,7 +277,7 @@ fn refused_call_moves_no_counter_of_any_limit() {
 }
 
 #[test]
-fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
+fn step_window_counts_reports_at_the_time_of_the_call() {
     let mut limits = Limits::new(10);
     let window = Duration::from_secs(4);
     let step = Duration::from_secs(1);
@@ -293,7 +293,7 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
         key: 0,
         requests,
     };
-    // Ten in four units, told out of order: 3, 3, 2, 2. When the first two steps have left, four are left.
+    // Ten requests in four steps, reported out of order: 3, 3, 2, 2. Six remain when the first two steps have left the window.
     for (second, requests) in [(2, 2), (0, 3), (3, 2), (1, 3)] {
         limits
             .record(
@@ -308,7 +308,7 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
     let (at, _) = limits.peek(&[demand(4)], now).unwrap();
     assert_eq!(at - START, 5 * SECOND);
     assert_eq!(limits.remaining(limit, &0, at).requests, 6);
-    // What is older than the window has no effect, and the future is refused.
+    // Older reports have no effect, and future ones are rejected.
     limits
         .record(&[demand(9)], START - 9 * SECOND, now)
         .unwrap();
@@ -318,7 +318,7 @@ fn calls_of_the_past_count_in_a_step_window_when_they_were_made() {
 }
 
 #[test]
-fn time_that_goes_back_stands_still() {
+fn latest_time_is_used_when_the_clock_goes_back() {
     let mut limits = Limits::new(1);
     let limit = limits.add(bucket("1/s", 1)).unwrap();
     assert_eq!(at(&mut limits, limit, 0, START), 0);

@@ -1,5 +1,5 @@
-//! Each call gets the earliest admissible moment, before moments already given out as well: compared with a search through all
-//! moments, by the definition of each limit over the set of all that was granted.
+//! Tests that each call gets the earliest admissible slot, also in gaps before existing slots: compared with a search through all times,
+//! using the definition of each limit over all granted slots.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use limits::{Algorithm, Alignment, Decision, Demand, LimitId, Limits, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// When, and how many requests.
+/// Slots with their numbers of requests.
 type Grants = Vec<(u64, u64)>;
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).expect("a short time")
 }
 
-/// Whether a limit permits this set of calls, which are in the order of time.
+/// Whether a limit permits these calls, which are in time order.
 fn permits(algorithm: Algorithm, calls: &Grants) -> bool {
     let sum = |from: u64, to: u64| -> u64 {
         let within = calls.iter().filter(|(at, _)| from <= *at && *at <= to);
@@ -22,7 +22,7 @@ fn permits(algorithm: Algorithm, calls: &Grants) -> bool {
     };
     match algorithm {
         Algorithm::TokenBucket { rate, burst } => {
-            assert_eq!(rate.requests(), 1, "a whole interval");
+            assert_eq!(rate.requests(), 1, "a whole number of nanoseconds");
             calls.iter().enumerate().all(|(first, (start, _))| {
                 let mut taken = 0;
                 calls[first..].iter().all(|(at, requests)| {
@@ -45,7 +45,7 @@ fn permits(algorithm: Algorithm, calls: &Grants) -> bool {
             let before = sum(start - window, start - 1) * (start + window - at);
             before + sum(start, *at) * window <= limit * window
         }),
-        // The calls of a step count as made at the latest of them so far.
+        // The calls of a step count at the time of the latest one so far.
         Algorithm::StepWindow {
             limit,
             window,
@@ -72,7 +72,7 @@ fn with(calls: &Grants, call: (u64, u64)) -> Grants {
 }
 
 fn bucket(interval: u64, burst: u64) -> Algorithm {
-    let rate = limits::Rate::new(1, Duration::from_nanos(interval)).expect("a good rate");
+    let rate = limits::Rate::new(1, Duration::from_nanos(interval)).expect("a valid rate");
     Algorithm::TokenBucket { rate, burst }
 }
 
@@ -97,7 +97,7 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
 }
 
 #[test]
-fn call_gets_the_earliest_moment_that_all_limits_permit() {
+fn call_gets_the_earliest_slot_that_all_limits_admit() {
     let (mut between, mut later) = (0, 0);
     let seeds = std::env::var("LIMITS_OPERATIONS").map_or(60, |it| it.parse().unwrap());
     for seed in 0..seeds {
@@ -108,8 +108,8 @@ fn call_gets_the_earliest_moment_that_all_limits_permit() {
             algorithm(&mut random),
         ];
         let mut limits = Limits::new(100);
-        let ids = kinds.map(|kind| limits.add(kind).expect("good numbers"));
-        // Of each user's own limit, and of the two that all share.
+        let ids = kinds.map(|kind| limits.add(kind).expect("valid parameters"));
+        // One list per user for the first limit, and one for each of the two shared limits.
         let mut granted: Vec<Grants> = vec![Grants::new(); 8];
         let mut now = 1_000;
         for _ in 0..50 {
@@ -134,8 +134,10 @@ fn call_gets_the_earliest_moment_that_all_limits_permit() {
                 of.iter()
                     .all(|it| permits(kinds[*it], &with(&granted[place(*it)], (*at, requests))))
             };
-            let expected = (from..).find(permitted).expect("some time");
-            let (peeked, _) = limits.peek_from(&demands, from, now).expect("some time");
+            let expected = (from..).find(permitted).expect("a slot exists");
+            let (peeked, _) = limits
+                .peek_from(&demands, from, now)
+                .expect("a slot exists");
             let decision = limits.reserve_from(&demands, from, now, Duration::MAX);
             let context = || format!("seed {seed}: {kinds:?} at {now}: {requests} of {of:?}");
             assert_eq!(decision.at(now), Some(expected), "{}", context());
@@ -144,7 +146,7 @@ fn call_gets_the_earliest_moment_that_all_limits_permit() {
                 let all = &mut granted[place(*it)];
                 between += u32::from(all.last().is_some_and(|(last, _)| *last > expected));
                 *all = with(all, (expected, requests));
-                // What is over has no effect any more.
+                // Old slots have no effect.
                 all.retain(|(at, _)| *at + 500 > now);
             }
             later += u32::from(expected > from);
@@ -186,7 +188,7 @@ fn slot_moves_until_all_limits_agree() {
 }
 
 #[test]
-fn user_who_books_far_ahead_holds_up_nobody_else() {
+fn bookings_far_ahead_do_not_delay_other_users() {
     let window = Duration::from_secs(1);
     for whole in [
         Algorithm::token_bucket("100/s", 10).unwrap(),
@@ -219,7 +221,7 @@ fn user_who_books_far_ahead_holds_up_nobody_else() {
         let mut limits = Limits::new(10);
         let user = limits.add(bucket(SECOND, 1)).unwrap();
         let app = limits.add(whole).unwrap();
-        // Never at the very moment of a booking.
+        // Never exactly at a booked slot.
         let mut now = 1_000_000 * SECOND;
         let day = Duration::from_secs(86_400);
         let mut booked = 0;
@@ -228,7 +230,7 @@ fn user_who_books_far_ahead_holds_up_nobody_else() {
             booked += u64::from(decision.at(now).is_some());
         }
         assert!(booked >= 30, "{whole:?}: {booked}");
-        // Neither now nor in any of the minutes to come does another wait for what is booked.
+        // Another user never waits for the booked slots.
         now -= SECOND / 2;
         for _ in 0..600 {
             now += SECOND;
@@ -239,7 +241,7 @@ fn user_who_books_far_ahead_holds_up_nobody_else() {
 }
 
 #[test]
-fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
+fn booking_is_refused_while_the_list_is_full() {
     let mut limits = Limits::new(10);
     let user = limits.add(bucket(SECOND, 1)).unwrap();
     let app = limits.add(bucket(SECOND / 100, 10)).unwrap();
@@ -256,12 +258,12 @@ fn booking_that_could_not_be_remembered_is_refused_until_another_is_over() {
     };
     let retry_after = Duration::from_secs(1);
     assert_eq!((limit, reason), (app, Refusal::Wait { retry_after }));
-    // That it could go then by itself is told all the same.
+    // Its earliest slot is still reported.
     assert_eq!(
         limits.peek(&both, now),
         Ok((now + 4_097 * SECOND, Some(user)))
     );
-    // The limit of its own has not counted what was refused, and a place is free when the first is over.
+    // The user's limit has not counted the refused call, and an entry is free once the first slot has passed.
     let (next, _) = limits.peek(&[demand(user, 1)], now).unwrap();
     assert_eq!(next, now + 4_097 * SECOND);
     let later = limits.reserve(&both, now + SECOND, day);

@@ -1,13 +1,13 @@
-//! Every algorithm against a plain model of it: whether so many may go at a moment, asked of a list of all that went.
+//! Compares every algorithm with a simple model over the list of all admitted calls.
 
 use std::time::Duration;
 
 use limits::{Algorithm, Alignment, Decision, Demand, Limits};
 
-/// All that went, and when.
+/// Times and numbers of requests of all admitted calls.
 type Gone = Vec<(i128, i128)>;
 
-/// Whether so many may go at a moment, by the definition of the algorithm.
+/// Whether a number of requests is admitted at a time, by the definition of the algorithm.
 type Allows = Box<dyn Fn(&Gone, i128, i128) -> bool>;
 
 fn nanos(time: Duration) -> i128 {
@@ -19,7 +19,7 @@ fn within(gone: &Gone, from: i128, to: i128) -> i128 {
     of.map(|(_, requests)| requests).sum()
 }
 
-/// The level of a bucket that leaks `rate` and was filled by all that went, in parts of 1/`nanos` of a request.
+/// The level of a leaking bucket after all admitted calls, in units of 1/`per` request.
 fn level(gone: &Gone, requests: i128, per: i128, now: i128) -> i128 {
     let (mut level, mut last) = (0, 0);
     for (at, count) in gone {
@@ -98,7 +98,7 @@ fn model(algorithm: Algorithm) -> Allows {
             step,
         } => {
             let (window, step) = (nanos(window), nanos(step));
-            // The calls of a step count as made at the latest of them.
+            // The calls of a step count at the time of the latest one.
             Box::new(move |gone, requests, now| {
                 let of_step = |at: i128| gone.iter().filter(move |(it, _)| it / step == at / step);
                 let latest = |at: i128| of_step(at).map(|(at, _)| *at).max().unwrap_or(at);
@@ -119,7 +119,7 @@ fn bucket((requests, per): (i128, i128), burst: u64) -> Allows {
 fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
     let window = Duration::from_nanos(random.u64(1..=10_000));
     let limit = random.u64(1..=20);
-    let rate = limits::Rate::new(limit, window).expect("a good rate");
+    let rate = limits::Rate::new(limit, window).expect("a valid rate");
     let burst = random.u64(1..=20);
     match random.u8(..9) {
         0 => Algorithm::TokenBucket { rate, burst },
@@ -146,7 +146,7 @@ fn algorithm(random: &mut fastrand::Rng) -> Algorithm {
 }
 
 #[test]
-fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_does() {
+fn each_algorithm_matches_its_model() {
     let seeds = std::env::var("LIMITS_OPERATIONS").map_or(100_000, |it| it.parse().unwrap()) / 100;
     for seed in 0..seeds {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -176,7 +176,7 @@ fn each_algorithm_lets_go_what_its_model_does_at_the_first_moment_at_which_it_do
             }];
             let (at, _) = limits.peek(&demands, now).unwrap();
             let allowed = |at: u64| allows(&gone, requests.into(), at.into());
-            // A moment that was rounded up to a whole nanosecond is not paid for by the next.
+            // Rounding up to a whole nanosecond does not delay the next slot.
             let is_paced = matches!(
                 algorithm,
                 Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. }
@@ -239,7 +239,7 @@ fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
             key: (),
             requests: 1,
         }];
-        // Somebody always waits, and goes at the first moment at which one may.
+        // A call is always waiting, and is made at its earliest slot.
         let begin = 1_000_000_000_000_007;
         let (mut now, mut went) = (begin, 0_u64);
         while went < 10_000 {
@@ -248,7 +248,7 @@ fn constant_demand_gets_the_mean_rate_of_every_algorithm() {
             assert_eq!(decision, Decision::Now, "{algorithm:?}");
             went += 1;
         }
-        // One a second; but a counter takes the window before for evenly used, so one of ten is always counted still.
+        // One per second. A sliding counter assumes an evenly used previous window, so it still counts one of ten.
         let in_ten_seconds = match algorithm {
             Algorithm::SlidingCounter { .. } => 9,
             _ => 10,

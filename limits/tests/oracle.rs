@@ -1,4 +1,4 @@
-//! The token bucket against `governor`, an independent GCRA, and every algorithm against plain models of what it promises.
+//! Compares the token bucket with `governor`, an independent GCRA, and checks the guarantees of every algorithm.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +15,7 @@ use limits::{Algorithm, Alignment, Decision, Demand, LimitId, Limits, Refusal};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// How many operations a test makes: a few in each run, ten millions where that is asked for.
+/// Operations per test: 100,000, or `LIMITS_OPERATIONS`.
 fn operations() -> u64 {
     match std::env::var("LIMITS_OPERATIONS") {
         Ok(number) => number.parse().expect("a number"),
@@ -32,11 +32,11 @@ fn one(limit: LimitId, requests: u64) -> [Demand<u32>; 1] {
 }
 
 #[test]
-fn token_bucket_decides_as_governor_does() {
+fn token_bucket_matches_governor() {
     let mut random = fastrand::Rng::with_seed(18);
     let mut done = 0;
     while done < operations() {
-        // Whole nanoseconds an interval.
+        // Intervals in whole nanoseconds.
         let interval = [1, 1_000, 3_333_333, 1_000_000, SECOND, 86_400 * SECOND][random.usize(..6)];
         let burst = random.u32(1..=50);
         let clock = FakeRelativeClock::default();
@@ -74,12 +74,12 @@ fn token_bucket_decides_as_governor_does() {
     }
 }
 
-/// What was let go, and when.
+/// Slots and numbers of requests of admitted calls.
 #[derive(Default)]
 struct Released(Vec<(u64, u64)>);
 
 impl Released {
-    /// Whether no window has more than the algorithm says.
+    /// Checks that no window exceeds the algorithm's guarantee.
     #[track_caller]
     fn check(&mut self, algorithm: &Algorithm) {
         self.0.sort_unstable();
@@ -88,7 +88,7 @@ impl Released {
             sums.push(sums[sums.len() - 1] + requests);
         }
         for start in 0..self.0.len() {
-            // Windows that end just after a release are the fullest; a few of each length are enough.
+            // Windows that end just after a call are the fullest; some of each length are sufficient.
             let lengths = [1, 2, 3, 5, 8, 13, 40, 100, 300, 1_000];
             for end in lengths.map(|length| start + length) {
                 let Some((at, _)) = self.0.get(end - 1) else {
@@ -110,7 +110,7 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
     let requests = random.u64(1..=300);
     let per = [1, 7, 1_000, 60_000][random.usize(..4)];
     let window = Duration::from_millis(per);
-    let rate = limits::Rate::new(requests, window).expect("a good rate");
+    let rate = limits::Rate::new(requests, window).expect("a valid rate");
     let burst = random.u64(1..=requests * 2);
     let limit = requests;
     let step = window / [1, 2, 10, 1_000][random.usize(..4)];
@@ -146,7 +146,7 @@ fn algorithms(random: &mut fastrand::Rng) -> Vec<Algorithm> {
     ]
 }
 
-/// A step of time that is often nothing, often about an interval, and now and then a long pause.
+/// A time step: often zero, often about an interval, and sometimes a long pause.
 fn step(random: &mut fastrand::Rng, algorithm: &Algorithm) -> u64 {
     let interval = (1..)
         .map(|it| 1 << it)
@@ -160,7 +160,7 @@ fn step(random: &mut fastrand::Rng, algorithm: &Algorithm) -> u64 {
 }
 
 #[test]
-fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
+fn no_window_exceeds_its_guarantee_and_peek_is_minimal() {
     let mut random = fastrand::Rng::with_seed(19);
     let mut done = 0;
     while done < operations() {
@@ -173,27 +173,27 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
             let max_wait = [0, 1_000, SECOND, 30 * SECOND][random.usize(..4)];
             for _ in 0..300 {
                 now += step(&mut random, &algorithm);
-                // Now and then the clock is behind.
-                let told = if random.u8(..) == 0 {
+                // Sometimes the clock goes back.
+                let reported = if random.u8(..) == 0 {
                     now.saturating_sub(SECOND)
                 } else {
                     now
                 };
-                // It stands still meanwhile.
-                seen = told.max(seen);
+                // Then the latest time is used.
+                seen = reported.max(seen);
                 let requests = random.u64(1..=algorithm.max_burst().min(5));
                 let demands = one(limit, requests);
                 let max_wait_time = Duration::from_nanos(max_wait);
-                let Ok((at, _)) = limits.peek(&demands, told) else {
-                    // A queue that is full.
-                    let decision = limits.reserve(&demands, told, max_wait_time);
+                let Ok((at, _)) = limits.peek(&demands, reported) else {
+                    // The queue is full.
+                    let decision = limits.reserve(&demands, reported, max_wait_time);
                     assert!(
                         matches!(decision, Decision::Refused { .. }),
                         "{algorithm:?}"
                     );
                     continue;
                 };
-                let decision = limits.reserve(&demands, told, max_wait_time);
+                let decision = limits.reserve(&demands, reported, max_wait_time);
                 match decision {
                     Decision::Now => assert_eq!(at, seen),
                     Decision::At { at: found, .. } => assert_eq!(at, found),
@@ -203,7 +203,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                     } => {
                         assert!(at > seen + max_wait, "{algorithm:?}");
                         assert!(!retry_after.is_zero());
-                        // A tick before its moment it is refused, and at it not.
+                        // The slot stays the same until its time.
                         let copy = limits.peek(&demands, at - 1).unwrap().0;
                         assert_eq!(copy, at, "{algorithm:?}");
                         assert_eq!(limits.peek(&demands, at).unwrap().0, at, "{algorithm:?}");
@@ -211,9 +211,9 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
                     Decision::Refused { .. } => panic!("{decision:?}"),
                 }
                 if let Some(at) = decision.at(seen) {
-                    // A smaller call may find room before one that waits for more.
+                    // A smaller call may fit into a gap before a larger one.
                     let last = last.entry(requests).or_insert(0);
-                    assert!(at >= *last, "out of turn: {algorithm:?}");
+                    assert!(at >= *last, "out of order: {algorithm:?}");
                     *last = at;
                     released.0.push((at, requests));
                 }
@@ -225,7 +225,7 @@ fn no_window_has_more_than_is_promised_and_peek_is_minimal() {
 }
 
 #[test]
-fn step_window_lets_go_what_a_sliding_log_does_or_up_to_a_step_later() {
+fn step_window_admits_calls_up_to_a_step_later_than_a_sliding_log() {
     let mut random = fastrand::Rng::with_seed(20);
     for _ in 0..operations() / 300 {
         let limit = random.u64(1..=20);
@@ -261,9 +261,9 @@ fn step_window_lets_go_what_a_sliding_log_does_or_up_to_a_step_later() {
     }
 }
 
-/// Calls of several keys under a limit of their own each and one of the whole.
+/// Calls of several keys, each under two limits of its own and a global one.
 #[test]
-fn calls_under_several_limits_keep_to_each_of_them() {
+fn calls_under_several_limits_exceed_none() {
     let mut random = fastrand::Rng::with_seed(21);
     for _ in 0..operations() / 1_000 {
         let mut limits = Limits::new(100);
@@ -299,7 +299,7 @@ fn calls_under_several_limits_keep_to_each_of_them() {
                 Some(at) => {
                     of_all.0.push((at, 1));
                     of_each[key as usize].0.push((at, 1));
-                    assert!(at >= last[key as usize], "out of turn");
+                    assert!(at >= last[key as usize], "out of order");
                     last[key as usize] = at;
                 }
                 None => {
@@ -319,9 +319,9 @@ fn calls_under_several_limits_keep_to_each_of_them() {
     }
 }
 
-/// Calls that wait are planned anew at random.
+/// Waiting calls are rescheduled at random times.
 #[test]
-fn replanned_calls_keep_to_the_limit() {
+fn rescheduled_calls_do_not_exceed_the_limit() {
     let mut random = fastrand::Rng::with_seed(22);
     let mut done = 0;
     while done < operations() {
@@ -329,7 +329,7 @@ fn replanned_calls_keep_to_the_limit() {
             let mut limits = Limits::new(10);
             let id = limits.add(algorithm).unwrap();
             let mut released = Released::default();
-            // What waits: when it goes, and for how many.
+            // Slots and numbers of requests of waiting calls.
             let mut waiting: Vec<(u64, u64)> = Vec::new();
             let max_wait = Duration::from_secs(30);
             let mut now = 1_000_000 * SECOND;
@@ -338,7 +338,7 @@ fn replanned_calls_keep_to_the_limit() {
                 let begun = waiting.partition_point(|(at, _)| *at <= now);
                 released.0.extend(waiting.drain(..begun));
                 match random.u8(..8) {
-                    1 => replan(&mut limits, id, &mut waiting, now),
+                    1 => reschedule(&mut limits, id, &mut waiting, now),
                     _ => {
                         let requests = random.u64(1..=algorithm.max_burst().min(3));
                         match limits.reserve(&one(id, requests), now, max_wait) {
@@ -357,8 +357,8 @@ fn replanned_calls_keep_to_the_limit() {
     }
 }
 
-/// Plans what waits anew.
-fn replan(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64)>, now: u64) {
+/// Reschedules all waiting calls.
+fn reschedule(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64)>, now: u64) {
     let demands: Vec<_> = waiting
         .iter()
         .map(|(_, requests)| one(id, *requests))
@@ -376,9 +376,9 @@ fn replan(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64)>, 
     *waiting = planned;
 }
 
-/// The same with several limits for each call: of its key, of another kind, and of all.
+/// Each call has a limit of its key, one of another kind, and a global one.
 #[test]
-fn several_limits_with_replanned_calls_are_kept() {
+fn rescheduled_calls_exceed_none_of_several_limits() {
     let mut random = fastrand::Rng::with_seed(23);
     for _ in 0..operations() / 300 {
         let some = algorithms(&mut random);

@@ -1,4 +1,4 @@
-//! What is saved and restored decides as if nothing had ended, and follows changed limits as a live change does.
+//! Tests that restored states decide like live ones, and follow changed limits like a live change.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,11 +11,11 @@ use limits::{
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_700_000_000 * SECOND;
 
-/// An algorithm of each kind in turn, with small numbers, so that all of its edges are met.
+/// One algorithm per kind, with small parameters, so that edge cases are frequent.
 fn algorithm(kind: usize, random: &mut Rng) -> Algorithm {
     let window = Duration::from_nanos(random.u64(1..=5) * SECOND);
     let limit = random.u64(1..=8);
-    let rate = limits::Rate::new(random.u64(1..=7), window).expect("it is a rate");
+    let rate = limits::Rate::new(random.u64(1..=7), window).expect("a valid rate");
     let burst = random.u64(1..=6);
     match kind % 10 {
         0 => Algorithm::TokenBucket { rate, burst },
@@ -65,18 +65,18 @@ fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
     }
 }
 
-/// What is saved of each key.
+/// The saved state of each key.
 type Saved = BTreeMap<(LimitId, u32), String>;
 
 fn written(state: &KeyState) -> String {
-    serde_json::to_string(state).expect("it can be written")
+    serde_json::to_string(state).expect("serializable")
 }
 
 fn read(written: &str) -> KeyState {
-    serde_json::from_str(written).expect("it was written")
+    serde_json::from_str(written).expect("deserializable")
 }
 
-/// Saves what changed since the last time.
+/// Saves changes since the last call.
 fn save(limits: &mut Limits<u32>, saved: &mut Saved) {
     limits.take_changes(|limit, _, key, state| {
         match state {
@@ -91,17 +91,17 @@ fn restored(all: &[Limit], was: &[Limit], saved: &Saved, now: u64) -> Limits<u32
     let mut limits = Limits::new(1_000);
     limits.track_changes();
     for limit in all {
-        limits.add(*limit).expect("it can be kept to");
+        limits.add(*limit).expect("valid parameters");
     }
     for ((id, key), state) in saved {
         let was = &was[id.index()];
         let restored = limits.restore(*id, *key, was, read(state), now);
-        restored.expect("it was saved");
+        restored.expect("a saved state");
     }
     limits
 }
 
-/// Any call, told or asked for or taken back, of both in the same way.
+/// Makes the same random call to both.
 fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>; 2]) {
     let key = random.u32(..3);
     let demands: Vec<_> = ids
@@ -132,7 +132,7 @@ fn step(random: &mut Rng, ids: &[LimitId], now: u64, mut both: [&mut Limits<u32>
 }
 
 #[test]
-fn restored_limits_decide_as_those_that_never_stopped() {
+fn restored_limits_decide_like_live_ones() {
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
         let kind = usize::try_from(seed).unwrap();
@@ -149,7 +149,7 @@ fn restored_limits_decide_as_those_that_never_stopped() {
                 step(&mut random, &ids, now, [&mut live, &mut other]);
             }
             now += random.u64(..SECOND);
-            // A key that is idle is restored by nobody, as it may be forgotten at any time.
+            // Idle keys are not saved, because they can be evicted at any time.
             live.evict_idle(1_000, now);
             save(&mut live, &mut saved);
             assert_eq!(saved.len(), live.keys());
@@ -159,7 +159,7 @@ fn restored_limits_decide_as_those_that_never_stopped() {
 }
 
 #[test]
-fn debt_follows_into_changed_limits_as_in_a_live_change() {
+fn restored_usage_follows_changed_limits() {
     for seed in 0..400 {
         let mut random = Rng::with_seed(seed);
         let kind = usize::try_from(seed).unwrap();
@@ -183,7 +183,7 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
             live.change_all(&[(id, limit, CarryOver::Usage)], now)
                 .unwrap();
         }
-        // What was carried over is saved under the limits that it was carried to.
+        // Converted states are saved under the new limits.
         for limits in [&mut live, &mut other] {
             save(limits, &mut saved);
             let mut again = restored(&is, &is, &saved, now);
@@ -199,7 +199,7 @@ fn debt_follows_into_changed_limits_as_in_a_live_change() {
 }
 
 #[test]
-fn state_of_another_algorithm_is_refused_and_changes_nothing() {
+fn state_of_another_algorithm_is_rejected() {
     let mut random = Rng::with_seed(7);
     let all: Vec<Limit> = (0..10).map(|kind| limit(kind, &mut random)).collect();
     for of in &all {
@@ -215,7 +215,7 @@ fn state_of_another_algorithm_is_refused_and_changes_nothing() {
         for other in &all {
             let mut limits = Limits::new(1);
             let id = limits.add(*other).unwrap();
-            // Whatever is taken can be asked afterwards.
+            // Every accepted state can be used.
             match limits.restore(id, 1, other, read(state), START) {
                 Ok(_) => drop(limits.reserve(&[demand(id, 1, 1)], START, Duration::MAX)),
                 Err(error) => assert_eq!((error, limits.keys()), (RestoreError::Mismatch, 0)),
@@ -225,7 +225,7 @@ fn state_of_another_algorithm_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
+fn old_reports_are_ignored_and_future_ones_rejected() {
     let window = Duration::from_secs(10);
     for (algorithm, reach, step) in [
         (Algorithm::token_bucket("1/s", 4).unwrap(), 4, 10),
@@ -270,7 +270,7 @@ fn calls_of_long_ago_have_no_effect_and_those_of_the_future_are_refused() {
 }
 
 #[test]
-fn call_goes_not_before_it_may_whatever_the_limits_say() {
+fn call_is_not_made_before_its_minimum_time() {
     let mut limits = Limits::new(9);
     let id = limits
         .add(Algorithm::token_bucket("1/s", 2).unwrap())
@@ -281,12 +281,15 @@ fn call_goes_not_before_it_may_whatever_the_limits_say() {
     assert_eq!(limits.peek_from(&demands, from, START), Ok((from, None)));
     let refused = limits.reserve_from(&demands, from + 1, START, max_wait);
     assert!(matches!(refused, Decision::Refused { .. }));
-    let held = Decision::At {
+    let waiting = Decision::At {
         at: from,
         limit: id,
     };
-    assert_eq!(limits.reserve_from(&demands, from, START, max_wait), held);
-    // Who asks later and need not wait goes before it, as long as there is room for both.
+    assert_eq!(
+        limits.reserve_from(&demands, from, START, max_wait),
+        waiting
+    );
+    // Later calls that need not wait get earlier slots.
     for at in [0, 0, 1, 2, 3, 4] {
         let decision = limits.reserve(&demands, START, max_wait * 2);
         assert_eq!(decision.at(START), Some(START + at * SECOND));

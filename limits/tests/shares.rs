@@ -1,4 +1,4 @@
-//! Limits of which several keep a share each, and that change all at once.
+//! Tests of shares of a limit, and of combined changes.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ fn one<K>(limit: LimitId, key: K) -> [Demand<K>; 1] {
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
-    Algorithm::token_bucket(rate, burst).expect("a good rate")
+    Algorithm::token_bucket(rate, burst).expect("a valid rate")
 }
 
 #[test]
-fn all_changes_at_once_are_those_changes_one_by_one() {
+fn combined_changes_equal_single_changes() {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..200 {
         let [mut one_by_one, mut at_once] = [(); 2].map(|()| Limits::new(1_000));
@@ -73,7 +73,7 @@ fn all_changes_at_once_are_those_changes_one_by_one() {
 }
 
 #[test]
-fn of_several_changes_all_are_made_or_none() {
+fn changes_are_atomic() {
     let mut limits = Limits::<u32>::new(10);
     let ids = [(); 2].map(|()| limits.add(bucket("1/s", 1)).unwrap());
     let unfit = Algorithm::TokenBucket {
@@ -87,7 +87,7 @@ fn of_several_changes_all_are_made_or_none() {
 }
 
 #[test]
-fn shares_of_a_limit_are_that_part_of_its_rate_and_burst() {
+fn share_scales_rate_and_burst() {
     let whole = bucket("300/s", 30);
     for (share, rate, burst) in [(1_000_000, "300/s", 30), (500_000, "150/s", 15)] {
         let part = whole.share(share).unwrap();
@@ -98,7 +98,7 @@ fn shares_of_a_limit_are_that_part_of_its_rate_and_burst() {
         );
         assert_eq!(part.max_burst(), burst);
     }
-    // A third, less a part that nobody has.
+    // A third, rounded down.
     let third = whole.share(333_333).unwrap();
     assert_eq!(
         third.mean_rate().requests_in(1_000_000 * SECOND),
@@ -107,7 +107,7 @@ fn shares_of_a_limit_are_that_part_of_its_rate_and_burst() {
     assert_eq!(third.max_burst(), 10);
     let nothing = whole.share(0).unwrap();
     assert_eq!(nothing.mean_rate().requests_in(86_400 * 365 * SECOND), 0);
-    // Slow ones are never faster than their part.
+    // Slow rates are rounded down too.
     let slow = bucket("1/h", 1).share(333_333).unwrap();
     let in_a_year = slow.mean_rate().requests_in(365 * 86_400 * SECOND);
     assert!((2_919..=2_920).contains(&in_a_year), "{in_a_year}");
@@ -119,7 +119,7 @@ fn shares_of_a_limit_are_that_part_of_its_rate_and_burst() {
 }
 
 #[test]
-fn shares_that_move_make_no_new_bursts() {
+fn moving_shares_create_no_new_bursts() {
     let whole = bucket("100/s", 50);
     let mut one_and_other = [(); 2].map(|()| Limits::new(1));
     let ids = [0, 1].map(|it: usize| {
@@ -128,7 +128,7 @@ fn shares_that_move_make_no_new_bursts() {
             .unwrap()
     });
     let mut gone = 0;
-    // 0.9 of the limit goes to and fro each 100 ms, for ten seconds, and both take what they can.
+    // 0.9 of the limit moves between two processes every 100 ms for ten seconds, and both use all that they can.
     for step in 0..100 {
         let now = START + step * SECOND / 10;
         for side in [0, 1] {
@@ -152,13 +152,13 @@ fn shares_that_move_make_no_new_bursts() {
             }
         }
     }
-    // The rate, a burst each, and what rounding up makes of a burst.
+    // The rate, one burst, and rounding.
     assert!(gone <= 1_000 + 50 + 2, "{gone}");
     assert!(gone >= 1_000, "{gone}");
 }
 
 #[test]
-fn share_that_moves_brings_no_burst_to_a_key_that_is_new_there() {
+fn moved_share_gives_no_burst_to_new_keys() {
     let whole = bucket("100/s", 50);
     let mut limits = Limits::new(10);
     let id = limits.add(whole.share(20_000).unwrap()).unwrap();

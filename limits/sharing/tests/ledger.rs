@@ -1,4 +1,4 @@
-//! Cases of the ledger, each with few members on one clock.
+//! Tests of the ledger with few members and one clock.
 
 mod model;
 
@@ -11,9 +11,9 @@ use limits_sharing::{
 use self::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
-const LIMIT: &str = "contract";
+const LIMIT: &str = "limit";
 
-/// A server whose clock is also that of all members.
+/// A server and members with the same clock.
 struct World {
     ledger: Ledger,
     terms: Terms,
@@ -36,16 +36,18 @@ impl World {
         Member::new(self.terms, name, instance, self.now)
     }
 
-    /// One question, and its answer in time.
+    /// One request with a reply in time.
     fn refresh(&mut self, member: &mut Member, demand: u64) -> LeaseReply {
         member.set_demands([(LIMIT.to_owned(), demand)]);
-        let question = member.request(self.now);
-        let answer = self.ledger.ask(&self.terms, self.run, self.now, &question);
-        assert!(member.receive(question.number, answer.clone(), self.now));
-        answer
+        let request = member.request(self.now);
+        let reply = self
+            .ledger
+            .respond(&self.terms, self.run, self.now, &request);
+        assert!(member.receive(request.number, reply.clone(), self.now));
+        reply
     }
 
-    /// All ask for so many seconds.
+    /// All members send requests for `seconds` seconds.
     fn pass(&mut self, seconds: u64, members: &mut [(&mut Member, u64)]) {
         for _ in 0..seconds {
             for (member, demand) in &mut *members {
@@ -66,8 +68,8 @@ fn terms(members_max: u64) -> Terms {
     }
 }
 
-fn granted(answer: LeaseReply) -> Grant {
-    match answer {
+fn granted(reply: LeaseReply) -> Grant {
+    match reply {
         LeaseReply::Granted(granted) => granted,
         other => panic!("{other:?}"),
     }
@@ -78,19 +80,19 @@ fn share(member: &Member) -> LimitShare {
 }
 
 #[test]
-fn process_that_was_never_answered_waits_before_it_takes_its_part() {
+fn member_without_a_reply_waits_before_it_uses_its_guaranteed_share() {
     let member = World::new(2).member("a", 1);
     let plan = member.plan();
-    let floor_from = plan.changes(0).expect("it takes its floor");
-    assert!(floor_from > 18 * SECOND, "{floor_from}");
+    let guaranteed_from = plan.changes(0).expect("it uses its guaranteed share");
+    assert!(guaranteed_from > 18 * SECOND, "{guaranteed_from}");
     assert_eq!(plan.share(LIMIT, 0), 0);
-    assert_eq!(plan.share(LIMIT, floor_from - 1), 0);
-    assert_eq!(plan.share(LIMIT, floor_from), WHOLE / 2);
-    assert_eq!(plan.changes(floor_from), None);
+    assert_eq!(plan.share(LIMIT, guaranteed_from - 1), 0);
+    assert_eq!(plan.share(LIMIT, guaranteed_from), WHOLE / 2);
+    assert_eq!(plan.changes(guaranteed_from), None);
 }
 
 #[test]
-fn new_settings_begin_when_nobody_goes_by_the_old_ones() {
+fn new_settings_apply_once_no_member_uses_the_old_ones() {
     let mut world = World::new(0);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
@@ -107,7 +109,7 @@ fn new_settings_begin_when_nobody_goes_by_the_old_ones() {
 }
 
 #[test]
-fn settings_of_a_process_that_may_live_stay_in_force() {
+fn settings_stay_while_a_silent_member_may_use_them() {
     let mut world = World::new(0);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
@@ -119,7 +121,7 @@ fn settings_of_a_process_that_may_live_stay_in_force() {
 }
 
 #[test]
-fn process_whose_machine_has_a_clock_that_is_behind_takes_over() {
+fn restarted_member_with_a_slow_clock_takes_over() {
     let mut world = World::new(0);
     let (mut before, mut after) = (world.member("a", 9), world.member("a", 5));
     world.pass(1, &mut [(&mut before, WHOLE)]);
@@ -131,7 +133,7 @@ fn process_whose_machine_has_a_clock_that_is_behind_takes_over() {
 }
 
 #[test]
-fn process_that_was_restarted_while_data_were_lost_has_its_part() {
+fn member_restarted_during_data_loss_gets_its_share() {
     let mut world = World::new(2);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, WHOLE), (&mut b, WHOLE)]);
@@ -149,7 +151,7 @@ fn process_that_was_restarted_while_data_were_lost_has_its_part() {
 }
 
 #[test]
-fn sum_of_shares_is_not_of_what_an_old_copy_knew() {
+fn total_excludes_usage_reported_to_an_old_copy() {
     let mut world = World::new(0);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, 9 * WHOLE / 10), (&mut b, WHOLE / 10)]);
@@ -162,19 +164,19 @@ fn sum_of_shares_is_not_of_what_an_old_copy_knew() {
 }
 
 #[test]
-fn safe_share_of_a_process_that_died_is_in_use_when_others_have_given_it_up() {
+fn fallback_share_of_a_dead_member_stays_reserved() {
     let mut world = World::new(0);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, 2 * WHOLE), (&mut b, 0)]);
     let lease = share(&a).lease;
     assert!(lease > 9 * WHOLE / 10, "{lease}");
-    // b is dead, and a's answers of some seconds are lost.
+    // b is dead, and a loses the replies of some seconds.
     for _ in 0..5 {
         a.set_demands([(LIMIT.to_owned(), 2 * WHOLE)]);
-        let question = a.request(world.now);
+        let request = a.request(world.now);
         world
             .ledger
-            .ask(&world.terms, world.run, world.now, &question);
+            .respond(&world.terms, world.run, world.now, &request);
         world.now += SECOND;
     }
     world.refresh(&mut a, 2 * WHOLE);

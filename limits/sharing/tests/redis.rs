@@ -1,4 +1,4 @@
-//! The scripts of the server and what they are in Rust: the same answers over one recorded trace, on a real server. Without one, nothing is tested.
+//! Compares the scripts with their Rust models over random traces, on a real server. Skipped without a server program.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ async fn load(connection: &mut MultiplexedConnection, script: &str) -> String {
     command.query_async(connection).await.unwrap()
 }
 
-/// A limit whose unit of time is the microsecond: to the core, the nanosecond is only a name.
+/// Limits for the script, in microseconds, and the same for the library, with nanoseconds instead.
 fn limits() -> Vec<(ExactRule, Limit)> {
     let of = |[ours, cores]: [Algorithm; 2]| {
         let ours = Limit::from(ours);
@@ -84,10 +84,10 @@ fn limits() -> Vec<(ExactRule, Limit)> {
 
 /// A call of the trace.
 struct Call {
-    /// The places of limits, and how many requests.
+    /// Indexes of limits, and numbers of requests.
     asks: Vec<(usize, u64)>,
     key: u32,
-    question: exact::Operation,
+    operation: exact::Operation,
     pause: u64,
 }
 
@@ -97,7 +97,7 @@ impl Call {
         random.shuffle(&mut places);
         places.truncate(random.usize(1..=3));
         let max_wait = Duration::from_micros([0, 500, 5_000, 200_000][random.usize(0..4)]);
-        // Of long ago, about now, and of tomorrow.
+        // In the past, about now, and in the future.
         let about_now = clock + random.u64(0..20_000);
         let made = [
             None,
@@ -106,7 +106,7 @@ impl Call {
             Some(about_now),
             Some(about_now + random.u64(0..20_000_000)),
         ];
-        let question = match random.u32(0..10) {
+        let operation = match random.u32(0..10) {
             0..6 => exact::Operation::Reserve { max_wait },
             6 | 7 => exact::Operation::Peek,
             _ => exact::Operation::Count {
@@ -117,7 +117,7 @@ impl Call {
         Self {
             asks: asks.map(|it| (it, random.u64(1..=4))).collect(),
             key: random.u32(0..20),
-            question,
+            operation,
             pause: [0, 0, 0, 700, 9_000][random.usize(0..5)],
         }
     }
@@ -128,7 +128,7 @@ impl Call {
             rules().map(|it| default_step(Duration::from_nanos(it.lookback_micros())).as_nanos());
         let ahead = steps.max().and_then(|step| u64::try_from(step).ok());
         let pause = Duration::from_micros(self.pause);
-        let mut arguments = self.question.arguments_with(ahead.unwrap(), pause);
+        let mut arguments = self.operation.arguments_with(ahead.unwrap(), pause);
         for (rule, (_, requests)) in rules().zip(&self.asks) {
             arguments.extend(rule.arguments(*requests));
         }
@@ -144,49 +144,49 @@ impl Call {
         self.asks.iter().map(demand).collect()
     }
 
-    /// The answer is what the core says.
-    fn check(&self, core: &mut Limits<u32>, numbers: &[LimitId], answer: &exact::ExactDecision) {
-        let now = answer.now;
+    /// Checks the script's decision against that of the library.
+    fn check(&self, core: &mut Limits<u32>, numbers: &[LimitId], reply: &exact::ExactDecision) {
+        let now = reply.now;
         let from = now + self.pause;
         let demands = self.demands(numbers, false);
-        let named = answer.binding.map(|place| demands[place].limit);
+        let named = reply.binding.map(|place| demands[place].limit);
         let when = |at| if at == now { Outcome::Now } else { Outcome::At };
-        match self.question {
+        match self.operation {
             exact::Operation::Reserve { max_wait } => {
-                // The core's unit is the nanosecond.
+                // The library's unit is the nanosecond.
                 let max_wait = u64::try_from(max_wait.as_micros()).unwrap();
                 let max_wait = Duration::from_nanos(max_wait);
                 let decision = core.reserve_from(&demands, from, now, max_wait);
-                // Where nothing but the pause made it wait, the core names the first.
+                // If only the pause makes it wait, the library names the first limit.
                 let named = named.unwrap_or(demands[0].limit);
                 match decision {
                     Decision::Now => {
-                        assert_eq!((answer.outcome, answer.at), (Outcome::Now, now));
-                        assert_eq!(answer.binding, None);
+                        assert_eq!((reply.outcome, reply.at), (Outcome::Now, now));
+                        assert_eq!(reply.binding, None);
                     }
                     Decision::At { at, limit } => {
                         let expected = (Outcome::At, at, limit);
-                        assert_eq!((answer.outcome, answer.at, named), expected);
+                        assert_eq!((reply.outcome, reply.at, named), expected);
                     }
                     Decision::Refused { limit, reason } => match reason {
                         Refusal::Wait { retry_after } => {
                             let expected = (Outcome::OverMaxWait, retry_after.as_nanos(), limit);
-                            let again = u128::from(answer.retry_after);
-                            assert_eq!((answer.outcome, again, named), expected);
+                            let again = u128::from(reply.retry_after);
+                            assert_eq!((reply.outcome, again, named), expected);
                         }
                         reason => {
                             assert!(matches!(reason, Refusal::TooMany { .. }), "{reason:?}");
-                            assert_eq!((answer.outcome, named), (Outcome::TooMany, limit));
+                            assert_eq!((reply.outcome, named), (Outcome::TooMany, limit));
                         }
                     },
                 }
             }
             exact::Operation::Peek => match core.peek_from(&demands, from, now) {
                 Ok((at, rule)) => {
-                    assert_eq!((answer.outcome, answer.at, named), (when(at), at, rule));
+                    assert_eq!((reply.outcome, reply.at, named), (when(at), at, rule));
                 }
                 Err((rule, _)) => {
-                    assert_eq!((answer.outcome, named), (Outcome::TooMany, Some(rule)));
+                    assert_eq!((reply.outcome, named), (Outcome::TooMany, Some(rule)));
                 }
             },
             exact::Operation::Count { made } => {
@@ -198,22 +198,22 @@ impl Call {
                         Outcome::TooEarly
                     }
                 };
-                assert_eq!(answer.outcome, outcome);
+                assert_eq!(reply.outcome, outcome);
                 if outcome != Outcome::TooEarly {
                     let next = core.peek_from(&self.demands(numbers, true), from, now);
-                    assert_eq!((answer.at, named), next.unwrap());
+                    assert_eq!((reply.at, named), next.unwrap());
                 }
             }
         }
-        for (demand, left) in demands.iter().zip(&answer.remaining) {
+        for (demand, remaining) in demands.iter().zip(&reply.remaining) {
             let expected = core.remaining(demand.limit, &demand.key, now);
             let expected = (expected.requests, expected.more_at);
-            assert_eq!((left.requests, left.more_at), expected);
+            assert_eq!((remaining.requests, remaining.more_at), expected);
         }
     }
 }
 
-async fn exact_is_the_core(operations: usize) {
+async fn exact_script_matches_the_library(operations: usize) {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -238,23 +238,23 @@ async fn exact_is_the_core(operations: usize) {
             command.arg(call.arguments(&limits));
             calls.push(call);
         }
-        let answers: Vec<Value> = pipeline.query_async(&mut connection).await.unwrap();
-        for (call, answer) in calls.into_iter().zip(&answers) {
-            let answer = exact::ExactDecision::read(values(answer)).unwrap();
-            call.check(&mut core, &numbers, &answer);
-            outcomes[answer.outcome as usize] += 1;
-            clock = answer.now;
+        let replies: Vec<Value> = pipeline.query_async(&mut connection).await.unwrap();
+        for (call, reply) in calls.into_iter().zip(&replies) {
+            let reply = exact::ExactDecision::read(values(reply)).unwrap();
+            call.check(&mut core, &numbers, &reply);
+            outcomes[reply.outcome as usize] += 1;
+            clock = reply.now;
         }
     }
     eprintln!(
-        "{operations} answers are the core's: now, later, refused, for too many, counted, too old, too early: {outcomes:?}"
+        "{operations} decisions match the library: now, later, refused, too many, counted, too old, too early: {outcomes:?}"
     );
     assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
 }
 
-/// What a rule leaves at most, and to a key, when it is asked under another rule.
+/// The remaining quota of a key whose rule changes.
 #[tokio::test]
-async fn what_was_used_stays_used_when_a_rule_becomes_another() {
+async fn usage_is_carried_over_to_a_changed_rule() {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -266,7 +266,7 @@ async fn what_was_used_stays_used_when_a_rule_becomes_another() {
         window: Duration::from_secs(days * 86_400),
         aligned: Alignment::Clock,
     };
-    // The window of seven days may end meanwhile; that is unlikely.
+    // The window of seven days may end during the test, which is unlikely.
     let steps = [
         (window(10, 7), 3, 7),
         (window(20, 7), 0, 17),
@@ -280,23 +280,23 @@ async fn what_was_used_stays_used_when_a_rule_becomes_another() {
     ];
     for (algorithm, taken, left) in steps {
         let rule = ExactRule::new(&algorithm.into()).unwrap();
-        let question = match taken {
+        let operation = match taken {
             0 => exact::Operation::Peek,
             _ => exact::Operation::Count { made: None },
         };
-        let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
+        let mut arguments = operation.arguments([rule].into_iter(), Duration::ZERO);
         arguments.extend(rule.arguments(taken.max(1)));
         let mut command = redis::cmd("EVALSHA");
         command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
-        let answer: Value = command.query_async(&mut connection).await.unwrap();
-        let answer = exact::ExactDecision::read(values(&answer)).unwrap();
-        assert_eq!(answer.remaining[0].requests, left, "{algorithm}");
+        let reply: Value = command.query_async(&mut connection).await.unwrap();
+        let reply = exact::ExactDecision::read(values(&reply)).unwrap();
+        assert_eq!(reply.remaining[0].requests, left, "{algorithm}");
     }
 }
 
-/// A debt that no number of the answer could hold.
+/// A wait that would exceed the numbers of a reply.
 #[tokio::test]
-async fn counter_that_waits_for_centuries_is_answered() {
+async fn script_handles_waits_of_centuries() {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -313,22 +313,22 @@ async fn counter_that_waits_for_centuries_is_answered() {
         ("1/s", 1, count),
         ("1/s", 1, reserve),
     ];
-    for (rate, requests, question) in steps {
+    for (rate, requests, operation) in steps {
         let bucket = Algorithm::token_bucket(rate, requests).unwrap();
         let rule = ExactRule::new(&bucket.into()).unwrap();
-        let mut arguments = question.arguments([rule].into_iter(), Duration::ZERO);
+        let mut arguments = operation.arguments([rule].into_iter(), Duration::ZERO);
         arguments.extend(rule.arguments(requests));
         let mut command = redis::cmd("EVALSHA");
         command.arg(&digest).arg(1).arg("{g}:k").arg(arguments);
-        let answer: Value = command.query_async(&mut connection).await.unwrap();
-        let answer = exact::ExactDecision::read(values(&answer)).unwrap();
-        let left = answer.remaining[0];
-        assert_eq!(left.requests, 0, "{rate} {question:?}");
-        assert!(left.free_at > answer.now, "{rate} {question:?}");
+        let reply: Value = command.query_async(&mut connection).await.unwrap();
+        let reply = exact::ExactDecision::read(values(&reply)).unwrap();
+        let remaining = reply.remaining[0];
+        assert_eq!(remaining.requests, 0, "{rate} {operation:?}");
+        assert!(remaining.free_at > reply.now, "{rate} {operation:?}");
     }
 }
 
-async fn script_is_the_ledger(operations: usize) {
+async fn lease_script_matches_the_model(operations: usize) {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -358,7 +358,7 @@ async fn script_is_the_ledger(operations: usize) {
             let index = random.usize(0..members.len());
             match random.u32(0..400) {
                 0 => tokio::time::sleep(Duration::from_millis(random.u64(1..60))).await,
-                // Its data are lost.
+                // The server loses its data.
                 1 if random.u32(0..5) == 0 => {
                     let _: Value = redis::cmd("DEL")
                         .arg("l")
@@ -371,7 +371,7 @@ async fn script_is_the_ledger(operations: usize) {
                     let name = format!("m{}", random.u32(0..8));
                     members[index] = Member::new(terms, &name, done as u64, 0);
                 }
-                // All are restarted, with other settings.
+                // All members restart with different settings.
                 3 => {
                     terms.members_max = 8 - terms.members_max;
                     is_new = true;
@@ -388,15 +388,15 @@ async fn script_is_the_ledger(operations: usize) {
                 all.map(|limit| ((*limit).to_owned(), random.u64(0..WHOLE)))
                     .collect::<Vec<_>>(),
             );
-            let mut question = match random.u32(0..300) {
+            let mut request = match random.u32(0..300) {
                 0 => member.leave(),
                 _ => member.request(clock),
             };
-            // Some come late, or twice.
+            // Some requests are delayed or duplicated.
             match random.u32(0..40) {
-                0 => delayed.push(question.clone()),
+                0 => delayed.push(request.clone()),
                 1 if !delayed.is_empty() => {
-                    question = delayed.swap_remove(random.usize(0..delayed.len()))
+                    request = delayed.swap_remove(random.usize(0..delayed.len()))
                 }
                 _ => {}
             }
@@ -412,19 +412,19 @@ async fn script_is_the_ledger(operations: usize) {
                 .arg(&digest)
                 .arg(1)
                 .arg("l")
-                .arg(lease::arguments(&said, &question));
-            let answer: Value = command.query_async(&mut connection).await.unwrap();
-            let answer = values(&answer);
-            let now = whole(&answer[1]);
+                .arg(lease::arguments(&said, &request));
+            let reply: Value = command.query_async(&mut connection).await.unwrap();
+            let reply = values(&reply);
+            let now = whole(&reply[1]);
             clock = now;
-            let Value::BulkString(run) = &answer[2] else {
-                panic!("{answer:?}")
+            let Value::BulkString(run) = &reply[2] else {
+                panic!("{reply:?}")
             };
             let run = std::str::from_utf8(run).unwrap();
             let model = model.get_or_insert_with(|| Ledger::new(said, run, now));
-            let expected = model.ask(&said, run, now, &question);
-            let found = lease::read(answer).unwrap();
-            assert_eq!(found, expected, "{question:?}");
+            let expected = model.respond(&said, run, now, &request);
+            let found = lease::read(reply).unwrap();
+            assert_eq!(found, expected, "{request:?}");
             match &found {
                 LeaseReply::Granted(it) if it.is_learning => {
                     learning += 1;
@@ -435,7 +435,7 @@ async fn script_is_the_ledger(operations: usize) {
                 _ => others += 1,
             }
             if random.u32(0..20) > 0 {
-                members[index].receive(question.number, found, now);
+                members[index].receive(request.number, found, now);
             }
         }
         let _: Value = redis::cmd("DEL")
@@ -445,31 +445,31 @@ async fn script_is_the_ledger(operations: usize) {
             .unwrap();
     }
     eprintln!(
-        "{done} answers are the ledger's: {granted} granted, {learning} while learning, {others} others; {renewed} times by other settings"
+        "{done} replies match the model: {granted} granted, {learning} while learning, {others} others; {renewed} changes of settings"
     );
-    // A fast machine is done before many members have learned enough.
+    // On a fast machine, the ledger is learning for most of the test.
     assert!(granted > operations / 200 && learning > operations / 20);
     assert!(others > 0 && renewed > 0);
 }
 
 #[tokio::test]
-async fn exact_script_decides_as_the_core_does() {
-    exact_is_the_core(ORDINARY).await;
+async fn exact_script_decides_like_the_library() {
+    exact_script_matches_the_library(ORDINARY).await;
 }
 
 #[tokio::test]
-async fn lease_script_answers_as_the_ledger_does() {
-    script_is_the_ledger(ORDINARY).await;
+async fn lease_script_replies_like_the_model() {
+    lease_script_matches_the_model(ORDINARY).await;
 }
 
 #[tokio::test]
 #[ignore = "long: a million operations, about two minutes"]
-async fn exact_script_decides_as_the_core_does_a_million_times() {
-    exact_is_the_core(MILLION).await;
+async fn exact_script_matches_for_a_million_operations() {
+    exact_script_matches_the_library(MILLION).await;
 }
 
 #[tokio::test]
 #[ignore = "long: a million operations, some minutes"]
-async fn lease_script_answers_as_the_ledger_does_a_million_times() {
-    script_is_the_ledger(MILLION).await;
+async fn lease_script_matches_for_a_million_operations() {
+    lease_script_matches_the_model(MILLION).await;
 }

@@ -1,4 +1,4 @@
-//! Members and a server in simulated time, under everything that may go wrong: whatever happens, shares are at most the whole.
+//! Simulates members and a server with faults: at every instant, the shares add up to at most the limit.
 
 mod model;
 
@@ -18,10 +18,10 @@ use self::model::Ledger;
 
 const SECOND: u64 = 1_000_000;
 
-/// For how long each seed runs.
+/// Duration of each simulation.
 const END: u64 = 200 * SECOND;
 
-/// All have the first two in their files; the third comes later, to one after the other.
+/// All members have the first two limits; the third is added to one member after the other.
 const LIMITS: [&str; 3] = ["a", "b", "c"];
 
 fn terms(members_max: u64) -> Terms {
@@ -32,21 +32,21 @@ fn terms(members_max: u64) -> Terms {
         forget_after: 60 * SECOND,
         members_max,
     };
-    terms.checked().expect("they fit together")
+    terms.checked().expect("consistent settings")
 }
 
-/// A process that shares the limits. One that is paused uses what it may use: nobody knows when it stops.
+/// A process that shares the limits. A paused process counts as using its share.
 struct Process {
     member: Member,
     is_alive: bool,
-    /// Its clock shows `offset + now · speed / 10,000`.
+    /// Its clock is `offset + now · speed / 10,000`.
     offset: u64,
     speed: u64,
-    cut_off_until: u64,
-    /// Its questions arrive, and no answer to them.
-    is_deaf_until: u64,
+    partitioned_until: u64,
+    /// Its requests arrive, but not the replies.
+    replies_lost_until: u64,
     paused_until: u64,
-    /// Somebody has to tell an empty server that there are others.
+    /// An empty server needs a member that knows the others.
     is_witness_until: u64,
     hot: u64,
     /// Whether its file has the third limit.
@@ -58,7 +58,7 @@ impl Process {
         self.offset + now * self.speed / 10_000
     }
 
-    /// When its clock shows this, or just after.
+    /// The simulated time of a reading of its clock, or just after.
     fn when(&self, clock: u64) -> u64 {
         let passed = clock.saturating_sub(self.offset);
         (passed * 10_000).div_ceil(self.speed) + 1
@@ -75,8 +75,8 @@ enum Event {
     ToServer(usize, u64),
     ToMember(usize, u64),
     Fault,
-    /// A share changes by itself.
-    Look,
+    /// A share changes without a reply.
+    Check,
 }
 
 struct World {
@@ -87,18 +87,18 @@ struct World {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     count: u64,
     processes: Vec<Process>,
-    questions: HashMap<u64, LeaseRequest>,
-    answers: HashMap<u64, (u64, LeaseReply)>,
+    requests: HashMap<u64, LeaseRequest>,
+    replies: HashMap<u64, (u64, LeaseReply)>,
     server: Option<Ledger>,
-    /// What a replica has, newest last.
+    /// Copies on replicas, newest last.
     copies: Vec<(u64, Ledger)>,
     run: u64,
-    /// The server's clock is ahead of time by so much; all steps together are less than an eighth of `forget_after`.
+    /// Offset of the server's clock. All steps together are less than an eighth of `forget_after`.
     ahead: u64,
     paused_until: u64,
     down_until: u64,
     stepped: u64,
-    /// Of what was used of the first limit, in thousandths; for each second.
+    /// Used share of the first limit in each second, in thousandths.
     used: Vec<u64>,
     faults: bool,
 }
@@ -115,8 +115,8 @@ impl World {
             events: BinaryHeap::new(),
             count: 0,
             processes: Vec::new(),
-            questions: HashMap::new(),
-            answers: HashMap::new(),
+            requests: HashMap::new(),
+            replies: HashMap::new(),
             server: None,
             copies: Vec::new(),
             run: 1,
@@ -143,7 +143,7 @@ impl World {
             .push(Reverse((time.max(self.now), self.count, event)));
     }
 
-    /// A new process; with the name of another, which has ended, or a new one.
+    /// Adds a process, with a new name or that of an ended process.
     fn join(&mut self, name: Option<usize>) {
         let index = self.processes.len();
         let name = format!("member-{}", name.unwrap_or(index));
@@ -155,8 +155,8 @@ impl World {
             is_alive: true,
             offset,
             speed,
-            cut_off_until: 0,
-            is_deaf_until: 0,
+            partitioned_until: 0,
+            replies_lost_until: 0,
             paused_until: 0,
             is_witness_until: 0,
             hot: self.random.u64(0..2 * WHOLE),
@@ -166,7 +166,7 @@ impl World {
         let look = process.plan().changes(began).map(|at| process.when(at));
         self.processes.push(process);
         if let Some(look) = look {
-            self.at(look, Event::Look);
+            self.at(look, Event::Check);
         }
         let first = self.now + self.random.u64(0..SECOND);
         self.at(first, Event::Tick(index));
@@ -189,7 +189,7 @@ impl World {
                 Event::ToServer(index, id) => self.reach_server(index, id),
                 Event::ToMember(index, id) => self.reach_member(index, id),
                 Event::Fault => self.fault(),
-                Event::Look => {}
+                Event::Check => {}
             }
         }
     }
@@ -228,7 +228,7 @@ impl World {
         if self.now < process.is_witness_until || !self.faults {
             return Some(self.random.u64(100..5_000));
         }
-        if self.now < process.cut_off_until {
+        if self.now < process.partitioned_until {
             return None;
         }
         match self.random.u32(0..100) {
@@ -258,28 +258,28 @@ impl World {
             limits.push((LIMITS[2].to_owned(), hot));
         }
         process.member.set_demands(limits);
-        let question = process.member.request(process.clock(self.now));
+        let request = process.member.request(process.clock(self.now));
         let next = self.terms.refresh * 100 / process.speed * 100;
         let next = self.now + next * self.random.u64(90..=110) / 100;
-        self.send(index, question);
+        self.send(index, request);
         self.at(next, Event::Tick(index));
     }
 
-    fn send(&mut self, index: usize, question: LeaseRequest) {
+    fn send(&mut self, index: usize, request: LeaseRequest) {
         if let Some(delay) = self.delay(index) {
             let id = self.count;
-            self.questions.insert(id, question);
+            self.requests.insert(id, request);
             self.at(self.now + delay, Event::ToServer(index, id));
         }
     }
 
     fn reach_server(&mut self, index: usize, id: u64) {
         if self.now < self.paused_until {
-            // What has gathered is answered in any order.
+            // Queued requests are processed in any order.
             let until = self.paused_until + self.random.u64(0..100);
             return self.at(until, Event::ToServer(index, id));
         }
-        let question = self.questions.remove(&id).expect("it was sent");
+        let request = self.requests.remove(&id).expect("a sent message");
         if self.now < self.down_until {
             return;
         }
@@ -288,7 +288,7 @@ impl World {
         let server = self
             .server
             .get_or_insert_with(|| Ledger::new(terms, &run, wall));
-        let answer = server.ask(&terms, &run, wall, &question);
+        let reply = server.respond(&terms, &run, wall, &request);
         if self.faults && id.is_multiple_of(4) {
             self.copies.push((self.now, server.clone()));
         }
@@ -296,11 +296,11 @@ impl World {
             self.copies.remove(0);
         }
         let process = &self.processes[index];
-        if self.now < process.is_deaf_until && self.now >= process.is_witness_until {
+        if self.now < process.replies_lost_until && self.now >= process.is_witness_until {
             return;
         }
         if let Some(delay) = self.delay(index) {
-            self.answers.insert(id, (question.number, answer));
+            self.replies.insert(id, (request.number, reply));
             self.at(self.now + delay, Event::ToMember(index, id));
         }
     }
@@ -310,14 +310,14 @@ impl World {
         if self.now < paused_until {
             return self.at(paused_until, Event::ToMember(index, id));
         }
-        let (number, answer) = self.answers.remove(&id).expect("it was sent");
+        let (number, reply) = self.replies.remove(&id).expect("a sent message");
         let process = &mut self.processes[index];
         if !process.is_alive {
             return;
         }
         let clock = process.clock(self.now);
         let before = process.plan().clone();
-        if !process.member.receive(number, answer, clock) {
+        if !process.member.receive(number, reply, clock) {
             return;
         }
         let mut looks = Vec::new();
@@ -327,16 +327,16 @@ impl World {
             at = next;
         }
         let asks_again = process.member.has_released_share(&before, clock);
-        let question = asks_again.then(|| process.member.request(clock));
+        let request = asks_again.then(|| process.member.request(clock));
         for look in looks {
-            self.at(look, Event::Look);
+            self.at(look, Event::Check);
         }
-        if let Some(question) = question {
-            self.send(index, question);
+        if let Some(request) = request {
+            self.send(index, request);
         }
     }
 
-    /// One that knows the others, and reaches an empty server.
+    /// Chooses a member that knows the others and reaches an empty server.
     fn name_witness(&mut self) -> bool {
         let until = self.now + 20 * SECOND;
         let (now, terms) = (self.now, self.terms);
@@ -345,8 +345,8 @@ impl World {
         }
         let knows = |it: &&mut Process| {
             it.is_alive
-                && it.cut_off_until < now
-                && it.is_deaf_until < now
+                && it.partitioned_until < now
+                && it.replies_lost_until < now
                 && it.paused_until < now
                 && it.plan().state(it.clock(now)) != ShareState::Guaranteed
         };
@@ -373,13 +373,13 @@ impl World {
         };
         let index = self.random.usize(0..self.processes.len());
         let alive = self.processes.iter().filter(|it| it.is_alive).count() as u64;
-        let has_room = alive < 6;
+        let has_capacity = alive < 6;
         let process = &mut self.processes[index];
         let is_free = process.is_alive && process.is_witness_until < now;
         match self.random.u32(0..17) {
-            0..3 if is_free => process.cut_off_until = now + long,
+            0..3 if is_free => process.partitioned_until = now + long,
             3 if is_free => process.paused_until = now + long.min(30 * SECOND),
-            // Killed, and it comes back under its name or not.
+            // Killed, and possibly restarted under its name.
             4 if is_free && alive > 1 => {
                 process.is_alive = false;
                 if self.random.bool() {
@@ -387,30 +387,30 @@ impl World {
                 }
             }
             5 if is_free && alive > 1 => {
-                let goodbye = process.member.leave();
+                let request = process.member.leave();
                 process.is_alive = false;
-                self.send(index, goodbye);
+                self.send(index, request);
             }
             15 if self.terms.members_max > 0 => process.has_third = true,
-            // Some for longer than `forget_after`.
+            // Sometimes for longer than `forget_after`.
             16 if is_free => {
-                process.is_deaf_until = now + self.random.u64(10 * SECOND..100 * SECOND);
+                process.replies_lost_until = now + self.random.u64(10 * SECOND..100 * SECOND);
             }
-            6 if has_room && self.processes.len() < 12 => self.join(None),
+            6 if has_capacity && self.processes.len() < 12 => self.join(None),
             7 => self
                 .processes
                 .iter_mut()
                 .for_each(|it| it.hot = self.random.u64(0..2 * WHOLE)),
             8 => self.paused_until = self.paused_until.max(now + long.min(15 * SECOND)),
             9 => self.down_until = self.down_until.max(now + long.min(30 * SECOND)),
-            // Restarted without its data.
+            // The server restarts without its data.
             10 if self.name_witness() => {
                 self.server = None;
                 self.copies.clear();
                 self.run += 1;
                 self.down_until = now + self.random.u64(0..2 * SECOND);
             }
-            // A replica takes over, which is behind and whose clock shows another time.
+            // A lagging replica with a different clock takes over.
             11 | 12 if !self.copies.is_empty() => {
                 let copy = self.random.usize(0..self.copies.len());
                 self.server = Some(self.copies[copy].1.clone());
@@ -419,7 +419,7 @@ impl World {
                 self.ahead = self.random.u64(1_000 * SECOND..1_007 * SECOND);
             }
             13 => self.ahead = self.random.u64(1_000 * SECOND..1_007 * SECOND),
-            // A small step, which nobody notices.
+            // A small step, which is not detected.
             14 if self.stepped + 10 * SECOND < now => {
                 self.stepped = now;
                 let ahead = self.ahead + self.random.u64(0..2 * SECOND) - SECOND;
@@ -431,7 +431,7 @@ impl World {
 }
 
 #[test]
-fn shares_are_never_more_than_the_whole() {
+fn shares_never_exceed_the_limit() {
     for seed in 0..1_000 {
         World::new(seed, true).run();
     }
@@ -439,14 +439,14 @@ fn shares_are_never_more_than_the_whole() {
 
 #[test]
 #[ignore = "long: 20,000 seeds, some minutes"]
-fn shares_are_never_more_than_the_whole_in_many_worlds() {
+fn shares_never_exceed_the_limit_for_many_seeds() {
     for seed in 1_000..21_000 {
         World::new(seed, true).run();
     }
 }
 
 #[test]
-fn whole_is_used_when_nothing_goes_wrong() {
+fn limit_is_fully_used_without_faults() {
     for seed in 0..50 {
         let mut world = World::new(seed, false);
         world.run();

@@ -1,4 +1,4 @@
-//! How many bytes the state of a key takes.
+//! Tests of the heap memory of key states.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ fn known_keys_take_no_more_bytes_than_new_ones() {
 }
 
 #[test]
-fn bytes_of_calls_booked_ahead_are_bounded() {
+fn bytes_of_bookings_are_bounded() {
     let mut limits = Limits::new(9);
     let user = limits
         .add(Algorithm::token_bucket("1/s", 1).unwrap())

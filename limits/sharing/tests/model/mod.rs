@@ -1,33 +1,34 @@
-//! What the server knows of a group, and what it grants: the model of `lease.lua`, step for step. Pure: time is told.
+//! The ledger of a group: what the server stores and grants. The model of `lease.lua`, step for step. Pure: the caller passes the time.
 //!
-//! `tests/redis.rs` compares both over one trace; the simulation in `tests/simulation.rs` runs this one against losses, pauses, restarts, steps of the clock and clocks of different speeds.
+//! `tests/redis.rs` compares model and script over random traces. `tests/simulation.rs` tests the model with lost messages, pauses, restarts,
+//! clock steps, and clocks of different speeds.
 //!
-//! # What holds, and why
+//! # Guarantee and proof
 //!
-//! At every instant the shares that all members of a group use of a limit are at most the whole.
+//! At every instant, the shares of a limit that all members of a group use add up to at most the limit.
 //!
-//! A member goes by the latest *grant* that it was told: a lease, and a safe share. It uses the lease for [`Terms::ttl`] from before it asked; then the smaller
-//! of both; after `Terms::fallback_after` the safe share, until [`Terms::forget_after`]; then its floor, or nothing. Before its first answer it uses
-//! nothing until `Terms::guaranteed_after`, then its floor. It asks one question at a time, uses no answer that comes later than [`Terms::timeout`], and
-//! says in each question which grant it goes by.
+//! A member uses its latest *grant*: a lease and a fallback share. It uses the lease for [`Terms::ttl`] from before it sent the request; then
+//! the smaller of both; after [`Terms::fallback_after`] the fallback share, until [`Terms::forget_after`]; then the guaranteed share. Before
+//! its first reply it uses nothing until `Terms::guaranteed_after`, then the guaranteed share. It sends one request at a time, ignores
+//! replies later than [`Terms::timeout`], and states in each request which grant it uses.
 //!
-//! 1. So it goes by one of two grants: the one it named last, or the one it was given for that question. The server keeps both until
-//!    it names another, and takes it for the larger of what both allow.
-//! 2. A lease is given only as far as there is room beside what all others may use *until it ends*. Two leases that overlap in time were
-//!    thus checked against each other when the later one was given.
-//! 3. A safe share comes into use `Terms::fallback_after` after a question that the server answered, and the server counts it from
-//!    `Terms::silence_max` on. Leases that were given before that have ended when it comes into use.
-//! 4. Safe shares by themselves are at most the whole: one rises only when others are known to have fallen.
-//! 5. The server's clock may stop or be set. Time between two questions counts for `gap_max` at most, and a longer one, or one
-//!    backwards, begins a new *generation*: for `Terms::reserved_for` nothing rises (the server learns), and a member that has no grant of this generation may be using its
-//!    safe share already. All steps forward together are less than an eighth of [`Terms::forget_after`].
-//! 6. The server may lose its data, or be replaced by an older copy: it has another name then, or a member goes by a grant that it does not know.
-//!    Then what is missing to the whole, of the safe shares that it knows, is kept free for those that it does not know: until these come, or for
-//!    as long as they may go on without it.
-//! 7. With [`Terms::members_max`] each safe share is the floor, and the floors of all members that the server does not know are kept free always: when it
-//!    has learned, these have no more.
+//! 1. A member therefore uses one of two grants: the one it stated last, or the one in the reply to that request. The server stores both
+//!    until the member states another one, and assumes the larger share of both.
+//! 2. A lease is granted only from what all others cannot use *until it ends*. Of two leases that overlap in time, the later one was checked
+//!    against the earlier one.
+//! 3. A fallback share comes into use `Terms::fallback_after` after an answered request, and the server reserves it from
+//!    `Terms::silence_max` on. Leases that were granted before that have ended when it comes into use.
+//! 4. The fallback shares add up to at most the limit: one rises only after others are known to have fallen.
+//! 5. The server's clock may stop or step. The time between two requests counts for up to `gap_max`. A longer time, or a step back, starts
+//!    a new *generation*: for `Terms::reserved_for` nothing rises (the server learns), and a member without a grant of this generation may
+//!    already use its fallback share. All steps forward together are less than an eighth of [`Terms::forget_after`].
+//! 6. The server may lose its data or be replaced by an older copy. Then its run id changes, or a member uses a grant that it does not know.
+//!    It reserves the limit minus the fallback shares that it knows for unknown members, until they return or until they are forgotten.
+//! 7. With [`Terms::members_max`], each fallback share is the guaranteed share, and the guaranteed shares of all unknown members are always
+//!    reserved. Once the server has learned, unknown members use no more.
 //!
-//! Without it point 6 has a gap: a server that is *empty* and is reached for `Terms::reserved_for` by new members only does not know that there are others.
+//! Without `members_max`, point 6 has a gap: an *empty* server that is reached only by new members for `Terms::reserved_for` does not know
+//! that there are others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,13 +37,13 @@ use limits_sharing::{
     terms::{Terms, WHOLE},
 };
 
-/// A longer time than this between two questions is a pause of the server, or a step of its clock.
+/// A longer time between two requests is a pause of the server or a step of its clock.
 fn gap_max(terms: &Terms) -> u64 {
     terms.refresh + terms.refresh / 2
 }
 
-/// When the server forgets a member. Later than the member itself gives up its safe share, whose clock may differ.
-fn forget_at(terms: &Terms) -> u64 {
+/// When the server forgets a member: later than the member gives up its fallback share, because their clocks may differ.
+fn expires_after(terms: &Terms) -> u64 {
     terms.forget_after + terms.forget_after / 8
 }
 
@@ -51,7 +52,7 @@ struct StoredGrant {
     number: u64,
     at: u64,
     generation: u64,
-    /// Lease and safe share.
+    /// Lease and fallback share.
     shares: BTreeMap<String, (u64, u64)>,
 }
 
@@ -59,33 +60,33 @@ struct StoredGrant {
 struct Record {
     instance: u64,
     number: u64,
-    /// By the server's clock, and by that of the ledger.
+    /// Time of the last request, by the server's clock and by the ledger's.
     seen: u64,
     heard: u64,
     has_left: bool,
-    /// What it goes by, and what it was told since.
+    /// The grant in use, and the grant in the last reply.
     applied: StoredGrant,
-    told: StoredGrant,
-    /// What it wants of each limit, and what it said that it uses.
+    latest: StoredGrant,
+    /// Demand and share in use of each limit.
     wants: BTreeMap<String, (u64, u64)>,
 }
 
-/// What the server knows of a group.
+/// The ledger of a group.
 #[derive(Debug, Clone)]
 pub(crate) struct Ledger {
     terms: Terms,
-    /// Of which run of the server this is.
+    /// Run id of the server.
     run: String,
-    /// The server's clock when it was asked last.
+    /// The server's clock at the last request.
     wall: u64,
-    /// The ledger's own clock, which does not go back and makes no leaps.
+    /// The ledger's clock, which never goes back or jumps.
     clock: u64,
     generation: u64,
     learns_until: u64,
-    /// Whether something was lost since it learns.
+    /// Whether data was lost in this generation.
     has_lost: bool,
     members: BTreeMap<String, Record>,
-    /// What is kept free, by limit, and since when by the server's clock.
+    /// Share reserved for unknown members, by limit, and since when by the server's clock.
     unknown: BTreeMap<String, (u64, u64)>,
 }
 
@@ -96,14 +97,14 @@ impl StoredGrant {
 }
 
 impl Record {
-    /// The larger safe share of both of its grants.
-    fn safe(&self, limit: &str) -> u64 {
-        self.applied.share(limit).1.max(self.told.share(limit).1)
+    /// The larger fallback share of its two grants.
+    fn fallback(&self, limit: &str) -> u64 {
+        self.applied.share(limit).1.max(self.latest.share(limit).1)
     }
 
-    /// All limits of which it wants or has something.
+    /// All limits that it demands or has shares of.
     fn limits(&self) -> BTreeSet<&str> {
-        let granted = self.applied.shares.keys().chain(self.told.shares.keys());
+        let granted = self.applied.shares.keys().chain(self.latest.shares.keys());
         self.wants
             .keys()
             .chain(granted)
@@ -111,20 +112,20 @@ impl Record {
             .collect()
     }
 
-    /// Whether it wants something of a limit, or may still be using it.
+    /// Whether it demands a limit, or may still use it.
     fn has(&self, limit: &str) -> bool {
         let of = |grant: &StoredGrant| grant.shares.contains_key(limit);
-        self.wants.contains_key(limit) || of(&self.applied) || of(&self.told)
+        self.wants.contains_key(limit) || of(&self.applied) || of(&self.latest)
     }
 
-    /// What it wants of a limit, and what it said that it uses.
+    /// Demand and share in use of a limit.
     fn wants(&self, limit: &str) -> (u64, u64) {
         self.wants.get(limit).copied().unwrap_or_default()
     }
 }
 
 impl Ledger {
-    /// An empty one, of a server whose clock shows `now`.
+    /// An empty ledger on a server whose clock is `now`.
     #[must_use]
     pub(crate) fn new(terms: Terms, run: &str, now: u64) -> Self {
         Self {
@@ -140,76 +141,76 @@ impl Ledger {
         }
     }
 
-    /// Answers a question at `now` of the server's clock. `run` names the run of the server.
-    pub(crate) fn ask(
+    /// Processes a request at `now` of the server's clock, with the server's run id.
+    pub(crate) fn respond(
         &mut self,
         terms: &Terms,
         run: &str,
         now: u64,
-        question: &LeaseRequest,
+        request: &LeaseRequest,
     ) -> LeaseReply {
         if *terms != self.terms {
-            if !self.is_over_with(question) {
+            if !self.is_unused(request) {
                 return LeaseReply::TermsMismatch;
             }
             *self = Self::new(*terms, run, now);
         }
-        self.pass_to(run, now);
-        self.forget(now);
-        let known = self.members.get(&question.member);
+        self.advance_clock(run, now);
+        self.expire_members(now);
+        let known = self.members.get(&request.member);
         if let Some(known) = known {
-            if question.instance < known.instance {
+            if request.instance < known.instance {
                 return LeaseReply::Replaced(known.instance);
             }
-            if question.instance == known.instance && question.number <= known.number {
+            if request.instance == known.instance && request.number <= known.number {
                 return LeaseReply::Stale;
             }
         }
         let is_member = known.is_some_and(|known| !known.has_left);
         let members = self.members.values().filter(|it| !it.has_left).count() as u64;
-        if !is_member && terms.members_max > 0 && members >= terms.members_max && !question.leaves {
+        if !is_member && terms.members_max > 0 && members >= terms.members_max && !request.leaves {
             return LeaseReply::Full;
         }
-        if question.leaves {
-            if let Some(known) = self.take(&question.member, question.instance) {
+        if request.leaves {
+            if let Some(known) = self.remove(&request.member, request.instance) {
                 self.release(&known);
             }
             let left = Record {
-                instance: question.instance,
-                number: question.number,
+                instance: request.instance,
+                number: request.number,
                 seen: now,
                 heard: self.clock,
                 has_left: true,
                 ..Record::default()
             };
-            self.members.insert(question.member.clone(), left);
+            self.members.insert(request.member.clone(), left);
             return LeaseReply::Granted(Grant {
                 is_learning: self.is_learning(),
                 members: members - u64::from(is_member),
                 shares: Vec::new(),
             });
         }
-        self.note(question, now);
-        let shares: Vec<LimitShare> = question
+        self.record_request(request, now);
+        let shares: Vec<LimitShare> = request
             .limits
             .iter()
-            .map(|ask| self.grant(&question.member, ask))
+            .map(|it| self.grant(&request.member, it))
             .collect();
-        let told = StoredGrant {
-            number: question.number,
+        let latest = StoredGrant {
+            number: request.number,
             at: self.clock,
             generation: self.generation,
-            shares: question
+            shares: request
                 .limits
                 .iter()
                 .zip(&shares)
-                .map(|(ask, share)| (ask.limit.clone(), (share.lease, share.fallback)))
+                .map(|(request, share)| (request.limit.clone(), (share.lease, share.fallback)))
                 .collect(),
         };
         self.members
-            .get_mut(&question.member)
-            .expect("it was noted")
-            .told = told;
+            .get_mut(&request.member)
+            .expect("a recorded member")
+            .latest = latest;
         LeaseReply::Granted(Grant {
             is_learning: self.is_learning(),
             members: members + u64::from(!is_member),
@@ -217,10 +218,10 @@ impl Ledger {
         })
     }
 
-    /// Whether nobody goes by the terms of this group any more, as far as the question of a member with others tells.
-    fn is_over_with(&mut self, question: &LeaseRequest) -> bool {
-        let instance = question.instance;
-        if let Some(known) = self.members.get_mut(&question.member)
+    /// Whether no member can use the group's settings any more. A request with other settings ends the member's previous process.
+    fn is_unused(&mut self, request: &LeaseRequest) -> bool {
+        let instance = request.instance;
+        if let Some(known) = self.members.get_mut(&request.member)
             && known.instance < instance
         {
             *known = Record {
@@ -229,7 +230,7 @@ impl Ledger {
                 ..Record::default()
             };
         }
-        // One that is not known may still go by them.
+        // Unknown members may still use them.
         self.unknown.is_empty() && self.members.values().all(|it| it.has_left)
     }
 
@@ -243,30 +244,30 @@ impl Ledger {
         self.has_lost = false;
     }
 
-    fn pass_to(&mut self, run: &str, now: u64) {
+    fn advance_clock(&mut self, run: &str, now: u64) {
         let gap = now.saturating_sub(self.wall);
         self.clock += gap.min(gap_max(&self.terms));
-        let leaps = now < self.wall || gap > gap_max(&self.terms);
+        let jumps = now < self.wall || gap > gap_max(&self.terms);
         self.wall = now;
         if run != self.run {
             self.run = run.to_owned();
             self.begin_generation(now);
-            self.lose(now);
-        } else if leaps {
+            self.record_loss(now);
+        } else if jumps {
             self.begin_generation(now);
         }
     }
 
-    /// Some of what was granted is not known here. Whatever is missing to the whole is kept free, and nobody is forgotten too soon.
-    fn lose(&mut self, now: u64) {
+    /// Some grants are unknown. Reserves what is missing from the whole of each limit, and restarts the expiry of all members.
+    fn record_loss(&mut self, now: u64) {
         self.has_lost = true;
         let mut safe: BTreeMap<String, u64> = BTreeMap::new();
         for record in self.members.values_mut() {
             record.seen = now;
-            // By now others may use it.
+            // Others may use it by now.
             record.wants.values_mut().for_each(|(_, uses)| *uses = 0);
             for limit in record.limits() {
-                *safe.entry(limit.to_owned()).or_default() += record.safe(limit);
+                *safe.entry(limit.to_owned()).or_default() += record.fallback(limit);
             }
         }
         for (limit, safe) in safe {
@@ -275,8 +276,8 @@ impl Ledger {
         }
     }
 
-    /// Takes out what is known of a member. What a process that has ended had may be another's, if nothing was heard of it since something was lost.
-    fn take(&mut self, member: &str, instance: u64) -> Option<Record> {
+    /// Removes a member's record and returns it, unless it is that of a previous process, whose fallback share may be reserved.
+    fn remove(&mut self, member: &str, instance: u64) -> Option<Record> {
         let known = self.members.remove(member)?;
         if known.instance == instance {
             return Some(known);
@@ -290,34 +291,34 @@ impl Ledger {
             if let Some((rest, since)) = self.unknown.get_mut(limit)
                 && record.seen <= *since
             {
-                *rest += record.safe(limit);
+                *rest += record.fallback(limit);
             }
         }
     }
 
-    fn forget(&mut self, now: u64) {
+    fn expire_members(&mut self, now: u64) {
         let (terms, clock) = (&self.terms, self.clock);
         self.members.retain(|_, record| match record.has_left {
             true => clock - record.heard <= terms.reserved_for(),
-            false => now.saturating_sub(record.seen) <= forget_at(terms),
+            false => now.saturating_sub(record.seen) <= expires_after(terms),
         });
         self.unknown
-            .retain(|_, (_, since)| now.saturating_sub(*since) <= forget_at(terms));
+            .retain(|_, (_, since)| now.saturating_sub(*since) <= expires_after(terms));
     }
 
-    /// Takes down what a member says of itself.
-    fn note(&mut self, question: &LeaseRequest, now: u64) {
-        let known = self.take(&question.member, question.instance);
-        // One that has left has nothing any more, and one that goes by no grant goes by the floor of all that it asks for.
-        let known = known.filter(|it| !it.has_left && question.applied > 0);
+    /// Stores a member's request.
+    fn record_request(&mut self, request: &LeaseRequest, now: u64) {
+        let known = self.remove(&request.member, request.instance);
+        // A member that left has no shares, and one without a grant uses the guaranteed share of its limits.
+        let known = known.filter(|it| !it.has_left && request.applied > 0);
         let (is_known, applied) = match known {
-            Some(known) if known.told.number == question.applied => (true, known.told),
-            Some(known) if known.applied.number == question.applied => (true, known.applied),
-            // It may have used its floor, and may still.
-            _ if question.applied == 0 => {
-                let floor = self.terms.guaranteed_share();
-                let shares = question.limits.iter();
-                let shares = shares.map(|ask| (ask.limit.clone(), (floor, floor)));
+            Some(known) if known.latest.number == request.applied => (true, known.latest),
+            Some(known) if known.applied.number == request.applied => (true, known.applied),
+            // It may use its guaranteed share.
+            _ if request.applied == 0 => {
+                let share = self.terms.guaranteed_share();
+                let shares = request.limits.iter();
+                let shares = shares.map(|request| (request.limit.clone(), (share, share)));
                 (
                     true,
                     StoredGrant {
@@ -328,10 +329,11 @@ impl Ledger {
                 )
             }
             _ => {
-                let shares = question.limits.iter();
-                let shares = shares.map(|ask| (ask.limit.clone(), (ask.in_use, ask.fallback)));
+                let shares = request.limits.iter();
+                let shares = shares
+                    .map(|request| (request.limit.clone(), (request.in_use, request.fallback)));
                 let claimed = StoredGrant {
-                    number: question.applied,
+                    number: request.applied,
                     at: self.clock,
                     generation: 0,
                     shares: shares.collect(),
@@ -340,40 +342,44 @@ impl Ledger {
             }
         };
         let record = Record {
-            instance: question.instance,
-            number: question.number,
+            instance: request.instance,
+            number: request.number,
             seen: now,
             heard: self.clock,
             has_left: false,
             applied,
-            told: StoredGrant::default(),
-            wants: question
+            latest: StoredGrant::default(),
+            wants: request
                 .limits
                 .iter()
-                .map(|ask| (ask.limit.clone(), (ask.demand, ask.in_use)))
+                .map(|request| (request.limit.clone(), (request.demand, request.in_use)))
                 .collect(),
         };
-        self.members.insert(question.member.clone(), record);
+        self.members.insert(request.member.clone(), record);
         if is_known {
-            // What others may have of a limit of which nobody has spoken yet.
+            // Unknown members may use a limit that no request has named yet.
             if self.is_learning() && self.has_lost {
-                for ask in &question.limits {
-                    let safe: u64 = self.members.values().map(|it| it.safe(&ask.limit)).sum();
+                for request in &request.limits {
+                    let safe: u64 = self
+                        .members
+                        .values()
+                        .map(|it| it.fallback(&request.limit))
+                        .sum();
                     let rest = (WHOLE.saturating_sub(safe), now);
-                    self.unknown.entry(ask.limit.clone()).or_insert(rest);
+                    self.unknown.entry(request.limit.clone()).or_insert(rest);
                 }
             }
             return;
         }
-        // Something was lost that this member knows of.
+        // The member uses a grant that was lost.
         if !self.is_learning() {
             self.begin_generation(now);
         }
-        self.lose(now);
+        self.record_loss(now);
     }
 
-    /// The most that a member may use of a limit while a lease lasts that is given now.
-    fn held(&self, record: &Record, limit: &str) -> u64 {
+    /// The maximum share of a limit that a member may use during a lease that is granted now.
+    fn reserved(&self, record: &Record, limit: &str) -> u64 {
         let terms = &self.terms;
         let of = |grant: &StoredGrant| {
             let (lease, safe) = grant.share(limit);
@@ -386,72 +392,72 @@ impl Ledger {
             let is_safe = grant.generation != self.generation || age >= terms.silence_max();
             if is_safe { leased.max(safe) } else { leased }
         };
-        of(&record.applied).max(of(&record.told))
+        of(&record.applied).max(of(&record.latest))
     }
 
-    fn grant(&self, member: &str, ask: &LimitRequest) -> LimitShare {
-        let (limit, terms) = (&*ask.limit, &self.terms);
-        let (mut held, mut gone, mut safe, mut sum) = (0, 0, 0, ask.in_use);
-        let mut demands = vec![ask.demand];
+    fn grant(&self, member: &str, request: &LimitRequest) -> LimitShare {
+        let (limit, terms) = (&*request.limit, &self.terms);
+        let (mut reserved, mut silent_reserved, mut fallbacks, mut total) =
+            (0, 0, 0, request.in_use);
+        let mut demands = vec![request.demand];
         let others = self.members.iter().filter(|(name, _)| *name != member);
         let mut count = 1;
         for (_, record) in others.filter(|(_, it)| it.has(limit)) {
-            let holds = self.held(record, limit);
+            let share = self.reserved(record, limit);
             let silent = self.clock - record.heard;
             let (demand, uses) = record.wants(limit);
             count += 1;
-            held += holds;
-            safe += record.safe(limit);
+            reserved += share;
+            fallbacks += record.fallback(limit);
             if silent < terms.reserved_for() {
                 demands.push(demand);
             } else {
-                gone += holds;
+                silent_reserved += share;
             }
-            sum += if silent < terms.fallback_after() {
-                uses.min(holds)
+            total += if silent < terms.fallback_after() {
+                uses.min(share)
             } else {
-                holds
+                share
             };
         }
-        let least = WHOLE / (50 * count);
-        demands.iter_mut().for_each(|it| *it = (*it).max(least));
-        let kept = match terms.members_max {
+        let minimum = WHOLE / (50 * count);
+        demands.iter_mut().for_each(|it| *it = (*it).max(minimum));
+        let unknown = match terms.members_max {
             0 => self.unknown.get(limit).map_or(0, |(rest, _)| *rest),
-            most => most.saturating_sub(count) * terms.guaranteed_share(),
+            max => max.saturating_sub(count) * terms.guaranteed_share(),
         };
-        let room = WHOLE.saturating_sub(kept + held);
+        let free = WHOLE.saturating_sub(unknown + reserved);
         let lease = if self.is_learning() {
-            ask.in_use.min(room)
+            request.in_use.min(free)
         } else {
-            let capacity = WHOLE.saturating_sub(kept + gone);
-            fair(capacity, ask.demand.max(least), &mut demands).min(room)
+            let capacity = WHOLE.saturating_sub(unknown + silent_reserved);
+            fair(capacity, request.demand.max(minimum), &mut demands).min(free)
         };
-        let safe = match terms.members_max {
-            0 if self.is_learning() => ask.fallback,
-            0 => (WHOLE / count).min(WHOLE.saturating_sub(kept + safe)),
+        let fallback = match terms.members_max {
+            0 if self.is_learning() => request.fallback,
+            0 => (WHOLE / count).min(WHOLE.saturating_sub(unknown + fallbacks)),
             _ => terms.guaranteed_share(),
         };
         LimitShare {
             lease,
-            fallback: safe,
-            total: sum,
-            reserved: kept,
+            fallback,
+            total,
+            reserved: unknown,
         }
     }
 }
 
-/// The fair share of one of these demands: all that it asks for, or as much as all others get who do not get that. What nobody asks for is
-/// for all alike.
+/// Max-min fair share of one of these demands. Capacity that nobody demands is divided equally.
 fn fair(capacity: u64, demand: u64, demands: &mut [u64]) -> u64 {
     demands.sort_unstable();
-    let (mut left, mut count) = (capacity, demands.len() as u64);
-    for asked in demands.iter() {
-        let level = left / count;
-        if *asked > level {
+    let (mut rest, mut count) = (capacity, demands.len() as u64);
+    for other in demands.iter() {
+        let level = rest / count;
+        if *other > level {
             return demand.min(level);
         }
-        left -= asked;
+        rest -= other;
         count -= 1;
     }
-    demand + left / demands.len() as u64
+    demand + rest / demands.len() as u64
 }

@@ -1,23 +1,23 @@
-//! A cluster of three primaries, and a replica of one of them.
+//! A cluster of three primaries with a replica of one of them.
 
 use redis::Value;
 
 use super::{Server, free_port, until};
 
-/// How many nodes have slots.
+/// Number of primaries.
 const PRIMARIES: usize = 3;
 
-/// The first slot of each, and the one after the last.
+/// First hash slot of each primary, and the end of the last.
 const SLOTS: [u16; PRIMARIES + 1] = [0, 5461, 10923, 16384];
 
-/// Its nodes: those that have slots, and the replica of the one that has the group.
+/// The primaries, and a replica of the one that has the group.
 pub(crate) struct Cluster {
     nodes: Vec<Server>,
     group: &'static str,
 }
 
 impl Cluster {
-    /// Starts one of which the last node is a replica of the one that has this group; none when there is no program.
+    /// Starts a cluster whose last node is a replica of the primary of this group; `None` without a server program.
     pub(crate) async fn start(group: &'static str) -> Option<Self> {
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
@@ -66,7 +66,7 @@ impl Cluster {
         let primary: String = self.nodes[self.owner().await].ask("cluster myid").await;
         let replica = &self.nodes[PRIMARIES];
         let _: Value = replica.ask(&format!("cluster replicate {primary}")).await;
-        until("the replica has all", async || {
+        until("the replica is in sync", async || {
             let info: String = replica.ask("info replication").await;
             info.contains("master_link_status:up")
         })
@@ -78,12 +78,12 @@ impl Cluster {
         &self.nodes[number]
     }
 
-    /// The nodes that have slots from the start.
+    /// The primaries.
     pub(crate) fn primaries(&self) -> &[Server] {
         &self.nodes[..PRIMARIES]
     }
 
-    /// The number of the node that has the group.
+    /// Index of the node that has the group.
     pub(crate) async fn owner(&self) -> usize {
         for (number, node) in self.nodes.iter().enumerate() {
             let mine = node
@@ -93,10 +93,10 @@ impl Cluster {
                 return number;
             }
         }
-        panic!("nobody has the group")
+        panic!("no node has the group")
     }
 
-    /// Moves the group's slot to another node, with all that is in it.
+    /// Migrates the group's hash slot with its keys to another node.
     pub(crate) async fn move_group_to(&self, number: usize) {
         let owner = self.owner().await;
         let (from, to) = (&self.nodes[owner], &self.nodes[number]);
@@ -130,19 +130,19 @@ impl Cluster {
         }
     }
 
-    /// Kills the node that has the group, and has the replica take its place.
+    /// Kills the node of the group, and promotes its replica.
     pub(crate) async fn fail_over(&mut self) {
         let owner = self.owner().await;
         self.nodes[owner].kill();
         let replica = self.nodes.remove(PRIMARIES);
         let _: Value = replica.ask("cluster failover takeover").await;
         self.nodes[owner] = replica;
-        until("the others know of it", async || {
+        until("the other nodes know the new primary", async || {
             let other = &self.nodes[(owner + 1) % PRIMARIES];
-            let asked = other
+            let reply = other
                 .try_ask::<Value>(&format!("del {{{}}}", self.group))
                 .await;
-            let node = asked
+            let node = reply
                 .err()
                 .and_then(|it| Some(it.redirect_node()?.0.to_owned()));
             node == Some(self.nodes[owner].socket().to_string())

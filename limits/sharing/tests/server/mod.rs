@@ -1,4 +1,4 @@
-//! Real servers for a test: `redis-server`, or what `REDIS_SERVER` names, as `valkey-server`. They keep nothing on disk.
+//! Real servers for tests: `redis-server`, or the program in `REDIS_SERVER`, such as `valkey-server`, without persistence.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -21,17 +21,17 @@ pub(crate) struct Server {
     address: SocketAddr,
     options: Vec<String>,
     child: Child,
-    /// Its own: a replica writes a file.
+    /// Working directory; a replica writes a file.
     dir: TempDir,
 }
 
 impl Server {
-    /// Starts one; none when there is no program, which skips the test.
+    /// Starts a server. Without a server program, skips the test and returns `None`.
     pub(crate) async fn start() -> Option<Self> {
         Self::start_with(&[]).await
     }
 
-    /// Starts one with more options.
+    /// Starts a server with additional options.
     pub(crate) async fn start_with(options: &[&str]) -> Option<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let options: Vec<_> = options.iter().map(|it| (*it).to_owned()).collect();
@@ -47,22 +47,22 @@ impl Server {
         Some(server)
     }
 
-    /// Where it is.
+    /// Its address.
     pub(crate) fn address(&self) -> Address {
         Address::parse(&format!("redis://{}", self.address)).expect("an address")
     }
 
-    /// Where it listens.
+    /// Its socket address.
     pub(crate) fn socket(&self) -> SocketAddr {
         self.address
     }
 
-    /// A connection, as soon as one can be had.
+    /// Connects, with retries.
     pub(crate) async fn connect(&self) -> MultiplexedConnection {
         let deadline = Instant::now() + Duration::from_secs(30);
         let client = redis::Client::open(format!("redis://{}", self.address)).expect("an address");
         loop {
-            // A busy machine needs longer than the library waits by default, half a second.
+            // A busy machine may need longer than the default of half a second.
             let config =
                 AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
             let connecting = client.get_multiplexed_async_connection_with_config(&config);
@@ -74,7 +74,7 @@ impl Server {
         }
     }
 
-    /// Has it answer a command, which is written in words.
+    /// Runs a command, given as words.
     pub(crate) async fn try_ask<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
         let mut command = redis::Cmd::new();
         for word in words.split_whitespace() {
@@ -83,7 +83,7 @@ impl Server {
         command.query_async(&mut self.connect().await).await
     }
 
-    /// The same, where it cannot be refused.
+    /// Runs a command that must succeed.
     pub(crate) async fn ask<T: FromRedisValue>(&self, words: &str) -> T {
         let answer = self.try_ask(words).await;
         answer.unwrap_or_else(|error| panic!("{words}: {error}"))
@@ -95,13 +95,13 @@ impl Server {
         self.child.wait().expect("it ends");
     }
 
-    /// Starts it again, empty.
+    /// Restarts it without data.
     pub(crate) async fn restart(&mut self) {
         self.child = spawn(self.address, &self.dir, &self.options).expect("it was there");
         self.connect().await;
     }
 
-    /// Stops it for so long, as a machine does that swaps.
+    /// Suspends it for a time, like a stalled machine.
     pub(crate) async fn pause(&self, time: Duration) {
         self.signal("STOP");
         tokio::time::sleep(time).await;
@@ -124,13 +124,13 @@ impl Drop for Server {
     }
 }
 
-/// A port that nobody listens on.
+/// A free port.
 pub(crate) fn free_port() -> u16 {
     let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
     free.local_addr().expect("it is bound").port()
 }
 
-/// Waits until something holds, for as long as a slow machine takes.
+/// Waits until a condition holds, with a deadline for slow machines.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !holds().await {

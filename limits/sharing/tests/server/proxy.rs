@@ -1,4 +1,4 @@
-//! A link between a process and a server that is slow, silent, or loses connections, by a seed; or leads to another server.
+//! A proxy to a server that is slow, silent, or drops connections, with a seed. Its target can change.
 
 use std::{
     net::SocketAddr,
@@ -19,18 +19,18 @@ use tokio::{
     time::sleep,
 };
 
-/// How the link is.
+/// Condition of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weather {
-    /// All goes through at once.
+    /// Forwards everything immediately.
     Fair,
-    /// Nothing goes through; what was on its way arrives later.
+    /// Forwards nothing until the condition changes.
     Silent,
-    /// Bytes come in pieces, late, and some not at all: then the connection is cut.
+    /// Forwards bytes in pieces, with delays, and sometimes closes the connection.
     Stormy,
 }
 
-/// A link; it ends when dropped.
+/// A proxy; it stops when dropped.
 pub(crate) struct Proxy {
     address: SocketAddr,
     target: Arc<Mutex<SocketAddr>>,
@@ -39,14 +39,14 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// A link to a server.
+    /// Starts a proxy to a server.
     pub(crate) async fn start(target: SocketAddr, seed: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let target = Arc::new(Mutex::new(target));
-        let (weather, told) = watch::channel(Weather::Fair);
+        let (weather, receiver) = watch::channel(Weather::Fair);
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, Arc::clone(&target), told, seed));
+        tasks.spawn(accept(listener, Arc::clone(&target), receiver, seed));
         Self {
             address,
             target,
@@ -55,19 +55,19 @@ impl Proxy {
         }
     }
 
-    /// Where processes connect.
+    /// Address for clients.
     pub(crate) fn address(&self) -> Address {
         Address::parse(&format!("redis://{}", self.address)).expect("an address")
     }
 
-    /// From now on it is so.
+    /// Sets the condition of the link.
     pub(crate) fn set(&self, weather: Weather) {
         self.weather.send_replace(weather);
     }
 
-    /// New connections lead there; those that are open stay.
-    pub(crate) fn lead_to(&self, target: SocketAddr) {
-        *self.target.lock().expect("nobody panicked") = target;
+    /// Sets the target of new connections.
+    pub(crate) fn set_target(&self, target: SocketAddr) {
+        *self.target.lock().expect("no panic") = target;
     }
 }
 
@@ -83,7 +83,7 @@ async fn accept(
         let Ok((near, _)) = listener.accept().await else {
             continue;
         };
-        let target = *target.lock().expect("nobody panicked");
+        let target = *target.lock().expect("no panic");
         let Ok(far) = TcpStream::connect(target).await else {
             continue;
         };
@@ -99,7 +99,7 @@ async fn accept(
     }
 }
 
-/// Carries bytes until the connection ends, or is cut.
+/// Forwards bytes until the connection ends.
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,

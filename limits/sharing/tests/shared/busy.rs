@@ -1,4 +1,4 @@
-//! Exact limits of a server that is there and answers few questions, or late: it is played here.
+//! Tests of exact limits with a fake server that replies late, or only to some requests.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,31 +17,31 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::until;
 
-/// A call goes now; its limit has seven left.
+/// Reply: the call is made now; seven requests remain.
 const NOW: &[u8] = b"*8\r\n+now\r\n:5\r\n:5\r\n:0\r\n:0\r\n:7\r\n:5\r\n:6\r\n";
 
-/// What no script answers.
+/// A malformed reply.
 const NONSENSE: &[u8] = b"*1\r\n+nonsense\r\n";
 
-/// No time that passes in a test.
+/// Longer than any test runs.
 const LONG: Duration = Duration::from_secs(600);
 
-/// What the server does.
+/// The behavior of the server.
 #[derive(Debug, Clone, Copy)]
-struct Way {
-    /// How many questions of a connection it answers, and what; none of those that come after them.
-    answers: usize,
-    answer: &'static [u8],
-    /// When it begins to: so many have come.
+struct Behavior {
+    /// Number of replies on a connection, and their content.
+    replies: usize,
+    reply: &'static [u8],
+    /// Number of requests after which it replies.
     once: usize,
-    /// How many times it answers a connection where the group is, which a `DEL` asks.
+    /// Number of replies to `DEL` on a connection, with which a client finds its group.
     dels: usize,
 }
 
-/// The way of one that answers no question.
-const SILENT: Way = Way {
-    answers: 0,
-    answer: NOW,
+/// A server that replies to no request.
+const SILENT: Behavior = Behavior {
+    replies: 0,
+    reply: NOW,
     once: 0,
     dels: usize::MAX,
 };
@@ -49,18 +49,18 @@ const SILENT: Way = Way {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Seen {
     connections: usize,
-    questions: usize,
+    requests: usize,
 }
 
-/// Who asks it. All ends with this.
-struct Asker {
+/// A client of the server. All tasks end when it is dropped.
+struct Client {
     exact: Arc<ExactLimits>,
     seen: watch::Receiver<Seen>,
     _tasks: JoinSet<()>,
 }
 
-impl Asker {
-    async fn start(way: Way, budget: Duration) -> Self {
+impl Client {
+    async fn start(behavior: Behavior, budget: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let exact = Arc::new(ExactLimits::new(Config {
             server: address(listener.local_addr().unwrap()),
@@ -73,7 +73,7 @@ impl Asker {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 tell.send_modify(|seen| seen.connections += 1);
-                connections.spawn(serve(stream, way, tell.clone()));
+                connections.spawn(serve(stream, behavior, tell.clone()));
             }
         });
         let running = Arc::clone(&exact);
@@ -86,17 +86,20 @@ impl Asker {
     }
 
     async fn until_there(&self) {
-        until("there is a server", async || self.exact.is_connected()).await;
+        until("the server is connected", async || {
+            self.exact.is_connected()
+        })
+        .await;
     }
 
-    async fn until_asked(&self, questions: usize) {
+    async fn until_requests(&self, requests: usize) {
         let mut seen = self.seen.clone();
-        let asked = seen.wait_for(|it| it.questions >= questions);
-        let asked = tokio::time::timeout(Duration::from_secs(120), asked).await;
-        assert!(asked.is_ok(), "{:?}", self.seen.borrow());
+        let received = seen.wait_for(|it| it.requests >= requests);
+        let received = tokio::time::timeout(Duration::from_secs(120), received).await;
+        assert!(received.is_ok(), "{:?}", self.seen.borrow());
     }
 
-    /// One call, from now on.
+    /// Starts one call.
     fn call(&self, calls: &mut JoinSet<Result<ExactDecision, ExactError>>) {
         let exact = Arc::clone(&self.exact);
         calls.spawn(async move {
@@ -116,24 +119,28 @@ fn address(at: SocketAddr) -> Address {
     Address::parse(&format!("redis://{at}")).unwrap()
 }
 
-async fn serve(stream: TcpStream, way: Way, tell: watch::Sender<Seen>) {
+async fn serve(stream: TcpStream, behavior: Behavior, tell: watch::Sender<Seen>) {
     let mut stream = BufReader::new(stream);
-    let (mut asked, mut dels) = (0, 0);
+    let (mut received, mut dels) = (0, 0);
     while let Some(name) = command(&mut stream).await {
-        let answers = match name.as_str() {
+        let replies = match name.as_str() {
             "EVALSHA" => {
-                asked += 1;
-                tell.send_modify(|seen| seen.questions += 1);
-                let due = if asked == way.once { way.answers } else { 0 };
-                way.answer.repeat(due)
+                received += 1;
+                tell.send_modify(|seen| seen.requests += 1);
+                let due = if received == behavior.once {
+                    behavior.replies
+                } else {
+                    0
+                };
+                behavior.reply.repeat(due)
             }
             "DEL" => {
                 dels += 1;
-                b":0\r\n".repeat(usize::from(dels <= way.dels))
+                b":0\r\n".repeat(usize::from(dels <= behavior.dels))
             }
             _ => b"+OK\r\n".to_vec(),
         };
-        if stream.write_all(&answers).await.is_err() {
+        if stream.write_all(&replies).await.is_err() {
             return;
         }
     }
@@ -152,7 +159,7 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<String> {
     String::from_utf8(name?).ok()
 }
 
-/// The number of a line, behind its sign.
+/// The number in a line, after its type character.
 async fn head(stream: &mut BufReader<TcpStream>) -> Option<usize> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;
@@ -160,97 +167,97 @@ async fn head(stream: &mut BufReader<TcpStream>) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn server_that_answers_others_is_not_lost() {
-    // The first is answered when three more are under way, which are not.
-    let way = Way {
-        answers: 1,
+async fn server_that_replies_to_other_calls_stays_connected() {
+    // The first request gets a reply once three more are in flight.
+    let behavior = Behavior {
+        replies: 1,
         once: 4,
         ..SILENT
     };
-    let asker = Asker::start(way, LONG).await;
-    asker.until_there().await;
+    let client = Client::start(behavior, LONG).await;
+    client.until_there().await;
     let (mut first, mut late) = (JoinSet::new(), JoinSet::new());
-    asker.call(&mut first);
-    asker.until_asked(1).await;
-    (0..3).for_each(|_| asker.call(&mut late));
-    let answer = first.join_next().await.unwrap().unwrap();
-    assert_eq!(answer.unwrap().remaining[0].requests, 7);
-    // From here on the clock goes on to whatever is waited for.
+    client.call(&mut first);
+    client.until_requests(1).await;
+    (0..3).for_each(|_| client.call(&mut late));
+    let reply = first.join_next().await.unwrap().unwrap();
+    assert_eq!(reply.unwrap().remaining[0].requests, 7);
+    // From here on, the clock advances to the next timer.
     tokio::time::pause();
-    for answer in late.join_all().await {
-        assert_eq!(answer, Err(ExactError::Busy));
+    for reply in late.join_all().await {
+        assert_eq!(reply, Err(ExactError::Busy));
     }
-    assert!(asker.exact.is_connected());
-    // And when none is answered any more, it is.
+    assert!(client.exact.is_connected());
+    // Without any reply, the server counts as unavailable.
     let mut late = JoinSet::new();
-    (0..3).for_each(|_| asker.call(&mut late));
-    for answer in late.join_all().await {
-        assert_eq!(answer, Err(ExactError::Unavailable));
+    (0..3).for_each(|_| client.call(&mut late));
+    for reply in late.join_all().await {
+        assert_eq!(reply, Err(ExactError::Unavailable));
     }
-    assert!(!asker.exact.is_connected());
+    assert!(!client.exact.is_connected());
 }
 
 #[tokio::test]
-async fn few_questions_are_under_way_and_who_finds_no_place_asked_nothing() {
-    let asker = Asker::start(SILENT, LONG).await;
-    asker.until_there().await;
+async fn requests_in_flight_are_bounded() {
+    let client = Client::start(SILENT, LONG).await;
+    client.until_there().await;
     let mut calls = JoinSet::new();
-    (0..100).for_each(|_| asker.call(&mut calls));
-    asker.until_asked(16).await;
+    (0..100).for_each(|_| client.call(&mut calls));
+    client.until_requests(16).await;
     tokio::time::pause();
-    let answers = calls.join_all().await;
-    let of = |why| answers.iter().filter(|it| **it == Err(why)).count();
+    let replies = calls.join_all().await;
+    let of = |why| replies.iter().filter(|it| **it == Err(why)).count();
     assert_eq!(
         (of(ExactError::Busy), of(ExactError::Unavailable)),
         (84, 16),
-        "{answers:?}"
+        "{replies:?}"
     );
-    assert_eq!(asker.seen.borrow().questions, 16);
+    assert_eq!(client.seen.borrow().requests, 16);
 }
 
 #[tokio::test]
-async fn questions_whose_callers_went_away_keep_their_places_for_a_while() {
-    let asker = Asker::start(SILENT, LONG).await;
-    asker.until_there().await;
+async fn abandoned_requests_keep_their_permits_until_the_budget_ends() {
+    let client = Client::start(SILENT, LONG).await;
+    client.until_there().await;
     let mut gone = JoinSet::new();
-    (0..16).for_each(|_| asker.call(&mut gone));
-    asker.until_asked(16).await;
+    (0..16).for_each(|_| client.call(&mut gone));
+    client.until_requests(16).await;
     gone.shutdown().await;
     tokio::time::pause();
     for expected in [ExactError::Busy, ExactError::Unavailable] {
         let mut calls = JoinSet::new();
-        asker.call(&mut calls);
+        client.call(&mut calls);
         assert_eq!(calls.join_all().await, [Err(expected)]);
         tokio::time::sleep(LONG).await;
     }
 }
 
 #[tokio::test]
-async fn answer_that_cannot_be_read_is_of_its_call_alone() {
-    let way = Way {
-        answers: 2,
-        answer: NONSENSE,
+async fn malformed_reply_fails_only_its_own_call() {
+    let behavior = Behavior {
+        replies: 2,
+        reply: NONSENSE,
         once: 2,
         ..SILENT
     };
-    let asker = Asker::start(way, LONG).await;
-    asker.until_there().await;
+    let client = Client::start(behavior, LONG).await;
+    client.until_there().await;
     let mut calls = JoinSet::new();
-    (0..2).for_each(|_| asker.call(&mut calls));
-    for answer in calls.join_all().await {
-        assert_eq!(answer, Err(ExactError::Unavailable));
+    (0..2).for_each(|_| client.call(&mut calls));
+    for reply in calls.join_all().await {
+        assert_eq!(reply, Err(ExactError::Unavailable));
     }
-    assert!(asker.exact.is_connected());
+    assert!(client.exact.is_connected());
 }
 
 #[tokio::test]
-async fn server_that_answers_later_than_the_budget_is_not_used() {
-    // A connection is made in a second, of which the last answer is a part; then nothing comes.
-    let way = Way { dels: 1, ..SILENT };
-    let asker = Asker::start(way, Duration::from_millis(50)).await;
-    until("it is tried again", async || {
-        assert!(!asker.exact.is_connected());
-        asker.seen.borrow().connections > 1
+async fn server_slower_than_the_budget_is_not_used() {
+    // Connecting may take a second, but the last reply comes after the budget.
+    let behavior = Behavior { dels: 1, ..SILENT };
+    let client = Client::start(behavior, Duration::from_millis(50)).await;
+    until("the client reconnects", async || {
+        assert!(!client.exact.is_connected());
+        client.seen.borrow().connections > 1
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! A cluster of three nodes, of which any is named: the group is where its slot is.
+//! Tests with a cluster of three nodes, any of which can be configured.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::{
     world::{GROUP, World},
 };
 
-/// The nodes in turn.
+/// The addresses of the nodes, cyclically.
 fn each(cluster: &Cluster) -> [Address; 4] {
     std::array::from_fn(|it| cluster.node(it % 3).address())
 }
 
 #[tokio::test]
-async fn any_node_leads_to_the_group_wherever_it_moves() {
+async fn any_cluster_node_redirects_to_the_group() {
     let Some(cluster) = Cluster::start(GROUP).await else {
         return;
     };
@@ -29,7 +29,7 @@ async fn any_node_leads_to_the_group_wherever_it_moves() {
     }
     let owner = cluster.owner().await;
     cluster.move_group_to((owner + 1) % 3).await;
-    world.until_shared_anew().await;
+    world.until_shared_again().await;
     for key in 0..20 {
         for caller in 0..4 {
             callers.call(caller, key).await;
@@ -39,13 +39,13 @@ async fn any_node_leads_to_the_group_wherever_it_moves() {
     for caller in 0..4 {
         assert!(callers.call(caller, 0).await);
     }
-    // What was used moved as well.
+    // The usage migrated as well.
     callers.check(1);
     assert!(world.end().await > 100);
 }
 
 #[tokio::test]
-async fn moved_group_is_followed_at_once() {
+async fn clients_follow_a_migrated_group_immediately() {
     let Some(cluster) = Cluster::start(GROUP).await else {
         return;
     };
@@ -55,17 +55,17 @@ async fn moved_group_is_followed_at_once() {
     }
     let owner = cluster.owner().await;
     cluster.move_group_to((owner + 1) % 3).await;
-    // From here on no time passes for the callers: work of another thread keeps their clock where it is.
+    // From here on, a blocked thread keeps the paused clock from advancing.
     let (release, held) = std::sync::mpsc::sync_channel::<()>(0);
     let held = spawn_blocking(move || held.recv());
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(2)).await;
     for caller in 0..3 {
-        assert!(!callers.call(caller, 0).await, "it moved");
+        assert!(!callers.call(caller, 0).await, "the group has migrated");
     }
     let deadline = Instant::now() + Duration::from_secs(60);
     while !callers.have_server() {
-        assert!(Instant::now() < deadline, "nobody followed it");
+        assert!(Instant::now() < deadline, "no client followed the group");
         tokio::task::yield_now().await;
     }
     for caller in 0..3 {
@@ -90,7 +90,7 @@ async fn replica_of_the_cluster_takes_over() {
         assert!(callers.call(caller, 0).await);
     }
     cluster.fail_over().await;
-    world.until_shared_anew().await;
+    world.until_shared_again().await;
     for caller in 0..4 {
         callers.call(caller, 1).await;
     }
@@ -98,7 +98,7 @@ async fn replica_of_the_cluster_takes_over() {
     for caller in 0..4 {
         assert!(callers.call(caller, 2).await);
     }
-    // The replica may lack the last calls.
+    // The replica may miss the last calls.
     callers.check(2);
     assert!(world.end().await > 100);
 }

@@ -1,4 +1,4 @@
-//! Exact limits: what goes is bounded, whatever becomes of the server, and of the way to it.
+//! Tests that exact limits are never exceeded during failures of the server and the network.
 
 use std::{
     collections::BTreeMap,
@@ -23,22 +23,22 @@ use crate::{
     world::GROUP,
 };
 
-/// How many may go of each key, in a time that no test takes.
+/// Limit of each key, for longer than any test runs.
 pub(crate) const LIMIT: u64 = 8;
 
-/// How many processes have parts of it.
+/// Number of processes.
 const PROCESSES: u64 = 4;
 
-/// How many keys there are.
+/// Number of keys.
 const KEYS: u64 = 30;
 
 /// The budget of a call.
 const BUDGET: Duration = Duration::from_millis(50);
 
-/// What went of each key, and what got no answer.
+/// Admitted calls of each key, and calls without a reply.
 type Gone = BTreeMap<u64, [u64; 2]>;
 
-/// Processes with an exact limit, and what they let go.
+/// Processes with an exact limit, and their calls.
 pub(crate) struct Callers {
     exacts: Vec<Arc<ExactLimits>>,
     gone: Mutex<Gone>,
@@ -53,7 +53,7 @@ impl Drop for Callers {
 }
 
 impl Callers {
-    /// Starts one for each way to the server, and waits until all have it.
+    /// Starts one process per address, and waits until all are connected.
     pub(crate) async fn start(servers: impl IntoIterator<Item = Address>) -> Self {
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
@@ -76,21 +76,21 @@ impl Callers {
         callers
     }
 
-    /// Waits until all have the server.
+    /// Waits until all are connected.
     pub(crate) async fn until_there(&self) {
         assert!(!self.tasks.is_empty());
-        until("all have the server", async || {
+        until("all are connected", async || {
             self.exacts.iter().all(|it| it.is_connected())
         })
         .await;
     }
 
-    /// Whether they have the server.
+    /// Whether all are connected.
     pub(crate) fn have_server(&self) -> bool {
         self.exacts.iter().all(|it| it.is_connected())
     }
 
-    /// One call of one of them; whether the server decided.
+    /// Makes one call. Returns whether the server decided.
     pub(crate) async fn call(&self, caller: usize, key: u64) -> bool {
         let limit = Algorithm::token_bucket("1/day", LIMIT).unwrap();
         let ask = RuleRequest {
@@ -100,23 +100,23 @@ impl Callers {
             requests: 1,
         };
         let max_wait = Duration::ZERO;
-        let question = Operation::Reserve { max_wait };
+        let operation = Operation::Reserve { max_wait };
         let asks = [ask];
-        let answer = self.exacts[caller].decide(&asks, question, Duration::ZERO);
-        let answer = answer.await.map(|it| it.outcome);
+        let reply = self.exacts[caller].decide(&asks, operation, Duration::ZERO);
+        let reply = reply.await.map(|it| it.outcome);
         let mut gone = self.gone.lock().unwrap();
-        let count = &mut gone.entry(key).or_default()[usize::from(answer.is_err())];
-        *count += u64::from(answer.is_err() || answer == Ok(Outcome::Now));
-        answer.is_ok()
+        let count = &mut gone.entry(key).or_default()[usize::from(reply.is_err())];
+        *count += u64::from(reply.is_err() || reply == Ok(Outcome::Now));
+        reply.is_ok()
     }
 
-    /// Calls of all of them at once, until the server decided so many of each.
+    /// Makes concurrent calls until the server has decided `decided` calls of each process.
     async fn call_until(&self, decided: u64, seed: u64) {
         let calls = async |caller: usize| {
             let mut random = fastrand::Rng::with_seed(seed + caller as u64);
             let mut left = decided;
             until("the server decides", async || {
-                // While it is left alone, there is a pause between calls.
+                // Pause while the breaker is open.
                 while left > 0 && self.call(caller, random.u64(0..KEYS)).await {
                     left -= 1;
                 }
@@ -127,7 +127,7 @@ impl Callers {
         tokio::join!(calls(0), calls(1), calls(2), calls(3));
     }
 
-    /// No key has more than the limit for each time that the server began empty. What went, and what got no answer.
+    /// Checks that no key exceeds the limit per start of an empty server. Returns the numbers of admitted calls and of calls without a reply.
     pub(crate) fn check(&self, lives: u64) -> [u64; 2] {
         let gone = self.gone.lock().unwrap();
         let mut sum = [0, 0];
@@ -152,7 +152,7 @@ fn exact(server: Address) -> ExactLimits {
 }
 
 #[tokio::test]
-async fn nothing_goes_twice_over_a_slow_and_lossy_link() {
+async fn limit_holds_over_a_slow_and_lossy_link() {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -171,7 +171,7 @@ async fn nothing_goes_twice_over_a_slow_and_lossy_link() {
 }
 
 #[tokio::test]
-async fn what_goes_is_bounded_whatever_becomes_of_the_server() {
+async fn limit_holds_during_server_failures() {
     let Some(mut server) = Server::start().await else {
         return;
     };
@@ -179,12 +179,12 @@ async fn what_goes_is_bounded_whatever_becomes_of_the_server() {
     callers.call_until(20, 1).await;
     server.signal("STOP");
     for caller in 0..callers.exacts.len() {
-        let mut asked = 0;
+        let mut failures = 0;
         while callers.exacts[caller].is_connected() {
             assert!(!callers.call(caller, 0).await);
-            asked += 1;
+            failures += 1;
         }
-        assert_eq!(asked, 3, "misses open the breaker");
+        assert_eq!(failures, 3, "failures open the breaker");
     }
     for key in 0..KEYS {
         assert!(!callers.call(0, key).await);
@@ -207,9 +207,9 @@ async fn what_goes_is_bounded_whatever_becomes_of_the_server() {
     assert!(by_server > 0 && without > 0, "{by_server} {without}");
 }
 
-/// By the clock of the runtime, which stands still unless all wait for it.
+/// Uses the paused clock of the runtime.
 #[tokio::test]
-async fn call_takes_its_budget_at_most_and_three_of_them_end_the_connection() {
+async fn three_calls_that_exceed_the_budget_open_the_breaker() {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -223,7 +223,7 @@ async fn call_takes_its_budget_at_most_and_three_of_them_end_the_connection() {
         assert!(!callers.call(0, 0).await);
         let took = began.elapsed();
         if missed <= 3 {
-            // A timer is a millisecond late at most.
+            // Timers are up to a millisecond late.
             assert!(
                 took >= BUDGET && took <= BUDGET + Duration::from_millis(1),
                 "{took:?}"

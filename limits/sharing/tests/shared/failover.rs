@@ -1,4 +1,4 @@
-//! A primary and its replica behind one name, which leads to the one that is the primary.
+//! Tests of a failover behind one host name.
 
 use redis::Value;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn primary_that_becomes_a_replica_is_left_for_the_new_one() {
+async fn clients_leave_a_demoted_primary() {
     let (Some(first), Some(second)) = (Server::start().await, Server::start().await) else {
         return;
     };
@@ -22,7 +22,7 @@ async fn primary_that_becomes_a_replica_is_left_for_the_new_one() {
     for caller in 0..4 {
         assert!(callers.call(caller, 0).await);
     }
-    until("the replica has all", async || {
+    until("the replica is in sync", async || {
         let info: String = second.ask("info replication").await;
         info.contains("master_link_status:up")
     })
@@ -35,18 +35,18 @@ async fn primary_that_becomes_a_replica_is_left_for_the_new_one() {
     }
     assert!(!callers.have_server());
     world
-        .until("all say why", |it| {
+        .until("all report the error", |it| {
             let error = it.lease.health().error;
             error.is_some_and(|error| error.contains("is a read-only replica"))
         })
         .await;
-    name.lead_to(second.socket());
-    world.until_shared_anew().await;
+    name.set_target(second.socket());
+    world.until_shared_again().await;
     callers.until_there().await;
     for caller in 0..4 {
         assert!(callers.call(caller, 0).await);
     }
-    // The replica may lack the last calls.
+    // The replica may miss the last calls.
     callers.check(2);
     assert!(world.end().await > 100);
 }

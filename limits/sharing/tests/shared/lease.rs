@@ -1,4 +1,4 @@
-//! Shares on lease.
+//! Tests of leased shares with a real server.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn to(server: &Server) -> [Address; 4] {
 }
 
 #[tokio::test]
-async fn shares_are_at_most_the_whole_whatever_becomes_of_the_server() {
+async fn shares_never_exceed_the_limit_during_server_failures() {
     let Some(mut server) = Server::start().await else {
         return;
     };
@@ -29,7 +29,7 @@ async fn shares_are_at_most_the_whole_whatever_becomes_of_the_server() {
     world.until_shared().await;
     server.kill();
     world
-        .until("all go by their safe shares", |it| {
+        .until("all use their fallback shares", |it| {
             it.lease.state() == ShareState::Fallback
         })
         .await;
@@ -48,8 +48,8 @@ async fn shares_are_at_most_the_whole_whatever_becomes_of_the_server() {
 }
 
 #[tokio::test]
-#[ignore = "measures, for three minutes: prints how much of a contract is used"]
-async fn contract_is_used_though_the_load_is_skewed() {
+#[ignore = "measures for three minutes, and prints how much of a limit is used"]
+async fn limit_is_used_under_skewed_load() {
     let Some(mut server) = Server::start().await else {
         return;
     };
@@ -71,7 +71,7 @@ async fn contract_is_used_though_the_load_is_skewed() {
     let back = world.used_in(10).await;
     let looked = world.end().await;
     println!(
-        "400/s in four processes 70/20/7/3 %, contract 300/s, refresh 1 s, shares added up {looked} times: never above the whole"
+        "400/s in four processes 70/20/7/3 %, limit 300/s, refresh 1 s, shares checked {looked} times: never above the limit"
     );
     println!(
         "used before the reversal {before:.1} %, in the 30 s after it {after:.1} % (the first 5 s {just_after:.1} %)"
@@ -83,7 +83,7 @@ async fn contract_is_used_though_the_load_is_skewed() {
 }
 
 #[tokio::test]
-async fn shares_are_at_most_the_whole_over_a_slow_and_lossy_link() {
+async fn shares_never_exceed_the_limit_over_a_slow_and_lossy_link() {
     let Some(server) = Server::start().await else {
         return;
     };
@@ -102,13 +102,13 @@ async fn shares_are_at_most_the_whole_over_a_slow_and_lossy_link() {
         .into_iter()
         .enumerate()
     {
-        // One of them has a good link.
+        // One process has a good link.
         links[number + 1..].iter().for_each(|it| it.set(weather));
         world.reverse();
         world.refreshes(12).await;
     }
     links.iter().for_each(|it| it.set(Weather::Fair));
-    world.until_shared_anew().await;
+    world.until_shared_again().await;
     assert!(missed() > before);
     let looked = world.end().await;
     assert!(looked > 100, "{looked}");

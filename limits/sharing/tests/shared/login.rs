@@ -1,4 +1,4 @@
-//! A server that wants certificates, or a password.
+//! Tests of a server that requires certificates or a password.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use crate::{
     world::{GROUP, World},
 };
 
-/// Signs certificates for the loopback address; its own is NAME.pem.
+/// Creates a certificate authority with the certificate NAME.pem.
 fn authority(dir: &Path, name: &str) -> Issuer<'static, KeyPair> {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -25,7 +25,7 @@ fn authority(dir: &Path, name: &str) -> Issuer<'static, KeyPair> {
     Issuer::new(params, key)
 }
 
-/// A certificate, NAME.pem, and its key, NAME.key.
+/// Creates a certificate for the loopback address, NAME.pem, and its key, NAME.key.
 fn identity(dir: &Path, name: &str, authority: &Issuer<'static, KeyPair>) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
@@ -35,7 +35,7 @@ fn identity(dir: &Path, name: &str, authority: &Issuer<'static, KeyPair>) {
     fs::write(dir.join(format!("{name}.key")), key.serialize_pem()).unwrap();
 }
 
-/// As `[sharing]` of a file names it.
+/// The address from a `[sharing]` table.
 fn address(port: u16, files: &[(&str, &Path, &str)]) -> Address {
     let files = files.iter().map(|(key, dir, name)| {
         let path = dir.join(name);
@@ -51,7 +51,7 @@ fn address(port: u16, files: &[(&str, &Path, &str)]) -> Address {
 }
 
 #[tokio::test]
-async fn both_sides_prove_who_they_are() {
+async fn client_and_server_authenticate_each_other() {
     let dir = TempDir::new().unwrap();
     let dir = dir.path();
     let ours = authority(dir, "ours");
@@ -104,7 +104,7 @@ async fn both_sides_prove_who_they_are() {
 }
 
 #[tokio::test]
-async fn rights_of_the_docs_are_enough() {
+async fn documented_permissions_are_sufficient() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/shared-limits.md");
     let page = fs::read_to_string(page).unwrap();
     let (_, line) = page.split_once("redis-cli ACL SETUSER ").unwrap();

@@ -1,5 +1,5 @@
-//! Four processes' worth of members, and real servers, which are killed, paused, replaced, come back empty, or are reached by a bad link: at every instant
-//! the shares are at most the whole, and no exact limit gives more than it has. Without a server program, nothing is tested.
+//! Four members with real servers that are killed, paused, replaced, emptied, or reached over a bad link: shares never exceed the limit, and
+//! exact limits are never exceeded. Skipped without a server program.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! A missing server skips a test, and fails it with `REQUIRE_TOOLS=1`.
+//! Tests that a missing server program skips a test, or fails it with `REQUIRE_TOOLS=1`.
 
 use std::{
     env,
@@ -6,9 +6,9 @@ use std::{
 };
 
 /// A test that needs a server.
-const TEST: &str = "exact::nothing_goes_twice_over_a_slow_and_lossy_link";
+const TEST: &str = "exact::limit_holds_over_a_slow_and_lossy_link";
 
-/// Runs that test where no server is installed.
+/// Runs that test without a server program.
 fn run_without_server(require_tools: &str) -> Output {
     Command::new(env::current_exe().expect("this program has a path"))
         .args([TEST, "--exact"])
@@ -20,7 +20,7 @@ fn run_without_server(require_tools: &str) -> Output {
 }
 
 #[test]
-fn missing_server_skips_a_test_and_fails_it_where_tools_are_required() {
+fn missing_server_skips_tests_unless_tools_are_required() {
     let reason = "redis-server-that-is-missing is not installed";
     let skipped = run_without_server("");
     let printed = String::from_utf8_lossy(&skipped.stdout);

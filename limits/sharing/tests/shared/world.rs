@@ -1,4 +1,4 @@
-//! Four processes that share a contract on lease, what comes to them, and who adds their shares up.
+//! Four processes with leased shares of one limit, their load, and a thread that checks the sum of shares.
 
 use std::{
     sync::{
@@ -21,29 +21,29 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server;
 
-/// The limit that is shared.
-pub(crate) const LIMIT: &str = "contract";
+/// The shared limit.
+pub(crate) const LIMIT: &str = "limit";
 
-/// Whose it is.
+/// The group.
 pub(crate) const GROUP: &str = "test";
 
-/// The contract, in requests a second, and what is offered.
-const CONTRACT: u64 = 300;
+/// Limit and load, in requests per second.
+const RATE: u64 = 300;
 const OFFERED: u64 = 400;
 
-/// How much of what is offered comes to which process, in percent.
+/// Percentage of the load for each process.
 const SKEWED: [u64; 4] = [70, 20, 7, 3];
 
-/// A process: what comes to it, and what it lets go by its share.
+/// A process with its load, and the calls that its share admits.
 pub(crate) struct Process {
     pub(crate) lease: Lease,
-    state: Mutex<Shop>,
+    state: Mutex<Limiter>,
     percent: AtomicU64,
-    came: AtomicU64,
+    arrived: AtomicU64,
     gone: AtomicU64,
 }
 
-struct Shop {
+struct Limiter {
     limits: Limits<()>,
     number: LimitId,
     plan: Option<Arc<SharePlan>>,
@@ -57,12 +57,12 @@ struct Demands {
 
 impl ShareUser for Demands {
     fn demands(&mut self) -> Vec<(String, u64)> {
-        let came = self.process.came.swap(0, Ordering::Relaxed);
+        let arrived = self.process.arrived.swap(0, Ordering::Relaxed);
         let micros = Terms::micros(self.since.elapsed()).max(1);
         self.since = Instant::now();
         vec![(
             LIMIT.to_owned(),
-            came * 1_000_000 * WHOLE / CONTRACT / micros,
+            arrived * 1_000_000 * WHOLE / RATE / micros,
         )]
     }
 
@@ -83,40 +83,44 @@ impl Process {
                 member: format!("member-{name}"),
                 terms,
             }),
-            state: Mutex::new(Shop {
+            state: Mutex::new(Limiter {
                 limits,
                 number,
                 plan: None,
                 share: 0,
             }),
             percent: AtomicU64::new(SKEWED[name]),
-            came: AtomicU64::new(0),
+            arrived: AtomicU64::new(0),
             gone: AtomicU64::new(0),
         }
     }
 
-    /// One request comes, and goes or does not.
-    fn come(&self, nanos: u64) {
-        self.came.fetch_add(1, Ordering::Relaxed);
-        let shop = &mut *self.state.lock().unwrap();
+    /// One request arrives.
+    fn arrive(&self, nanos: u64) {
+        self.arrived.fetch_add(1, Ordering::Relaxed);
+        let limiter = &mut *self.state.lock().unwrap();
         let micros = self.lease.micros(Instant::now());
-        let share = shop
+        let share = limiter
             .plan
             .as_ref()
             .map_or(0, |plan| plan.share(LIMIT, micros));
-        if share != shop.share {
+        if share != limiter.share {
             let limit = whole().share(share).unwrap();
-            shop.limits
-                .change_all(&[(shop.number, limit.into(), CarryOver::Remaining)], nanos)
+            limiter
+                .limits
+                .change_all(
+                    &[(limiter.number, limit.into(), CarryOver::Remaining)],
+                    nanos,
+                )
                 .unwrap();
-            shop.share = share;
+            limiter.share = share;
         }
         let call = [Demand {
-            limit: shop.number,
+            limit: limiter.number,
             key: (),
             requests: 1,
         }];
-        if shop.limits.reserve(&call, nanos, Duration::ZERO) == Decision::Now {
+        if limiter.limits.reserve(&call, nanos, Duration::ZERO) == Decision::Now {
             self.gone.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -136,7 +140,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Starts them, each with its way to the server.
+    /// Starts the processes, each with an address of the server.
     pub(crate) fn start(refresh: u64, servers: [Address; 4]) -> Self {
         let terms = Terms {
             refresh,
@@ -171,11 +175,11 @@ impl World {
         }
     }
 
-    /// Waits until something holds of all of them.
+    /// Waits until a condition holds for all processes.
     pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Process) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(120);
         while !self.processes.iter().all(|it| holds(it)) {
-            let standing = self.processes.iter().map(|it| {
+            let states = self.processes.iter().map(|it| {
                 let plan = it.lease.plan();
                 (
                     it.lease.state(),
@@ -187,17 +191,17 @@ impl World {
             assert!(
                 Instant::now() < deadline,
                 "{what}: {:#?}",
-                standing.collect::<Vec<_>>()
+                states.collect::<Vec<_>>()
             );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Waits until all of them have been answered once more, and share it.
-    pub(crate) async fn until_shared_anew(&self) {
+    /// Waits until all processes have new replies and share the limit.
+    pub(crate) async fn until_shared_again(&self) {
         for process in &self.processes {
             let before = process.lease.health().replies;
-            server::until("there are answers", async || {
+            server::until("all have new replies", async || {
                 process.lease.health().replies > before + 1
             })
             .await;
@@ -205,9 +209,9 @@ impl World {
         self.until_shared().await;
     }
 
-    /// Waits until all share it.
+    /// Waits until all processes share the limit.
     pub(crate) async fn until_shared(&self) {
-        self.until("all are in, and nothing is kept free", |process| {
+        self.until("all are members, and nothing is reserved", |process| {
             let plan = process.lease.plan();
             let granted = plan.granted(LIMIT);
             process.lease.state() == ShareState::Ok
@@ -217,12 +221,12 @@ impl World {
         .await;
     }
 
-    /// Waits for so many of them.
+    /// Waits for `count` refresh intervals.
     pub(crate) async fn refreshes(&self, count: u64) {
         tokio::time::sleep(Duration::from_micros(count * self.terms.refresh)).await;
     }
 
-    /// How much of the contract is used meanwhile, in percent.
+    /// Percentage of the limit that is used during the next refresh intervals.
     pub(crate) async fn used_in(&self, refreshes: u64) -> f64 {
         let gone = || -> u64 {
             self.processes
@@ -236,14 +240,14 @@ impl World {
         100.0 * f64::from(gone) / (began.elapsed().as_secs_f64() * 300.0)
     }
 
-    /// Has the most come where the least came.
+    /// Reverses the distribution of the load.
     pub(crate) fn reverse(&self) {
         for (process, percent) in self.processes.iter().rev().zip(SKEWED) {
             process.percent.store(percent, Ordering::Relaxed);
         }
     }
 
-    /// Ends all; how many instants were looked at.
+    /// Ends all tasks. Returns the number of checks.
     pub(crate) async fn end(mut self) -> u64 {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
@@ -251,30 +255,31 @@ impl World {
         let looked = self
             .threads
             .into_iter()
-            .map(|it| it.join().expect("it found nothing"));
+            .map(|it| it.join().expect("no violation"));
         looked.max().unwrap()
     }
 }
 
-/// Adds up the shares, again and again.
+/// Checks the sum of shares repeatedly.
 fn watch(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinHandle<u64> {
     let (processes, is_over) = (processes.to_vec(), Arc::clone(is_over));
     thread::spawn(move || {
         let mut looked = 0;
         while !is_over.load(Ordering::Relaxed) {
-            // All are locked at once, so that this is one instant.
-            let shops: Vec<_> = processes
+            // All are locked, so that this is one instant.
+            let limiters: Vec<_> = processes
                 .iter()
                 .map(|it| it.state.lock().unwrap())
                 .collect();
             let now = Instant::now();
-            let share = |(process, shop): (&Arc<Process>, &std::sync::MutexGuard<'_, Shop>)| {
-                let plan = shop.plan.as_ref();
-                plan.map_or(0, |plan| plan.share(LIMIT, process.lease.micros(now)))
-            };
-            let sum: u64 = processes.iter().zip(&shops).map(share).sum();
+            let share =
+                |(process, limiter): (&Arc<Process>, &std::sync::MutexGuard<'_, Limiter>)| {
+                    let plan = limiter.plan.as_ref();
+                    plan.map_or(0, |plan| plan.share(LIMIT, process.lease.micros(now)))
+                };
+            let sum: u64 = processes.iter().zip(&limiters).map(share).sum();
             assert!(sum <= WHOLE, "{sum}");
-            drop(shops);
+            drop(limiters);
             looked += 1;
             thread::sleep(Duration::from_micros(300));
         }
@@ -282,7 +287,7 @@ fn watch(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinH
     })
 }
 
-/// What is offered, each 2.5 ms one request, to one of the processes at random.
+/// Sends one request every 2.5 ms to a random process.
 fn offer(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinHandle<u64> {
     let (processes, is_over) = (processes.to_vec(), Arc::clone(is_over));
     thread::spawn(move || {
@@ -301,7 +306,7 @@ fn offer(processes: &[Arc<Process>], is_over: &Arc<AtomicBool>) -> thread::JoinH
             });
             let now = u64::try_from(began.elapsed().as_nanos()).expect("some minutes");
             if let Some(process) = to {
-                process.come(1_000_000_000_000 + now);
+                process.arrive(1_000_000_000_000 + now);
             }
             number += 1;
         }

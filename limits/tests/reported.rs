@@ -1,4 +1,4 @@
-//! A limit with calls booked far ahead in it: calls told of count, and neither a charge nor other numbers close it.
+//! Tests of reported calls under a limit with bookings far ahead.
 
 use std::time::Duration;
 
@@ -18,25 +18,27 @@ fn demand(limit: LimitId, key: u32, requests: u64) -> Demand<u32> {
 }
 
 fn bucket(rate: &str, burst: u64) -> Algorithm {
-    Algorithm::token_bucket(rate, burst).expect("a good rate")
+    Algorithm::token_bucket(rate, burst).expect("a valid rate")
 }
 
 /// A limit in which one call is booked a day ahead.
 fn booked(algorithm: Algorithm) -> (Limits<u32>, LimitId) {
     let mut limits = Limits::new(10);
-    let id = limits.add(algorithm).expect("good numbers");
+    let id = limits.add(algorithm).expect("valid parameters");
     let ahead = limits.reserve_from(&[demand(id, 0, 1)], START + DAY, START, MAX_WAIT);
     assert_eq!(ahead.at(START), Some(START + DAY));
     (limits, id)
 }
 
 fn next(limits: &Limits<u32>, id: LimitId) -> u64 {
-    let (at, _) = limits.peek(&[demand(id, 0, 1)], START).expect("it may go");
+    let (at, _) = limits
+        .peek(&[demand(id, 0, 1)], START)
+        .expect("a slot exists");
     at - START
 }
 
 #[test]
-fn calls_told_of_count_before_a_call_that_waits() {
+fn reported_calls_count_before_a_waiting_call() {
     let (mut limits, id) = booked(bucket("1/s", 5));
     limits.record(&[demand(id, 0, 3)], START, START).unwrap();
     assert_eq!(limits.remaining(id, &0, START).requests, 2);
@@ -45,7 +47,7 @@ fn calls_told_of_count_before_a_call_that_waits() {
 }
 
 #[test]
-fn calls_told_of_leave_a_bucket_empty_at_worst() {
+fn reported_calls_do_not_overdraw_a_bucket() {
     let bucket = bucket("1/s", 5);
     let queue = Algorithm::LeakyBucket {
         rate: "1/s".parse().unwrap(),
@@ -75,13 +77,13 @@ fn calls_told_of_leave_a_bucket_empty_at_worst() {
 }
 
 #[test]
-fn report_and_change_leave_the_room_before_a_call_that_waits() {
+fn reports_and_changes_keep_the_gap_before_a_waiting_call() {
     let (mut limits, id) = booked(bucket("1000/s", 10));
-    let told = [demand(id, 0, 10)];
-    limits.record(&told, START, START).unwrap();
+    let reported = [demand(id, 0, 10)];
+    limits.record(&reported, START, START).unwrap();
     assert_eq!(next(&limits, id), SECOND / 1_000);
     for (rate, carry, expected) in [
-        // The ten that were told of take twice as long.
+        // The ten reported requests take twice as long.
         ("500/s", CarryOver::Usage, 2),
         ("1000/s", CarryOver::Usage, 0),
         ("1/s", CarryOver::Remaining, 1_000),
@@ -99,25 +101,25 @@ fn report_and_change_leave_the_room_before_a_call_that_waits() {
     }
 }
 
-/// A token bucket as a plain list of what goes when. It is empty at worst.
+/// A token bucket as a list of calls, which reports do not overdraw.
 struct Model {
     interval: u64,
     burst: u64,
-    /// When, how many, and whether it was told of.
+    /// Time, number of requests, and whether the call was reported.
     calls: Vec<(u64, u64, bool)>,
 }
 
 impl Model {
-    /// By how much each call that was let go comes too early, in the order in which they were.
+    /// How much too early each admitted call is, in call order.
     fn too_early(&self) -> Vec<(usize, u64)> {
         let mut order: Vec<_> = self.calls.iter().enumerate().collect();
         order.sort_by_key(|(_, (at, ..))| *at);
         let mut paid = 0;
         let mut too_early = Vec::new();
-        for (index, (at, requests, is_told)) in order {
+        for (index, (at, requests, is_reported)) in order {
             let worst = at + self.burst * self.interval;
             let after = paid.max(*at) + requests * self.interval;
-            if !is_told {
+            if !is_reported {
                 too_early.push((index, after.saturating_sub(worst)));
             }
             paid = after.min(worst).max(paid);
@@ -128,7 +130,7 @@ impl Model {
 }
 
 #[test]
-fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
+fn admitted_calls_respect_reported_usage() {
     let (mut ahead, mut between) = (0, 0);
     for seed in 0..100 {
         let mut random = fastrand::Rng::with_seed(seed);
@@ -154,7 +156,7 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
             }
             let from = now + random.u64(..3).saturating_sub(1) * random.u64(..9 * SECOND);
             let decision = limits.reserve_from(&demands, from, now, MAX_WAIT);
-            let at = decision.at(now).expect("it may go at some time");
+            let at = decision.at(now).expect("a slot exists");
             let before = model.too_early();
             let latest = model.calls.iter().map(|(at, ..)| *at).max();
             between += u32::from(latest > Some(at));
@@ -162,7 +164,7 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
             model.calls.push((at, requests, false));
             let mut after = model.too_early();
             assert_eq!(after.pop(), Some((model.calls.len() - 1, 0)), "seed {seed}");
-            // Nor does it take from those who wait.
+            // It does not delay waiting calls.
             for (was, is) in before.iter().zip(&after) {
                 assert!(is <= was, "seed {seed}: {was:?} {is:?}");
             }
@@ -172,22 +174,22 @@ fn no_call_is_let_go_for_which_calls_told_of_left_nothing() {
 }
 
 #[test]
-fn calls_told_of_wait_in_the_queue_of_a_leaky_bucket() {
+fn reported_calls_fill_the_queue_of_a_leaky_bucket() {
     let rate = "1/s".parse().unwrap();
     let capacity = 100;
-    for (told, wait) in [(30, 30), (100, 100), (300, 101)] {
+    for (reported, wait) in [(30, 30), (100, 100), (300, 101)] {
         let mut limits = Limits::new(1);
         let queue = Algorithm::LeakyBucket { rate, capacity };
         let id = limits.add(queue).unwrap();
-        let told = [demand(id, 0, told)];
-        limits.record(&told, START, START).unwrap();
+        let reported = [demand(id, 0, reported)];
+        limits.record(&reported, START, START).unwrap();
         let next = limits.remaining(id, &0, START).more_at - START;
         assert_eq!(next, wait * SECOND);
     }
 }
 
 #[test]
-fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
+fn report_empties_a_half_full_bucket() {
     let mut limits = Limits::new(1);
     let id = limits.add(bucket("1/s", 1)).unwrap();
     for now in [START, START + SECOND / 2] {
@@ -198,23 +200,25 @@ fn bucket_of_one_that_is_half_full_is_empty_at_worst() {
 }
 
 #[test]
-fn calls_told_of_in_several_steps_do_not_overflow_their_sum() {
+fn reports_in_several_steps_do_not_overflow() {
     let mut limits = Limits::new(10);
     let algorithm = Algorithm::StepWindow {
         limit: 5,
         window: Duration::from_secs(10),
         step: Duration::from_secs(1),
     };
-    let id = limits.add(algorithm).expect("good numbers");
+    let id = limits.add(algorithm).expect("valid parameters");
     for second in 0..3 {
         let at = START + second * SECOND;
-        let told = limits.record(&[demand(id, 0, u64::MAX)], at, at);
-        told.expect("there is room");
+        let reported = limits.record(&[demand(id, 0, u64::MAX)], at, at);
+        reported.expect("the table has capacity");
     }
-    // As long as the latest step is in the window, and not longer.
+    // Until the latest step leaves the window.
     for (second, next) in [(2, 10), (11, 1), (12, 0)] {
         let now = START + second * SECOND;
-        let (at, _) = limits.peek(&[demand(id, 0, 1)], now).expect("it may go");
+        let (at, _) = limits
+            .peek(&[demand(id, 0, 1)], now)
+            .expect("a slot exists");
         assert_eq!(at - now, next * SECOND, "{second}");
     }
 }
