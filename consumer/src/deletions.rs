@@ -71,7 +71,7 @@ struct Shared {
     covers_any: AtomicBool,
     entries_max: usize,
     hasher: RandomState,
-    /// Told when a deletion of a DSP was added.
+    /// Notified when a deletion of a DSP was added.
     jobs_changed: Notify,
     /// Changes when deletions became durable, or took effect.
     durable: watch::Sender<()>,

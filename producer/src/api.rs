@@ -1,13 +1,13 @@
 //! The API: matches in bulk, deletions and their receipts, over HTTP and JSON.
 //!
-//! Its clients are servers: partners that hand over pairs without a browser, and whoever honors the rights of users. It has
+//! Its clients are servers: partners that hand over pairs without a browser, and services that honor the rights of users. It has
 //! its own port. Without a token file the port is on loopback, and pages of other sites are refused.
 //!
 //! # Bounds
 //!
 //! Connections, request headers, bodies, rows and memory of a request are bounded (`api/body.rs`); requests and rows of each
-//! token are limited. Nothing here holds a lock across an await, and parsing yields after each few kilobytes, so the edge
-//! continues beside it.
+//! token are limited. Nothing here holds a lock across an await, and parsing yields after each few kilobytes, so that the edge
+//! is not delayed.
 //!
 //! No user id, buyer uid or token occurs in a log message.
 

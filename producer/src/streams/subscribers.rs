@@ -91,7 +91,7 @@ struct SubscribersShared {
     table: Mutex<SubscriberTable>,
     log_gates: Arc<LogGates>,
     confirmations: Mutex<Confirmations>,
-    /// Told when a node has confirmed more than before.
+    /// Notified when a node has confirmed more than before.
     confirmed: Notify,
 }
 

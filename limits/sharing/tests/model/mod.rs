@@ -447,7 +447,7 @@ impl Ledger {
     }
 }
 
-/// Max-min fair share of one of these demands. Capacity that nobody demands is divided equally.
+/// Max-min fair share of one of these demands. Capacity without demand is divided equally.
 fn fair(capacity: u64, demand: u64, demands: &mut [u64]) -> u64 {
     demands.sort_unstable();
     let (mut rest, mut count) = (capacity, demands.len() as u64);
