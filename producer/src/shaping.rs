@@ -14,7 +14,7 @@
 //! # Guarantees
 //!
 //! - Each accepted cookie has exactly one outcome or is held, in every scrape
-//!   ([`metric_defs::equations::SHAPING`](::metric_defs::equations::SHAPING)).
+//!   ([`metric_defs::equations::SHAPING`]).
 //! - A cookie goes into the log before any later cookie of the same user and DSP, or never.
 //! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
 //! - A killed process loses its queued cookies and no others. A process that stops saves them in the spool

@@ -5,7 +5,7 @@
 //! user id is deleted on all nodes. From then on, syncs that carry the cookie get the usual response and are not recorded.
 //!
 //! A form is valid for ten minutes, so that an old request cannot be repeated later. Deletions are limited to
-//! [`RATE`] for all browsers together, because anybody can send such a POST with any user id.
+//! `RATE` for all browsers together, because anybody can send such a POST with any user id.
 
 use std::{
     sync::{Mutex, PoisonError},
