@@ -244,7 +244,7 @@ fn https_needs_a_ca_and_tls_files_need_an_https_producer() {
     let error = load(&["--producer=https://a"]).unwrap_err();
     assert!(error.contains("--tls-ca: required"), "{error}");
     let error = load(&["--producer=http://a", "--tls-server-name=b"]).unwrap_err();
-    assert!(error.contains("no producer is an https:// one"), "{error}");
+    assert!(error.contains("no producer URL is https://"), "{error}");
 }
 
 #[test]

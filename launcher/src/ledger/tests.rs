@@ -23,6 +23,8 @@ consumer_stale_total 4
 consumer_failed_total{reason="malformed"} 3
 consumer_failed_total{reason="rejected"} 2
 consumer_drain_skipped_total 1
+consumer_deletions_total 0
+consumer_deleted_on_arrival_total 0
 consumer_waiting_cookies 20
 consumer_retry_queue_recovered_total 3
 consumer_retry_queue_cookies 3
