@@ -44,11 +44,13 @@ impl DspSlots {
         self.unlisted.extend(stored);
     }
 
-    /// Replaces the set of rejected DSPs and frees their slots.
-    pub fn set_rejected(&mut self, rejected: BTreeSet<u32>) {
+    /// Replaces the set of rejected DSPs and frees their slots. Returns whether the set differs from the previous one.
+    pub fn set_rejected(&mut self, rejected: BTreeSet<u32>) -> bool {
         self.cache.fill(0);
         self.unlisted.retain(|dsp_id| !rejected.contains(dsp_id));
+        let differs = self.rejected != rejected;
         self.rejected = rejected;
+        differs
     }
 
     /// Whether a DSP has a slot. An unlisted DSP may get one now.

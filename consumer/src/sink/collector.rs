@@ -212,8 +212,10 @@ impl Collector {
     fn update_rejected_dsps(&mut self) {
         if self.rejected_dsps.has_changed().unwrap_or(false) {
             let rejected = self.rejected_dsps.borrow_and_update().clone();
-            tracing::info!(dsps = rejected.len(), "rejected DSPs updated");
-            self.slots.set_rejected(rejected);
+            let dsps = rejected.len();
+            if self.slots.set_rejected(rejected) {
+                tracing::info!(dsps, "rejected DSPs updated");
+            }
         }
     }
 
