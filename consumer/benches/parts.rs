@@ -193,7 +193,7 @@ fn decode(bencher: Bencher<'_, '_>) {
         .bench_local(|| counted::decode(&messages));
 }
 
-/// The cookies of so many users; of 2,500, three of four cookies replace one of the same batch.
+/// Cookies of this number of users; with 2,500, three of four cookies replace one of the same batch.
 #[divan::bench(args = [ITEMS, ITEMS / 4])]
 fn batch(bencher: Bencher<'_, '_>, users: usize) {
     let (producer, chunks) = (producer(), chunks(1, users, 20));

@@ -205,7 +205,7 @@ impl ConnectionLimits {
         self.share.clone()
     }
 
-    /// Whether so many calls were rejected that the connection is to be closed.
+    /// Whether the connection must be closed because of its rejected calls.
     pub(super) fn exceeds_refusals(&self) -> bool {
         self.refused >= REFUSED_MAX
     }

@@ -175,7 +175,7 @@ impl ReportedLoss {
 }
 
 impl ClockPair {
-    /// When it was so many microseconds since the Unix epoch.
+    /// Converts microseconds since the Unix epoch to a time.
     fn of(&self, unix_micros: u64) -> Instant {
         let age = Duration::from_micros(self.unix_micros.saturating_sub(unix_micros));
         self.at.checked_sub(age).unwrap_or(self.at)
