@@ -119,8 +119,8 @@ impl DspQueue {
     }
 
     fn set_binding(&mut self, limit: LimitId) {
-        let is_of_limit = |demand: &Demand<u32>| demand.limit == limit;
-        let binding = self.config.demands.iter().position(is_of_limit);
-        self.binding = binding.unwrap_or(0);
+        let index_in = |demands: &[Demand<u32>]| demands.iter().position(|it| it.limit == limit);
+        let binding = index_in(&self.config.demands).or_else(|| index_in(&self.config.observed));
+        self.binding = binding.expect("the queue demands this limit");
     }
 }

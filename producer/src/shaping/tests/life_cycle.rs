@@ -57,6 +57,28 @@ fn observe_counts_what_police_would_drop() {
 }
 
 #[test]
+fn observe_counts_excess_under_the_rule_that_it_exceeds() {
+    let mut world = World::new(
+        r#"
+        unknown = "dsp"
+        [limits.dsp]
+        keys = [17]
+        mode = "observe"
+        rules = [ { id = "rate", rate = "1000/s", burst = 1000 } ]
+        [limits.all]
+        global = true
+        rules = [ { id = "sum", rate = "1/s" } ]
+        "#,
+    );
+    for user in ["a", "b", "c"] {
+        world.offer(17, user);
+    }
+    let rules = world.summary("dsp").counters.rules;
+    assert_eq!(rules["rate"].exceeded, [0, 0]);
+    assert_eq!(rules["all/sum"].exceeded, [0, 2]);
+}
+
+#[test]
 fn rescheduled_cookie_counts_once_as_exceeding_its_limit() {
     let mut world = World::new(&shaped("", "1/s"));
     for number in 0..300 {
