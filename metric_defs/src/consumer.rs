@@ -8,7 +8,7 @@ use crate::{MetricDef, buckets};
 
 pub const RECEIVED: MetricDef = MetricDef::counter(
     "consumer_received_total",
-    "Cookies received. received + recovered = written + superseded + suppressed + stale + failed + skipped at drain + waiting + in the retry queue.",
+    "Cookies received. received + recovered = written + superseded + suppressed + stale + deletions + deleted on arrival + failed + skipped at drain + waiting + in the retry queue.",
 );
 pub const WRITTEN: MetricDef = MetricDef::counter(
     "consumer_written_total",
@@ -40,7 +40,7 @@ pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
 );
 pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries_max",
-    "Maximum deletions in the table. Beyond it the oldest are forgotten, and cookies of before them are not stored any more.",
+    "Maximum deletions in the table. Beyond it, the oldest are evicted, and cookies accepted before them are no longer stored.",
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
@@ -94,7 +94,7 @@ pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Upper bound of how far this host's clock is ahead of the producer's: the minimum delay from acceptance to receipt over the last one to two minutes.",
+    "Upper bound of how far this host's clock is ahead of the producer's: the minimum time from acceptance to receipt in the last one to two minutes.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
@@ -217,7 +217,7 @@ pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "How long ago the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal, because deletion waits for the expiry window.",
+    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal: deletion waits for the expiry window.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -266,4 +266,5 @@ pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "Failed expiry runs, compactions and deletions of cursors.",
 );
 
-const LAST_RUN: &str = "Time of the last run in its window without an error, in seconds since the Unix epoch; 0 if none.";
+const LAST_RUN: &str =
+    "Unix time of the last run in its window without an error, in seconds; 0 if none.";

@@ -8,7 +8,7 @@ const LIMIT: &[&str] = &["limit"];
 
 pub const DECISIONS: MetricDef = MetricDef::counter(
     "limiter_decisions_total",
-    "Reservations by outcome: granted immediately (now), granted for later (delayed), or not possible within the maximum wait (refused).",
+    "Reservations by outcome: granted immediately (now), granted for later (delayed), or impossible within the maximum wait (refused).",
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =

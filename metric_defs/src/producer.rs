@@ -18,7 +18,7 @@ pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
 );
 pub const DSP_COOKIES: MetricDef = MetricDef::counter(
     "producer_dsp_cookies_total",
-    "Sync requests by DSP and outcome: accepted, or the reason of the rejection.",
+    "Sync requests by DSP and outcome.",
 )
 .by(&["dsp", "outcome"]);
 
@@ -26,11 +26,11 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 
 pub const APPENDED: MetricDef = MetricDef::counter(
     "producer_cookies_appended_total",
-    "Cookies appended to the log since start: all accepted cookies except those queued or dropped by a limit.",
+    "Cookies appended to the log: all accepted cookies except those queued or dropped by a limit.",
 );
 pub const LOG_SEALED_BYTES: MetricDef = MetricDef::counter(
     "producer_log_sealed_bytes_total",
-    "Bytes of sealed chunks since start, each chunk counted once.",
+    "Bytes of sealed chunks, each chunk counted once.",
 );
 pub const LOG_BYTES: MetricDef =
     MetricDef::gauge("producer_log_bytes", "Size of the log in bytes.");
@@ -43,11 +43,11 @@ pub const LOG_COOKIES: MetricDef =
     MetricDef::gauge("producer_log_cookies", "Sealed cookies in the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
-    "Age of the oldest chunk in the log. A subscriber that is disconnected for less than this loses nothing, unless --queue-cookies is reached first.",
+    "Age of the oldest chunk in the log. A subscriber that is disconnected for less than this loses nothing, up to --queue-cookies.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
-    "Chunks sealed since start, by reason: size (full), age, or drain.",
+    "Chunks sealed, by reason: size (full), age, or drain.",
 )
 .by(&["reason"]);
 
@@ -57,7 +57,7 @@ const SUBSCRIBER: &[&str] = &["subscriber", "call"];
 
 pub const SUBSCRIBER_LIMIT: MetricDef = MetricDef::gauge(
     "producer_subscriber_limit_cookies",
-    "Maximum lag of a subscriber in cookies. Beyond it the subscriber loses its oldest cookies, even if the log still has them.",
+    "Maximum lag of a subscriber in cookies. Beyond it, the subscriber loses its oldest cookies.",
 );
 pub const SUBSCRIBER_CONNECTED: MetricDef = MetricDef::gauge(
     "producer_subscriber_connected",
@@ -121,7 +121,7 @@ pub const STREAMS: MetricDef = MetricDef::counter(
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "producer_subscriber_in_flight_bytes",
-    "Bytes in flight to the subscriber: handed to its streams and not yet released by their connections.",
+    "Bytes in flight to the subscriber.",
 )
 .by(SUBSCRIBER);
 pub const SUBSCRIBER_DISCONNECTS: MetricDef = MetricDef::counter(
@@ -208,7 +208,7 @@ pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_DROPPED: MetricDef = MetricDef::counter(
     "producer_limits_dropped_cookies_total",
-    "Cookies dropped: bound (queue full), police (over the limit), drain (neither spooled nor released at shutdown).",
+    "Cookies dropped: bound (queue full), police (over the limit), deleted, or drain (neither spooled nor released at shutdown).",
 )
 .by(&["limit", "reason"]);
 pub const SHAPING_SPOOLED: MetricDef = MetricDef::counter(
@@ -243,7 +243,7 @@ pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies that exceeded a rule, each once, by outcome: delayed, or refused because the wait exceeds the maximum. In police mode always refused; in observe mode refused if police would drop them.",
+    "Accepted cookies that exceeded a rule, each once, by outcome: delayed, or refused because the wait exceeds the maximum. Always refused in police mode, and in observe mode if police would drop them.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
@@ -296,7 +296,7 @@ pub const API_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["code"]);
 pub const API_ROWS: MetricDef = MetricDef::counter(
     "producer_api_rows_total",
-    "Rows of bulk requests with matches, by outcome: accepted, or the reason why a row was rejected.",
+    "Rows of bulk requests with matches, by outcome: accepted, or the reason of the rejection.",
 )
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
@@ -306,7 +306,7 @@ pub const DELETIONS: MetricDef = MetricDef::counter(
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
-    "Requests for deletions answered before enough nodes had stored them: a crash of the producer may lose these deletions.",
+    "Deletion requests answered before enough nodes had stored them: a crash of the producer may lose these deletions.",
 );
 pub const DELETION_PENDING_SECONDS: MetricDef = MetricDef::gauge(
     "producer_deletion_pending_seconds",

@@ -21,8 +21,6 @@ use tokens::TokenCheck;
 #[command(next_help_heading = "TLS and authentication")]
 pub struct SecurityArgs {
     /// PEM file with the gRPC server certificate, followed by its intermediate certificates. Enables TLS
-    ///
-    /// Checked for changes every second, like the next three files.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 

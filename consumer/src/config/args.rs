@@ -60,9 +60,9 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Producers and identity")]
 pub struct ProducersArgs {
-    /// Producer URLs (repeatable or comma-separated)
+    /// Producer URLs (comma-separated)
     ///
-    /// A host name is re-resolved every few seconds, and the consumer connects to every address it resolves to.
+    /// A host name is resolved every few seconds. The consumer connects to all of its addresses.
     #[arg(
         long,
         value_name = "URL",
@@ -74,8 +74,7 @@ pub struct ProducersArgs {
 
     /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when it connects. If more producers are discovered than expected, open
-    /// streams keep their windows.
+    /// The window of a stream (1 to 32 MiB) is set when it connects. Open streams keep theirs if more producers are discovered.
     #[arg(
         long,
         value_name = "COUNT",
@@ -152,15 +151,15 @@ pub struct StorageArgs {
     )]
     pub dead_letter_bytes: usize,
 
-    /// DSPs that always have a slot in the store (repeatable or comma-separated)
+    /// DSPs that always have a slot in the store (comma-separated)
     #[arg(long, value_name = "DSP", value_delimiter = ',', value_parser = parse_dsp)]
     pub dsps: Vec<Option<u32>>,
 
-    /// Maximum number of DSPs that get a slot without being listed in --dsps, first come, first served. Cookies of further DSPs are rejected
+    /// Maximum number of DSPs with a slot that are not in --dsps, first come, first served. Cookies of further DSPs are rejected
     #[arg(long, value_name = "COUNT", default_value = "512", value_parser = count(0..=100_000))]
     pub unlisted_dsps_max: usize,
 
-    /// DSPs whose cookies are rejected (repeatable or comma-separated). Frees the slot of an unlisted DSP immediately
+    /// DSPs whose cookies are rejected (comma-separated). Immediately frees the slot of an unlisted DSP
     #[arg(
         long,
         group = RELOADED,
@@ -184,11 +183,11 @@ pub struct RetentionArgs {
     )]
     pub ttl: Duration,
 
-    /// Time to live per DSP (repeatable or comma-separated), such as 17=7d,42=30d
+    /// Time to live per DSP, such as 17=7d,42=30d
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
-    /// Do not rewrite a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
+    /// Suppress a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
     ///
     /// A suppressed cookie may expire up to this much early.
     #[arg(
@@ -208,9 +207,9 @@ pub struct RetentionArgs {
     )]
     pub refresh_bytes: usize,
 
-    /// Memory for deletions, 40 bytes each. When it is full, the oldest are forgotten
+    /// Memory for deletions, 40 bytes each. When it is full, the oldest are evicted
     ///
-    /// Cookies that were accepted before a forgotten deletion are then no longer stored, so nothing deleted comes back.
+    /// Cookies accepted before an evicted deletion are no longer stored, so that no deleted cookie comes back.
     #[arg(
         long,
         value_name = "BYTES",
@@ -249,8 +248,8 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
-    /// If several consumers share a server, the setting of the maintenance owner applies. Collections are converted during
-    /// the expiry window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
+    /// Of several consumers of a server, the setting of the maintenance owner applies. Collections are converted in the expiry
+    /// window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: ExpiryMode,
 

@@ -11,9 +11,7 @@ use super::ProducerUrl;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "TLS and authentication")]
 pub(super) struct SecurityArgs {
-    /// PEM file with the CA certificates that may sign the certificates of https:// producers
-    ///
-    /// Checked for changes every second, like --tls-cert, --tls-key and --token-file.
+    /// PEM file with the CA certificates of https:// producers
     #[arg(
         long,
         group = CONTENTS,

@@ -79,8 +79,8 @@ pub struct Network {
 
     /// Directory for the epoch history, or `none` [default: /dev/shm]
     ///
-    /// After a restart or crash, consumers learn from it how many cookies they missed. It must be in memory (tmpfs), and the same for
-    /// every run of a producer.
+    /// After a restart, consumers learn from it how many cookies they missed. It must be in memory (tmpfs), and the same for every
+    /// run of a producer.
     #[arg(long, value_name = "DIR", default_value = "", value_parser = parse_state)]
     pub state: StateDir,
 }
@@ -108,9 +108,7 @@ pub struct Retention {
     )]
     pub chunk_bytes: usize,
 
-    /// Seal a chunk at this age. Higher values use less CPU, lower values reduce latency
-    ///
-    /// Tripled while the chunk holds less than 2 KiB.
+    /// Seal a chunk at this age, tripled while it holds less than 2 KiB. Higher values use less CPU, lower values reduce latency
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = time(ms(1)..=TIME_MAX))]
     pub chunk_age: Duration,
 
@@ -123,7 +121,7 @@ pub struct Retention {
     )]
     pub queue_cookies: usize,
 
-    /// How long to remember the position of a disconnected subscriber
+    /// Time to remember the position of a disconnected subscriber
     #[arg(
         long,
         group = RELOADED,
@@ -133,7 +131,7 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to resend to a subscriber that reconnects without a cursor, to cover data that was in flight
+    /// Maximum bytes to resend to a subscriber that reconnects without a cursor, because they were in flight
     ///
     /// Lower if the subscriber announced a smaller receive window.
     #[arg(
@@ -173,7 +171,7 @@ pub struct ResourceLimits {
 
     /// Maximum bytes in flight to all subscribers, in addition to the log
     ///
-    /// Above this, the slowest subscribers are disconnected. Must be at least 256 KiB plus three chunks.
+    /// Above this, the slowest subscribers are disconnected. At least 256 KiB plus three chunks.
     #[arg(
         long,
         value_name = "BYTES",
@@ -265,7 +263,7 @@ pub struct ResourceLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Shutdown")]
 pub struct Shutdown {
-    /// How long to keep accepting requests after a shutdown signal. Set it longer than the load balancer takes to notice
+    /// Time to keep accepting requests after a shutdown signal, until the load balancer has noticed it
     ///
     /// During this time, `/readyz` returns 503 and every response closes its connection.
     #[arg(

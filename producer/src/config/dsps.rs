@@ -12,9 +12,7 @@ use crate::edge::dsps::{DspSeries, LISTED_MAX};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// Known DSPs, each with its own metric series (repeatable or comma-separated). Others are counted as `other`
-    ///
-    /// At most 1024. If unset, the first --dsp-series-max DSPs seen get their own series.
+    /// Known DSPs (comma-separated, up to 1024), each with its own metric series. Others are counted as `other`
     #[arg(
         long,
         group = RELOADED,
@@ -36,7 +34,7 @@ pub(super) struct DspsArgs {
     )]
     unknown_dsps: bool,
 
-    /// Maximum number of DSPs with their own metric series if --dsps is unset; the rest are counted as `other`
+    /// Without --dsps, maximum number of DSPs with their own metric series, first come, first served
     #[arg(
         long,
         value_name = "COUNT",

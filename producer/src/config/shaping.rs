@@ -16,8 +16,7 @@ use crate::shaping::limits_file::{self, File, LimitsFile};
 pub(super) struct LimitsArgs {
     /// TOML file with DSP rate limits, and how to handle cookies over a limit: observe, police or shape
     ///
-    /// Checked for changes every second. If a new version is invalid, the current one stays active. Validate a file with
-    /// `limiter check --for producer`.
+    /// Reloaded when it changes; an invalid version is rejected. Validate a file with `limiter check --for producer`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     limits: String,
 

@@ -13,8 +13,8 @@ use crate::logging::{self, Filter, Format};
 pub struct CommonArgs {
     /// TOML file with settings
     ///
-    /// Keys are flag names with underscores; unknown keys are errors. The file is reloaded when it changes and on SIGHUP. The log
-    /// lists changes that require a restart. If the file is invalid, the current settings stay active.
+    /// Keys are flag names with underscores; unknown keys are errors. Reloaded when it changes and on SIGHUP; an invalid version is
+    /// rejected. The log lists changes that require a restart.
     #[arg(long, value_name = "FILE", help_heading = "Configuration file")]
     config: Option<PathBuf>,
 
@@ -36,8 +36,7 @@ pub struct CommonArgs {
 
     /// Enable profiling and the log filter on the admin port
     ///
-    /// Serves /debug/profile and /log-filter (GET, PUT). Anyone who can reach the port can slow the process down or silence its
-    /// log.
+    /// Serves /debug/profile and /log-filter (GET, PUT). Any client of the port can then slow the process down or silence its log.
     #[arg(
         long,
         value_name = "true|false",

@@ -3,7 +3,7 @@
 use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Arg, ArgAction, Command};
+use clap::{Arg, Command};
 use producer::{config::Config, memory};
 use runtime::settings::{InvalidValue, ReloadMode, Settings, command, settings_with};
 
@@ -18,62 +18,71 @@ fn with_tables(page: &str, what: &str, tables: &str) -> Result<String> {
     Ok(format!("{before}{begin}{tables}\n{end}{after}"))
 }
 
-/// A Markdown table per group of settings of `A`, under third-level headings.
-fn tables<A: Settings>() -> String {
+/// Heading of the settings that all programs share.
+const COMMON: &str = "Logging and diagnostics";
+
+/// A Markdown table per group of settings of `A`, under third-level headings: only the common settings, or all others.
+fn tables<A: Settings>(is_common: bool) -> String {
     let mut text = String::new();
     let mut heading = None;
-    let reload_modes = [
-        (ReloadMode::Live, "live"),
-        (ReloadMode::FileContents, "contents: live; path: restart"),
-        (ReloadMode::Restart, "restart"),
-    ];
-    let reload_modes = reload_modes.map(|(mode, text)| (settings_with::<A>(mode), text));
+    let live = settings_with::<A>(ReloadMode::Live);
+    let others = [ReloadMode::FileContents, ReloadMode::Restart].map(settings_with::<A>);
     for argument in command::<A>().get_arguments() {
-        let is_in = |ids: &[String]| ids.iter().any(|id| argument.get_id() == id.as_str());
-        let Some((_, reload)) = reload_modes.iter().find(|(ids, _)| is_in(ids)) else {
+        let id = argument.get_id().as_str();
+        let is_in = |ids: &[String]| ids.iter().any(|it| it == id);
+        let is_live = is_in(&live);
+        let name = argument.get_help_heading().unwrap_or("Other");
+        let is_setting = is_live || others.iter().any(|ids| is_in(ids));
+        if !is_setting || (name == COMMON) != is_common {
             continue;
-        };
-        if heading != Some(argument.get_help_heading()) {
-            heading = Some(argument.get_help_heading());
-            let name = argument.get_help_heading().unwrap_or("Other");
+        }
+        if heading != Some(name) {
+            heading = Some(name);
             text.push_str(&format!(
-                "\n### {name}\n\n| Setting | Default | Type | Reload | Description |\n|---|---|---|---|---|\n"
+                "\n### {name}\n\n| Setting | Default | Description |\n|---|---|---|\n"
             ));
         }
-        row(&mut text, argument, reload);
+        row(&mut text, argument, is_live);
     }
     text
 }
 
-fn row(text: &mut String, argument: &Arg, reload: &str) {
+fn row(text: &mut String, argument: &Arg, is_live: bool) {
     let id = argument.get_id().as_str();
     let flag = format!("--{}", id.replace('_', "-"));
     let variable = argument.get_env().unwrap_or_default().to_string_lossy();
-    let (help, described_default) = help(argument);
+    // The page derives the variable and the key from the flag.
+    assert!(
+        variable.ends_with(&format!("_{}", id.to_uppercase())),
+        "{variable}"
+    );
+    let (mut help, described_default) = help(argument);
     let defaults: Vec<_> = argument
         .get_default_values()
         .iter()
         .map(|value| value.to_string_lossy())
         .filter(|value| !value.is_empty())
         .collect();
-    let default = match described_default {
+    let mut default = match described_default {
         Some(description) => description,
         None if defaults.is_empty() => "none".to_owned(),
         None => format!("`{}`", defaults.join(",")),
     };
-    let names = argument.get_value_names().unwrap_or_default();
-    let mut kind = names.join(" ").replace('|', " or ");
-    if matches!(argument.get_action(), ArgAction::Append) {
-        kind.push_str(" (list)");
+    if is_live {
+        default.push_str(" *live*");
     }
-    if let Some(range) = range(argument) {
-        kind.push_str(&format!(", {range}"));
+    let names = argument.get_value_names().unwrap_or_default();
+    let kind = match names.join(" ") {
+        switch if switch == "true|false" => String::new(),
+        kind => format!(" {}", kind.replace('|', "\\|")),
+    };
+    // Zero as the minimum needs no mention.
+    if let Some(range) = range(argument).filter(|range| !range.starts_with("at least 0")) {
+        let end = if help.ends_with(['.', ')']) { "" } else { "." };
+        help.push_str(&format!("{end} {}.", range.replace("at least", "At least")));
     }
     let description = help.replace('|', "\\|");
-    let written = writeln!(
-        text,
-        "| `{flag}`<br>`{variable}`<br>`{id}` | {default} | {kind} | {reload} | {description} |"
-    );
+    let written = writeln!(text, "| `{flag}{kind}` | {default} | {description} |");
     written.expect("writing to a string never fails");
 }
 
@@ -148,11 +157,13 @@ fn memory_limits_of_deployments_cover_the_maximum_of_a_producer() -> Result<()> 
 #[test]
 fn configuration_page_is_up_to_date() -> Result<()> {
     let page = fs::read_to_string(PAGE)?;
-    let producer = tables::<producer::config::Args>();
-    let consumer = tables::<consumer::config::Args>();
-    let generated = with_tables(&page, "settings of the producer", &producer)?;
+    let common = tables::<producer::config::Args>(true);
+    let producer = tables::<producer::config::Args>(false);
+    let consumer = tables::<consumer::config::Args>(false);
+    let generated = with_tables(&page, "common settings", &common)?;
+    let generated = with_tables(&generated, "settings of the producer", &producer)?;
     let generated = with_tables(&generated, "settings of the consumer", &consumer)?;
-    let limiter = tables::<limiter::serve::config::Args>();
+    let limiter = tables::<limiter::serve::config::Args>(false);
     let generated = with_tables(&generated, "settings of the limiter", &limiter)?;
     let generated = with_tables(&generated, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
@@ -167,7 +178,7 @@ fn configuration_page_is_up_to_date() -> Result<()> {
     Ok(())
 }
 
-/// Collects the sources of the programs, which contain all log messages.
+/// Collects the sources in a directory.
 fn sources(dir: &Path, text: &mut String) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -180,19 +191,39 @@ fn sources(dir: &Path, text: &mut String) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn every_documented_log_message_is_in_the_code() -> Result<()> {
+fn sources_in(dirs: &[&str]) -> Result<String> {
     let mut text = String::new();
-    for dir in [
-        "runtime/src",
-        "producer/src",
-        "consumer/src",
-        "limits/limiter/src",
-        "limits/sharing/src",
-    ] {
+    for dir in dirs {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(dir);
         sources(&dir, &mut text)?;
     }
+    Ok(text)
+}
+
+#[test]
+fn tests_of_the_documented_guarantees_exist() -> Result<()> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reliability.md");
+    let page = fs::read_to_string(page)?;
+    let (_, page) = page.split_once("tests\n").context("no guarantees")?;
+    let (page, _) = page.split_once("## Restart outcomes").context("no end")?;
+    let text = sources_in(&["trials", "producer/src", "consumer/src"])?;
+    let code = page.split('`').skip(1).step_by(2);
+    let is_test = |name: &&str| name.contains('_') && !name.contains(['.', '/', '-']);
+    let tests: Vec<_> = code.filter(is_test).collect();
+    ensure!(tests.len() > 20, "{tests:?}");
+    for name in tests {
+        let parts = name.split('…').filter(|part| !part.is_empty());
+        for part in parts {
+            ensure!(text.contains(part), "{name} is no test");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_documented_log_message_is_in_the_code() -> Result<()> {
+    let dirs = ["runtime/src", "producer/src", "consumer/src"];
+    let text = sources_in(&[&dirs[..], &["limits/limiter/src", "limits/sharing/src"]].concat())?;
     let page = fs::read_to_string(PAGE)?;
     let (_, lines) = page
         .split_once("### Log messages")
@@ -200,10 +231,10 @@ fn every_documented_log_message_is_in_the_code() -> Result<()> {
     let (lines, _) = lines
         .split_once("## Profiles")
         .context("no section after the log messages")?;
-    let rows = lines.lines().filter(|line| line.starts_with("| `"));
+    let rows = lines.lines().filter_map(|line| line.strip_prefix("- `"));
     let messages = rows.flat_map(|row| {
-        let first = row.split('|').nth(1).unwrap_or_default();
-        first.split('`').skip(1).step_by(2)
+        let (messages, _) = row.split_once("` (").unwrap_or_default();
+        messages.split('`').step_by(2)
     });
     let messages: Vec<_> = messages.collect();
     ensure!(messages.len() > 30, "{messages:?}");

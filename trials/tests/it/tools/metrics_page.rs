@@ -19,7 +19,7 @@ use bench::scrape::Samples;
 use runtime::metrics::{MetricDescription, Registry};
 use tempfile::TempDir;
 
-use self::notes::{GROUPS, LABELS, NOTES};
+use self::notes::{GROUPS, Group, LABELS, NOTES};
 use crate::{
     edge::security::certificates::{Authority, write},
     harness::{TIMEOUT, wait_until},
@@ -35,24 +35,20 @@ const HEAD: &str = "\
 # Metrics
 
 This page is for operators: it lists the Prometheus metrics that producer (port 9090), consumer (9091) and limiter (9098) serve
-at `/metrics` of their admin ports. It is generated from the code; do not edit it. After a change of metrics, or of the notes in
-`trials/tests/it/tools/metrics_page/notes.rs`, run
+at `/metrics` of their admin ports. It is [generated](../CONTRIBUTING.md#code-layout) from the code.
 
-```sh
-UPDATE_DOCS=1 cargo test --test it metrics_page
-```
-
-Labels with fixed values have a series for each value from the start; other labels get a series with their first value.
-Counters start at 0 when a process starts. Names are `<process>_<noun>_<unit>`, with `_total` for counters; units are seconds,
-bytes and cookies. `…_max` is the maximum since the last scrape but one.
+Metrics that end in `_total` are counters and start at 0 with the process, histograms are marked, and all others are gauges.
+Each balance (`a = b + c`) holds in every scrape. `…_max` is the maximum over the last two intervals between scrapes, so that two
+alternating scrapers both see every peak. Labels with fixed values have a series for each value from the start; other labels get
+a series with their first value.
 ";
 
-/// Sections of the page, by prefix of the metric names.
+/// Sections of the page, by directory of the sources that register the metrics.
 const SECTIONS: &[(&str, &str)] = &[
-    ("producer_", "Producer"),
-    ("consumer_", "Consumer"),
-    ("limiter_", "Limiter"),
-    ("process_", "All"),
+    ("producer/", "Producer"),
+    ("consumer/", "Consumer"),
+    ("limits/", "Limiter"),
+    ("runtime/", "All programs"),
 ];
 
 fn root() -> PathBuf {
@@ -177,68 +173,141 @@ fn page(all: &[MetricDescription]) -> Result<String> {
             "a note on {name}, which is not a metric"
         );
     }
+    if let Some(it) = all.iter().find(|it| group_of(it).is_none()) {
+        bail!("no group for {it:?}");
+    }
     let mut page = HEAD.to_owned();
-    let mut written = 0;
-    for (prefix, section) in SECTIONS {
+    let labels = LABELS.iter().filter(|it| it.metric.is_empty());
+    let labels: Vec<_> = labels
+        .map(|it| format!("`{}` ({})", it.label, it.values))
+        .collect();
+    writeln!(page, "\nCommon labels: {}.", labels.join("; "))?;
+    for (dir, section) in SECTIONS {
         writeln!(page, "\n## {section}")?;
-        for (index, group) in GROUPS.iter().enumerate() {
-            let is_in = |it: &&MetricDescription| {
-                it.name.starts_with(prefix) && group_of(it) == Some(index)
-            };
-            let group_metrics: Vec<_> = all.iter().filter(is_in).collect();
-            if group_metrics.is_empty() {
+        for (index, Group { title, .. }) in GROUPS.iter().enumerate() {
+            let is_known = |it: &Group| it.title == *title && it.file.starts_with(dir);
+            if !is_known(&GROUPS[index]) || GROUPS[..index].iter().any(is_known) {
                 continue;
             }
-            written += group_metrics.len();
-            writeln!(page, "\n### {}\n", group.title)?;
-            writeln!(
-                page,
-                "| Metric | Type | Labels | Description |\n|---|---|---|---|"
-            )?;
-            for it in group_metrics {
-                writeln!(page, "{}", row(it)?)?;
-            }
+            let is_in = |it: &&MetricDescription| group_of(it).is_some_and(is_known);
+            let rows = rows(all.iter().filter(is_in))?;
+            write!(page, "\n### {title}\n\n{rows}")?;
         }
-    }
-    if written < all.len() {
-        let is_left = |it: &&MetricDescription| group_of(it).is_none();
-        bail!("no group for {:?}", all.iter().find(is_left));
     }
     Ok(page)
 }
 
 /// The first matching group.
-fn group_of(it: &MetricDescription) -> Option<usize> {
+fn group_of(it: &MetricDescription) -> Option<&'static Group> {
     GROUPS
         .iter()
-        .position(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
+        .find(|group| it.file.contains(group.file) && it.name.starts_with(group.prefix))
 }
 
-fn row(it: &MetricDescription) -> Result<String> {
-    let MetricDescription {
-        name, help, kind, ..
-    } = it;
-    let labels = it.labels.iter().map(|(label, values)| {
-        let values = values_of(name, label, values)?;
-        Ok(format!("`{label}`: {values}"))
-    });
-    let labels = labels.collect::<Result<Vec<_>>>()?.join("<br>");
-    let note = NOTES.iter().find(|(of, _)| of == name);
-    let note = note.map_or(String::new(), |(_, note)| format!(" *{note}*"));
-    Ok(format!("| `{name}` | {kind} | {labels} | {help}{note} |").replace("  ", " "))
+/// Metrics that differ only in the name of the process or port.
+struct Row<'a> {
+    names: Vec<String>,
+    first: &'a MetricDescription,
+    labels: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// The description of a label's values, or all values.
-fn values_of(metric: &str, label: &str, values: &BTreeSet<String>) -> Result<String> {
-    let words = LABELS
-        .iter()
-        .find(|it| it.label == label && (it.metric.is_empty() || it.metric == metric));
-    if let Some(words) = words {
-        return Ok(words.values.to_owned());
+/// A list of the metrics, preceded by the labels that several of them share.
+fn rows<'a>(group: impl Iterator<Item = &'a MetricDescription>) -> Result<String> {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for it in group {
+        ensure!(
+            it.name.ends_with("_total") == (it.kind == "counter"),
+            "{}: counters, and only they, end in _total",
+            it.name
+        );
+        let labels: Vec<_> = it.labels.keys().map(String::as_str).collect();
+        let labels = match &labels[..] {
+            [] => String::new(),
+            labels => format!("{{{}}}", labels.join(",")),
+        };
+        let name = format!("`{}{labels}`", it.name);
+        let is_same = |row: &&mut Row<'_>| row.first.help == it.help && row.first.kind == it.kind;
+        match rows.iter_mut().find(is_same) {
+            Some(row) => {
+                row.names.push(name);
+                for (label, values) in &it.labels {
+                    let known = row.labels.entry(label.clone()).or_default();
+                    known.extend(values.iter().cloned());
+                }
+            }
+            None => rows.push(Row {
+                names: vec![name],
+                first: it,
+                labels: it.labels.clone(),
+            }),
+        }
     }
-    ensure!(!values.is_empty(), "{metric}: label {label} has no values");
-    let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
-    Ok(values.join(", "))
+    let mut uses: BTreeMap<String, usize> = BTreeMap::new();
+    for row in &rows {
+        for values in label_values(row)? {
+            *uses.entry(values).or_default() += 1;
+        }
+    }
+    let mut text = String::new();
+    let shared: Vec<_> = uses.iter().filter(|(_, rows)| **rows > 1).collect();
+    for (values, _) in &shared {
+        writeln!(text, "{values}.\n")?;
+    }
+    for row in &rows {
+        let MetricDescription {
+            name, help, kind, ..
+        } = row.first;
+        let kind = match *kind {
+            "histogram" => " (histogram)",
+            _ => "",
+        };
+        let names = row.names.join(", ");
+        write!(text, "- {names}{kind}: {help}")?;
+        if !note(name).is_empty() {
+            write!(text, " {}", note(name))?;
+        }
+        for values in label_values(row)? {
+            if uses[&values] == 1 {
+                write!(text, " {values}.")?;
+            }
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The note on a metric, or an empty text.
+fn note(name: &str) -> &'static str {
+    let note = NOTES.iter().find(|(of, _)| *of == name);
+    note.map_or("", |(_, note)| note)
+}
+
+/// The values of each label that neither the common labels nor the description of the metric name.
+fn label_values(row: &Row<'_>) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (label, values) in &row.labels {
+        let name = &row.first.name;
+        let known = LABELS
+            .iter()
+            .find(|it| it.label == label && (it.metric.is_empty() || it.metric == name));
+        let note = note(name);
+        let described = format!("{} {note}", row.first.help);
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let described: BTreeSet<_> = described.split(|c: char| !is_word(c)).collect();
+        match known {
+            Some(it) if it.metric.is_empty() || it.values.is_empty() => {}
+            Some(it) => found.push(format!("`{label}`: {}", it.values)),
+            None if values
+                .iter()
+                .all(|value| described.contains(value.as_str())) => {}
+            None => {
+                ensure!(!values.is_empty(), "{name}: label {label} has no values");
+                let values: Vec<_> = values.iter().map(|value| format!("`{value}`")).collect();
+                found.push(format!("`{label}`: {}", values.join(", ")));
+            }
+        }
+    }
+    Ok(found)
 }
 
 #[tokio::test]
@@ -266,10 +335,15 @@ fn documented() -> &'static BTreeMap<String, bool> {
     static NAMES: OnceLock<BTreeMap<String, bool>> = OnceLock::new();
     NAMES.get_or_init(|| {
         let page = fs::read_to_string(root().join(PAGE)).unwrap_or_default();
-        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
-        let names = rows.filter_map(|row| {
-            let (name, rest) = row.split_once("` | ")?;
-            Some((name.to_owned(), rest.starts_with("histogram")))
+        let rows = page.lines().filter_map(|line| line.strip_prefix("- `"));
+        let names = rows.flat_map(|row| {
+            let (names, _) = row.split_once(": ").unwrap_or_default();
+            let is_histogram = names.ends_with("(histogram)");
+            let names = names.split('`').step_by(2);
+            let names = names.filter_map(|it| it.split('{').next());
+            names
+                .map(|name| (name.to_owned(), is_histogram))
+                .collect::<Vec<_>>()
         });
         names.collect()
     })

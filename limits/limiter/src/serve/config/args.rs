@@ -49,7 +49,8 @@ pub struct ApiArgs {
 
     /// Token file. If set, every request must present a token
     ///
-    /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512 bytes. Without a token file, --listen must be a loopback address. Checked for changes every second.
+    /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512
+    /// bytes. Without a token file, --listen must be a loopback address.
     #[arg(
         long,
         group = CONTENTS,
@@ -60,7 +61,8 @@ pub struct ApiArgs {
 
     /// Rate-limit headers in HTTP responses: x-ratelimit, ratelimit or none
     ///
-    /// `x-ratelimit` sends X-RateLimit-Limit, -Remaining and -Reset (in seconds); `ratelimit` sends RateLimit and RateLimit-Policy as defined by draft-ietf-httpapi-ratelimit-headers-10.
+    /// `x-ratelimit` sends X-RateLimit-Limit, -Remaining and -Reset (in seconds); `ratelimit` sends RateLimit and RateLimit-Policy
+    /// (draft-ietf-httpapi-ratelimit-headers-10).
     #[arg(
         long,
         value_name = "FIELDS",
@@ -96,7 +98,7 @@ pub struct ApiArgs {
 pub(super) struct LimitsArgs {
     /// Limits file (TOML)
     ///
-    /// Checked for changes every second. If a new version is invalid, the current one stays active. Validate with `limiter check`.
+    /// Reloaded when it changes; an invalid version is rejected. Validate with `limiter check`.
     #[arg(
         long,
         group = CONTENTS,
@@ -105,9 +107,9 @@ pub(super) struct LimitsArgs {
     )]
     pub(super) limits: String,
 
-    /// MongoDB collection with limits, such as company.limits. Each document is one limit, named by its _id, and overrides a limit of the same name in the file
+    /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, which overrides the one in the file
     ///
-    /// Read every second. If a new version is invalid, the current one stays active. Requires a build with `--features limiter/mongodb`.
+    /// Read every second; an invalid version is rejected. Requires a build with `--features limiter/mongodb`.
     #[arg(
         long,
         value_name = "DATABASE.COLLECTION",

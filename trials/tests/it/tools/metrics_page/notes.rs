@@ -17,22 +17,43 @@ const fn group(title: &'static str, file: &'static str, prefix: &'static str) ->
 }
 
 pub(super) const GROUPS: &[Group] = &[
-    group("Requests", "producer/src/edge/metrics.rs", ""),
-    group("Cookies by DSP", "producer/src/edge/dsps.rs", ""),
+    group("Sync requests", "producer/src/edge/metrics.rs", ""),
+    group("Sync requests", "producer/src/edge/dsps.rs", ""),
+    group(
+        "Log and bytes in flight",
+        "producer/src/metrics.rs",
+        "producer_subscriber_limit",
+    ),
     group(
         "Subscribers",
         "producer/src/metrics.rs",
         "producer_subscriber_",
     ),
-    group("Log", "producer/src/metrics.rs", ""),
-    group("In-flight bytes", "producer/src/streams/in_flight.rs", ""),
-    group("Rejected calls", "producer/src/server/call_rates.rs", ""),
-    group("Rejected streams", "producer/src/streams/refusals.rs", ""),
-    group("Tokens", "producer/src/security/tokens.rs", ""),
-    group("Epoch history", "producer/src/epoch_history.rs", ""),
+    group("Log and bytes in flight", "producer/src/metrics.rs", ""),
+    group(
+        "Log and bytes in flight",
+        "producer/src/streams/in_flight.rs",
+        "",
+    ),
+    group(
+        "Log and bytes in flight",
+        "producer/src/epoch_history.rs",
+        "",
+    ),
+    group(
+        "Rejected gRPC calls",
+        "producer/src/server/call_rates.rs",
+        "",
+    ),
+    group(
+        "Rejected gRPC calls",
+        "producer/src/streams/refusals.rs",
+        "",
+    ),
+    group("Rejected gRPC calls", "producer/src/security/tokens.rs", ""),
     group("DSP limits", "producer/src/shaping/metrics.rs", ""),
-    group("API", "producer/src/api.rs", ""),
-    group("Deletions by scope", "producer/src/app.rs", ""),
+    group("API and deletions", "producer/src/api.rs", ""),
+    group("API and deletions", "producer/src/app.rs", ""),
     group("Cookie outcomes", "consumer/src/ledger.rs", ""),
     group("Deletions", "consumer/src/metrics/deletions.rs", ""),
     group(
@@ -40,24 +61,28 @@ pub(super) const GROUPS: &[Group] = &[
         "consumer/src/metrics/retry_queue.rs",
         "",
     ),
-    group("Per producer", "consumer/src/metrics/producers.rs", ""),
+    group("Streams", "consumer/src/metrics/producers.rs", ""),
     group("Streams", "consumer/src/metrics/subscription.rs", ""),
     group("Store", "consumer/src/metrics/sink.rs", ""),
     group("Maintenance", "consumer/src/metrics/maintenance.rs", ""),
     group(
-        "Requests to the limiter",
+        "Requests",
         "limits/limiter/src/serve/metrics.rs",
         "limiter_request",
     ),
     group("Limits", "limits/limiter/src/serve/", ""),
     group("Connections", "runtime/src/listen.rs", ""),
-    group("TLS handshakes", "runtime/src/tls/server.rs", ""),
-    group("Certificates and tokens", "runtime/src/reload.rs", ""),
-    group("Settings", "runtime/src/settings/live_config.rs", ""),
+    group("Connections", "runtime/src/tls/server.rs", ""),
+    group("Settings and files", "runtime/src/reload.rs", ""),
+    group(
+        "Settings and files",
+        "runtime/src/settings/live_config.rs",
+        "",
+    ),
     group("Process", "runtime/src/metrics", ""),
 ];
 
-/// The values of a label, for one metric or for all.
+/// The values of a label: without a metric, of all metrics; empty, if the help of the metric describes them.
 pub(super) struct Label {
     pub(super) metric: &'static str,
     pub(super) label: &'static str,
@@ -74,33 +99,29 @@ const fn label(metric: &'static str, label: &'static str, values: &'static str) 
 
 pub(super) const LABELS: &[Label] = &[
     label("", "subscriber", "name"),
-    label("", "producer", "producer id"),
-    label("", "address", "IP address and port of a producer"),
-    label("", "version", "program version"),
-    label("", "commit", "commit of the build, or `unknown`"),
-    label("", "profile", "build profile: `dist` for releases"),
-    label("", "dsp", "DSP id, `other`, `none`"),
+    label("", "producer", "id"),
+    label("", "address", "IP address and port"),
+    label("", "dsp", "DSP id, `other` or `none`"),
     label("", "limit", "name in the limits file"),
     label(
         "",
         "rule",
-        "its `id` in the limits file; for a rule of a global limit with the name of the limit, such as `total/intake`",
+        "`id` in the limits file, and for a global limit its name, such as `total/intake`",
     ),
-    label("producer_api_requests_total", "code", "HTTP status code"),
-    label(
-        "limiter_shared_decisions_total",
-        "by",
-        "`server`, `part`, `nobody`",
-    ),
+    label("producer_api_requests_total", "code", ""),
+    label("limiter_shared_decisions_total", "by", ""),
+    label("producer_build_info", "version", ""),
+    label("producer_build_info", "commit", "`unknown` without git"),
+    label("producer_build_info", "profile", "`dist` in releases"),
     label(
         "producer_limits_lease",
         "state",
-        "`ok`, `expired`, `fallback`, `guaranteed`, `refused`, as [limits](shared-limits.md) tells them",
+        "[`ok`, `expired`, `fallback`, `guaranteed`, `refused`](shared-limits.md)",
     ),
     label(
         "producer_dsp_cookies_total",
         "outcome",
-        "`accepted`, or a rejection as in `producer_edge_requests_total`",
+        "`accepted`, or a rejection as above",
     ),
 ];
 
@@ -108,28 +129,17 @@ pub(super) const LABELS: &[Label] = &[
 pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_edge_request_seconds",
-        "Measured once for all requests of one read, until their cookies are in the log and their responses are produced; \
-         each request counts with this time. Excludes unread data, the network, and clients that do not read.",
+        "Measured once for all requests of one read; each request counts with this time. Excludes unread data, the network, and \
+         clients that do not read.",
     ),
     (
         "producer_dsp_cookies_total",
-        "DSPs of `--dsps` have a series from the start. All others are counted as `other`, or as `unknown_dsp` if \
-         `--unknown-dsps` rejects them. Without `--dsps`, each new DSP gets a series, up to `--dsp-series-max`; the rest is \
-         `other`. `none` are requests without a readable DSP id. The sum over all DSPs equals \
-         `producer_edge_requests_total`, by outcome.",
-    ),
-    (
-        "producer_log_retained_seconds",
-        "Also the age of the oldest cookie in the log.",
+        "The DSPs of `--dsps` have their own series; without `--dsps`, the first `--dsp-series-max` DSPs. All others are `other`. \
+         Requests without a readable DSP id are `none`. The sum over all DSPs equals `producer_edge_requests_total`.",
     ),
     (
         "producer_log_chunks_sealed_total",
         "Mostly `size` under load and `age` otherwise; `drain` is the open chunk at shutdown.",
-    ),
-    (
-        "producer_subscriber_lag_cookies_max",
-        "The maximum of the last two intervals between scrapes, so that two alternating scrapers both see every peak; a single \
-         one sees it twice.",
     ),
     (
         "producer_subscriber_lag_seconds",
@@ -141,26 +151,17 @@ pub(super) const NOTES: &[(&str, &str)] = &[
          its position are gone. `new_epoch`: its cursor is from another epoch of this producer.",
     ),
     (
-        "producer_subscriber_appended_cookies_total",
-        "The equation holds in every scrape.",
-    ),
-    (
         "producer_streams_without_age_support",
-        "They receive the same cookies. Their stores may keep a delayed cookie in place of a newer one.",
-    ),
-    (
-        "consumer_received_seconds",
-        "Measured from the time of the chunk. Excludes the cookie's age, which is its delay by a limit; so does \
-         `consumer_stored_seconds`. Delays by limits therefore do not look like a slow node.",
+        "Their stores may keep a delayed cookie in place of a newer one.",
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "The equation holds in every scrape. Without `--limits`, metrics of limits have no values. A limit that was removed from \
-         the file keeps its series until it holds no cookies.",
+        "Metrics of limits have values only with `--limits`. A limit that was removed from the file keeps its series until it \
+         holds no cookies.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
-        "The rule is the one with the longest wait. A deferred cookie is not counted again.",
+        "The rule is the one with the longest wait.",
     ),
     (
         "producer_limits_delay_seconds",
@@ -168,39 +169,29 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limit_share",
-        "Metrics of shares have values only if the limits file has `[sharing]`.",
+        "Metrics of shares have values only with `[sharing]` in the limits file.",
     ),
     (
         "limiter_shared_decisions_total",
-        "Has values only if the limits file has `[sharing]` with `mode = \"exact\"`.",
+        "Only with `[sharing]` and `mode = \"exact\"` in the limits file.",
     ),
     (
         "producer_limits_oldest_seconds",
         "Can exceed `max_age`, because it includes dead letters.",
     ),
     (
-        "consumer_received_total",
-        "The equation holds in every scrape.",
-    ),
-    (
         "consumer_producer_connected",
-        "Has a series while an address leads to the producer, for at most 256 producers.",
+        "Has a series while an address leads to the producer, for up to 256 producers.",
     ),
     (
         "consumer_producer_lag_cookies",
-        "Excludes cookies that the producer accepted after the stream began and has not sent: see \
-         `producer_subscriber_lag_cookies`.",
+        "Excludes cookies that the producer has not sent: see `producer_subscriber_lag_cookies`.",
     ),
     (
         "consumer_clock_skew_seconds",
-        "Receipt minus acceptance is the clock difference plus the delay, so its minimum exceeds the difference by the minimum \
-         delay: 0.01 to 0.03 with default settings and equal clocks. Negative: the producer's clock is ahead by at least this. \
-         Much larger: its clock is behind, the stream is catching up, or the clock was set back (times in the stream never \
-         decrease). No value if nothing arrived for two minutes.",
-    ),
-    (
-        "consumer_buffer_bytes_max",
-        "For the intervals see `producer_subscriber_lag_cookies_max`.",
+        "With equal clocks it is the minimum delay, 0.01 to 0.03 with default settings. Negative: the producer's clock is ahead by \
+         at least this. Much larger: its clock is behind or was set back, or the stream is catching up. No value if nothing \
+         arrived for two minutes.",
     ),
     (
         "consumer_compaction_seconds",
