@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Decisions on shared limits, by decider: the server; the limiter within its share, while the server is unavailable (part); or nobody, and the call was refused.",
+    "Decisions on shared limits, by decider: the server; the limiter within its share, while the server is unavailable (part); or none, because the call was refused.",
 )
 .by(&["by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(

@@ -91,13 +91,13 @@ impl Decider {
         self.shared.as_ref().map(|it| it.exact.is_connected())
     }
 
-    /// Number of decisions on shared limits, by decider: the server, the static share, or nobody.
+    /// Number of decisions on shared limits, by decider: the server, the static share, or none.
     pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 3]> {
         let shared = self.shared.as_ref()?;
         Some([
             ("server", shared.exact.replies()),
             ("part", shared.by_share.load(Ordering::Relaxed)),
-            ("nobody", shared.undecided.load(Ordering::Relaxed)),
+            ("none", shared.undecided.load(Ordering::Relaxed)),
         ])
     }
 

@@ -140,7 +140,7 @@ async fn two_limiters_share_one_quota_across_a_restart_and_a_kill() -> Result<()
             .wait_readiness("counter \\\"k\\\" of quota has used 100 %")
             .await?;
         assert_eq!(
-            decided(limiter, "part").await? + decided(limiter, "nobody").await?,
+            decided(limiter, "part").await? + decided(limiter, "none").await?,
             0
         );
         limiter.stop().await?;
@@ -305,7 +305,7 @@ async fn without_the_server_and_static_shares_all_calls_are_refused() -> Result<
         "{}",
         status.body
     );
-    assert_eq!(decided(&limiter, "nobody").await?, 4);
+    assert_eq!(decided(&limiter, "none").await?, 4);
     server.restart().await;
     wait_server(&limiter, 1).await?;
     body(&reserve(&mut client, "quota/k", 1, 0).await?, 200);
