@@ -69,7 +69,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
         let disk = disk.lock().expect(UNPOISONED);
         let checked = Checker::new(world, &history, &disk).missing();
         let missing = checked.with_context(|| process.name.clone())?;
-        let lost = counted_gap_losses(process);
+        let counters = Counters::of(process);
+        let lost = counters.gap_losses();
         if world.plan.queue_cookies.is_none() {
             ensure!(lost == 0, "{} counts {lost} as lost", process.name);
         }
@@ -81,7 +82,7 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
             describe(&history, &missing.gaps)
         );
         check_queued(world, process, &disk, &missing)?;
-        ends::check(world, process, &history, &disk, &missing)?;
+        ends::check(world, process, &counters, &history, &disk, &missing)?;
     }
     Ok(())
 }
@@ -175,7 +176,7 @@ fn summarize(world: &World) -> anyhow::Result<RunSummary> {
         let missing = Checker::new(world, &history, &disk.lock().expect(UNPOISONED)).missing()?;
         summary.tails += missing.tails.len();
         summary.gaps += missing.gaps.len();
-        summary.counted_gap_losses += counted_gap_losses(process);
+        summary.counted_gap_losses += Counters::of(process).gap_losses();
     }
     Ok(summary)
 }
@@ -303,11 +304,8 @@ impl<'a> Checker<'a> {
             return false;
         }
         let incarnations = self.world.producers[sync.producer].incarnations.lock();
-        let mut since = incarnations
-            .expect(UNPOISONED)
-            .clone()
-            .into_iter()
-            .skip(sync.incarnation);
+        let incarnations = incarnations.expect(UNPOISONED);
+        let mut since = incarnations.iter().skip(sync.incarnation);
         since.any(|incarnation| {
             matches!(
                 incarnation.state,
@@ -357,28 +355,33 @@ fn incarnation_of(producer: &Process, epoch: u64) -> usize {
     index.unwrap_or_default()
 }
 
-/// Cookies that a consumer counts as lost in gaps.
-fn counted_gap_losses(consumer: &Process) -> u64 {
-    sum_over_incarnations(consumer, names::LOST, &[]) - counted_end_losses(consumer)
-}
+/// The counters of a consumer, summed over all its incarnations.
+struct Counters(Vec<Samples>);
 
-/// Cookies that a consumer counts as lost at the ends of incarnations, if exactly known.
-fn counted_end_losses(consumer: &Process) -> u64 {
-    sum_over_incarnations(consumer, names::LOST, &[("reason", "producer_ended")])
-}
+impl Counters {
+    fn of(consumer: &Process) -> Self {
+        let incarnations = consumer.incarnations.lock().expect(UNPOISONED);
+        let samples = incarnations.iter().map(|incarnation| {
+            let text = TextEncoder::new().encode_to_string(&incarnation.registry.gather());
+            Samples::parse(&text.unwrap_or_default())
+        });
+        Self(samples.collect())
+    }
 
-/// The sum of a consumer's counter over all its incarnations.
-fn sum_over_incarnations(
-    consumer: &Process,
-    name: impl AsRef<str> + Copy,
-    labels: &[(&str, &str)],
-) -> u64 {
-    let incarnations = consumer.incarnations.lock().expect(UNPOISONED);
-    let counts = incarnations.iter().map(|incarnation| {
-        let text = TextEncoder::new().encode_to_string(&incarnation.registry.gather());
-        Samples::parse(&text.unwrap_or_default()).count(name, labels)
-    });
-    counts.sum()
+    fn sum(&self, name: impl AsRef<str> + Copy, labels: &[(&str, &str)]) -> u64 {
+        let counts = self.0.iter().map(|samples| samples.count(name, labels));
+        counts.sum()
+    }
+
+    /// Cookies lost in gaps.
+    fn gap_losses(&self) -> u64 {
+        self.sum(names::LOST, &[]) - self.end_losses()
+    }
+
+    /// Cookies lost at the ends of incarnations, if exactly known.
+    fn end_losses(&self) -> u64 {
+        self.sum(names::LOST, &[("reason", "producer_ended")])
+    }
 }
 
 fn describe(history: &History, numbers: &[usize]) -> String {

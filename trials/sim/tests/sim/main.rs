@@ -228,14 +228,13 @@ fn run_in_this_process(plan: Plan) {
     let directory = directory.expect("a temporary directory can be created");
     env::set_current_dir(&directory).expect("the directory exists");
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
-    let printed = env::var_os("RUST_LOG").map(|_| {
+    // A list, because an absent layer next to it would let the registry create the spans of all libraries.
+    let mut layers = vec![loss_reports::layer().boxed()];
+    if env::var_os("RUST_LOG").is_some() {
         let printed = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-        printed.with_filter(EnvFilter::from_default_env())
-    });
-    tracing_subscriber::registry()
-        .with(loss_reports::layer())
-        .with(printed)
-        .init();
+        layers.push(printed.with_filter(EnvFilter::from_default_env()).boxed());
+    }
+    tracing_subscriber::registry().with(layers).init();
     // A panic in a task would only end that task.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

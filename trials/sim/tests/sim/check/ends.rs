@@ -11,10 +11,7 @@ use std::ops::Range;
 use anyhow::{Context as _, ensure};
 use launcher::scrape::names;
 
-use super::{
-    MissingCookies, counted_end_losses, counted_gap_losses, describe, incarnation_of,
-    sum_over_incarnations,
-};
+use super::{Counters, MissingCookies, describe, incarnation_of};
 use crate::{
     UNPOISONED,
     hosts::{IncarnationState, Process},
@@ -28,6 +25,7 @@ use crate::{
 pub(super) fn check(
     world: &World,
     consumer: &Process,
+    counters: &Counters,
     history: &History,
     disk: &Disk,
     missing: &MissingCookies,
@@ -43,13 +41,13 @@ pub(super) fn check(
             history,
             disk,
             lacking: lacking.collect(),
-            gaps: counted_gap_losses(consumer),
+            gaps: counters.gap_losses(),
         };
         let of_producer = ends.iter().filter(|end| end.producer == producer.name);
         let checked = checker.check(&of_producer.collect::<Vec<_>>());
         checked.with_context(|| format!("{} of {}", consumer.name, producer.name))?;
     }
-    check_counts(world, consumer, disk, &ends)
+    check_counts(world, consumer, counters, disk, &ends)
 }
 
 /// A report about the end of an incarnation.
@@ -205,6 +203,7 @@ impl Checker<'_> {
 fn check_counts(
     world: &World,
     consumer: &Process,
+    counters: &Counters,
     disk: &Disk,
     ends: &[EndReport<'_>],
 ) -> anyhow::Result<()> {
@@ -219,11 +218,11 @@ fn check_counts(
             None => uncertain += 1,
         }
     }
-    let count = |name| sum_over_incarnations(consumer, name, &[]);
+    let count = |name| counters.sum(name, &[]);
     let counted = [
         count(names::UNCERTAIN_RESTARTS),
         count(names::UNCERTAIN_LOSS_COOKIES),
-        counted_end_losses(consumer),
+        counters.end_losses(),
     ];
     let reported = [uncertain, bounded, exact];
     // Uncommitted counts of a killed process are counted again by the next one. Recent counts and their cursors may not be durable yet.
