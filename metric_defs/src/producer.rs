@@ -312,8 +312,12 @@ pub const DELETION_PENDING_SECONDS: MetricDef = MetricDef::gauge(
     "producer_deletion_pending_seconds",
     "Age of the oldest deletion that a known node has not confirmed; 0 if there is none.",
 );
-pub const UNCONFIRMED: MetricDef = MetricDef::gauge(
-    "producer_subscriber_unconfirmed_cookies",
-    "Sealed cookies that the subscriber has not confirmed as durable; only for Subscribe.",
+pub const DELETION_OPEN_RECEIPTS: MetricDef = MetricDef::gauge(
+    "producer_deletion_open_receipts",
+    "Receipts since the oldest one that a known node has not confirmed; up to 10000.",
+);
+pub const DURABLE: MetricDef = MetricDef::gauge(
+    "producer_subscriber_durable_sequence",
+    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, and once it has confirmed.",
 )
 .by(SUBSCRIBER);

@@ -158,9 +158,11 @@ impl Api {
             }),
         };
         let read = api.clone();
-        registry.read([producer::DELETION_PENDING_SECONDS], move || {
-            vec![read.pending_family()]
-        })?;
+        let metrics = [
+            producer::DELETION_PENDING_SECONDS,
+            producer::DELETION_OPEN_RECEIPTS,
+        ];
+        registry.read(metrics, move || read.open_families())?;
         Ok(api)
     }
 

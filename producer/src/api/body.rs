@@ -105,11 +105,16 @@ async fn read_all<R: Rows>(decoder: &mut Decoder<'_, R>, body: Body) -> Result<(
     let mut body = pin!(body);
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| {
-            let detail = format!("a body may take {} seconds", BODY_TIMEOUT.as_secs());
+            let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());
             Problem::new(Kind::Slow, detail)
         })?;
         let Some(frame) = frame else { return Ok(()) };
-        let broken = |_| Problem::new(Kind::Invalid, "the connection broke inside the body");
+        let broken = |_| {
+            Problem::new(
+                Kind::Invalid,
+                "the connection closed before the end of the body",
+            )
+        };
         let Ok(data) = frame.map_err(broken)?.into_data() else {
             continue;
         };
@@ -249,7 +254,7 @@ impl<R: Rows> Reader<'_, R> {
     fn next_row(&mut self, row: Option<&[u8]>) -> Result<(), Problem> {
         self.count += 1;
         if self.count > ROWS_MAX {
-            let detail = format!("a request has up to {ROWS_MAX} rows");
+            let detail = format!("maximum: {ROWS_MAX} rows");
             return Err(Problem::new(Kind::TooLarge, detail));
         }
         self.rows.row(self.count, row)
@@ -278,7 +283,7 @@ impl<R: Rows> Write for Reader<'_, R> {
 
 fn too_large() -> Problem {
     let detail = format!(
-        "a body has up to {} MiB, {} MiB after decompression, at a ratio of up to {RATIO_MAX}:1",
+        "maximum: {} MiB, {} MiB after decompression, compression {RATIO_MAX}:1",
         ENCODED_BYTES_MAX >> 20,
         DECODED_BYTES_MAX >> 20,
     );

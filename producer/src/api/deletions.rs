@@ -79,7 +79,8 @@ pub(super) async fn delete_dsp(
 ) -> Result<Response, Problem> {
     let dsp_id = parse_dsp(&dsp)?;
     if uri.query() != Some(&*format!("confirm={dsp}")) {
-        let detail = "this deletes all cookies of the DSP: repeat its id as ?confirm=";
+        let detail =
+            "this deletes all cookies of the DSP; to confirm it, add the query confirm=DSP";
         return Err(Problem::new(Kind::Invalid, detail));
     }
     api.delete_one(&headers, "dsp", deletion(String::new(), dsp_id))
@@ -153,9 +154,10 @@ impl Api {
         let client = self.authorize(headers, Right::Delete)?;
         self.check_open()?;
         check(&deletion, &client).map_err(|error| match error {
-            RowError::ForbiddenDsp => {
-                Problem::new(Kind::Forbidden, "the token does not grant this DSP")
-            }
+            RowError::ForbiddenDsp => Problem::new(
+                Kind::Forbidden,
+                "the token does not grant all DSPs of this deletion",
+            ),
             _ => Problem::new(
                 Kind::Invalid,
                 "a user id is 1 to 64 printable ASCII characters without space",

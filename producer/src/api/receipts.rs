@@ -26,7 +26,7 @@ use super::{
     problem::{Kind, Problem},
     tokens::Right,
 };
-use crate::{log::Sequence, streams::subscribers::Confirmed};
+use crate::{log::Sequence, metrics::as_f64, streams::subscribers::Confirmed};
 
 /// Identifies deletions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,9 @@ pub(super) struct Status {
     receipt: String,
     nodes: Nodes,
     done: bool,
+    /// What to do, if waiting is not enough.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -104,8 +107,8 @@ impl Unconfirmed {
 }
 
 impl Api {
-    /// The age of the oldest deletion that a node has not confirmed, as a metric.
-    pub(super) fn pending_family(&self) -> MetricFamily {
+    /// The number of open receipts, and the age of the oldest one, as metrics.
+    pub(super) fn open_families(&self) -> Vec<MetricFamily> {
         let subscribers = &self.inner.parts.subscribers;
         let mut receipts = self.inner.unconfirmed.receipts();
         let is_pending = |&(_, first, last): &(Instant, Sequence, Sequence)| {
@@ -118,9 +121,18 @@ impl Api {
         let age = receipts
             .front()
             .map_or(0.0, |(at, ..)| at.elapsed().as_secs_f64());
-        family(producer::DELETION_PENDING_SECONDS, [(&[] as &[&str], age)])
+        let open = as_f64(receipts.len() as u64);
+        vec![
+            family(producer::DELETION_PENDING_SECONDS, [([], age)]),
+            family(producer::DELETION_OPEN_RECEIPTS, [([], open)]),
+        ]
     }
 }
+
+const REPEAT_AFTER_RESTART: &str =
+    "the producer has restarted since this deletion: repeat it, and check the new receipt";
+const REPEAT_IF_UNKNOWN: &str =
+    "unknown nodes may have missed this deletion: repeat it when they are connected";
 
 /// `GET /v1/receipts/{receipt}`
 pub(super) async fn show(
@@ -130,15 +142,15 @@ pub(super) async fn show(
 ) -> Result<Json<Status>, Problem> {
     api.authorize(&headers, Right::Delete)?;
     let receipt = Receipt::parse(&text)
-        .ok_or_else(|| Problem::new(Kind::NotFound, "this is not a receipt"))?;
+        .ok_or_else(|| Problem::new(Kind::NotFound, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;
     if receipt.producer != parts.producer_id {
-        let detail = "request it from the producer that issued it";
+        let detail = format!("request it from the API of {}", receipt.producer);
         return Err(Problem::new(Kind::WrongProducer, detail).with("producer", receipt.producer));
     }
     let is_current = receipt.epoch == parts.log.epoch();
     if is_current && receipt.last > parts.log.stats().appended {
-        return Err(Problem::new(Kind::NotFound, "no such receipt"));
+        return Err(Problem::new(Kind::NotFound, "unknown receipt"));
     }
     let mut nodes = Nodes {
         confirmed: 0,
@@ -153,7 +165,13 @@ pub(super) async fn show(
             _ => nodes.unknown.push(name),
         }
     }
+    let action = match (is_current, nodes.unknown.is_empty()) {
+        (false, _) => Some(REPEAT_AFTER_RESTART),
+        (true, false) => Some(REPEAT_IF_UNKNOWN),
+        (true, true) => None,
+    };
     Ok(Json(Status {
+        action,
         done: nodes.confirmed > 0 && nodes.pending.is_empty() && nodes.unknown.is_empty(),
         receipt: text,
         nodes,

@@ -3,11 +3,15 @@
 use axum::body::Body;
 use http::{Method, Request, StatusCode};
 use proto::limits::CHUNK_BYTES_DEFAULT;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use super::*;
-use crate::{edge::dsps::DspSeries, log};
+use crate::{
+    edge::dsps::DspSeries,
+    log,
+    streams::subscribers::{Call, HERE, StreamStart, TooManySubscribers},
+};
 
 fn api() -> Api {
     let registry = Registry::new();
@@ -70,8 +74,15 @@ async fn openapi_file_has_exactly_the_routes() {
 
 async fn post(api: &Api, path: &str, body: impl Into<Body>) -> (StatusCode, Value) {
     let request = Request::post(path).header("content-type", "application/x-ndjson");
-    let response = api.router().oneshot(request.body(body.into()).unwrap());
-    let response = response.await.unwrap();
+    send(api, request.body(body.into()).unwrap()).await
+}
+
+async fn get(api: &Api, path: &str) -> (StatusCode, Value) {
+    send(api, Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+async fn send(api: &Api, request: Request<Body>) -> (StatusCode, Value) {
+    let response = api.router().oneshot(request).await.unwrap();
     let status = response.status();
     let body = axum::body::to_bytes(response.into_body(), 1 << 20)
         .await
@@ -132,6 +143,52 @@ async fn deletions_of_a_request_have_one_receipt() {
     api.inner.parts.draining.cancel();
     let (status, _) = post(&api, "/v1/deletions", rows).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
+    let api = api();
+    let subscribers = &api.inner.parts.subscribers;
+    let start = |_| StreamStart::fresh::<TooManySubscribers>(1);
+    let lease = subscribers.join(Call::Subscribe, "node", HERE, start);
+    let _lease = lease.unwrap();
+    assert_eq!(
+        status(&api, Method::DELETE, "/v1/users/u").await,
+        StatusCode::ACCEPTED
+    );
+    let open = || {
+        api.open_families()[1].get_metric()[0]
+            .get_gauge()
+            .get_value()
+    };
+    let expected = |confirmed, pending: &[&str], unknown: &[&str]| json!({"confirmed": confirmed, "pending": pending, "unknown": unknown});
+    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
+    assert_eq!(receipt["nodes"], expected(0, &["node"], &[]));
+    assert_eq!((&receipt["done"], open()), (&json!(false), 1.0));
+    subscribers.confirm("node", HERE, 1, 1).unwrap();
+    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
+    assert_eq!(receipt["nodes"], expected(1, &[], &[]));
+    assert_eq!((&receipt["done"], open()), (&json!(true), 0.0));
+    assert_eq!(receipt["action"], Value::Null);
+
+    // Of the previous epoch: the node that has confirmed the same sequence counts no more.
+    let (_, receipt) = get(&api, "/v1/receipts/p:6:1-1").await;
+    assert_eq!(receipt["nodes"], expected(0, &[], &["node"]));
+    assert_eq!(receipt["done"], false);
+    let action = receipt["action"].as_str().unwrap();
+    assert!(action.contains("restarted since"), "{action}");
+
+    for (path, status, detail) in [
+        ("q:7:1-1", 421, "request it from the API of q"),
+        ("p:7:1-2", 404, "unknown receipt"),
+        ("p:7", 404, "expected PRODUCER:EPOCH:FIRST-LAST"),
+    ] {
+        let (found, problem) = get(&api, &format!("/v1/receipts/{path}")).await;
+        assert_eq!(
+            (found.as_u16(), &problem["detail"]),
+            (status, &json!(detail))
+        );
+    }
 }
 
 #[tokio::test]

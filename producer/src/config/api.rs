@@ -85,9 +85,9 @@ impl ApiArgs {
         let tokens = NamedFile::from_flag("--api-tokens", &self.api_tokens);
         match (self.api, &tokens) {
             (Some(address), None) if !address.ip().is_loopback() => {
-                errors.add("--api: without --api-tokens it must be a loopback address");
+                errors.add("--api: without --api-tokens, only a loopback address such as 127.0.0.1:8081 is allowed");
             }
-            (None, Some(_)) => errors.add("--api-tokens: needs --api"),
+            (None, Some(_)) => errors.add("--api-tokens: no effect without --api"),
             _ => {}
         }
         ApiConfig {

@@ -9,7 +9,7 @@ use runtime::metrics::family;
 use super::as_f64;
 use crate::{
     log::Stats,
-    streams::subscribers::{Call, RESUMES, Snapshot, resume_label},
+    streams::subscribers::{RESUMES, Snapshot, resume_label},
 };
 
 /// A subscriber, the age of its oldest unread cookie, and the log.
@@ -62,7 +62,7 @@ pub(super) fn metrics() -> impl Iterator<Item = MetricDef> {
     let metrics = ROWS.iter().map(|(metric, _)| *metric);
     metrics.chain([
         producer::LAG_SECONDS,
-        producer::UNCONFIRMED,
+        producer::DURABLE,
         producer::SUBSCRIBER_LOST,
         producer::RESUMES,
         producer::SUBSCRIBERS_WITHOUT_SERIES,
@@ -95,11 +95,9 @@ pub(super) fn read(
         family(*metric, samples)
     });
     let ages = each().map(|it| (labels(it.subscriber), it.age.as_secs_f64()));
-    let unconfirmed = with_series().filter(|subscriber| subscriber.call == Call::Subscribe);
-    let unconfirmed = unconfirmed.map(|subscriber| {
-        let durable = subscriber.durable.unwrap_or(subscriber.joined - 1);
-        let unconfirmed = stats.span.next.saturating_sub(durable + 1);
-        (labels(subscriber), as_f64(unconfirmed))
+    let durable = with_series().filter_map(|subscriber| {
+        let durable = subscriber.durable?;
+        Some((labels(subscriber), as_f64(durable)))
     });
     let lost = with_series().flat_map(|subscriber| {
         let [name, call] = labels(subscriber);
@@ -121,7 +119,7 @@ pub(super) fn read(
     metrics
         .chain([
             family(producer::LAG_SECONDS, ages),
-            family(producer::UNCONFIRMED, unconfirmed),
+            family(producer::DURABLE, durable),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
             family(producer::SUBSCRIBERS_WITHOUT_SERIES, [([], without_series)]),

@@ -133,6 +133,7 @@ const PROGRAMS = {
         ["state", subscriberState, plain, (state) => STATE_MARKS[state]],
         ["lag", now("producer_subscriber_lag_seconds"), time],
         ["lag (cookies)", now("producer_subscriber_lag_cookies"), short],
+        ["durable up to", now("producer_subscriber_durable_sequence"), integer],
         ["delivered", now("producer_subscriber_delivered_cookies_total"), short],
         ["rate", perSecond("producer_subscriber_delivered_cookies_total"), rate],
         ["lost", now("producer_subscriber_lost_cookies_total"), short, badIfAny],

@@ -4,12 +4,14 @@ usage: pages.py CHROMIUM PRODUCER CONSUMER HOSTILE-NAME KNOWN-USER BUYER-UID DIR
 
 Writes screenshots of both pages to DIR, at 400 and 1280 pixels, in the light and the dark scheme. Prints errors and exits
 with 1 if a page writes to the console, sends a request to another port, is wider than the screen, shifts its layout when it
-updates, inserts a name as HTML, or fails to look up a user. Needs only the standard library.
+updates, inserts a name as HTML, fails to look up a user, or shows another durable position than the consumer's. Needs only
+the standard library.
 """
 
 import base64
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -147,6 +149,25 @@ POSITIONS = """[...document.querySelectorAll('.figure, h2, th, td')].filter((nod
 TIMES = {0: "0 s", 0.000004: "4 µs", 0.0000123: "12 µs", 0.0009994: "999 µs", 0.0042: "4.2 ms", 0.0235: "24 ms", 1.24: "1.2 s"}
 
 
+# The column "durable up to" of the nodes that confirm. Other subscribers have a dash.
+DURABLE = """[...document.querySelectorAll('[data-label="durable up to"]')]
+  .map((cell) => Number(cell.textContent.replaceAll(",", ""))).filter((sequence) => !Number.isNaN(sequence))"""
+
+
+def check_durable(page, consumer):
+    """The page follows the cursor of the only consumer, and is never ahead of it."""
+
+    def cursor():
+        metrics = urllib.request.urlopen(f"http://{consumer}/metrics", timeout=TIMEOUT_SECONDS).read().decode()
+        return int(re.search(r"^consumer_cursor_sequence\{.*\} (\d+)$", metrics, re.MULTILINE)[1])
+
+    page.wait(f"{DURABLE}.some((sequence) => sequence >= {cursor()})")
+    shown, after = page.run(DURABLE), cursor()
+    if len(shown) != 1 or shown[0] > after:
+        return [f"producer: durable up to {shown}, but the consumer's cursor is {after}"]
+    return []
+
+
 def check(page, pages, hostile, user, uid, directory):
     errors = []
     for process, address in pages.items():
@@ -169,6 +190,8 @@ def check(page, pages, hostile, user, uid, directory):
                 if process == "producer" and hostile not in page.run("document.body.textContent"):
                     errors.append(f"{where}: {hostile} is not shown")
                 page.screenshot(f"{directory}/{process}-{width}-{scheme}.png")
+        if process == "producer":
+            errors += check_durable(page, pages["consumer"])
         for seconds, shown in TIMES.items():
             if page.run(f"time({seconds})") != shown:
                 errors.append(f"{process}: {seconds} s is shown as {page.run(f'time({seconds})')}")
