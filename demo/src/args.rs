@@ -37,6 +37,8 @@ pub(crate) enum Command {
     /// second while the producer runs. Prints one status line per second, and at the end or after Ctrl-C the ledger of
     /// the limit with the outcome of every cookie.
     Limits(LimitsArgs),
+    /// Show a deletion: three sync requests of a user, the deletion, its receipt, and the lookup before and after
+    Deletion(SetupArgs),
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,9 +1,10 @@
 //! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP limit under
-//! excess load.
+//! excess load, `cargo demo deletion` a deletion with its receipt.
 //!
 //! It has few dependencies, because newcomers build it first. Producer, consumer and load generator are separate processes.
 
 mod args;
+mod deletion;
 mod limits;
 mod running;
 mod show;
@@ -58,6 +59,7 @@ async fn run_until_signal(args: &Args) -> Result<ExitCode> {
         match &args.command {
             None => show::run(args, &stop).await,
             Some(Command::Limits(args)) => limits::run(args, &stop).await,
+            Some(Command::Deletion(args)) => deletion::run(args, &stop).await,
         }
     };
     let mut demo = std::pin::pin!(demo);

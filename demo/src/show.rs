@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use launcher::admin;
+use launcher::{
+    admin,
+    http::{HttpClient, Response},
+};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -77,19 +80,39 @@ async fn send_one(args: &SetupArgs, consumer_admin: &str) -> Result<()> {
     println!("  200");
     let path = format!("/v1/users/{USER_ID}");
     println!("GET http://{consumer_admin}{path}");
+    let is_stored = |response: &Response| response.body.contains(BUYER_UID);
+    let response = poll("GET", consumer_admin, &path, is_stored).await?;
+    println!(
+        "  200, {} ms later: {}\n",
+        accepted_at.elapsed().as_millis(),
+        response.body.trim()
+    );
+    Ok(())
+}
+
+/// Repeats a request until its response is as expected.
+///
+/// # Errors
+/// If a request fails, or the response is not as expected in time.
+pub(crate) async fn poll(
+    method: &str,
+    address: &str,
+    path: &str,
+    is_expected: impl Fn(&Response) -> bool,
+) -> Result<Response> {
+    let deadline = Instant::now() + STORED_TIMEOUT;
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n");
     loop {
-        let response = admin::get(consumer_admin, &path).await?;
-        if response.status == 200 && response.body.contains(BUYER_UID) {
-            println!(
-                "  200, {} ms later: {}\n",
-                accepted_at.elapsed().as_millis(),
-                response.body.trim()
-            );
-            return Ok(());
+        let mut connection = HttpClient::connect(address).await?;
+        connection.send(request.as_bytes()).await?;
+        let response = connection.response().await?;
+        if is_expected(&response) {
+            return Ok(response);
         }
-        if accepted_at.elapsed() > STORED_TIMEOUT {
+        if Instant::now() > deadline {
             bail!(
-                "the cookie is not stored after {STORED_TIMEOUT:?}; the lookup returned {} {}",
+                "after {STORED_TIMEOUT:?} {method} http://{address}{path} still returns {} {}",
                 response.status,
                 response.body.trim()
             );

@@ -1,4 +1,4 @@
-//! `cargo demo limits` as a user runs it, but shorter. Its final ledger must balance, however the demo ends.
+//! The demos as a user runs them. The final ledger of `cargo demo limits` must balance, however the demo ends.
 
 use std::{process::Stdio, time::Duration};
 
@@ -180,6 +180,24 @@ async fn interrupted_limits_demo_prints_its_ledger() -> Result<()> {
         .iter()
         .any(|line| line.starts_with("queued cookies are saved in"));
     ensure!(is_spooled, "{printed:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Result<()> {
+    let printed = Demo::start(&["deletion"]).await?.finish().await?;
+    let mut found = printed.iter();
+    for expected in [
+        r#"  200 {"user_id":"alice","buyer_uids":{"17":"buyer-17","42":"buyer-42","99":"buyer-99"}}"#,
+        r#"  202 {"receipt":""#,
+        r#","nodes":{"confirmed":1,"pending":[],"unknown":[]},"done":true}"#,
+        "  404 ",
+    ] {
+        ensure!(
+            found.any(|line| line.contains(expected)),
+            "{expected}: {printed:#?}"
+        );
+    }
     Ok(())
 }
 
