@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bench::{mongod::Mongod, scrape::names};
+use bench::{mongod::Mongod, programs::free_address, scrape::names};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
@@ -17,8 +17,8 @@ use tokio::{
 
 use crate::{
     harness::{
-        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, expect_exit, numbered_cookie, wait_until,
-        within_timeout,
+        Consumer, DRAIN_TIMEOUT, Producer, TIMEOUT, embedded, expect_exit, numbered_cookie,
+        wait_until, within_timeout,
     },
     stream::python_client,
 };
@@ -110,4 +110,187 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
         }
     }
     Ok(())
+}
+
+/// The token of [`api_flags`].
+const TOKEN: &str = "nKq3mB0xT5r8vYw1z4A7";
+
+/// Flags of a producer with an API whose token may use the DSPs 1 to 5, and the URL of the API.
+fn api_flags(dir: &TempDir, dsps: &str, right: &str) -> Result<(Vec<String>, String)> {
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, format!("client {TOKEN} {dsps} {right}\n"))?;
+    let api = free_address()?.to_string();
+    let flags = ["--api", &api, "--api-tokens", &tokens.display().to_string()];
+    Ok((flags.map(str::to_owned).into(), format!("http://{api}")))
+}
+
+/// Runs an example of the API; returns its exit code, its stdout and its stderr.
+async fn run_api_example(file: &str, args: &[&str], token: &str) -> Result<(i32, String, String)> {
+    let run = Command::new("python3")
+        .arg(example(file))
+        .args(args)
+        .env("COOKIESYNC_TOKEN", token)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = within_timeout("the example exits", run).await??;
+    let [stdout, stderr] = [output.stdout, output.stderr].map(String::from_utf8);
+    let code = output.status.code().context("killed by a signal")?;
+    Ok((code, stdout?, stderr?))
+}
+
+#[tokio::test]
+async fn python_example_sends_matches_in_bulk_and_reports_rejected_lines() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (mut flags, api) = api_flags(&dir, "1,2,3,4,5", "write")?;
+    // The second request must wait until the rows of the first are paid off.
+    flags.extend(["--api-rows-per-second".to_owned(), "1000".to_owned()]);
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let producer = Producer::start(&dir, &flags).await?;
+    let store = embedded(&dir.path().join("store"));
+    let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
+    let mut lines: Vec<_> = (1..=3_000)
+        .map(|it| format!("user-{it},1,b-{it}"))
+        .collect();
+    lines[4] = "user-5,1,".to_owned();
+    lines[6] = "user-7,99,b".to_owned();
+    lines[8] = "user-9,b".to_owned();
+    let file = dir.path().join("matches.csv").display().to_string();
+    std::fs::write(&file, lines.join("\n"))?;
+
+    let script = "python/send_matches.py";
+    let args = [&*api, &file, "--rows", "1500"];
+    let (code, stdout, stderr) = run_api_example(script, &args, TOKEN).await?;
+    ensure!(
+        code == 1 && stdout == "2997 accepted, 3 rejected\n",
+        "{code} {stdout} {stderr}"
+    );
+    for expected in [
+        format!("{file}:5: buyer_invalid\n"),
+        format!("{file}:7: forbidden_dsp\n"),
+        format!("{file}:9: expected USER,DSP,BUYER UID"),
+        "429: too many rows for this token; next attempt in".to_owned(),
+    ] {
+        ensure!(stderr.contains(&expected), "{expected}: {stderr}");
+    }
+    for user in [1, 3_000] {
+        let expected = json!({ "1": format!("b-{user}") });
+        consumer
+            .wait_lookup(&format!("user-{user}"), expected)
+            .await?;
+    }
+    // The same requests again: they are answered from their Idempotency-Key.
+    let (_, stdout, _) = run_api_example(script, &args, TOKEN).await?;
+    assert_eq!(stdout, "2997 accepted, 3 rejected\n");
+    assert_eq!(producer.metrics().await?.count(names::APPENDED, &[]), 2_997);
+
+    for (token, args, code, message) in [
+        (
+            "wrong",
+            &[&*api, &*file][..],
+            1,
+            "error: 401: invalid token",
+        ),
+        (
+            TOKEN,
+            &[&api, "/none"],
+            1,
+            "No such file or directory: '/none'",
+        ),
+        (TOKEN, &["localhost", "x"], 2, "does not begin with http://"),
+        (
+            TOKEN,
+            &[&api, &file, "--rows", "0"],
+            2,
+            "expected 1 to 100000",
+        ),
+    ] {
+        let (found, _, stderr) = run_api_example(script, args, token).await?;
+        let is_expected = found == code && stderr.contains(message);
+        ensure!(
+            is_expected && !stderr.contains("Traceback"),
+            "{args:?}: {found} {stderr}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn python_example_deletes_users_and_continues_after_an_interruption() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (flags, api) = api_flags(&dir, "*", "delete")?;
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let mut producer = Producer::start(&dir, &flags).await?;
+    let stores = ["here", "away"].map(|name| embedded(&dir.path().join(name)));
+    let here = Consumer::start(&dir, "here", &[&producer], &stores[0], &[]).await?;
+    let mut away = Consumer::start(&dir, "away", &[&producer], &stores[1], &[]).await?;
+    for user in ["alice", "bob", "carol"] {
+        producer.accept(user, 1, "b").await?;
+    }
+    for node in [&here, &away] {
+        node.wait_lookup("carol", json!({ "1": "b" })).await?;
+    }
+    let list = dir.path().join("users.txt").display().to_string();
+    std::fs::write(&list, "alice\nbob\n")?;
+    let receipts = dir.path().join("receipts");
+    let script = "python/delete_users.py";
+    let directory = receipts.display().to_string();
+    let args = [&*api, &list, &directory, "--nodes", "2", "--wait"];
+    let archived = |user: &str| -> Result<Value> {
+        let file = std::fs::read(receipts.join(format!("{user}.json")))?;
+        Ok(serde_json::from_slice(&file)?)
+    };
+
+    away.process.kill()?;
+    let (code, stdout, stderr) =
+        run_api_example(script, &[&args[..], &["0"]].concat(), TOKEN).await?;
+    ensure!(
+        code == 1 && stdout.contains("bob: 1 of 2 nodes confirmed, pending ['away'], unknown []"),
+        "{code} {stdout} {stderr}"
+    );
+    let open = archived("bob")?;
+    assert_eq!(open["done"], false, "{open}");
+
+    away.process.restart()?;
+    away.wait_ready().await?;
+    let args = [&args[..], &["30"]].concat();
+    let (code, stdout, stderr) = run_api_example(script, &args, TOKEN).await?;
+    ensure!(
+        code == 0 && stdout.contains("2 of 2 deletions are done"),
+        "{code} {stdout} {stderr}"
+    );
+    for user in ["alice", "bob"] {
+        let record = archived(user)?;
+        let expected = json!({ "confirmed": 2, "pending": [], "unknown": [] });
+        assert_eq!(
+            (&record["nodes"], &record["done"]),
+            (&expected, &json!(true))
+        );
+    }
+    assert_eq!(
+        archived("bob")?["receipt"],
+        open["receipt"],
+        "deleted twice"
+    );
+    here.check_unknown(["alice", "bob"].map(str::to_owned).into_iter())
+        .await?;
+
+    // A receipt of before a restart of the producer says nothing: the deletion is repeated.
+    std::fs::write(
+        receipts.join("carol.json"),
+        json!({ "user": "carol", "receipt": open["receipt"], "done": false }).to_string(),
+    )?;
+    std::fs::write(&list, "alice\nbob\ncarol\n")?;
+    producer.process.kill()?;
+    producer.process.restart()?;
+    producer.wait_ready().await?;
+    let (code, stdout, stderr) = run_api_example(script, &args, TOKEN).await?;
+    ensure!(
+        code == 0 && stdout.contains("3 of 3"),
+        "{code} {stdout} {stderr}"
+    );
+    let record = archived("carol")?;
+    assert_ne!(record["receipt"], open["receipt"]);
+    assert_eq!(record["done"], true);
+    here.check_unknown(["carol".to_owned()].into_iter()).await
 }

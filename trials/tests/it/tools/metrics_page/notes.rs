@@ -109,7 +109,11 @@ pub(super) const LABELS: &[Label] = &[
         "`id` in the limits file, and for a global limit its name, such as `total/intake`",
     ),
     label("producer_api_requests_total", "code", ""),
-    label("producer_subscriber_durable_sequence", "call", "`subscribe`"),
+    label(
+        "producer_subscriber_durable_sequence",
+        "call",
+        "`subscribe`",
+    ),
     label("limiter_shared_decisions_total", "by", ""),
     label("producer_build_info", "version", ""),
     label("producer_build_info", "commit", "`unknown` without git"),

@@ -1,0 +1,88 @@
+"""Sends matches to a producer in bulk.
+
+    COOKIESYNC_TOKEN=... python send_matches.py https://producer:8081 matches.csv
+
+Each line of the CSV file has a user id, a DSP id, a buyer uid, and optionally the time of the match in milliseconds since the
+Unix epoch. Rejected lines are printed to stderr; the exit code is then 1. An upload that failed or was interrupted can be
+repeated: the Idempotency-Key of a request is the digest of its rows, so rows already accepted are not sent through again for
+ten minutes, and later they change nothing.
+"""
+
+import csv
+import gzip
+import hashlib
+import json
+import sys
+
+from producer_api import Api, parser, run
+
+
+def rows(lines, reject):
+    """Yields the line number and the JSON of each row."""
+    reader = csv.reader(lines)
+    for values in reader:
+        try:
+            user, dsp, buyer, *time = [value.strip() for value in values]
+            row = {"u": user, "d": int(dsp), "b": buyer, **{"t": int(t) for t in time[:1]}}
+            if len(time) > 1:
+                raise ValueError
+            yield reader.line_num, json.dumps(row)
+        except ValueError:
+            if values:
+                reject(reader.line_num, "expected USER,DSP,BUYER UID or USER,DSP,BUYER UID,MILLISECONDS")
+
+
+def parts(rows, size):
+    part = []
+    for row in rows:
+        part.append(row)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def send(api, part):
+    """Returns the number of accepted rows, and the line and reason of each rejected one."""
+    body = "\n".join(row for _, row in part).encode()
+    headers = {
+        "Content-Type": "application/x-ndjson",
+        "Content-Encoding": "gzip",
+        "Idempotency-Key": hashlib.sha256(body).hexdigest(),
+    }
+    summary = api.request("POST", "/v1/cookies", gzip.compress(body, mtime=0), headers)
+    errors = [(part[error["row"] - 1][0], error["reason"]) for error in summary["errors"]]
+    if summary.get("errors_omitted"):
+        errors.append((f"{part[0][0]}-{part[-1][0]}", f"{summary['errors_omitted']} more rejected rows"))
+    return summary["accepted"], errors
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("file", metavar="FILE", help="CSV file, or - for stdin")
+    arguments.add_argument("--rows", metavar="COUNT", type=int, default=10_000, help="rows per request, up to 100000 (10000)")
+    args = arguments.parse_args()
+    if not 1 <= args.rows <= 100_000:
+        arguments.error("argument --rows: expected 1 to 100000")
+    api, accepted, rejected = Api(args), 0, 0
+
+    def reject(line, reason):
+        nonlocal rejected
+        rejected += 1
+        print(f"{args.file}:{line}: {reason}", file=sys.stderr)
+
+    with sys.stdin if args.file == "-" else open(args.file, newline="", encoding="utf-8") as lines:
+        # A rejected token is reported here, and not as a connection that closes during a large request.
+        api.request("POST", "/v1/cookies", b"", {"Content-Type": "application/x-ndjson"})
+        for part in parts(rows(lines, reject), args.rows):
+            count, errors = send(api, part)
+            accepted += count
+            for line, reason in errors:
+                reject(line, reason)
+            print(f"{accepted} accepted so far", file=sys.stderr)
+    print(f"{accepted} accepted, {rejected} rejected")
+    return 1 if rejected else 0
+
+
+run(main)
