@@ -1,4 +1,21 @@
 //! Balance equations that hold in every single scrape: inputs = outcomes + pending.
+//!
+//! ```
+//! use metric_defs::{MetricDef, equations::LEDGER};
+//!
+//! // A scrape after one of two received cookies was written.
+//! let value = |metric: &MetricDef| match metric.name {
+//!     "consumer_received_total" => 2,
+//!     "consumer_written_total" | "consumer_waiting_cookies" => 1,
+//!     _ => 0,
+//! };
+//! let inputs: u64 = LEDGER.inputs.iter().map(value).sum();
+//! let sum: u64 = LEDGER
+//!     .terms()
+//!     .map(|term| value(&term.count) - term.minus.as_ref().map_or(0, value))
+//!     .sum();
+//! assert_eq!(inputs, sum);
+//! ```
 
 use crate::{MetricDef, consumer, producer};
 

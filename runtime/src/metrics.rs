@@ -37,6 +37,24 @@ pub use self::{
 };
 
 /// Registry of all metrics; clones share it.
+///
+/// ```
+/// use metric_defs::MetricDef;
+/// use prometheus::IntCounterVec;
+/// use runtime::metrics::Registry;
+///
+/// const DROPPED: MetricDef = MetricDef::counter("dropped_total", "Dropped.").by(&["reason"]);
+///
+/// let registry = Registry::new();
+/// let dropped: IntCounterVec = registry.add(DROPPED)?;
+/// // A metric without a value is described, but not exported.
+/// assert_eq!(registry.descriptions().unwrap()[0].name, "dropped_total");
+/// assert!(registry.gather().is_empty());
+///
+/// dropped.with_label_values(&["full"]).inc();
+/// assert_eq!(registry.gather()[0].name(), "dropped_total");
+/// # prometheus::Result::Ok(())
+/// ```
 #[derive(Clone, Default)]
 pub struct Registry {
     registry: prometheus::Registry,

@@ -263,7 +263,7 @@ pub struct ResourceLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Shutdown")]
 pub struct Shutdown {
-    /// Time to keep accepting requests after a shutdown signal, until the load balancer has noticed it
+    /// Time to keep accepting requests after a shutdown signal: longer than the load balancer takes to notice
     ///
     /// During this time, `/readyz` returns 503 and every response closes its connection.
     #[arg(

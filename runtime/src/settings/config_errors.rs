@@ -3,6 +3,20 @@
 use std::fmt;
 
 /// All errors of the settings.
+///
+/// ```
+/// use runtime::settings::{ConfigErrors, count, size};
+///
+/// let mut errors = ConfigErrors::default();
+/// let log_bytes = errors.ok("--log-bytes", size(1 << 20..=1 << 40)("4GiB"));
+/// assert_eq!(log_bytes, Some(4 << 30));
+///
+/// errors.check("--subscribers", count(1..=1_000)("0"));
+/// errors.add("--tls-key: missing");
+/// let errors = errors.or(log_bytes).unwrap_err().to_string();
+/// assert!(errors.contains("--subscribers: 0 is less than 1"), "{errors}");
+/// assert!(errors.contains("--tls-key: missing"), "{errors}");
+/// ```
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
     errors: Vec<String>,

@@ -1,4 +1,4 @@
-//! Generates the tables of docs/configuration.md, and checks the log messages it lists.
+//! Generates the settings in docs/configuration.md, and checks the log messages it lists.
 
 use std::{env, error::Error as _, fmt::Write as _, fs, path::Path};
 
@@ -21,8 +21,8 @@ fn with_tables(page: &str, what: &str, tables: &str) -> Result<String> {
 /// Heading of the settings that all programs share.
 const COMMON: &str = "Logging and diagnostics";
 
-/// A Markdown table per group of settings of `A`, under third-level headings: only the common settings, or all others.
-fn tables<A: Settings>(is_common: bool) -> String {
+/// A list per group of settings of `A`, under third-level headings: only the common settings, or all others.
+fn lists<A: Settings>(is_common: bool) -> String {
     let mut text = String::new();
     let mut heading = None;
     let live = settings_with::<A>(ReloadMode::Live);
@@ -38,9 +38,7 @@ fn tables<A: Settings>(is_common: bool) -> String {
         }
         if heading != Some(name) {
             heading = Some(name);
-            text.push_str(&format!(
-                "\n### {name}\n\n| Setting | Default | Description |\n|---|---|---|\n"
-            ));
+            text.push_str(&format!("\n### {name}\n\n"));
         }
         row(&mut text, argument, is_live);
     }
@@ -63,26 +61,22 @@ fn row(text: &mut String, argument: &Arg, is_live: bool) {
         .map(|value| value.to_string_lossy())
         .filter(|value| !value.is_empty())
         .collect();
-    let mut default = match described_default {
-        Some(description) => description,
-        None if defaults.is_empty() => "none".to_owned(),
-        None => format!("`{}`", defaults.join(",")),
-    };
-    if is_live {
-        default.push_str(" *live*");
-    }
-    let names = argument.get_value_names().unwrap_or_default();
-    let kind = match names.join(" ") {
+    let value = match argument.get_value_names().unwrap_or_default().join(" ") {
         switch if switch == "true|false" => String::new(),
-        kind => format!(" {}", kind.replace('|', "\\|")),
+        name if defaults.is_empty() => format!(" {name}"),
+        _ => format!("={}", defaults.join(",")),
     };
+    let default = described_default.map(|default| format!(" (default {default})"));
+    let live = if is_live { " *live*" } else { "" };
+    if !help.ends_with('.') {
+        help.push('.');
+    }
     // Zero as the minimum needs no mention.
     if let Some(range) = range(argument).filter(|range| !range.starts_with("at least 0")) {
-        let end = if help.ends_with(['.', ')']) { "" } else { "." };
-        help.push_str(&format!("{end} {}.", range.replace("at least", "At least")));
+        help.push_str(&format!(" {}.", range.replace("at least", "At least")));
     }
-    let description = help.replace('|', "\\|");
-    let written = writeln!(text, "| `{flag}{kind}` | {default} | {description} |");
+    let default = default.unwrap_or_default();
+    let written = writeln!(text, "- `{flag}{value}`{default}{live}: {help}");
     written.expect("writing to a string never fails");
 }
 
@@ -157,13 +151,13 @@ fn memory_limits_of_deployments_cover_the_maximum_of_a_producer() -> Result<()> 
 #[test]
 fn configuration_page_is_up_to_date() -> Result<()> {
     let page = fs::read_to_string(PAGE)?;
-    let common = tables::<producer::config::Args>(true);
-    let producer = tables::<producer::config::Args>(false);
-    let consumer = tables::<consumer::config::Args>(false);
+    let common = lists::<producer::config::Args>(true);
+    let producer = lists::<producer::config::Args>(false);
+    let consumer = lists::<consumer::config::Args>(false);
     let generated = with_tables(&page, "common settings", &common)?;
     let generated = with_tables(&generated, "settings of the producer", &producer)?;
     let generated = with_tables(&generated, "settings of the consumer", &consumer)?;
-    let limiter = tables::<limiter::serve::config::Args>(false);
+    let limiter = lists::<limiter::serve::config::Args>(false);
     let generated = with_tables(&generated, "settings of the limiter", &limiter)?;
     let generated = with_tables(&generated, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
