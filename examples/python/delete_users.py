@@ -60,7 +60,7 @@ def process(api, archive, user, nodes, deadline):
     while not record["done"]:
         state = api.request("GET", f"/v1/receipts/{quote(record['receipt'], safe='')}")
         if state.get("action") and not has_repeated:
-            # Some nodes may have missed it, for example because the producer has restarted. Repeating changes nothing else.
+            # Some nodes may have missed it, for example because the producer has restarted.
             record, has_repeated = delete(api, archive, user), True
             continue
         # A producer knows only the nodes that have connected since its start.
