@@ -1,6 +1,6 @@
 //! Maximum memory of a producer: the bound of each part, which the part enforces, and their sum.
 //!
-//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the admin port, and kernel
+//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the API, the admin port, and kernel
 //! memory for sockets, which also counts against the limit of a container.
 
 use crate::{config::Config, edge, server, streams};
