@@ -30,19 +30,19 @@ use axum::{
     routing::{delete, get, post},
 };
 use http::{HeaderMap, header};
-use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use hyper::body::Incoming;
 use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::{
-    caller,
-    listen::{self, Activity, ByteStream, Limits, Listener, Stage, WatchedStream},
+    caller, http_server,
+    listen::{self, Limits, Listener, Stage},
     metrics::Registry,
     reload::Reloader,
     tls::server::Handshakes,
     token,
 };
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
 
 use self::{
     cookies::RowError,
@@ -56,9 +56,6 @@ use crate::{edge::dsps::Dsps, log::Log, shaping::Shaping, streams::subscribers::
 
 /// What can be requested, as OpenAPI 3.1.
 const OPENAPI: &str = include_str!("api/openapi.json");
-
-/// Most bytes of responses that a connection keeps for a client that does not read.
-const WRITE_BYTES_MAX: usize = 64 << 10;
 
 /// The limits of the port. A bulk request may take a while; its body has a deadline of its own.
 const LIMITS: Limits = Limits {
@@ -202,24 +199,15 @@ impl Api {
         metrics: listen::Metrics,
         stage: Stage,
     ) {
-        let stop = stage.stop.clone();
         let router = self.router();
-        let serve = move |stream: WatchedStream<_>, activity: Arc<Activity>| {
-            let (router, tls, stop) = (router.clone(), tls.clone(), stop.clone());
+        let handler = move |request: http::Request<Incoming>| {
+            let response = router.clone().oneshot(request);
             async move {
-                let peer = stream.peer();
-                match tls {
-                    None => connection(router, stream, activity, stop).await,
-                    Some(tls) => {
-                        let handshake = tls.accept(stream, peer);
-                        if let Some(Some(stream)) = stop.run_until_cancelled(handshake).await {
-                            connection(router, stream, activity, stop).await;
-                        }
-                    }
-                }
+                let Ok(response) = response.await;
+                response
             }
         };
-        listen::accept(listener, LIMITS.fixed(), metrics, stage, serve).await;
+        http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
     }
 
     /// The client of a request, if it has `right`.
@@ -245,37 +233,6 @@ impl Api {
             return Err(Problem::draining());
         }
         Ok(())
-    }
-}
-
-async fn connection(
-    router: Router,
-    stream: impl ByteStream,
-    activity: Arc<Activity>,
-    stop: CancellationToken,
-) {
-    let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
-        let in_progress = activity.long_request();
-        let response = tower::Service::call(&mut router.clone(), request);
-        async move {
-            let response = response.await;
-            drop(in_progress);
-            response
-        }
-    });
-    let connection = http1::Builder::new()
-        .max_buf_size(WRITE_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "API connection ended");
     }
 }
 

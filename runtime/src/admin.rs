@@ -8,20 +8,17 @@
 //! - DNS rebinding would make a page same-origin. So a loopback port accepts only loopback host names. On other addresses
 //!   anyone who reaches the port has access, so host names are not checked.
 
-use std::{
-    convert::Infallible, future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration,
-};
+use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    caller, debug,
+    caller, debug, http_server,
     listen::{self, Limits, Listener, Stage},
     metrics::Registry,
     ready::{self, Component},
     reply::{Reply, content, text},
 };
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
 use prometheus::{Encoder, TextEncoder};
 use tokio_util::sync::CancellationToken;
 
@@ -33,9 +30,6 @@ const LIMITS: Limits = Limits {
     idle_timeout: Duration::from_secs(75),
     write_timeout: Some(Duration::from_secs(30)),
 };
-
-/// Maximum bytes of responses buffered for a client that does not read.
-const WRITE_BYTES_MAX: usize = 64 << 10;
 
 const PAGE: &str = include_str!("admin/page.html");
 const STYLE: &str = include_str!("admin/page.css");
@@ -88,40 +82,11 @@ pub async fn serve(
         requires_loopback_host: listener.local_addr().is_ok_and(is_loopback),
         stopping: stage.stop.clone(),
     });
-    listen::accept(
-        listener,
-        LIMITS.fixed(),
-        metrics,
-        stage,
-        move |stream, activity| {
-            let port = Arc::clone(&port);
-            async move {
-                let service = service_fn(|request: Request<Incoming>| {
-                    let (port, in_progress) = (Arc::clone(&port), activity.long_request());
-                    async move {
-                        let reply = port.serve(request).await;
-                        drop(in_progress);
-                        Ok::<_, Infallible>(reply)
-                    }
-                });
-                let connection = http1::Builder::new()
-                    .max_buf_size(WRITE_BYTES_MAX)
-                    .serve_connection(TokioIo::new(stream), service);
-                let mut connection = std::pin::pin!(connection);
-                let result = tokio::select! {
-                    result = connection.as_mut() => result,
-                    () = port.stopping.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        connection.await
-                    }
-                };
-                if let Err(error) = result {
-                    tracing::debug!(%error, "admin connection failed");
-                }
-            }
-        },
-    )
-    .await;
+    let handler = move |request| {
+        let port = Arc::clone(&port);
+        async move { port.serve(request).await }
+    };
+    http_server::serve(listener, None, LIMITS, metrics, stage, handler).await;
 }
 
 /// Logs a warning if other machines can reach the admin port, which has no authentication.

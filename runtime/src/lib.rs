@@ -6,6 +6,7 @@ pub mod caller;
 pub mod connect;
 pub mod debug;
 pub mod file_lock;
+pub mod http_server;
 pub mod listen;
 pub mod logging;
 pub mod metrics;

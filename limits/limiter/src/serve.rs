@@ -1,7 +1,7 @@
 //! `limiter serve`: the server that grants calls to other processes.
 //!
 //! - [`engine`] decides on calls, without network, disk or clock.
-//! - [`port`] accepts connections; [`http`] parses requests; [`service`] processes them; [`tokens`] authorizes them.
+//! - [`http`] parses requests; [`service`] processes them; [`tokens`] authorizes them.
 //! - [`limit_sources`] combines the limits of [`limits_file`] and of a MongoDB collection.
 //! - [`sharing`] delegates decisions to a server if several limiters share their limits.
 //! - [`saver`] writes changes to the [`store`] before the responses are sent.
@@ -16,7 +16,6 @@ pub mod http;
 pub mod limit_sources;
 pub mod limits_file;
 pub mod metrics;
-pub mod port;
 pub mod problem;
 pub mod request;
 pub mod saver;

@@ -4,7 +4,6 @@ use axum::body::Body;
 use http::{Method, Request, StatusCode};
 use proto::limits::CHUNK_BYTES_DEFAULT;
 use serde_json::{Value, json};
-use tower::ServiceExt as _;
 
 use super::*;
 use crate::{

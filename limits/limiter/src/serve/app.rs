@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, bail};
 use metric_defs::limiter::CLOCK_STEPS;
 use runtime::{
-    admin, listen,
+    admin, http_server, listen,
     metrics::{Registry, register_process},
     ready::{self, Component},
     reload,
@@ -27,7 +27,7 @@ use self::startup::{RestoredState, restore_state};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::CollectionWatcher;
 use super::{
-    config::Config, engine::UsageSummary, metrics, port, saver::Saver, service::Service,
+    config::Config, engine::UsageSummary, metrics, saver::Saver, service::Service,
     sharing::Decider,
 };
 
@@ -123,19 +123,27 @@ impl App {
         registry: &Registry,
     ) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
-        let service = Service {
+        let service = Arc::new(Service {
             decider: restored.decider.clone(),
             tokens: config.tokens.clone(),
             fields: config.api.ratelimit_fields,
             sources: restored.sources.clone(),
             saver: restored.saver.clone(),
             metrics: metrics::RequestMetrics::register(registry).context("metrics")?,
+        });
+        let stop = self.api.stop.clone();
+        let handler = move |request| {
+            let (service, stop) = (Arc::clone(&service), stop.clone());
+            async move { service.http(request, &stop).await }
         };
-        self.api.tasks.spawn(service.serve(
+        let connections = listen::Metrics::register(registry, "limiter", "http");
+        self.api.tasks.spawn(http_server::serve(
             listener,
-            port::limits(config.api.connections, config.api.connections_per_address),
-            listen::Metrics::register(registry, "limiter", "http").context("metrics")?,
+            None,
+            config.api.limits(),
+            connections.context("metrics")?,
             self.api.clone(),
+            handler,
         ));
         tracing::info!(%address, "API port is open");
         if !address.ip().is_loopback() {

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use runtime::{
+    listen,
     rate_limit::HeaderFormat,
     settings::{CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
@@ -90,6 +91,19 @@ pub struct ApiArgs {
         value_parser = count(1..=1_000_000)
     )]
     pub connections_per_address: usize,
+}
+
+impl ApiArgs {
+    /// Connection limits of the API port.
+    pub(in super::super) fn limits(&self) -> listen::Limits {
+        listen::Limits {
+            connections_max: self.connections,
+            connections_per_address_max: Some(self.connections_per_address),
+            request_timeout: Some(Duration::from_secs(10)),
+            idle_timeout: Duration::from_secs(300),
+            write_timeout: Some(Duration::from_secs(30)),
+        }
+    }
 }
 
 /// Limits, counters and state.

@@ -1,0 +1,115 @@
+//! The HTTP/1.1 server of the admin port and of both APIs: connections within limits, TLS, and a graceful stop.
+//!
+//! A connection processes one request at a time, so a client that does not read responses cannot send further requests.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    listen::{self, Activity, ByteStream, Limits, Listener, Stage, WatchedStream},
+    tls::server::Handshakes,
+};
+
+/// Start of the year 10000, from which on hyper panics because a [`Date`](http::header::DATE) header cannot express it.
+const DATES_END: Duration = Duration::from_secs(253_402_300_800);
+
+/// Maximum bytes of request headers, and of responses that a client does not read, per connection.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// Responds to requests with `handler` until the stage stops, and then to those in progress. Without `tls`, in plain text.
+pub async fn serve<H, F, B>(
+    listener: impl Listener,
+    tls: Option<Arc<Handshakes>>,
+    limits: Limits,
+    metrics: listen::Metrics,
+    stage: Stage,
+    handler: H,
+) where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Error + Send + Sync> + Send + 'static,
+{
+    let stop = stage.stop.clone();
+    let serve = move |stream: WatchedStream<_>, activity: Arc<Activity>| {
+        let (tls, stop, handler) = (tls.clone(), stop.clone(), handler.clone());
+        async move {
+            let Some(tls) = tls else {
+                return connection(stream, &activity, &stop, handler).await;
+            };
+            let peer = stream.peer();
+            let handshake = tls.accept(stream, peer);
+            if let Some(Some(stream)) = stop.run_until_cancelled(handshake).await {
+                connection(stream, &activity, &stop, handler).await;
+            }
+        }
+    };
+    listen::accept(listener, limits.fixed(), metrics, stage, serve).await;
+}
+
+async fn connection<F, B>(
+    stream: impl ByteStream,
+    activity: &Arc<Activity>,
+    stop: &CancellationToken,
+    handler: impl Fn(Request<Incoming>) -> F,
+) where
+    F: Future<Output = Response<B>>,
+    B: Body<Error: Error + Send + Sync> + 'static,
+{
+    if !has_date(SystemTime::now()) {
+        tracing::debug!("connection closed: the system clock is after the year 9999");
+        return;
+    }
+    let service = service_fn(|request| {
+        let (in_progress, response) = (activity.long_request(), handler(request));
+        async move {
+            let response = response.await;
+            drop(in_progress);
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let mut protocol = http1::Builder::new();
+    protocol.max_buf_size(BUFFER_BYTES);
+    let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+/// Whether responses can have a `Date` now and for a minute.
+fn has_date(now: SystemTime) -> bool {
+    now + Duration::from_secs(60) < SystemTime::UNIX_EPOCH + DATES_END
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clock_after_the_year_9999_is_detected_before_hyper_panics() {
+        let end = SystemTime::UNIX_EPOCH + DATES_END;
+        let last = httpdate::fmt_http_date(end - Duration::from_nanos(1));
+        assert_eq!(last, "Fri, 31 Dec 9999 23:59:59 GMT");
+        assert!(std::panic::catch_unwind(|| httpdate::fmt_http_date(end)).is_err());
+        assert!(has_date(SystemTime::now()));
+        assert!(!has_date(end - Duration::from_secs(1)) && !has_date(end));
+    }
+}
