@@ -13,6 +13,7 @@ mod stage_monitor;
 use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 
 use anyhow::Context as _;
+use futures_util::FutureExt as _;
 use runtime::{
     admin,
     connect::{Network, Tcp, credentials::is_loopback_host},
@@ -212,16 +213,10 @@ impl App {
                 () = stop_reading.cancelled() => return Ok(()),
                 sink = sink => sink?,
             };
-            services.spawn(monitor.clone().run("retrier", async {
-                retrying.await;
-                Ok(())
-            }));
+            services.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
             let producers = health.producers().clone();
             let jobs = jobs::run(deletions.clone(), Arc::clone(&store), stop_services.clone());
-            services.spawn(monitor.clone().run("deletions of DSPs", async {
-                jobs.await;
-                Ok(())
-            }));
+            services.spawn(monitor.clone().run("deletions of DSPs", jobs.map(Ok)));
             let maintenance = maintenance::run(
                 store,
                 schedule,
@@ -230,10 +225,7 @@ impl App {
                 metrics.clone(),
                 stop_services,
             );
-            services.spawn(monitor.clone().run("maintenance", async {
-                maintenance.await;
-                Ok(())
-            }));
+            services.spawn(monitor.clone().run("maintenance", maintenance.map(Ok)));
             let context = subscription::Context {
                 producers_expected: config.producers.producers_expected(),
                 name: config.producers.name,
@@ -250,10 +242,8 @@ impl App {
                 tracker.clone(),
                 stop_reading,
             );
-            tracker.spawn(monitor.clone().run("producer discovery", async {
-                discovery.await;
-                Ok(())
-            }));
+            let discovery = discovery.map(Ok);
+            tracker.spawn(monitor.clone().run("producer discovery", discovery));
             tracker.spawn(monitor.run("collector", collecting));
             writing.await
         }

@@ -8,7 +8,7 @@
 //! forgotten, because of their age or of the bound, raise the *floor*: from then on, everything that was accepted up to the
 //! floor counts as deleted. So forgetting a deletion never brings anything back; it only makes some late cookies stale.
 //!
-//! Cost of a cookie: a comparison while there are no deletions, then two hashes and lookups.
+//! Cost of a cookie: a comparison while there are no deletions, then three hashes and lookups.
 
 pub mod jobs;
 
@@ -80,8 +80,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Table {
     /// By hash of user and DSP.
-    pairs: HashMap<u64, u64, RandomState>,
-    dsps: BTreeMap<u32, u64>,
+    until: HashMap<u64, u64, RandomState>,
     floor: u64,
     /// Deletions of DSPs that have yet to remove cookies.
     jobs: BTreeMap<u32, u64>,
@@ -157,15 +156,11 @@ impl Deletions {
     }
 
     fn insert(&self, table: &mut Table, deletion: &Deletion) {
-        let until = if deletion.is_of_dsp() {
-            table.dsps.entry(deletion.dsp_id).or_default()
-        } else {
-            let hash = self.hash(&deletion.user_id, deletion.dsp_id);
-            table.pairs.entry(hash).or_default()
-        };
+        let hash = self.hash(&deletion.user_id, deletion.dsp_id);
+        let until = table.until.entry(hash).or_default();
         *until = deletion.until_unix_micros.max(*until);
         self.shared.covers_any.store(true, Ordering::Relaxed);
-        if table.len() > self.shared.entries_max {
+        if table.until.len() > self.shared.entries_max {
             table.forget_an_eighth();
         }
     }
@@ -187,15 +182,9 @@ impl Deletions {
             return 0;
         }
         let table = self.table();
-        let mut until = 0;
-        if !table.pairs.is_empty() {
-            let of = |dsp_id| table.pairs.get(&self.hash(user_id, dsp_id)).copied();
-            until = until.max(of(0).unwrap_or(0)).max(of(dsp_id).unwrap_or(0));
-        }
-        if !table.dsps.is_empty() {
-            until = until.max(table.dsps.get(&dsp_id).copied().unwrap_or(0));
-        }
-        until
+        let of = |user_id, dsp_id| table.until.get(&self.hash(user_id, dsp_id)).copied();
+        let scopes = [of(user_id, dsp_id), of(user_id, 0), of(b"", dsp_id)];
+        scopes.into_iter().flatten().max().unwrap_or(0)
     }
 
     /// Whether a cookie of this pair that was accepted then is deleted. A deletion wins a tie.
@@ -220,7 +209,7 @@ impl Deletions {
     /// How many there are, and the maximum.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
-        (self.table().len(), self.shared.entries_max)
+        (self.table().until.len(), self.shared.entries_max)
     }
 
     /// A deletion of a DSP that has yet to remove cookies.
@@ -296,32 +285,21 @@ impl Deletions {
 }
 
 impl Table {
-    fn len(&self) -> usize {
-        self.pairs.len() + self.dsps.len()
-    }
-
     /// Forgets the deletions up to this time.
     fn forget_until(&mut self, before: u64) {
         let mut forgotten = 0;
-        let mut keep = |until: u64| {
-            if until <= before {
-                forgotten = forgotten.max(until);
+        self.until.retain(|_, until| {
+            if *until <= before {
+                forgotten = forgotten.max(*until);
             }
-            until > before
-        };
-        self.pairs.retain(|_, until| keep(*until));
-        self.dsps.retain(|_, until| keep(*until));
+            *until > before
+        });
         self.floor = self.floor.max(forgotten);
     }
 
     /// Forgets the oldest eighth, so that this need not be done for each new one.
     fn forget_an_eighth(&mut self) {
-        let mut times: Vec<u64> = self
-            .pairs
-            .values()
-            .chain(self.dsps.values())
-            .copied()
-            .collect();
+        let mut times: Vec<u64> = self.until.values().copied().collect();
         let at = times.len() / 8;
         let (_, before, _) = times.select_nth_unstable(at);
         self.forget_until(*before);

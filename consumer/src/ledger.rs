@@ -26,8 +26,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metric_defs::{MetricDef, consumer, equations::LEDGER};
-use prometheus::{Result, proto::MetricFamily};
-use runtime::metrics::{Registry, family};
+use prometheus::Result;
+use runtime::metrics::{Family, Registry, family};
 
 use crate::batch::BatchCounts;
 
@@ -122,8 +122,7 @@ impl Ledger {
     /// When a name is already registered.
     pub fn register(&self, registry: &Registry) -> Result<()> {
         let ledger = self.clone();
-        let metrics = ROWS.iter().map(|(metric, _)| *metric);
-        registry.read(metrics, move || ledger.counts().families())
+        registry.read(move || ledger.counts().families())
     }
 
     /// Counts received cookies. Must be called before the reader can pop them.
@@ -223,7 +222,7 @@ impl LedgerCounts {
         clippy::cast_precision_loss,
         reason = "Prometheus has only 64-bit floats"
     )]
-    fn families(&self) -> Vec<MetricFamily> {
+    fn families(&self) -> Vec<Family> {
         let families = ROWS.iter().map(|(metric, series)| {
             let samples = series
                 .iter()

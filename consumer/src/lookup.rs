@@ -6,7 +6,7 @@
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
 use proto::{ids::is_user_id, limits::USER_ID_BYTES_MAX};
-use runtime::reply::{Reply, json};
+use runtime::reply::{Reply, json as reply};
 use serde::Serialize;
 use serde_json::json as object;
 
@@ -61,12 +61,6 @@ fn unreadable(why: &str) -> Reply {
         StatusCode::SERVICE_UNAVAILABLE,
         &object!({ "error": error }),
     )
-}
-
-fn reply(status: StatusCode, body: &impl Serialize) -> Reply {
-    let mut body = serde_json::to_vec(body).expect("maps of strings are JSON");
-    body.push(b'\n');
-    json(status, body)
 }
 
 #[cfg(test)]

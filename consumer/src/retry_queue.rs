@@ -127,11 +127,7 @@ impl RetryQueue {
         } in deferred
         {
             // Deletions are always kept: a table bounds how many there are.
-            for mut full in pack_deletions(batch, *dsp_id) {
-                index.last_number = unix_micros().max(index.last_number + 1);
-                full.entry.number = index.last_number;
-                entries.push(full);
-            }
+            entries.extend(pack_deletions(batch, *dsp_id));
             let packed = pack_dsp(batch, *dsp_id, indices);
             let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();
             let used = index
@@ -151,11 +147,11 @@ impl RetryQueue {
             if !is_trusted(*dsp_id) {
                 untrusted_bytes += bytes;
             }
-            for mut full in packed {
-                index.last_number = unix_micros().max(index.last_number + 1);
-                full.entry.number = index.last_number;
-                entries.push(full);
-            }
+            entries.extend(packed);
+        }
+        for full in &mut entries {
+            index.last_number = unix_micros().max(index.last_number + 1);
+            full.entry.number = index.last_number;
         }
         (entries.into(), overflow)
     }
@@ -242,15 +238,8 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
     let spans = indices.chunk_by(|one, other| span(one) == span(other));
     let parts = spans.flat_map(|indices| indices.chunks(ENTRY_COOKIES_MAX));
     let parts = parts.map(|part| {
-        let chunk = encode(part.iter().map(|index| batch.cookie(*index as usize)));
-        let entry = RetryEntry {
-            number: 0,
-            dsp_id,
-            cookies: part.len() as u64,
-            deletions: 0,
-            bytes: chunk.len() as u64 + ENTRY_BYTES,
-        };
-        FullRetryEntry { entry, chunk }
+        let cookies = part.iter().map(|index| batch.cookie(*index as usize));
+        entry(dsp_id, part.len(), 0, cookies)
     });
     parts.collect()
 }
@@ -267,17 +256,27 @@ fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
             accepted_unix_micros: deletion.until_unix_micros,
             is_known: false,
         });
-        let chunk = encode(records);
-        let entry = RetryEntry {
-            number: 0,
-            dsp_id,
-            cookies: 0,
-            deletions: part.len() as u64,
-            bytes: chunk.len() as u64 + ENTRY_BYTES,
-        };
-        FullRetryEntry { entry, chunk }
+        entry(dsp_id, 0, part.len(), records)
     });
     parts.collect()
+}
+
+/// An entry without a number.
+fn entry<'a>(
+    dsp_id: u32,
+    cookies: usize,
+    deletions: usize,
+    records: impl ExactSizeIterator<Item = BatchCookie<'a>> + Clone,
+) -> FullRetryEntry {
+    let chunk = encode(records);
+    let entry = RetryEntry {
+        number: 0,
+        dsp_id,
+        cookies: cookies as u64,
+        deletions: deletions as u64,
+        bytes: chunk.len() as u64 + ENTRY_BYTES,
+    };
+    FullRetryEntry { entry, chunk }
 }
 
 /// Encodes records as a chunk with the time of the newest.

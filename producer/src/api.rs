@@ -12,6 +12,7 @@
 //! No user id, buyer uid or token occurs in a log message.
 
 mod body;
+mod bulk;
 mod cookies;
 mod deletions;
 mod idempotency;
@@ -39,15 +40,14 @@ use runtime::{
     metrics::Registry,
     reload::Reloader,
     tls::server::Handshakes,
-    token,
 };
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use self::{
-    cookies::RowError,
+    bulk::ROW_ERRORS,
     idempotency::Idempotency,
-    problem::{Kind, Problem},
+    problem::{Early, FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, UNAUTHORIZED},
     quotas::Quotas,
     receipts::Unconfirmed,
     tokens::{Client, Right},
@@ -100,14 +100,14 @@ pub struct Parts {
     pub draining: CancellationToken,
     /// Counts deletions by scope.
     pub deletions: IntCounterVec,
+    /// Settings of the API.
+    pub config: Config,
 }
 
 #[derive(Debug)]
 struct Inner {
     parts: Parts,
-    config: Config,
     tokens: Option<Arc<Reloader<tokens::File>>>,
-    is_loopback: bool,
     quotas: Quotas,
     idempotency: Idempotency,
     metrics: Metrics,
@@ -126,10 +126,9 @@ impl Api {
     /// An API for `parts`.
     ///
     /// # Errors
-    /// When a metric is registered already, or a rate cannot be kept to.
+    /// When a metric is registered already.
     pub fn new(
         parts: Parts,
-        config: Config,
         tokens: Option<Arc<Reloader<tokens::File>>>,
         registry: &Registry,
     ) -> anyhow::Result<Self> {
@@ -139,27 +138,24 @@ impl Api {
             at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
         };
         metrics.rows.with_label_values(&["accepted"]);
-        for reason in RowError::ALL {
-            metrics.rows.with_label_values(&[reason.label()]);
+        for reason in ROW_ERRORS {
+            metrics.rows.with_label_values(&[reason]);
+        }
+        for kind in KINDS {
+            metrics.requests.with_label_values(&[kind.status.as_str()]);
         }
         let api = Self {
             inner: Arc::new(Inner {
-                quotas: Quotas::new(config.requests_per_second, config.rows_per_second)?,
+                quotas: Quotas::new(parts.config),
                 idempotency: Idempotency::default(),
-                is_loopback: tokens.is_none(),
                 parts,
-                config,
                 tokens,
                 metrics,
                 unconfirmed: Unconfirmed::default(),
             }),
         };
         let read = api.clone();
-        let metrics = [
-            producer::DELETION_PENDING_SECONDS,
-            producer::DELETION_OPEN_RECEIPTS,
-        ];
-        registry.read(metrics, move || read.open_families())?;
+        registry.read(move || read.open_families())?;
         Ok(api)
     }
 
@@ -167,20 +163,18 @@ impl Api {
         Router::new()
             .route("/v1/cookies", post(cookies::add))
             .route("/v1/deletions", post(deletions::delete_many))
-            .route("/v1/users/{user}", delete(deletions::delete_user))
-            .route(
-                "/v1/users/{user}/dsps/{dsp}",
-                delete(deletions::delete_pair),
-            )
-            .route("/v1/dsps/{dsp}", delete(deletions::delete_dsp))
+            .route("/v1/users/{user}", delete(deletions::delete_one))
+            .route("/v1/users/{user}/dsps/{dsp}", delete(deletions::delete_one))
+            .route("/v1/dsps/{dsp}", delete(deletions::delete_one))
             .route("/v1/receipts/{receipt}", get(receipts::show))
             .route("/v1/openapi.json", get(openapi))
-            .fallback(async || Problem::new(Kind::NotFound, "GET /v1/openapi.json lists all paths"))
+            .fallback(async || {
+                let detail = "GET /v1/openapi.json lists all paths";
+                Early::from(Problem::new(NOT_FOUND, detail))
+            })
             .method_not_allowed_fallback(async || {
-                Problem::new(
-                    Kind::MethodNotAllowed,
-                    "GET /v1/openapi.json lists all methods",
-                )
+                let detail = "GET /v1/openapi.json lists all methods";
+                Early::from(Problem::new(METHOD, detail))
             })
             .layer(middleware::from_fn_with_state(
                 self.clone(),
@@ -213,37 +207,36 @@ impl Api {
     /// The client of a request, if it has `right`.
     fn authorize(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
         let Some(tokens) = &self.inner.tokens else {
-            return Ok(Client::local());
+            return Ok(tokens::local());
         };
-        let token = token::bearer(headers)
-            .ok_or_else(|| Problem::new(Kind::Unauthorized, "send Authorization: Bearer TOKEN"))?;
-        let client = tokens.current().client(token);
-        let client = client.ok_or_else(|| Problem::new(Kind::Unauthorized, "invalid token"))?;
-        if client.has(right) {
+        let client = tokens.current().authenticate(headers);
+        let client = client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
+        if client.permissions.has(right) {
             Ok(client)
         } else {
             let detail = format!("the token does not grant the right `{right}`");
-            Err(Problem::new(Kind::Forbidden, detail))
+            Err(Problem::new(FORBIDDEN, detail))
         }
     }
 
-    /// Refuses new work of a producer that drains.
-    fn check_open(&self) -> Result<(), Problem> {
+    /// Admits a request that changes something, of a client with `right`.
+    fn admit(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
+        let client = self.authorize(headers, right)?;
         if self.inner.parts.draining.is_cancelled() {
-            return Err(Problem::draining());
+            return Err(problem::draining());
         }
-        Ok(())
+        self.inner.quotas.request(&client.name)?;
+        Ok(client)
     }
 }
 
 /// Refuses what a page of another site sends to an open port, and counts every response.
 async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -> Response {
     let (headers, uri) = (request.headers(), request.uri());
-    let is_foreign = api.inner.is_loopback
-        && (caller::is_cross_site(headers) || !caller::has_loopback_host(headers, uri));
+    let is_foreign = api.inner.tokens.is_none() && caller::is_foreign(headers, uri);
     let response = if is_foreign {
         let detail = "without --api-tokens, only local programs may use this port";
-        Problem::new(Kind::Forbidden, detail).into_response()
+        Early::from(Problem::new(FORBIDDEN, detail)).into_response()
     } else {
         next.run(request).await
     };

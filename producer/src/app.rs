@@ -64,29 +64,19 @@ pub struct App {
 }
 
 /// Bound addresses.
-#[derive(Debug, Clone, Copy)]
-pub struct Addresses {
-    /// For sync requests.
-    pub http: SocketAddr,
-    /// For subscribers.
-    pub grpc: SocketAddr,
-    /// For operators.
-    pub admin: SocketAddr,
-    /// For bulk input and deletions.
-    pub api: Option<SocketAddr>,
-}
+pub type Addresses = Ports<SocketAddr>;
 
-/// Listeners.
-#[derive(Debug)]
-pub struct Ports<L> {
+/// The ports, as listeners or addresses.
+#[derive(Debug, Clone, Copy)]
+pub struct Ports<T> {
     /// For sync requests.
-    pub http: L,
+    pub http: T,
     /// For subscribers.
-    pub grpc: L,
+    pub grpc: T,
     /// For operators.
-    pub admin: L,
+    pub admin: T,
     /// For bulk input and deletions.
-    pub api: Option<L>,
+    pub api: Option<T>,
 }
 
 impl App {
@@ -202,13 +192,9 @@ impl App {
                 subscribers: app.subscribers.clone(),
                 draining: app.draining.clone(),
                 deletions,
+                config: config.api.behavior,
             };
-            let api = Api::new(
-                parts,
-                config.api.behavior,
-                config.api.tokens.clone(),
-                &registry,
-            )?;
+            let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
             if let Some(tokens) = config.api.tokens.clone() {
                 let watching = tokens.watch(app.files.clone(), app.api.stop.clone());
                 app.api.tasks.spawn(watching);

@@ -18,6 +18,7 @@ pub mod log;
 mod log_gate;
 pub mod memory;
 pub mod metrics;
+mod rate_limits;
 pub mod readiness;
 pub mod security;
 pub mod server;

@@ -30,7 +30,7 @@ pub fn register(
     let (log, subscribers) = (log.clone(), subscribers.clone());
     let (head, intervals) = (log.clone(), subscribers.clone());
     registry.on_scrape(move || intervals.end_interval(head.span().next));
-    registry.read(log::metrics().chain(subscribers::metrics()), move || {
+    registry.read(move || {
         let snapshots = subscribers.snapshot();
         let stats = log.stats();
         let ages = log.ages(snapshots.iter().map(|it| it.position));
@@ -39,12 +39,4 @@ pub fn register(
         families
     })?;
     register_process(registry, "producer", env!("CARGO_PKG_VERSION"))
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "Prometheus has only 64-bit floats"
-)]
-pub(crate) fn as_f64(count: u64) -> f64 {
-    count as f64
 }

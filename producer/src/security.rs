@@ -76,7 +76,7 @@ impl SecurityArgs {
             requires_certificates: !self.tls_client_ca.is_empty(),
             tls: files.and_then(|files| load_files(errors, files)),
             token: NamedFile::from_flag("--token-file", &self.token_file)
-                .and_then(|file| load_files(errors, token::File(file))),
+                .and_then(|file| load_files(errors, token::File::new(file))),
         }
     }
 }

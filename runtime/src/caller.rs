@@ -2,10 +2,15 @@
 
 use http::{HeaderMap, Uri, header};
 
+/// Whether a port without tokens must reject the request: a browser sends it for a page of another site, or to another host.
+#[must_use]
+pub fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
+    is_cross_site(headers) || !has_loopback_host(headers, uri)
+}
+
 /// Whether a browser sends this request for a page of another site. That page cannot read the response, but the request would
 /// cost work.
-#[must_use]
-pub fn is_cross_site(headers: &HeaderMap) -> bool {
+pub(crate) fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
@@ -17,8 +22,7 @@ pub(crate) fn is_navigation(headers: &HeaderMap) -> bool {
 }
 
 /// Whether the host of the request is a loopback address or name. True without a host, because browsers always send one.
-#[must_use]
-pub fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
+pub(crate) fn has_loopback_host(headers: &HeaderMap, uri: &Uri) -> bool {
     // A request through a proxy has the host in the URI.
     let authority = match (headers.get(header::HOST), uri.authority()) {
         (None, None) => return true,

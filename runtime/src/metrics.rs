@@ -30,7 +30,7 @@ use self::family::Reader;
 use super::{COMMIT, PROFILE};
 
 pub use self::{
-    family::{family, histograms},
+    family::{Family, as_f64, family, histograms, value},
     handle::Handle,
     latency::Latency,
     peak::{Peak, PeakGauge},
@@ -104,17 +104,13 @@ impl Registry {
         Ok(handle)
     }
 
-    /// Registers metrics that `read` computes at each scrape. It must return all of them in this order.
+    /// Registers metrics that `read` computes at each scrape. It must always return the same metrics.
     ///
     /// # Errors
     /// If a name is already registered.
     #[track_caller]
-    pub fn read(
-        &self,
-        metrics: impl IntoIterator<Item = MetricDef>,
-        read: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
-    ) -> Result<()> {
-        self.register(Box::new(Reader::new(metrics, read)?))
+    pub fn read(&self, read: impl Fn() -> Vec<Family> + Send + Sync + 'static) -> Result<()> {
+        self.register(Box::new(Reader::new(read)?))
     }
 
     /// Registers a collector. It must describe every metric it collects, and collect each of them even without a value.

@@ -87,9 +87,7 @@ pub(crate) fn reply(components: &[Component]) -> Reply {
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let mut body = serde_json::to_vec(&readiness).expect("strings and booleans are valid JSON");
-    body.push(b'\n');
-    json(status, body)
+    json(status, &readiness)
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
-//! HTTP responses of the admin port.
+//! HTTP responses of the admin port and the APIs.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
+use serde::Serialize;
 
-/// A response of the admin port.
+/// A response.
 pub type Reply = Response<Full<Bytes>>;
 
 /// A plain text response.
@@ -13,9 +14,14 @@ pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     content(status, "text/plain; charset=utf-8", body)
 }
 
-/// A JSON response; `body` must be JSON.
+/// A JSON response.
+///
+/// # Panics
+/// If `body` is a map with keys other than strings.
 #[must_use]
-pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Reply {
+pub fn json(status: StatusCode, body: &impl Serialize) -> Reply {
+    let mut body = serde_json::to_vec(body).expect("maps of strings are JSON");
+    body.push(b'\n');
     content(status, "application/json", body)
 }
 

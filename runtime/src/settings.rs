@@ -55,6 +55,9 @@ pub const RELOADED: &str = "reloaded";
 /// Group of settings that name [reloaded files](ReloadMode::FileContents).
 pub const CONTENTS: &str = "contents";
 
+/// Value name of settings that are true or false; the flag without a value means true.
+pub const BOOLEAN: &str = "true|false";
+
 /// How a change of a setting takes effect while the process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReloadMode {
@@ -142,6 +145,10 @@ pub fn command<A: Settings>() -> Command {
         let argument = match argument.get_value_names() {
             Some([name]) if name == "FILE" => argument.value_hint(ValueHint::FilePath),
             Some([name]) if name == "DIR" => argument.value_hint(ValueHint::DirPath),
+            Some([name]) if name == BOOLEAN => argument
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
             _ => argument,
         };
         let is_unset = argument.get_default_values() == [""];

@@ -85,12 +85,7 @@ pub struct ProducersArgs {
     pub producers_expected: std::option::Option<usize>,
 
     /// Unique subscriber name of this consumer on all producers [default: hostname]
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        value_parser = parse_name
-    )]
+    #[arg(long, value_name = "NAME", default_value = "", value_parser = parse_name)]
     pub name: String,
 }
 
@@ -225,12 +220,7 @@ pub struct RetentionArgs {
 #[command(next_help_heading = "MongoDB")]
 pub struct MongodbArgs {
     /// Prefix of MongoDB database names, before the DSP id or `cookiesync`
-    #[arg(
-        long,
-        value_name = "PREFIX",
-        default_value = "",
-        value_parser = parse_prefix
-    )]
+    #[arg(long, value_name = "PREFIX", default_value = "", value_parser = parse_prefix)]
     pub mongodb_prefix: String,
 
     /// Maximum number of MongoDB collections written concurrently

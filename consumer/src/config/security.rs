@@ -12,30 +12,15 @@ use super::ProducerUrl;
 #[command(next_help_heading = "TLS and authentication")]
 pub(super) struct SecurityArgs {
     /// PEM file with the CA certificates of https:// producers
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_ca: String,
 
     /// PEM file with the client certificate of this consumer, for producers that require one
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 
     /// PEM file with the private key of --tls-cert
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_key: String,
 
     /// Server name to verify in the producer's certificate [default: host of the URL]
@@ -43,12 +28,7 @@ pub(super) struct SecurityArgs {
     tls_server_name: String,
 
     /// File with the bearer token for the producers in its first line
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }
 

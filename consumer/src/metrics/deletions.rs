@@ -2,7 +2,7 @@
 
 use metric_defs::consumer;
 use prometheus::Result;
-use runtime::metrics::{Registry, family};
+use runtime::metrics::{Registry, as_f64, value};
 
 use crate::deletions::Deletions;
 
@@ -11,16 +11,13 @@ use crate::deletions::Deletions;
 /// # Errors
 /// When a name is taken.
 pub fn register(registry: &Registry, deletions: Deletions) -> Result<()> {
-    let metrics = [
-        consumer::DELETION_TABLE,
-        consumer::DELETION_TABLE_MAX,
-        consumer::DELETION_JOBS,
-    ];
-    registry.read(metrics, move || {
+    registry.read(move || {
         let (entries, max) = deletions.size();
-        let values = [entries, max, deletions.jobs()];
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let of = |(metric, value)| family(metric, [(&[] as &[&str], value as f64)]);
-        metrics.into_iter().zip(values).map(of).collect()
+        let count = |metric, count: usize| value(metric, as_f64(count as u64));
+        vec![
+            count(consumer::DELETION_TABLE, entries),
+            count(consumer::DELETION_TABLE_MAX, max),
+            count(consumer::DELETION_JOBS, deletions.jobs()),
+        ]
     })
 }

@@ -5,8 +5,8 @@
 //! producers have series; producers without an address are omitted first.
 
 use metric_defs::{MetricDef, consumer};
-use prometheus::{Result, proto::MetricFamily};
-use runtime::metrics::{Registry, family};
+use prometheus::Result;
+use runtime::metrics::{Family, Registry, as_f64, family, value};
 
 use crate::producers::{PRODUCER_SERIES_MAX, ProducerStatus, Producers, Snapshot};
 
@@ -33,12 +33,10 @@ const BY_PRODUCER: [(MetricDef, Value); 4] = [
 /// # Errors
 /// When a name is already registered.
 pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
-    let metrics = BY_PRODUCER.iter().map(|(metric, _)| *metric);
-    let metrics = metrics.chain([consumer::PRODUCERS_CONNECTED, consumer::ADDRESS_CONNECTED]);
-    registry.read(metrics, move || families(&producers.snapshot()))
+    registry.read(move || families(&producers.snapshot()))
 }
 
-fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
+fn families(snapshot: &Snapshot) -> Vec<Family> {
     let by_producer = BY_PRODUCER.iter().map(|(metric, value)| {
         let producers = snapshot.producers.iter().take(PRODUCER_SERIES_MAX);
         family(
@@ -56,18 +54,10 @@ fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
     let addresses = addresses.iter();
     let addresses = addresses.map(|(address, connected)| ([&**address], f64::from(*connected)));
     let others = [
-        family(consumer::PRODUCERS_CONNECTED, [([], streams)]),
+        value(consumer::PRODUCERS_CONNECTED, streams),
         family(consumer::ADDRESS_CONNECTED, addresses),
     ];
     by_producer.chain(others).collect()
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "Prometheus has only 64-bit floats"
-)]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }
 
 #[expect(

@@ -3,7 +3,8 @@
 //! A request holds the frame that is being read, one partial line, and the decoder: some 100 KiB, however large the body is.
 
 use std::{
-    io::{self, Write},
+    io::{self, Write as _},
+    mem,
     pin::pin,
     time::Duration,
 };
@@ -17,7 +18,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::problem::{Kind, Problem};
+use super::problem::{INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
 
 /// Largest body as sent, and after decompression.
 const ENCODED_BYTES_MAX: u64 = 16 << 20;
@@ -36,8 +37,9 @@ const ROWS_MAX: u32 = 100_000;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Encoded bytes that are handled before other tasks run: about a millisecond's work if they are not compressed.
+/// Encoded bytes that are handled before other tasks run, plain and gzip: some ten microseconds' work.
 const SLICE_BYTES: usize = 4 * 1024;
+const GZIP_SLICE_BYTES: usize = 512;
 
 /// What rows are handed to.
 pub(super) trait Rows {
@@ -46,6 +48,12 @@ pub(super) trait Rows {
     /// # Errors
     /// When the request cannot continue.
     fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem>;
+
+    /// Called before more of the body is awaited, which may take long.
+    ///
+    /// # Errors
+    /// When the request cannot continue.
+    fn flush(&mut self) -> Result<(), Problem>;
 }
 
 /// Checks the headers of a bulk request.
@@ -57,7 +65,7 @@ pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), Problem> {
     let media_type = text(header::CONTENT_TYPE).and_then(|it| it.split(';').next());
     if !media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case("application/x-ndjson")) {
         let detail = "expected Content-Type: application/x-ndjson";
-        return Err(Problem::new(Kind::MediaType, detail));
+        return Err(Problem::new(MEDIA_TYPE, detail));
     }
     encoding(headers)?;
     let length = text(header::CONTENT_LENGTH).and_then(|it| it.parse::<u64>().ok());
@@ -77,7 +85,7 @@ fn encoding(headers: &HeaderMap) -> Result<bool, Problem> {
         Some(b"gzip") => Ok(true),
         Some(_) => {
             let detail = "expected Content-Encoding: gzip or identity";
-            Err(Problem::new(Kind::MediaType, detail))
+            Err(Problem::new(MEDIA_TYPE, detail))
         }
     }
 }
@@ -92,193 +100,147 @@ pub(super) async fn read<R: Rows>(
     rows: &mut R,
 ) -> Result<(), Problem> {
     let is_gzip = encoding(headers)?;
-    let mut decoder = Decoder::new(is_gzip, rows);
-    let read = read_all(&mut decoder, body).await;
-    let ended = read.and_then(|()| decoder.end());
-    // Dropping a decoder writes what it has left.
-    decoder.reader().is_closed = true;
-    ended
-}
-
-async fn read_all<R: Rows>(decoder: &mut Decoder<'_, R>, body: Body) -> Result<(), Problem> {
+    let mut reader = Reader::new(is_gzip, rows);
+    let slice_bytes = if is_gzip {
+        GZIP_SLICE_BYTES
+    } else {
+        SLICE_BYTES
+    };
     let deadline = Instant::now() + BODY_TIMEOUT;
     let mut body = pin!(body);
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| {
             let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());
-            Problem::new(Kind::Slow, detail)
+            Problem::new(SLOW, detail)
         })?;
-        let Some(frame) = frame else { return Ok(()) };
-        let broken = |_| {
-            Problem::new(
-                Kind::Invalid,
-                "the connection closed before the end of the body",
-            )
+        let Some(frame) = frame else {
+            return reader.end();
         };
+        let broken = |_| Problem::new(INVALID, "the connection closed before the end of the body");
         let Ok(data) = frame.map_err(broken)?.into_data() else {
             continue;
         };
-        for slice in data.chunks(SLICE_BYTES) {
-            decoder.put(slice)?;
+        for slice in data.chunks(slice_bytes) {
+            reader.put(slice)?;
+            reader.rows.flush()?;
             yield_now().await;
         }
     }
 }
 
-enum Decoder<'a, R: Rows> {
-    Identity(Reader<'a, R>),
-    Gzip(Box<MultiGzDecoder<Reader<'a, R>>>),
-}
-
-impl<'a, R: Rows> Decoder<'a, R> {
-    fn new(is_gzip: bool, rows: &'a mut R) -> Self {
-        let reader = Reader {
-            rows,
-            partial: Vec::new(),
-            is_too_long: false,
-            count: 0,
-            encoded: 0,
-            decoded: 0,
-            problem: None,
-            is_closed: false,
-        };
-        if is_gzip {
-            Self::Gzip(Box::new(MultiGzDecoder::new(reader)))
-        } else {
-            Self::Identity(reader)
-        }
-    }
-
-    fn reader(&mut self) -> &mut Reader<'a, R> {
-        match self {
-            Self::Identity(reader) => reader,
-            Self::Gzip(decoder) => decoder.get_mut(),
-        }
-    }
-
-    fn put(&mut self, encoded: &[u8]) -> Result<(), Problem> {
-        let reader = self.reader();
-        reader.encoded += encoded.len() as u64;
-        if reader.encoded > ENCODED_BYTES_MAX {
-            return Err(too_large());
-        }
-        let written = match self {
-            Self::Identity(reader) => reader.write_all(encoded),
-            Self::Gzip(decoder) => decoder.write_all(encoded),
-        };
-        written.map_err(|_| self.broken())
-    }
-
-    /// Ends the encoding and the last row.
-    fn end(&mut self) -> Result<(), Problem> {
-        if let Self::Gzip(decoder) = self
-            && decoder.try_finish().is_err()
-        {
-            return Err(self.broken());
-        }
-        self.reader().end_row()
-    }
-
-    /// Why decoding failed: a row, a bound, or the encoding itself.
-    fn broken(&mut self) -> Problem {
-        let problem = self.reader().problem.take();
-        problem.unwrap_or_else(|| Problem::new(Kind::Invalid, "the body is not valid gzip"))
-    }
-}
-
-/// Splits decoded bytes into rows.
+/// Decodes a body and splits it into rows.
 struct Reader<'a, R> {
     rows: &'a mut R,
-    /// The beginning of a row whose end has not arrived.
-    partial: Vec<u8>,
+    decoder: Decoder,
+    /// Bytes of a row whose end has not arrived, at the beginning of the decoder's output.
+    partial: usize,
     /// That row is already too long; the rest of it is skipped.
     is_too_long: bool,
     count: u32,
     encoded: u64,
     decoded: u64,
-    problem: Option<Problem>,
-    is_closed: bool,
 }
 
-impl<R: Rows> Reader<'_, R> {
-    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Problem> {
-        self.decoded += bytes.len() as u64;
+/// Appends decoded bytes to its output: up to half a megabyte for a slice of gzip.
+enum Decoder {
+    Identity(Vec<u8>),
+    Gzip(Box<MultiGzDecoder<Vec<u8>>>),
+}
+
+impl Decoder {
+    fn put(&mut self, encoded: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Identity(output) => output.write_all(encoded),
+            Self::Gzip(decoder) => decoder.write_all(encoded),
+        }
+    }
+
+    fn output(&mut self) -> &mut Vec<u8> {
+        match self {
+            Self::Identity(output) => output,
+            Self::Gzip(decoder) => decoder.get_mut(),
+        }
+    }
+}
+
+impl<'a, R: Rows> Reader<'a, R> {
+    fn new(is_gzip: bool, rows: &'a mut R) -> Self {
+        Self {
+            rows,
+            decoder: if is_gzip {
+                Decoder::Gzip(Box::new(MultiGzDecoder::new(Vec::new())))
+            } else {
+                Decoder::Identity(Vec::new())
+            },
+            partial: 0,
+            is_too_long: false,
+            count: 0,
+            encoded: 0,
+            decoded: 0,
+        }
+    }
+
+    fn put(&mut self, encoded: &[u8]) -> Result<(), Problem> {
+        self.encoded += encoded.len() as u64;
+        if self.encoded > ENCODED_BYTES_MAX {
+            return Err(too_large());
+        }
+        let decoded = self.decoder.put(encoded);
+        self.split()?;
+        decoded.map_err(|_| invalid_gzip())
+    }
+
+    /// Ends the encoding and the last row.
+    fn end(&mut self) -> Result<(), Problem> {
+        if let Decoder::Gzip(decoder) = &mut self.decoder {
+            decoder.try_finish().map_err(|_| invalid_gzip())?;
+        }
+        self.split()?;
+        let row = mem::take(self.decoder.output());
+        self.row(&row)
+    }
+
+    /// Hands over the complete rows of the decoder's output.
+    fn split(&mut self) -> Result<(), Problem> {
+        let mut output = mem::take(self.decoder.output());
+        self.decoded += (output.len() - self.partial) as u64;
         let is_bomb = self.decoded > RATIO_FROM_BYTES && self.decoded / RATIO_MAX > self.encoded;
         if self.decoded > DECODED_BYTES_MAX || is_bomb {
             return Err(too_large());
         }
-        while let Some(end) = memchr::memchr(b'\n', bytes) {
-            let (row, rest) = (&bytes[..end], &bytes[end + 1..]);
-            bytes = rest;
-            if self.partial.is_empty() && !self.is_too_long {
-                // The usual case needs no copy.
-                self.hand_over(row)?;
-            } else {
-                self.keep(row);
-                self.end_row()?;
-            }
+        let mut begin = 0;
+        for end in memchr::memchr_iter(b'\n', &output) {
+            self.row(&output[begin..end])?;
+            begin = end + 1;
         }
-        self.keep(bytes);
+        output.drain(..begin);
+        if output.len() > ROW_BYTES_MAX {
+            self.is_too_long = true;
+            output.clear();
+        }
+        self.partial = output.len();
+        *self.decoder.output() = output;
         Ok(())
     }
 
-    fn keep(&mut self, part: &[u8]) {
-        if self.partial.len() + part.len() > ROW_BYTES_MAX {
-            self.is_too_long = true;
-            self.partial.clear();
-        } else if !self.is_too_long {
-            self.partial.extend_from_slice(part);
+    /// Hands over a row. Empty lines are no rows.
+    fn row(&mut self, row: &[u8]) -> Result<(), Problem> {
+        let (row, was_too_long) = (row.trim_ascii(), mem::take(&mut self.is_too_long));
+        if row.is_empty() && !was_too_long {
+            return Ok(());
         }
-    }
-
-    fn end_row(&mut self) -> Result<(), Problem> {
-        if std::mem::take(&mut self.is_too_long) {
-            return self.next_row(None);
-        }
-        let row = std::mem::take(&mut self.partial);
-        let handed_over = self.hand_over(&row);
-        self.partial = row;
-        self.partial.clear();
-        handed_over
-    }
-
-    /// Empty lines are no rows.
-    fn hand_over(&mut self, row: &[u8]) -> Result<(), Problem> {
-        match row.trim_ascii() {
-            [] => Ok(()),
-            row if row.len() > ROW_BYTES_MAX => self.next_row(None),
-            row => self.next_row(Some(row)),
-        }
-    }
-
-    fn next_row(&mut self, row: Option<&[u8]>) -> Result<(), Problem> {
         self.count += 1;
         if self.count > ROWS_MAX {
             let detail = format!("maximum: {ROWS_MAX} rows");
-            return Err(Problem::new(Kind::TooLarge, detail));
+            return Err(Problem::new(TOO_LARGE, detail));
         }
-        self.rows.row(self.count, row)
+        let is_valid = !was_too_long && row.len() <= ROW_BYTES_MAX;
+        self.rows.row(self.count, is_valid.then_some(row))
     }
 }
 
-impl<R: Rows> Write for Reader<'_, R> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.is_closed {
-            return Err(io::Error::other("closed"));
-        }
-        match self.take(bytes) {
-            Ok(()) => Ok(bytes.len()),
-            Err(problem) => {
-                self.problem = Some(problem);
-                self.is_closed = true;
-                Err(io::Error::other("stopped"))
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn invalid_gzip() -> Problem {
+    Problem::new(INVALID, "the body is not valid gzip")
 }
 
 fn too_large() -> Problem {
@@ -287,7 +249,7 @@ fn too_large() -> Problem {
         ENCODED_BYTES_MAX >> 20,
         DECODED_BYTES_MAX >> 20,
     );
-    Problem::new(Kind::TooLarge, detail)
+    Problem::new(TOO_LARGE, detail)
 }
 
 #[cfg(test)]
@@ -305,15 +267,17 @@ mod tests {
             assert_eq!(number as usize, self.0.len());
             Ok(())
         }
+
+        fn flush(&mut self) -> Result<(), Problem> {
+            Ok(())
+        }
     }
 
     fn decode(is_gzip: bool, body: &[u8], part: usize) -> (Vec<Option<usize>>, bool) {
         let mut rows = Lengths::default();
-        let mut decoder = Decoder::new(is_gzip, &mut rows);
-        let put = body.chunks(part).try_for_each(|part| decoder.put(part));
-        let is_ok = put.and_then(|()| decoder.end()).is_ok();
-        decoder.reader().is_closed = true;
-        drop(decoder);
+        let mut reader = Reader::new(is_gzip, &mut rows);
+        let put = body.chunks(part).try_for_each(|part| reader.put(part));
+        let is_ok = put.and_then(|()| reader.end()).is_ok();
         (rows.0, is_ok)
     }
 

@@ -2,35 +2,25 @@
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Rows
 //! take the way of a browser's match, through the limits of their DSP into the log, some kilobytes under one lock. A row
-//! with a time is ordered by it and never looks newer than it is. A row older than the horizon of deletions is rejected: it
-//! might bring back what was deleted.
+//! with a time is ordered by it. Its age is computed when it is read, so it enters the log before more of the body is awaited:
+//! otherwise it would look newer than it is. A row older than the horizon of deletions is rejected: it might bring back what
+//! was deleted.
 
-use std::{borrow::Cow, collections::BTreeMap, time::Instant};
+use std::{borrow::Cow, time::Instant};
 
-use axum::{
-    body::{Body, Bytes},
-    extract::{Request, State},
-    response::Response,
-};
+use axum::extract::{Request, State};
 use http::StatusCode;
-use proto::{
-    ids,
-    limits::{BUYER_UID_BYTES_MAX, DELETION_HORIZON_MICROS},
-    wire::CookieRef,
-};
-use serde::{Deserialize, Serialize};
+use proto::{ids, limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
+use runtime::reply::Reply;
+use serde::Deserialize;
 
 use super::{
     Api,
-    body::{self, Rows},
-    idempotency::{Admission, Idempotency, respond},
-    problem::{Kind, Problem},
+    bulk::{self, Intake, RowError, Summary},
+    problem::{Early, NODES_LAG, Problem, draining},
     tokens::{Client, Right},
 };
 use crate::{edge::dsps::KnownDsps, log::AppendBatch};
-
-/// Most row errors in a response.
-const ERRORS_MAX: usize = 100;
 
 /// A node that lags this far behind makes bulk requests wait.
 const LAG_MAX: std::time::Duration = std::time::Duration::from_secs(5);
@@ -46,189 +36,47 @@ struct Row<'a> {
     t: Option<u64>,
 }
 
-/// Why a row is rejected; the value of the metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum RowError {
-    /// Not a JSON object of these keys, or too long.
-    Malformed,
-    UserInvalid,
-    DspInvalid,
-    BuyerInvalid,
-    /// The token does not grant this DSP.
-    ForbiddenDsp,
-    /// The DSP is not listed in the settings.
-    UnknownDsp,
-    /// Older than the horizon of deletions.
-    TooOld,
-}
-
-impl RowError {
-    pub(super) const ALL: [Self; 7] = [
-        Self::Malformed,
-        Self::UserInvalid,
-        Self::DspInvalid,
-        Self::BuyerInvalid,
-        Self::ForbiddenDsp,
-        Self::UnknownDsp,
-        Self::TooOld,
-    ];
-
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::UserInvalid => "user_invalid",
-            Self::DspInvalid => "dsp_invalid",
-            Self::BuyerInvalid => "buyer_invalid",
-            Self::ForbiddenDsp => "forbidden_dsp",
-            Self::UnknownDsp => "unknown_dsp",
-            Self::TooOld => "too_old",
-        }
-    }
-}
-
-/// The result of a bulk request.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct Summary {
-    pub(super) accepted: u64,
-    pub(super) rejected: u64,
-    pub(super) errors: Vec<ErrorRow>,
-    #[serde(skip_serializing_if = "is_zero")]
-    errors_omitted: u64,
-    #[serde(skip)]
-    by_reason: BTreeMap<RowError, u64>,
-}
-
-#[derive(Debug, Serialize)]
-pub(super) struct ErrorRow {
-    row: u32,
-    reason: RowError,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
-impl Summary {
-    pub(super) fn reject(&mut self, row: u32, reason: RowError) {
-        self.rejected += 1;
-        *self.by_reason.entry(reason).or_default() += 1;
-        if self.errors.len() < ERRORS_MAX {
-            self.errors.push(ErrorRow { row, reason });
-        } else {
-            self.errors_omitted += 1;
-        }
-    }
-
-    /// 200, or 207 when rows were rejected.
-    pub(super) fn status(&self) -> StatusCode {
-        if self.rejected == 0 {
-            StatusCode::OK
-        } else {
-            StatusCode::MULTI_STATUS
-        }
-    }
-}
-
 /// Handles a request.
-pub(super) async fn add(State(api): State<Api>, request: Request) -> Result<Response, Problem> {
-    let (head, body) = request.into_parts();
-    let client = api.authorize(&head.headers, Right::Write)?;
-    api.check_open()?;
-    body::check_headers(&head.headers)?;
-    let pending = match Idempotency::admit(&api, &client, &head.headers)? {
-        Admission::Repeated(response) => return Ok(response),
-        Admission::New(pending) => pending,
-    };
-    api.inner.quotas.request(&client.name)?;
+pub(super) async fn add(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
+    let (bulk, body) = api.admit_bulk(request, Right::Write)?;
     api.check_lag()?;
-    let (summary, read) = read(&api, &client, &head.headers, body).await;
-    let rows = &api.inner.metrics.rows;
-    rows.with_label_values(&["accepted"])
-        .inc_by(summary.accepted);
-    for (reason, count) in &summary.by_reason {
-        rows.with_label_values(&[reason.label()]).inc_by(*count);
-    }
-    api.inner
-        .quotas
-        .rows(&client.name, summary.accepted + summary.rejected);
-    // What was accepted stays.
-    read.map_err(|problem| problem.with("accepted", summary.accepted))?;
-    let status = summary.status();
-    let body = Bytes::from(serde_json::to_vec(&summary).expect("numbers and names are JSON"));
-    if let Some(pending) = pending {
-        pending.finish(status, &body);
-    }
-    Ok(respond(status, body))
-}
-
-async fn read(
-    api: &Api,
-    client: &Client,
-    headers: &http::HeaderMap,
-    body: Body,
-) -> (Summary, Result<(), Problem>) {
-    let mut intake = Intake {
-        api,
-        client,
+    let cookies = Cookies {
+        api: &api,
         known: api.inner.parts.dsps.known(),
         batch: AppendBatch::default(),
-        summary: Summary::default(),
     };
-    let read = body::read(headers, body, &mut intake).await;
-    let appended = intake.append();
-    (intake.summary, read.and(appended))
+    let (_, summary) = bulk.read(body, cookies).await?;
+    Ok(bulk.reply(summary.status(StatusCode::OK), &summary))
 }
 
-/// Puts rows into the log.
-struct Intake<'a> {
+/// Puts cookies into the log.
+struct Cookies<'a> {
     api: &'a Api,
-    client: &'a Client,
     known: KnownDsps,
     batch: AppendBatch,
-    summary: Summary,
 }
 
-impl Rows for Intake<'_> {
-    fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem> {
-        match self.accept(row) {
-            Ok(()) => Ok(()),
-            Err(reason) => {
-                self.summary.reject(number, reason);
-                Ok(())
-            }
-        }?;
-        if self.batch.is_full() {
-            self.append()?;
-        }
-        Ok(())
-    }
-}
-
-impl Intake<'_> {
-    fn accept(&mut self, row: Option<&[u8]>) -> Result<(), RowError> {
-        let row: Row<'_> = row
-            .and_then(|row| serde_json::from_slice(row).ok())
-            .ok_or(RowError::Malformed)?;
+impl Intake for Cookies<'_> {
+    fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
+        let row: Row<'_> = bulk::parse(row)?;
         if !ids::is_user_id(row.u.as_bytes()) {
-            return Err(RowError::UserInvalid);
+            return Err(bulk::USER_INVALID);
         }
         if !ids::is_dsp_id(row.d) {
-            return Err(RowError::DspInvalid);
+            return Err(bulk::DSP_INVALID);
         }
         if ids::check_buyer_uid(&row.b, BUYER_UID_BYTES_MAX).is_err() {
-            return Err(RowError::BuyerInvalid);
+            return Err(bulk::BUYER_INVALID);
         }
-        if !self.client.may_use(row.d) {
-            return Err(RowError::ForbiddenDsp);
+        if !client.permissions.may_use(row.d) {
+            return Err(bulk::FORBIDDEN_DSP);
         }
         if self.known.rejects(row.d) {
-            return Err(RowError::UnknownDsp);
+            return Err(bulk::UNKNOWN_DSP);
         }
         let age_micros = match row.t {
             None => 0,
-            Some(millis) => age(self.api.inner.parts.log.unix_micros(), millis)?,
+            Some(millis) => bulk::age(self.api.inner.parts.log.unix_micros(), millis)?,
         };
         self.batch.push(&CookieRef {
             user_id: &row.u,
@@ -239,29 +87,28 @@ impl Intake<'_> {
         Ok(())
     }
 
-    fn append(&mut self) -> Result<(), Problem> {
+    fn is_full(&self) -> bool {
+        self.batch.is_full()
+    }
+
+    fn append(&mut self) -> Result<u64, Problem> {
         let count = u64::from(self.batch.count());
         let parts = &self.api.inner.parts;
         let appended = match &parts.shaping {
             Some(shaping) => shaping.append(&mut self.batch, Instant::now()),
             None => parts.log.append(&mut self.batch),
         };
-        appended.map_err(|_| Problem::draining())?;
-        self.summary.accepted += count;
-        Ok(())
+        appended.map_err(|_| draining())?;
+        Ok(count)
     }
-}
 
-/// The age of a client's time, in microseconds. A time in the future counts as now.
-///
-/// # Errors
-/// [`RowError::TooOld`] beyond the horizon of deletions.
-pub(super) fn age(now_micros: u64, millis: u64) -> Result<u64, RowError> {
-    let age = now_micros.saturating_sub(millis.saturating_mul(1_000));
-    if age > DELETION_HORIZON_MICROS {
-        return Err(RowError::TooOld);
+    fn count(&self, summary: &Summary) {
+        let rows = |outcome| self.api.inner.metrics.rows.with_label_values(&[outcome]);
+        rows("accepted").inc_by(summary.accepted);
+        for (reason, count) in &summary.by_reason {
+            rows(reason).inc_by(*count);
+        }
     }
-    Ok(age)
 }
 
 impl Api {
@@ -276,6 +123,6 @@ impl Api {
             return Ok(());
         }
         let detail = format!("the slowest node is {} s behind", lag.as_secs());
-        Err(Problem::new(Kind::NodesLag, detail).retry_after(LAG_MAX.as_secs()))
+        Err(Problem::new(NODES_LAG, detail).retry_after(LAG_MAX.as_secs()))
     }
 }

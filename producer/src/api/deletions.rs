@@ -5,22 +5,17 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use axum::{
-    body::Bytes,
-    extract::{Path, Request, State},
-    response::Response,
-};
+use axum::extract::{Path, Request, State};
 use http::{HeaderMap, StatusCode, Uri};
 use proto::ids;
+use runtime::reply::{Reply, json};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     Api,
-    body::{self, Rows},
-    cookies::{RowError, Summary, age},
-    idempotency::{Admission, Idempotency, respond},
-    problem::{Kind, Problem},
+    bulk::{self, Intake, RowError, Summary},
+    problem::{Early, FORBIDDEN, INVALID, Problem, draining},
     receipts::Receipt,
     tokens::{Client, Right},
 };
@@ -50,127 +45,77 @@ struct Accepted {
     rows: Option<Summary>,
 }
 
-/// `DELETE /v1/users/{user}`
-pub(super) async fn delete_user(
-    State(api): State<Api>,
-    Path(user): Path<String>,
-    headers: HeaderMap,
-) -> Result<Response, Problem> {
-    api.delete_one(&headers, "user", deletion(user, 0)).await
+/// What a path names.
+#[derive(Deserialize)]
+pub(super) struct Scope {
+    user: Option<String>,
+    dsp: Option<String>,
 }
 
-/// `DELETE /v1/users/{user}/dsps/{dsp}`
-pub(super) async fn delete_pair(
+/// `DELETE /v1/users/{user}`, `DELETE /v1/users/{user}/dsps/{dsp}` and `DELETE /v1/dsps/{dsp}?confirm={dsp}`
+pub(super) async fn delete_one(
     State(api): State<Api>,
-    Path((user, dsp)): Path<(String, String)>,
-    headers: HeaderMap,
-) -> Result<Response, Problem> {
-    let dsp_id = parse_dsp(&dsp)?;
-    api.delete_one(&headers, "pair", deletion(user, dsp_id))
-        .await
-}
-
-/// `DELETE /v1/dsps/{dsp}?confirm={dsp}`
-pub(super) async fn delete_dsp(
-    State(api): State<Api>,
-    Path(dsp): Path<String>,
+    Path(path): Path<Scope>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Response, Problem> {
-    let dsp_id = parse_dsp(&dsp)?;
-    if uri.query() != Some(&*format!("confirm={dsp}")) {
+) -> Result<Reply, Early> {
+    let client = api.admit(&headers, Right::Delete)?;
+    let scope = match (&path.user, &path.dsp) {
+        (Some(_), None) => "user",
+        (Some(_), Some(_)) => "pair",
+        _ => "dsp",
+    };
+    let dsp_id = path.dsp.as_deref().map(parse_dsp).transpose()?;
+    let confirm = path.dsp.map(|dsp| format!("confirm={dsp}"));
+    if scope == "dsp" && uri.query() != confirm.as_deref() {
         let detail =
             "this deletes all cookies of the DSP; to confirm it, add the query confirm=DSP";
-        return Err(Problem::new(Kind::Invalid, detail));
+        return Err(Problem::new(INVALID, detail).into());
     }
-    api.delete_one(&headers, "dsp", deletion(String::new(), dsp_id))
-        .await
+    let deletion = deletion(path.user.unwrap_or_default(), dsp_id.unwrap_or(0));
+    check(&deletion, &client).map_err(|error| match error {
+        bulk::FORBIDDEN_DSP => Problem::new(
+            FORBIDDEN,
+            "the token does not grant all DSPs of this deletion",
+        ),
+        _ => Problem::new(
+            INVALID,
+            "a user id is 1 to 64 printable ASCII characters without space",
+        ),
+    })?;
+    let sequence = in_log(api.append_deletions(vec![deletion])?).await?;
+    api.inner.parts.deletions.with_label_values(&[scope]).inc();
+    let accepted = api.accepted(sequence, sequence, None).await;
+    Ok(json(StatusCode::ACCEPTED, &accepted))
 }
 
 /// `POST /v1/deletions`
-pub(super) async fn delete_many(
-    State(api): State<Api>,
-    request: Request,
-) -> Result<Response, Problem> {
-    let (head, body) = request.into_parts();
-    let client = api.authorize(&head.headers, Right::Delete)?;
-    api.check_open()?;
-    body::check_headers(&head.headers)?;
-    let pending = match Idempotency::admit(&api, &client, &head.headers)? {
-        Admission::Repeated(response) => return Ok(response),
-        Admission::New(pending) => pending,
-    };
-    api.inner.quotas.request(&client.name)?;
-    let mut intake = Intake {
+pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
+    let (bulk, body) = api.admit_bulk(request, Right::Delete)?;
+    let deletions = Deletions {
         api: &api,
-        client: &client,
         part: Vec::new(),
-        appended: Vec::new(),
-        summary: Summary::default(),
+        first: None,
+        last: None,
     };
-    let read = body::read(&head.headers, body, &mut intake).await;
-    let read = read.and(intake.append());
-    let Intake {
-        mut appended,
-        summary,
-        ..
-    } = intake;
-    api.inner
-        .quotas
-        .rows(&client.name, summary.accepted + summary.rejected);
-    let deletions = &api.inner.parts.deletions;
-    deletions
-        .with_label_values(&["bulk"])
-        .inc_by(summary.accepted);
-    // What was accepted stays; without a receipt the client repeats all of it, which changes nothing.
-    read.map_err(|problem| problem.with("accepted", summary.accepted))?;
-    let last = appended.pop().ok_or_else(|| {
+    // Without a receipt the client repeats all of it, which changes nothing.
+    let (deletions, summary) = bulk.read(body, deletions).await?;
+    let Some((first, count)) = deletions.first else {
         let errors = serde_json::to_value(&summary.errors).unwrap_or_default();
-        Problem::new(Kind::Invalid, "no row is a valid deletion").with("errors", errors)
-    })?;
-    let (last, mut first) = (in_log(last.0).await?, last.1);
-    first = last + 1 - first;
-    if let Some((sequence, count)) = appended.into_iter().next() {
-        first = in_log(sequence).await? + 1 - count;
-    }
-    let status = match summary.rejected {
-        0 => StatusCode::ACCEPTED,
-        _ => StatusCode::MULTI_STATUS,
+        let problem = Problem::new(INVALID, "no row is a valid deletion");
+        return Err(problem.with("errors", errors).into());
     };
-    let body = api.accepted(first, last, Some(summary)).await;
-    if let Some(pending) = pending {
-        pending.finish(status, &body);
+    let mut last = in_log(first).await?;
+    let first = last + 1 - count;
+    if let Some(appended) = deletions.last {
+        last = in_log(appended).await?;
     }
-    Ok(respond(status, body))
+    let status = summary.status(StatusCode::ACCEPTED);
+    let accepted = api.accepted(first, last, Some(summary)).await;
+    Ok(bulk.reply(status, &accepted))
 }
 
 impl Api {
-    async fn delete_one(
-        &self,
-        headers: &HeaderMap,
-        scope: &str,
-        deletion: Deletion,
-    ) -> Result<Response, Problem> {
-        let client = self.authorize(headers, Right::Delete)?;
-        self.check_open()?;
-        check(&deletion, &client).map_err(|error| match error {
-            RowError::ForbiddenDsp => Problem::new(
-                Kind::Forbidden,
-                "the token does not grant all DSPs of this deletion",
-            ),
-            _ => Problem::new(
-                Kind::Invalid,
-                "a user id is 1 to 64 printable ASCII characters without space",
-            ),
-        })?;
-        self.inner.quotas.request(&client.name)?;
-        let appended = self.append_deletions(vec![deletion])?;
-        let sequence = in_log(appended).await?;
-        self.inner.parts.deletions.with_label_values(&[scope]).inc();
-        let body = self.accepted(sequence, sequence, None).await;
-        Ok(respond(StatusCode::ACCEPTED, body))
-    }
-
     /// Puts deletions into the log, and drops what waits for limits of theirs.
     fn append_deletions(
         &self,
@@ -180,15 +125,13 @@ impl Api {
         if let Some(shaping) = &parts.shaping {
             shaping.delete(&deletions);
         }
-        parts
-            .log
-            .append_deletions(deletions)
-            .map_err(|_| Problem::draining())
+        let appended = parts.log.append_deletions(deletions);
+        appended.map_err(|_| draining())
     }
 
-    /// The body of a response to deletions with these sequences, once enough nodes have them.
-    async fn accepted(&self, first: Sequence, last: Sequence, rows: Option<Summary>) -> Bytes {
-        let (parts, need) = (&self.inner.parts, self.inner.config.deletions_need);
+    /// The response to deletions with these sequences, once enough nodes have them.
+    async fn accepted(&self, first: Sequence, last: Sequence, rows: Option<Summary>) -> Accepted {
+        let parts = &self.inner.parts;
         let accepted_at = jiff::Timestamp::now().to_string();
         let receipt = Receipt {
             producer: parts.producer_id.clone(),
@@ -197,74 +140,72 @@ impl Api {
             last,
         };
         self.inner.unconfirmed.add(first, last);
+        let need = parts.config.deletions_need;
         let durable = parts.subscribers.wait_durable(first, last, need);
         let at_risk = timeout(DURABLE_TIMEOUT, durable).await.is_err();
         if at_risk {
             self.inner.metrics.at_risk.inc();
         }
-        let body = Accepted {
+        Accepted {
             receipt: receipt.to_string(),
             accepted_at,
             at_risk,
             rows,
-        };
-        Bytes::from(serde_json::to_vec(&body).expect("numbers and names are JSON"))
+        }
     }
 }
 
 /// Collects deletions into the log.
-struct Intake<'a> {
+struct Deletions<'a> {
     api: &'a Api,
-    client: &'a Client,
     part: Vec<Deletion>,
-    /// The parts that were handed to the log, and how many deletions each has.
-    appended: Vec<(oneshot::Receiver<Sequence>, u64)>,
-    summary: Summary,
+    /// The first part that was handed to the log, and how many deletions it has.
+    first: Option<(oneshot::Receiver<Sequence>, u64)>,
+    /// The last part after it.
+    last: Option<oneshot::Receiver<Sequence>>,
 }
 
-impl Rows for Intake<'_> {
-    fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem> {
-        match self.read(row) {
-            Ok(deletion) => self.part.push(deletion),
-            Err(reason) => self.summary.reject(number, reason),
-        }
-        if self.part.len() >= PART {
-            self.append()?;
-        }
-        Ok(())
-    }
-}
-
-impl Intake<'_> {
-    fn read(&self, row: Option<&[u8]>) -> Result<Deletion, RowError> {
-        let row: Row<'_> = row
-            .and_then(|row| serde_json::from_slice(row).ok())
-            .ok_or(RowError::Malformed)?;
+impl Intake for Deletions<'_> {
+    fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
+        let row: Row<'_> = bulk::parse(row)?;
         if row.d == Some(0) {
-            return Err(RowError::DspInvalid);
+            return Err(bulk::DSP_INVALID);
         }
         let now = self.api.inner.parts.log.unix_micros();
-        let until = row.t.map(|millis| age(now, millis)).transpose()?;
+        let until = row.t.map(|millis| bulk::age(now, millis)).transpose()?;
         let deletion = Deletion {
             until_unix_micros: until.map(|age| now - age),
             ..deletion(row.u.into_owned(), row.d.unwrap_or(0))
         };
         if deletion.user_id.is_empty() {
-            return Err(RowError::UserInvalid);
+            return Err(bulk::USER_INVALID);
         }
-        check(&deletion, self.client)?;
-        Ok(deletion)
+        check(&deletion, client)?;
+        self.part.push(deletion);
+        Ok(())
     }
 
-    fn append(&mut self) -> Result<(), Problem> {
+    fn is_full(&self) -> bool {
+        self.part.len() >= PART
+    }
+
+    fn append(&mut self) -> Result<u64, Problem> {
         let part = std::mem::take(&mut self.part);
         let count = part.len() as u64;
         if count > 0 {
             let appended = self.api.append_deletions(part)?;
-            self.appended.push((appended, count));
-            self.summary.accepted += count;
+            match self.first {
+                None => self.first = Some((appended, count)),
+                Some(_) => self.last = Some(appended),
+            }
         }
-        Ok(())
+        Ok(count)
+    }
+
+    fn count(&self, summary: &Summary) {
+        let deletions = &self.api.inner.parts.deletions;
+        let bulk = deletions.with_label_values(&["bulk"]);
+        bulk.inc_by(summary.accepted);
     }
 }
 
@@ -281,20 +222,20 @@ fn deletion(user_id: String, dsp_id: u32) -> Deletion {
 fn check(deletion: &Deletion, client: &Client) -> Result<(), RowError> {
     let is_of_dsp = deletion.user_id.is_empty() && deletion.dsp_id > 0;
     if !is_of_dsp && !ids::is_user_id(deletion.user_id.as_bytes()) {
-        return Err(RowError::UserInvalid);
+        return Err(bulk::USER_INVALID);
     }
-    if !client.may_use(deletion.dsp_id) {
-        return Err(RowError::ForbiddenDsp);
+    if !client.permissions.may_use(deletion.dsp_id) {
+        return Err(bulk::FORBIDDEN_DSP);
     }
     Ok(())
 }
 
 fn parse_dsp(text: &str) -> Result<u32, Problem> {
     let dsp_id = text.parse().ok().filter(|dsp_id| ids::is_dsp_id(*dsp_id));
-    dsp_id.ok_or_else(|| Problem::new(Kind::Invalid, "a DSP id is a decimal from 1 to 4294967295"))
+    dsp_id.ok_or_else(|| Problem::new(INVALID, "a DSP id is a decimal from 1 to 4294967295"))
 }
 
 /// Waits until deletions are in the log.
 async fn in_log(appended: oneshot::Receiver<Sequence>) -> Result<Sequence, Problem> {
-    appended.await.map_err(|_| Problem::draining())
+    appended.await.map_err(|_| draining())
 }

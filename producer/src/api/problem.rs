@@ -1,166 +1,53 @@
-//! Problems (RFC 9457): why a request failed.
+//! Problem types of the API; the OpenAPI file lists them.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
-use serde::Serialize;
-use serde_json::{Map, Value};
+pub(super) use runtime::problem::Problem;
+use runtime::reply::Reply;
 
-/// The kinds of problems; `docs/deletion.md` and the OpenAPI file list them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Invalid,
-    Unauthorized,
-    Forbidden,
-    NotFound,
-    MethodNotAllowed,
-    Conflict,
-    Slow,
-    TooLarge,
-    MediaType,
-    WrongProducer,
-    TooMany,
-    NodesLag,
-    Draining,
+runtime::problem_kinds! {
+    INVALID BAD_REQUEST "invalid-request" "Invalid request"
+    UNAUTHORIZED UNAUTHORIZED "unauthorized" "Missing or invalid token"
+    FORBIDDEN FORBIDDEN "forbidden" "Not permitted"
+    NOT_FOUND NOT_FOUND "not-found" "Not found"
+    METHOD METHOD_NOT_ALLOWED "method-not-allowed" "Method not allowed"
+    CONFLICT CONFLICT "in-progress" "A request with this Idempotency-Key is in progress"
+    SLOW REQUEST_TIMEOUT "too-slow" "The body did not arrive in time"
+    TOO_LARGE PAYLOAD_TOO_LARGE "too-large" "The body is too large"
+    MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "media-type" "Unsupported media type or encoding"
+    WRONG_PRODUCER MISDIRECTED_REQUEST "wrong-producer" "The receipt is from another producer"
+    TOO_MANY TOO_MANY_REQUESTS "rate-limit" "Rate limit exceeded"
+    NODES_LAG TOO_MANY_REQUESTS "nodes-lag" "A node lags behind"
+    DRAINING SERVICE_UNAVAILABLE "draining" "The producer is shutting down"
 }
 
-impl Kind {
-    /// Its name, its status and its title.
-    const fn parts(self) -> (&'static str, StatusCode, &'static str) {
-        match self {
-            Self::Invalid => (
-                "invalid-request",
-                StatusCode::BAD_REQUEST,
-                "Invalid request",
-            ),
-            Self::Unauthorized => (
-                "unauthorized",
-                StatusCode::UNAUTHORIZED,
-                "Missing or invalid token",
-            ),
-            Self::Forbidden => ("forbidden", StatusCode::FORBIDDEN, "Not permitted"),
-            Self::NotFound => ("not-found", StatusCode::NOT_FOUND, "Not found"),
-            Self::MethodNotAllowed => (
-                "method-not-allowed",
-                StatusCode::METHOD_NOT_ALLOWED,
-                "Method not allowed",
-            ),
-            Self::Conflict => (
-                "in-progress",
-                StatusCode::CONFLICT,
-                "A request with this Idempotency-Key is in progress",
-            ),
-            Self::Slow => (
-                "too-slow",
-                StatusCode::REQUEST_TIMEOUT,
-                "The body did not arrive in time",
-            ),
-            Self::TooLarge => (
-                "too-large",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "The body is too large",
-            ),
-            Self::MediaType => (
-                "media-type",
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "Unsupported media type or encoding",
-            ),
-            Self::WrongProducer => (
-                "wrong-producer",
-                StatusCode::MISDIRECTED_REQUEST,
-                "The receipt is from another producer",
-            ),
-            Self::TooMany => (
-                "rate-limit",
-                StatusCode::TOO_MANY_REQUESTS,
-                "Rate limit exceeded",
-            ),
-            Self::NodesLag => (
-                "nodes-lag",
-                StatusCode::TOO_MANY_REQUESTS,
-                "A node lags behind",
-            ),
-            Self::Draining => (
-                "draining",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "The producer is shutting down",
-            ),
-        }
+pub(super) fn draining() -> Problem {
+    Problem::new(DRAINING, "use another producer").retry_after(1)
+}
+
+/// A response that ends a request early: a problem, or that of an earlier request.
+pub(super) struct Early(Box<Reply>);
+
+impl From<Reply> for Early {
+    fn from(reply: Reply) -> Self {
+        Self(Box::new(reply))
     }
 }
 
-/// A problem of one request.
-#[derive(Debug, Clone)]
-pub(super) struct Problem {
-    kind: Kind,
-    detail: String,
-    retry_after: Option<u64>,
-    more: Map<String, Value>,
-}
-
-#[derive(Serialize)]
-struct Body<'a> {
-    r#type: String,
-    title: &'a str,
-    status: u16,
-    detail: &'a str,
-    #[serde(flatten)]
-    more: Map<String, Value>,
-}
-
-impl Problem {
-    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self {
-            kind,
-            detail: detail.into(),
-            retry_after: None,
-            more: Map::new(),
-        }
-    }
-
-    pub(super) fn draining() -> Self {
-        Self::new(Kind::Draining, "use another producer").retry_after(1)
-    }
-
-    /// Adds a `Retry-After` in seconds.
-    pub(super) fn retry_after(self, seconds: u64) -> Self {
-        Self {
-            retry_after: Some(seconds),
-            ..self
-        }
-    }
-
-    /// Adds a member to the body.
-    pub(super) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.more.insert(name.to_owned(), value.into());
-        self
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let (name, status, title) = self.kind.parts();
-        let body = Body {
-            r#type: format!("/problems/{name}"),
-            title,
-            status: status.as_u16(),
-            detail: &self.detail,
-            more: self.more,
-        };
-        let body = serde_json::to_vec(&body).expect("maps of strings are JSON");
-        let content_type = (header::CONTENT_TYPE, "application/problem+json");
-        let mut response = (status, [content_type], body).into_response();
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.kind == Kind::Unauthorized {
-            let bearer = HeaderValue::from_static("Bearer");
-            headers.insert(header::WWW_AUTHENTICATE, bearer);
-        }
+impl From<Problem> for Early {
+    fn from(problem: Problem) -> Self {
+        let mut reply = problem.reply();
         // What is left of the body would be taken for the next request.
-        if status != StatusCode::NOT_FOUND {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        if reply.status() != StatusCode::NOT_FOUND {
+            let close = HeaderValue::from_static("close");
+            reply.headers_mut().insert(header::CONNECTION, close);
         }
-        response
+        reply.into()
+    }
+}
+
+impl IntoResponse for Early {
+    fn into_response(self) -> Response {
+        (*self.0).into_response()
     }
 }

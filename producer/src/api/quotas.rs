@@ -4,43 +4,35 @@
 //! a request that began is never stopped halfway: its rows put its token in debt, and later requests are rejected until that
 //! is paid off.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Config,
+    problem::{Problem, TOO_MANY},
 };
-
-use limits::{Algorithm, Decision, Demand, LimitId, Limits, Refusal};
-
-use super::problem::{Kind, Problem};
+use crate::rate_limits::RateLimits;
 
 /// Longest debt: a request has at most 100,000 rows.
 const DEBT_MAX: Duration = Duration::from_secs(24 * 3600);
 
+/// Limits of requests and rows, by the name of the token.
 #[derive(Debug)]
 pub(super) struct Quotas {
-    began: Instant,
-    limits: Mutex<Limits<String>>,
-    requests: LimitId,
-    rows: LimitId,
+    limits: RateLimits<String, 2>,
     rows_burst: u64,
 }
 
 impl Quotas {
     /// Limits of each token, with bursts of one second.
-    pub(super) fn new(requests_per_second: u64, rows_per_second: u64) -> anyhow::Result<Self> {
-        let mut limits = Limits::new(2 * runtime::token::TOKENS_MAX);
-        let mut add = |rate: u64| {
-            let bucket = Algorithm::token_bucket(&format!("{rate}/s"), rate)?;
-            anyhow::Ok(limits.add(bucket)?)
-        };
-        let (requests, rows) = (add(requests_per_second)?, add(rows_per_second)?);
-        Ok(Self {
-            began: Instant::now(),
-            limits: Mutex::new(limits),
-            requests,
-            rows,
-            rows_burst: rows_per_second,
-        })
+    pub(super) fn new(config: Config) -> Self {
+        let rates = [config.requests_per_second, config.rows_per_second];
+        let rates = rates.map(|rate| (format!("{rate}/s"), rate));
+        Self {
+            limits: RateLimits::new(rates, 2 * runtime::token::TOKENS_MAX),
+            rows_burst: config.rows_per_second,
+        }
     }
 
     /// Admits a request of the token `name`.
@@ -48,37 +40,26 @@ impl Quotas {
     /// # Errors
     /// 429, when the token is over its rate of requests or in debt for rows.
     pub(super) fn request(&self, name: &str) -> Result<(), Problem> {
-        for (limit, what) in [(self.rows, "rows"), (self.requests, "requests")] {
-            if let Decision::Refused { reason, .. } = self.reserve(limit, name, 1, Duration::ZERO) {
-                let wait = match reason {
-                    Refusal::Wait { retry_after } => retry_after,
-                    _ => Duration::from_secs(1),
-                };
-                let detail = format!("too many {what} for this token");
-                return Err(Problem::new(Kind::TooMany, detail).retry_after(wait.as_secs() + 1));
-            }
-        }
-        Ok(())
+        let demands = [0, 1].map(|rate| (rate, name.to_owned()));
+        let now = Instant::now();
+        let charged = self.limits.charge(&demands, 1, now, Duration::ZERO);
+        charged.map_err(|exceeded| {
+            let what = ["requests", "rows"][exceeded.rate];
+            let detail = format!("too many {what} for this token");
+            Problem::new(TOO_MANY, detail).retry_after(exceeded.retry_after.as_secs() + 1)
+        })
     }
 
     /// Counts rows of the token `name`.
     pub(super) fn rows(&self, name: &str, mut rows: u64) {
+        let rate = [(1, name.to_owned())];
         while rows > 0 {
+            // More than a burst would be refused.
             let part = rows.min(self.rows_burst);
-            self.reserve(self.rows, name, part, DEBT_MAX);
+            let now = Instant::now();
+            self.limits.charge(&rate, part, now, DEBT_MAX).ok();
             rows -= part;
         }
-    }
-
-    fn reserve(&self, limit: LimitId, name: &str, requests: u64, max_wait: Duration) -> Decision {
-        let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let demand = Demand {
-            limit,
-            key: name.to_owned(),
-            requests,
-        };
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        limits.reserve(&[demand], now, max_wait)
     }
 }
 
@@ -86,16 +67,24 @@ impl Quotas {
 mod tests {
     use super::*;
 
+    fn quotas(requests_per_second: u64, rows_per_second: u64) -> Quotas {
+        Quotas::new(Config {
+            deletions_need: 0,
+            requests_per_second,
+            rows_per_second,
+        })
+    }
+
     #[test]
     fn token_over_its_rate_of_requests_is_rejected_and_no_other() {
-        let quotas = Quotas::new(2, 1_000).unwrap();
+        let quotas = quotas(2, 1_000);
         assert!(quotas.request("a").is_ok() && quotas.request("a").is_ok());
         assert!(quotas.request("a").is_err() && quotas.request("b").is_ok());
     }
 
     #[test]
     fn token_in_debt_for_rows_is_rejected() {
-        let quotas = Quotas::new(100, 1_000).unwrap();
+        let quotas = quotas(100, 1_000);
         quotas.rows("a", 900);
         assert!(quotas.request("a").is_ok());
         quotas.rows("a", 100_000);

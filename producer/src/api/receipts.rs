@@ -17,16 +17,15 @@ use axum::{
 };
 use http::HeaderMap;
 use metric_defs::producer;
-use prometheus::proto::MetricFamily;
-use runtime::metrics::family;
+use runtime::metrics::{Family, as_f64, value};
 use serde::Serialize;
 
 use super::{
     Api,
-    problem::{Kind, Problem},
+    problem::{Early, NOT_FOUND, Problem, WRONG_PRODUCER},
     tokens::Right,
 };
-use crate::{log::Sequence, metrics::as_f64, streams::subscribers::Confirmed};
+use crate::{log::Sequence, streams::subscribers::Confirmed};
 
 /// Identifies deletions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +107,7 @@ impl Unconfirmed {
 
 impl Api {
     /// The number of open receipts, and the age of the oldest one, as metrics.
-    pub(super) fn open_families(&self) -> Vec<MetricFamily> {
+    pub(super) fn open_families(&self) -> Vec<Family> {
         let subscribers = &self.inner.parts.subscribers;
         let mut receipts = self.inner.unconfirmed.receipts();
         let is_pending = |&(_, first, last): &(Instant, Sequence, Sequence)| {
@@ -123,8 +122,8 @@ impl Api {
             .map_or(0.0, |(at, ..)| at.elapsed().as_secs_f64());
         let open = as_f64(receipts.len() as u64);
         vec![
-            family(producer::DELETION_PENDING_SECONDS, [([], age)]),
-            family(producer::DELETION_OPEN_RECEIPTS, [([], open)]),
+            value(producer::DELETION_PENDING_SECONDS, age),
+            value(producer::DELETION_OPEN_RECEIPTS, open),
         ]
     }
 }
@@ -139,18 +138,19 @@ pub(super) async fn show(
     State(api): State<Api>,
     Path(text): Path<String>,
     headers: HeaderMap,
-) -> Result<Json<Status>, Problem> {
+) -> Result<Json<Status>, Early> {
     api.authorize(&headers, Right::Delete)?;
     let receipt = Receipt::parse(&text)
-        .ok_or_else(|| Problem::new(Kind::NotFound, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
+        .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;
     if receipt.producer != parts.producer_id {
         let detail = format!("request it from the API of {}", receipt.producer);
-        return Err(Problem::new(Kind::WrongProducer, detail).with("producer", receipt.producer));
+        let problem = Problem::new(WRONG_PRODUCER, detail);
+        return Err(problem.with("producer", receipt.producer).into());
     }
     let is_current = receipt.epoch == parts.log.epoch();
     if is_current && receipt.last > parts.log.stats().appended {
-        return Err(Problem::new(Kind::NotFound, "unknown receipt"));
+        return Err(Problem::new(NOT_FOUND, "unknown receipt").into());
     }
     let mut nodes = Nodes {
         confirmed: 0,

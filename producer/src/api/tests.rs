@@ -32,13 +32,13 @@ fn api() -> Api {
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
         deletions: registry.add(producer::DELETIONS).unwrap(),
+        config: Config {
+            deletions_need: 0,
+            requests_per_second: 1_000,
+            rows_per_second: 1_000_000,
+        },
     };
-    let config = Config {
-        deletions_need: 0,
-        requests_per_second: 1_000,
-        rows_per_second: 1_000_000,
-    };
-    Api::new(parts, config, None, &registry).unwrap()
+    Api::new(parts, None, &registry).unwrap()
 }
 
 async fn status(api: &Api, method: Method, path: &str) -> StatusCode {

@@ -6,7 +6,7 @@ use clap::ArgAction;
 use runtime::{
     connect::credentials::load_files,
     reload::{NamedFile, Reloader},
-    settings::{CONTENTS, ConfigErrors, address, boolean, count},
+    settings::{BOOLEAN, CONTENTS, ConfigErrors, address, boolean, count},
 };
 
 use crate::api::tokens;
@@ -32,11 +32,8 @@ pub(super) struct ApiArgs {
     /// Opting out sets a cookie and deletes the user's cookies on all nodes. Syncs with that cookie are not recorded.
     #[arg(
         long,
-        value_name = "true|false",
-        num_args = 0..=1,
-        require_equals = true,
+        value_name = BOOLEAN,
         default_value = "false",
-        default_missing_value = "true",
         action = ArgAction::Set,
         value_parser = boolean
     )]
@@ -92,7 +89,7 @@ impl ApiArgs {
         }
         ApiConfig {
             address: self.api,
-            tokens: tokens.and_then(|file| load_files(errors, tokens::File(file))),
+            tokens: tokens.and_then(|file| load_files(errors, tokens::File::new(file))),
             opt_out: self.opt_out,
             behavior: crate::api::Config {
                 deletions_need: self.deletions_need,

@@ -29,11 +29,9 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use metric_defs::producer::DSP_COOKIES;
-use prometheus::proto::MetricFamily;
-use runtime::metrics::{Registry, family};
+use runtime::metrics::{Family, Registry, as_f64, family};
 
 use super::request::Rejection;
-use crate::metrics::as_f64;
 
 /// Maximum number of listed DSPs.
 pub const LISTED_MAX: usize = 1024;
@@ -215,7 +213,7 @@ impl Dsps {
         };
         dsps.set_series(series);
         let read = dsps.clone();
-        registry.read([DSP_COOKIES], move || vec![read.family()])?;
+        registry.read(move || vec![read.family()])?;
         Ok(dsps)
     }
 
@@ -286,7 +284,7 @@ impl Dsps {
     }
 
     /// Samples for accepted requests of all DSPs, and for rejections that occurred.
-    fn family(&self) -> MetricFamily {
+    fn family(&self) -> Family {
         let sums = self.sums();
         let counts = sums.iter().flat_map(|(dsp, outcomes)| {
             let outcomes = outcomes.iter().enumerate();

@@ -68,7 +68,7 @@ impl Metrics {
         match outcome {
             Outcome::Accepted => {}
             Outcome::OptedOut => self.opted_out.inc(),
-            Outcome::OptOut(page) => self.opt_out[page.index()].inc(),
+            Outcome::OptOut(page) => self.opt_out[page as usize].inc(),
             Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),

@@ -7,15 +7,12 @@
 //! A form is valid for ten minutes, so that an old request cannot be repeated later. Deletions are limited to
 //! `RATE` for all browsers together, because anybody can send such a POST with any user id.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use httparse::Header;
-use limits::{Algorithm, Decision, Demand, LimitId, Limits};
 use prometheus::IntCounter;
 use proto::{ids, limits::USER_ID_BYTES_MAX};
+use tokio::time::Instant;
 
 use super::{
     head::{self, Head},
@@ -24,6 +21,7 @@ use super::{
 };
 use crate::{
     log::{Deletion, Log},
+    rate_limits::{Rate, RateLimits},
     shaping::Shaping,
 };
 
@@ -40,21 +38,19 @@ const COOKIE_SECONDS: u32 = 400 * 24 * 3600;
 const FORM_SECONDS: u64 = 600;
 
 /// Deletions by opt-out of all browsers, and how many may come at once.
-const RATE: (&str, u64) = ("20/s", 1_000);
+const RATE: Rate = ("20/s", 1_000);
 
 /// The response to a request for the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Page {
-    /// The page, for a browser that has opted out or not.
-    Shown {
-        /// Whether it has.
-        opted_out: bool,
-    },
-    /// The choice was taken; the cookie is set or removed.
-    Changed {
-        /// Whether the browser has opted out now.
-        opted_out: bool,
-    },
+    /// The page, for a browser that has not opted out.
+    OptOut,
+    /// The page, for a browser that has opted out.
+    OptIn,
+    /// The choice to opt out was taken; the cookie is set.
+    OptedOut,
+    /// The choice to opt in again was taken; the cookie is removed.
+    OptedIn,
     /// The POST does not come from the page.
     Forbidden,
     /// Too many opt-outs at the moment.
@@ -64,9 +60,7 @@ pub enum Page {
 /// Opting out at one producer.
 #[derive(Debug)]
 pub struct OptOut {
-    began: Instant,
-    limits: Mutex<Limits<()>>,
-    limit: LimitId,
+    limit: RateLimits<(), 1>,
     deletions: IntCounter,
 }
 
@@ -74,12 +68,8 @@ impl OptOut {
     /// Counts deletions in `deletions`.
     #[must_use]
     pub fn new(deletions: IntCounter) -> Self {
-        let mut limits = Limits::new(1);
-        let limit = Algorithm::token_bucket(RATE.0, RATE.1).and_then(|rate| limits.add(rate));
         Self {
-            began: Instant::now(),
-            limit: limit.expect("a valid rate"),
-            limits: Mutex::new(limits),
+            limit: RateLimits::new([RATE], 1),
             deletions,
         }
     }
@@ -92,13 +82,13 @@ impl OptOut {
         log: &Log,
         shaping: Option<&Shaping>,
     ) -> Outcome {
-        let opted_out = has_cookie(lines);
         let page = match head.method {
-            "GET" | "HEAD" => Page::Shown { opted_out },
+            "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
+            "GET" | "HEAD" => Page::OptOut,
             "POST" if is_valid_form(head.query, log.unix_micros()) && is_same_origin(lines) => {
-                match choice(head.query) {
+                match parameter(head.query, "choice") {
                     Some("out") => self.opt_out(lines, log, shaping),
-                    Some("in") => Page::Changed { opted_out: false },
+                    Some("in") => Page::OptedIn,
                     _ => Page::Forbidden,
                 }
             }
@@ -113,9 +103,12 @@ impl OptOut {
             .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
         let Some(user_id) = user_id else {
             // Nothing is known of this browser.
-            return Page::Changed { opted_out: true };
+            return Page::OptedOut;
         };
-        if !self.admits() {
+        let charged = self
+            .limit
+            .charge(&[(0, ())], 1, Instant::now(), Duration::ZERO);
+        if charged.is_err() {
             return Page::Busy;
         }
         let deletion = vec![Deletion {
@@ -130,18 +123,7 @@ impl OptOut {
             return Page::Busy;
         }
         self.deletions.inc();
-        Page::Changed { opted_out: true }
-    }
-
-    fn admits(&self) -> bool {
-        let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let demand = Demand {
-            limit: self.limit,
-            key: (),
-            requests: 1,
-        };
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        limits.reserve(&[demand], now, Duration::ZERO) == Decision::Now
+        Page::OptedOut
     }
 }
 
@@ -176,10 +158,6 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     parameters.find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
 }
 
-fn choice(query: &str) -> Option<&str> {
-    parameter(query, "choice")
-}
-
 /// Whether the form is not older than ten minutes, by a clock that differs by up to five.
 fn is_valid_form(query: &str, now_micros: u64) -> bool {
     let shown = parameter(query, "at").and_then(|at| at.parse::<u64>().ok());
@@ -188,19 +166,9 @@ fn is_valid_form(query: &str, now_micros: u64) -> bool {
 }
 
 impl Page {
-    /// Where it is among the [labels](Self::LABELS).
-    pub(super) fn index(self) -> usize {
-        match self {
-            Self::Shown { .. } => 0,
-            Self::Changed { opted_out: true } => 1,
-            Self::Changed { opted_out: false } => 2,
-            Self::Forbidden => 3,
-            Self::Busy => 4,
-        }
-    }
-
     /// The values of the metric label.
-    pub(super) const LABELS: [&'static str; 5] = [
+    pub(super) const LABELS: [&'static str; 6] = [
+        "optout_page",
         "optout_page",
         "optout_set",
         "optout_removed",
@@ -210,25 +178,26 @@ impl Page {
 
     /// The status line and the headers of its own, without the line break at the end.
     pub(super) fn status_line(self) -> String {
-        match self {
-            Self::Shown { .. } => "200 OK\r\nvary: cookie\r\nx-frame-options: DENY\r\nreferrer-policy: same-origin\r\n\
-                content-security-policy: default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
-                .to_owned(),
-            Self::Changed { opted_out } => {
-                let seconds = if opted_out { COOKIE_SECONDS } else { 0 };
-                format!(
-                    "303 See Other\r\nlocation: {PATH}\r\nset-cookie: cookiesync_optout=1; Max-Age={seconds}; Path=/; \
-                     Secure; HttpOnly; SameSite=None"
-                )
+        let seconds = match self {
+            Self::OptOut | Self::OptIn => {
+                return "200 OK\r\nvary: cookie\r\nx-frame-options: DENY\r\nreferrer-policy: same-origin\r\n\
+                    content-security-policy: default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+                    .to_owned();
             }
-            Self::Forbidden => "403 Forbidden".to_owned(),
-            Self::Busy => "503 Service Unavailable\r\nretry-after: 5".to_owned(),
-        }
+            Self::OptedOut => COOKIE_SECONDS,
+            Self::OptedIn => 0,
+            Self::Forbidden => return "403 Forbidden".to_owned(),
+            Self::Busy => return "503 Service Unavailable\r\nretry-after: 5".to_owned(),
+        };
+        format!(
+            "303 See Other\r\nlocation: {PATH}\r\nset-cookie: cookiesync_optout=1; Max-Age={seconds}; Path=/; \
+             Secure; HttpOnly; SameSite=None"
+        )
     }
 
     pub(super) fn content_type(self) -> &'static str {
         match self {
-            Self::Shown { .. } => "text/html; charset=utf-8",
+            Self::OptOut | Self::OptIn => "text/html; charset=utf-8",
             _ => "text/plain; charset=utf-8",
         }
     }
@@ -236,18 +205,18 @@ impl Page {
     /// The body, at this second since the Unix epoch.
     pub(super) fn body(self, now_seconds: u64) -> String {
         let (state, choice, button) = match self {
-            Self::Shown { opted_out: true } => (
+            Self::OptIn => (
                 "This browser has opted out. Its syncs are not recorded.",
                 "in",
                 "Opt in again",
             ),
-            Self::Shown { opted_out: false } => (
+            Self::OptOut => (
                 "Advertising partners may link this browser to their own ids. Opting out deletes these links on all our \
                  servers and stops the recording of new ones in this browser.",
                 "out",
                 "Opt out",
             ),
-            Self::Changed { .. } => return String::new(),
+            Self::OptedOut | Self::OptedIn => return String::new(),
             Self::Forbidden => return "reload the opt-out page and use its button\n".to_owned(),
             Self::Busy => {
                 return "too many opt-outs at the moment; retry in a few seconds\n".to_owned();

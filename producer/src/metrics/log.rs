@@ -1,10 +1,8 @@
 //! Metrics of the log.
 
 use metric_defs::{MetricDef, producer};
-use prometheus::proto::MetricFamily;
-use runtime::metrics::family;
+use runtime::metrics::{Family, as_f64, family, value};
 
-use super::as_f64;
 use crate::log::Stats;
 
 /// A metric without labels, and its value.
@@ -21,17 +19,11 @@ const ROWS: &[Row] = &[
     }),
 ];
 
-/// Definitions of the metrics that [`read`] returns.
-pub(super) fn metrics() -> impl Iterator<Item = MetricDef> {
-    let metrics = ROWS.iter().map(|(metric, _)| *metric);
-    metrics.chain([producer::LOG_RETAINED, producer::LOG_CHUNKS_SEALED])
-}
-
 /// Current values of all metrics.
-pub(super) fn read(stats: &Stats) -> Vec<MetricFamily> {
+pub(super) fn read(stats: &Stats) -> Vec<Family> {
     let metrics = ROWS.iter();
-    let metrics = metrics.map(|(metric, value)| family(*metric, [([], as_f64(value(stats)))]));
-    let retained = family(producer::LOG_RETAINED, [([], stats.retained.as_secs_f64())]);
+    let metrics = metrics.map(|(metric, count)| value(*metric, as_f64(count(stats))));
+    let retained = value(producer::LOG_RETAINED, stats.retained.as_secs_f64());
     let sealed = [
         (["size"], as_f64(stats.sealed_by_size)),
         (["age"], as_f64(stats.sealed_by_age)),

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use metric_defs::{MetricDef, producer};
-use prometheus::proto::MetricFamily;
-use runtime::metrics::family;
+use runtime::metrics::{Family, as_f64, family, value};
 
-use super::as_f64;
 use crate::{
     log::Stats,
     streams::subscribers::{RESUMES, Snapshot, resume_label},
@@ -57,25 +55,8 @@ impl Sample<'_> {
     }
 }
 
-/// Definitions of the metrics that [`read`] returns.
-pub(super) fn metrics() -> impl Iterator<Item = MetricDef> {
-    let metrics = ROWS.iter().map(|(metric, _)| *metric);
-    metrics.chain([
-        producer::LAG_SECONDS,
-        producer::DURABLE,
-        producer::SUBSCRIBER_LOST,
-        producer::RESUMES,
-        producer::SUBSCRIBERS_WITHOUT_SERIES,
-        producer::STREAMS_WITHOUT_AGE_SUPPORT,
-    ])
-}
-
 /// Current values of all metrics; `ages` correspond to `subscribers`.
-pub(super) fn read(
-    subscribers: &[Snapshot],
-    ages: &[Duration],
-    stats: &Stats,
-) -> Vec<MetricFamily> {
+pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -> Vec<Family> {
     let with_series = || {
         subscribers
             .iter()
@@ -90,8 +71,8 @@ pub(super) fn read(
             stats,
         })
     };
-    let metrics = ROWS.iter().map(|(metric, value)| {
-        let samples = each().map(|it| (labels(it.subscriber), as_f64(value(&it))));
+    let metrics = ROWS.iter().map(|(metric, count)| {
+        let samples = each().map(|it| (labels(it.subscriber), as_f64(count(&it))));
         family(*metric, samples)
     });
     let ages = each().map(|it| (labels(it.subscriber), it.age.as_secs_f64()));
@@ -122,8 +103,8 @@ pub(super) fn read(
             family(producer::DURABLE, durable),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
-            family(producer::SUBSCRIBERS_WITHOUT_SERIES, [([], without_series)]),
-            family(producer::STREAMS_WITHOUT_AGE_SUPPORT, [([], without_age)]),
+            value(producer::SUBSCRIBERS_WITHOUT_SERIES, without_series),
+            value(producer::STREAMS_WITHOUT_AGE_SUPPORT, without_age),
         ])
         .collect()
 }

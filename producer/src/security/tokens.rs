@@ -12,7 +12,11 @@ use std::{
 use http::{HeaderMap, Request};
 use metric_defs::producer;
 use prometheus::IntCounterVec;
-use runtime::{metrics::Registry, reload::Reloader, token};
+use runtime::{
+    metrics::Registry,
+    reload::Reloader,
+    token::{self, TokenError},
+};
 use tonic::Status;
 
 use crate::log_gate::LogGate;
@@ -31,21 +35,10 @@ pub struct TokenCheck {
     log_gate: LogGate,
 }
 
-/// Why a call is rejected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum TokenError {
-    #[error("missing token; send the header authorization: Bearer TOKEN")]
-    Missing,
-    #[error("invalid token")]
-    Invalid,
-}
-
-impl TokenError {
-    fn label(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Invalid => "invalid",
-        }
+fn label(error: TokenError) -> &'static str {
+    match error {
+        TokenError::Missing => "missing",
+        TokenError::Invalid => "invalid",
     }
 }
 
@@ -60,7 +53,7 @@ impl TokenCheck {
     ) -> prometheus::Result<Self> {
         let refusals: IntCounterVec = registry.add(producer::TOKEN_REFUSALS)?;
         for error in [TokenError::Missing, TokenError::Invalid] {
-            refusals.with_label_values(&[error.label()]);
+            refusals.with_label_values(&[label(error)]);
         }
         Ok(Self {
             tokens,
@@ -73,12 +66,7 @@ impl TokenCheck {
         if path.starts_with(HEALTH_SERVICE) {
             return Ok(());
         }
-        let token = token::bearer(headers).ok_or(TokenError::Missing)?;
-        if self.tokens.current().contains(token) {
-            Ok(())
-        } else {
-            Err(TokenError::Invalid)
-        }
+        self.tokens.current().authenticate(headers).map(drop)
     }
 
     /// Admits a call that carries a valid token or needs none.
@@ -94,7 +82,7 @@ impl TokenCheck {
     }
 
     fn report(&self, error: TokenError, peer: IpAddr) {
-        self.refusals.with_label_values(&[error.label()]).inc();
+        self.refusals.with_label_values(&[label(error)]).inc();
         if let Some(suppressed) = self.log_gate.admit(Instant::now()) {
             let rejected = suppressed + 1;
             tracing::warn!(%peer, reason = %error, rejected, "calls rejected");
@@ -119,7 +107,7 @@ pub(crate) mod tests {
         file.write_all(tokens.as_bytes()).unwrap();
         let path = file.path().display().to_string();
         let file = NamedFile::from_flag("--token-file", &path).unwrap();
-        let tokens = Reloader::load(token::File(file)).unwrap();
+        let tokens = Reloader::load(token::File::new(file)).unwrap();
         TokenCheck::new(Arc::new(tokens), &Registry::new()).unwrap()
     }
 

@@ -8,13 +8,12 @@
 use std::{
     net::IpAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use http::Request;
-use limits::{Algorithm, Decision, Demand, LimitId, Limits};
 use metric_defs::producer;
 use prometheus::IntCounterVec;
 use runtime::{listen::addresses, metrics::Registry};
@@ -22,10 +21,10 @@ use tokio::time::{Duration, Instant};
 use tonic::Status;
 
 use super::call_budget::{AddressShare, CallBudget, CallKind, Grant};
-use crate::security::tokens::TokenCheck;
-
-/// A rate and its burst.
-type Rate = (&'static str, u64);
+use crate::{
+    rate_limits::{Rate, RateLimits},
+    security::tokens::TokenCheck,
+};
 
 /// Calls per connection.
 const CONNECTION: Rate = ("50/s", 200);
@@ -59,10 +58,8 @@ enum Caller {
 /// Limits of all calls of one producer, and counters of rejected calls; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLimits {
-    started: Instant,
-    rates: Arc<Mutex<Limits<Caller>>>,
     /// Per connection; of streaming calls per address and in total; of other calls per address and in total.
-    ids: [LimitId; 5],
+    rates: Arc<RateLimits<Caller, 5>>,
     connections: Arc<AtomicU64>,
     budget: CallBudget,
     refused: IntCounterVec,
@@ -84,22 +81,15 @@ impl CallLimits {
             "deadline_shortened",
         ]
         .map(|reason| refused.with_label_values(&[reason]));
-        let mut rates = Limits::new(KEYS_MAX);
-        let all = [
+        let rates = [
             CONNECTION,
             STREAMS_OF_ADDRESS,
             STREAMS,
             OTHERS_OF_ADDRESS,
             OTHERS,
         ];
-        let ids = all.map(|(rate, burst)| {
-            let limit = Algorithm::token_bucket(rate, burst).and_then(|it| rates.add(it));
-            limit.expect("valid rates")
-        });
         Ok(Self {
-            started: Instant::now(),
-            rates: Arc::new(Mutex::new(rates)),
-            ids,
+            rates: Arc::new(RateLimits::new(rates, KEYS_MAX)),
             connections: Arc::default(),
             budget: CallBudget::new(bytes, no_bytes, shortened),
             refused,
@@ -123,21 +113,11 @@ impl CallLimits {
     }
 
     /// Charges a call to all of these limits, or to none.
-    fn charge(&self, callers: &[(LimitId, Caller)], now: Instant) -> Result<(), Status> {
-        let demand = |&(limit, key)| Demand {
-            limit,
-            key,
-            requests: 1,
+    fn charge(&self, callers: &[(usize, Caller)], now: Instant) -> Result<(), Status> {
+        let Err(exceeded) = self.rates.charge(callers, 1, now, Duration::ZERO) else {
+            return Ok(());
         };
-        let demands: Vec<_> = callers.iter().map(demand).collect();
-        let nanos = now.saturating_duration_since(self.started).as_nanos();
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
-        let rule = match rates.reserve(&demands, nanos, Duration::ZERO) {
-            Decision::Now => return Ok(()),
-            Decision::At { limit, .. } | Decision::Refused { limit, .. } => limit,
-        };
-        let exceeded = callers.iter().find(|(limit, _)| *limit == rule);
+        let exceeded = callers.iter().find(|(rate, _)| *rate == exceeded.rate);
         let (reason, message) = match exceeded {
             Some((_, Caller::Connection(_))) => ("connection", "too many calls on this connection"),
             Some((_, Caller::Address(_))) => ("address", "too many calls from this address"),
@@ -174,22 +154,15 @@ impl ConnectionLimits {
     }
 
     fn check<B>(&self, request: &Request<B>, now: Instant) -> Result<Grant, Status> {
-        let [
-            connection,
-            streams_of_address,
-            streams,
-            others_of_address,
-            others,
-        ] = self.calls.ids;
         let own = Caller::Connection(self.number);
-        self.calls.charge(&[(connection, own)], now)?;
+        self.calls.charge(&[(0, own)], now)?;
         if let Some(tokens) = &self.tokens {
             tokens.admit(request, self.peer)?;
         }
         let kind = CallKind::of(request.uri().path());
         let (of_address, of_all) = match kind {
-            CallKind::Stream => (streams_of_address, streams),
-            CallKind::Health | CallKind::Other => (others_of_address, others),
+            CallKind::Stream => (1, 2),
+            CallKind::Health | CallKind::Other => (3, 4),
         };
         let address = Caller::Address(self.share.network);
         self.calls

@@ -10,15 +10,13 @@ use metric_defs::{
         SHARING_SUM,
     },
 };
-use prometheus::proto::MetricFamily;
-use runtime::metrics::{Registry, family, histograms};
+use runtime::metrics::{Family, Registry, as_f64, family, histograms, value};
 
 use super::{
     Shaping,
     counters::{DeadLetterReason, DropReason, LimitSummary, seconds},
     sharing::ShareState,
 };
-use crate::metrics::as_f64;
 
 /// A metric with one series per limit, and its value.
 type Row = (MetricDef, fn(&LimitSummary) -> f64);
@@ -40,27 +38,14 @@ const ROWS: &[Row] = &[
 /// # Errors
 /// When one of these metrics is registered already.
 pub(crate) fn register(registry: &Registry, shaping: Option<Shaping>) -> prometheus::Result<()> {
-    let metrics = ROWS.iter().map(|(metric, _)| *metric).chain([
-        SHAPING_RELEASED,
-        SHAPING_DROPPED,
-        SHAPING_EXCEEDED,
-        SHAPING_DEAD_LETTERS,
-        SHAPING_DELAY,
-        SHAPING_VERSION,
-        SHAPING_REFUSED_VERSION,
-        SHARING_SHARE,
-        SHARING_SUM,
-        SHARING_STATE,
-        SHARING_MISSED,
-    ]);
-    registry.read(metrics, move || families(shaping.as_ref()))
+    registry.read(move || families(shaping.as_ref()))
 }
 
-fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
+fn families(shaping: Option<&Shaping>) -> Vec<Family> {
     let summaries = shaping.map(Shaping::summaries).unwrap_or_default();
-    let by_limit = ROWS.iter().map(|(metric, value)| {
+    let by_limit = ROWS.iter().map(|(metric, of)| {
         let samples = summaries.iter();
-        let samples = samples.map(|(limit, it)| ([limit.as_str()], value(it)));
+        let samples = samples.map(|(limit, it)| ([limit.as_str()], of(it)));
         family(*metric, samples)
     });
     let released = summaries.iter().flat_map(|(limit, it)| {
@@ -94,10 +79,7 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
         let sum = seconds(delays.sum_nanos);
         ([limit.as_str()], delays.buckets.to_vec(), sum)
     });
-    let global = |metric, value: fn(&Shaping) -> f64| {
-        let samples = shaping.map(|shaping| ([], value(shaping)));
-        family::<[&str; 0]>(metric, samples)
-    };
+    let global = |metric, of: fn(&Shaping) -> f64| value(metric, shaping.map(of));
     let sharing = shaping.and_then(Shaping::sharing);
     let shares = || sharing.iter().flat_map(|it| &it.shares);
     let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
@@ -105,12 +87,11 @@ fn families(shaping: Option<&Shaping>) -> Vec<MetricFamily> {
     let states = sharing.iter().flat_map(|it| {
         ShareState::ALL.map(|(state, name)| ([name], f64::from(u8::from(state == it.state))))
     });
-    let missed = sharing.iter().map(|it| ([], as_f64(it.missed)));
     let others = [
         family(SHARING_SHARE, share),
         family(SHARING_SUM, sum),
         family(SHARING_STATE, states),
-        family::<[&str; 0]>(SHARING_MISSED, missed),
+        value(SHARING_MISSED, sharing.as_ref().map(|it| as_f64(it.missed))),
         family(SHAPING_RELEASED, released),
         family(SHAPING_DROPPED, dropped),
         family(SHAPING_EXCEEDED, exceeded),

@@ -21,7 +21,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use limits::{Algorithm, Decision, Demand, Limits};
 use proto::v1::ResumeOutcome;
 use runtime::metrics::Peak;
 use tokio::sync::Notify;
@@ -31,7 +30,7 @@ use self::{account::Account, confirmations::Confirmations, lease::LogGates};
 pub use self::{account::Totals, confirmations::Confirmed, lease::Lease, snapshot::Snapshot};
 pub use super::call::Call;
 use super::in_flight::SubscriberInFlight;
-use crate::{log::Sequence, log_gate::LogGate};
+use crate::{log::Sequence, log_gate::LogGate, rate_limits::RateLimits};
 
 /// Resume outcomes, in the order of the counters in a [`Snapshot`].
 pub const RESUMES: [ResumeOutcome; 4] = [
@@ -100,9 +99,7 @@ struct SubscriberTable {
     by_name: HashMap<(Call, String), Arc<Subscriber>>,
     retention: Duration,
     subscribers_max: usize,
-    series_limit: Limits<()>,
-    series_demand: Demand<()>,
-    started: Instant,
+    series_limit: RateLimits<(), 1>,
 }
 
 #[derive(Debug)]
@@ -181,23 +178,13 @@ impl Subscribers {
     #[must_use]
     pub fn new(retention: Duration, subscribers_max: usize) -> Self {
         let burst = subscribers_max.max(SERIES_MAX) as u64;
-        let mut series_limit = Limits::new(1);
-        let limit = Algorithm::token_bucket(SERIES_REFILL, burst)
-            .and_then(|rate| series_limit.add(rate))
-            .expect("a valid rate");
         Self {
             shared: Arc::new(SubscribersShared {
                 table: Mutex::new(SubscriberTable {
                     by_name: HashMap::new(),
                     retention,
                     subscribers_max,
-                    series_limit,
-                    series_demand: Demand {
-                        limit,
-                        key: (),
-                        requests: 1,
-                    },
-                    started: Instant::now(),
+                    series_limit: RateLimits::new([(SERIES_REFILL, burst)], 1),
                 }),
                 log_gates: Arc::new(LogGates::new(LINES_MAX, LINES_INTERVAL)),
                 confirmations: Mutex::default(),
@@ -351,10 +338,11 @@ impl Subscribers {
 
 impl SubscriberTable {
     /// Whether a new name gets its own metric series.
-    fn grants_series(&mut self, now: Instant) -> bool {
-        let nanos = u64::try_from((now - self.started).as_nanos()).unwrap_or(u64::MAX);
-        let limit = &mut self.series_limit;
-        limit.reserve(&[self.series_demand], nanos, Duration::ZERO) == Decision::Now
+    fn grants_series(&self, now: Instant) -> bool {
+        let charged = self
+            .series_limit
+            .charge(&[(0, ())], 1, now.into(), Duration::ZERO);
+        charged.is_ok()
     }
 }
 

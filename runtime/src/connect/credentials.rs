@@ -61,7 +61,7 @@ impl Security {
             tls: files.and_then(|files| load_files(errors, files)),
             server_name: name.and_then(|name| errors.ok("--tls-server-name", name)),
             token: NamedFile::from_flag("--token-file", flags.token_file)
-                .and_then(|file| load_files(errors, token::File(file))),
+                .and_then(|file| load_files(errors, token::File::new(file))),
         }
     }
 

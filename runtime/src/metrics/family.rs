@@ -1,6 +1,6 @@
 //! Metrics that are computed at each scrape.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Deref};
 
 use metric_defs::{Kind, MetricDef};
 use prometheus::{
@@ -9,28 +9,46 @@ use prometheus::{
     proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
 
+/// A metric with its current samples.
+#[derive(Debug, Clone)]
+pub struct Family {
+    def: MetricDef,
+    pub(super) samples: MetricFamily,
+}
+
+impl Deref for Family {
+    type Target = MetricFamily;
+
+    fn deref(&self) -> &MetricFamily {
+        &self.samples
+    }
+}
+
 /// A collector that computes metrics with a function.
 pub(super) struct Reader<F> {
     descs: Vec<Desc>,
     read: F,
 }
 
-impl<F: Fn() -> Vec<MetricFamily>> Reader<F> {
+impl<F: Fn() -> Vec<Family>> Reader<F> {
     /// # Errors
     /// If the name of a metric or label is invalid.
-    pub(super) fn new(metrics: impl IntoIterator<Item = MetricDef>, read: F) -> Result<Self> {
-        let descs = metrics.into_iter().map(desc).collect::<Result<_>>()?;
+    pub(super) fn new(read: F) -> Result<Self> {
+        let descs = read()
+            .iter()
+            .map(|it| desc(it.def))
+            .collect::<Result<_>>()?;
         Ok(Self { descs, read })
     }
 }
 
-impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Reader<F> {
+impl<F: Fn() -> Vec<Family> + Send + Sync> Collector for Reader<F> {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        (self.read)()
+        (self.read)().into_iter().map(|it| it.samples).collect()
     }
 }
 
@@ -49,7 +67,7 @@ pub(super) fn desc(def: MetricDef) -> Result<Desc> {
 pub fn family<'a, L: AsRef<[&'a str]>>(
     def: MetricDef,
     samples: impl IntoIterator<Item = (L, f64)>,
-) -> MetricFamily {
+) -> Family {
     let samples = samples.into_iter().map(|(labels, value)| {
         let mut metric = labelled(def, labels.as_ref());
         match def.kind {
@@ -70,6 +88,22 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
     with_samples(def, samples)
 }
 
+/// A counter or gauge without labels; no sample for `None`.
+#[must_use]
+pub fn value(def: MetricDef, value: impl Into<Option<f64>>) -> Family {
+    family::<[&str; 0]>(def, value.into().map(|value| ([], value)))
+}
+
+/// A count as a sample, exact up to 2^53.
+#[must_use]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "Prometheus has only 64-bit floats"
+)]
+pub fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
 /// A histogram with these samples: label values, the count of each bucket alone (the last: above all bounds), and the sum.
 ///
 /// # Panics
@@ -78,7 +112,7 @@ pub fn family<'a, L: AsRef<[&'a str]>>(
 pub fn histograms<'a, L: AsRef<[&'a str]>>(
     def: MetricDef,
     samples: impl IntoIterator<Item = (L, Vec<u64>, f64)>,
-) -> MetricFamily {
+) -> Family {
     let Kind::Histogram(bounds) = def.kind else {
         panic!("{def} is not a histogram");
     };
@@ -114,15 +148,15 @@ fn labelled(def: MetricDef, values: &[&str]) -> Metric {
     metric
 }
 
-fn with_samples(def: MetricDef, metrics: impl Iterator<Item = Metric>) -> MetricFamily {
-    let mut family = MetricFamily::default();
-    family.set_name(def.name.to_owned());
-    family.set_help(def.help.to_owned());
-    family.set_field_type(match def.kind {
+fn with_samples(def: MetricDef, metrics: impl Iterator<Item = Metric>) -> Family {
+    let mut samples = MetricFamily::default();
+    samples.set_name(def.name.to_owned());
+    samples.set_help(def.help.to_owned());
+    samples.set_field_type(match def.kind {
         Kind::Counter => MetricType::COUNTER,
         Kind::Gauge => MetricType::GAUGE,
         Kind::Histogram(_) => MetricType::HISTOGRAM,
     });
-    family.set_metric(metrics.collect());
-    family
+    samples.set_metric(metrics.collect());
+    Family { def, samples }
 }

@@ -16,7 +16,7 @@ use prometheus::{
 };
 
 use super::{
-    family::{desc, histograms},
+    family::{as_f64, desc, histograms},
     handle::{Handle, bounds},
 };
 
@@ -69,12 +69,6 @@ impl Latency {
     }
 }
 
-/// Exact up to 2^53.
-#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
-}
-
 impl Collector for Latency {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.histogram.desc]
@@ -85,6 +79,6 @@ impl Collector for Latency {
         let sum = histogram.sum.get();
         let counts = histogram.counts.iter();
         let counts = counts.map(|count| count.load(Ordering::Relaxed)).collect();
-        vec![histograms::<[&str; 0]>(histogram.def, [([], counts, sum)])]
+        vec![histograms::<[&str; 0]>(histogram.def, [([], counts, sum)]).samples]
     }
 }

@@ -1,6 +1,9 @@
 //! Tests of the registry, its handles and the process metrics.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, TextEncoder};
 
@@ -60,8 +63,12 @@ fn collector_with_an_undescribed_metric_is_an_error() {
         MetricDef::gauge("one", "One."),
         MetricDef::gauge("another", "Other."),
     );
-    let read = move || vec![family(another, [([], 1.0)])];
-    registry.read([one], read).unwrap();
+    let is_registered = AtomicBool::new(false);
+    let read = move || match is_registered.swap(true, Ordering::Relaxed) {
+        false => vec![value(one, 1.0)],
+        true => vec![value(another, 1.0)],
+    };
+    registry.read(read).unwrap();
     let error = registry.descriptions().unwrap_err().to_string();
     assert!(error.contains("one"), "{error}");
 }

@@ -6,13 +6,13 @@
 use std::fs;
 
 use metric_defs::{MetricDef, process};
-use prometheus::{Result, proto::MetricFamily};
+use prometheus::Result;
 use rustix::{
     param::{clock_ticks_per_second, page_size},
     process::{Resource, getrlimit},
 };
 
-use super::{Registry, family::family};
+use super::{Family, Registry, value};
 use crate::logging::dropped_lines;
 
 /// Dropped log lines; each process adds its prefix.
@@ -24,27 +24,14 @@ const DROPPED_LINES: MetricDef = MetricDef::counter(
 /// Registers the resource usage of `process`. Metrics that the system does not provide have no value.
 pub(super) fn register(registry: &Registry, process: &str) -> Result<()> {
     let dropped_lines = DROPPED_LINES.of(process);
-    registry.read(
-        [
-            process::CPU_SECONDS,
-            process::OPEN_FILES,
-            process::OPEN_FILES_MAX,
-            process::VIRTUAL_BYTES,
-            process::RESIDENT_BYTES,
-            process::STARTED,
-            process::THREADS,
-            dropped_lines,
-        ],
-        move || usage(dropped_lines),
-    )
+    registry.read(move || usage(dropped_lines))
 }
 
 #[expect(
     clippy::cast_precision_loss,
     reason = "Prometheus has only 64-bit floats"
 )]
-fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
-    let one = |def, value: Option<f64>| family::<[&str; 0]>(def, value.map(|value| ([], value)));
+fn usage(dropped: MetricDef) -> Vec<Family> {
     let stat = fs::read_to_string("/proc/self/stat").ok();
     let stat = |number| field(stat.as_deref()?, number);
     let tick = 1.0 / clock_ticks_per_second() as f64;
@@ -56,20 +43,20 @@ fn usage(dropped: MetricDef) -> Vec<MetricFamily> {
     let open_files = fs::read_dir("/proc/self/fd").map(|files| files.count() as f64 - 1.0);
     let open_files_max = getrlimit(Resource::Nofile).current;
     vec![
-        one(process::CPU_SECONDS, cpu_ticks.map(|ticks| ticks * tick)),
-        one(process::OPEN_FILES, open_files.ok()),
-        one(
+        value(process::CPU_SECONDS, cpu_ticks.map(|ticks| ticks * tick)),
+        value(process::OPEN_FILES, open_files.ok()),
+        value(
             process::OPEN_FILES_MAX,
             open_files_max.map(|max| max as f64),
         ),
-        one(process::VIRTUAL_BYTES, stat(23)),
-        one(
+        value(process::VIRTUAL_BYTES, stat(23)),
+        value(
             process::RESIDENT_BYTES,
             stat(24).map(|pages| pages * page_size() as f64),
         ),
-        one(process::STARTED, started),
-        one(process::THREADS, stat(20)),
-        one(dropped, Some(dropped_lines() as f64)),
+        value(process::STARTED, started),
+        value(process::THREADS, stat(20)),
+        value(dropped, dropped_lines() as f64),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ArgAction;
 
-use super::{ConfigErrors, RELOADED, boolean, info_commands::InfoArgs, optional};
+use super::{BOOLEAN, ConfigErrors, RELOADED, boolean, info_commands::InfoArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// The common flags. [`command`](super::command) adds their environment variables, prefixed with the program name.
@@ -39,11 +39,8 @@ pub struct CommonArgs {
     /// Serves /debug/profile and /log-filter (GET, PUT). Any client of the port can then slow the process down or silence its log.
     #[arg(
         long,
-        value_name = "true|false",
-        num_args = 0..=1,
-        require_equals = true,
+        value_name = BOOLEAN,
         default_value = "false",
-        default_missing_value = "true",
         action = ArgAction::Set,
         value_parser = boolean
     )]

@@ -38,11 +38,10 @@ impl EmbeddedStore {
         let (mut from, mut removed) = (Bound::Unbounded, 0);
         loop {
             let (now, begin) = (deletion.clone(), from);
-            let step = self
-                .run(move |inner| inner.remove_step(&now, begin))
-                .await?;
-            removed += step.removed;
-            let Some(last) = step.last else { break };
+            let step = self.run(move |inner| inner.remove_step(&now, begin));
+            let (of_step, last) = step.await?;
+            removed += of_step;
+            let Some(last) = last else { break };
             from = Bound::Excluded(last);
             tokio::select! {
                 () = stop.cancelled() => return Ok(None),
@@ -53,13 +52,6 @@ impl EmbeddedStore {
         self.run(move |inner| inner.finish(&finished)).await?;
         Ok(Some(removed))
     }
-}
-
-/// What a step of a scan did.
-struct Step {
-    removed: u64,
-    /// The last key that it looked at; `None` at the end.
-    last: Option<Vec<u8>>,
 }
 
 impl Inner {
@@ -127,29 +119,32 @@ impl Inner {
         Ok(())
     }
 
-    fn remove_step(&self, deletion: &Deletion, from: Bound<Vec<u8>>) -> fjall::Result<Step> {
+    /// Removes what the deletion covers in the next keys. Returns how many cookies it removed, and the last key, or `None` at
+    /// the end.
+    fn remove_step(
+        &self,
+        deletion: &Deletion,
+        from: Bound<Vec<u8>>,
+    ) -> fjall::Result<(u64, Option<Vec<u8>>)> {
         // Nothing newer is written between the look and the removal.
         let _writing = self.recent();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0)
             .durability(Some(PersistMode::Buffer));
-        let mut step = Step {
-            removed: 0,
-            last: None,
-        };
+        let (mut removed, mut last) = (0, None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
             let (key, value) = pair.into_inner()?;
             let is_covered = be_u64(&value).is_some_and(|at| at <= deletion.until_unix_micros);
             if dsp_of(&key) == Some(deletion.dsp_id) && is_covered {
                 writes.remove(&self.cookies, &*key);
-                step.removed += 1;
+                removed += 1;
             }
             if count == STEP_KEYS {
-                step.last = Some(key.to_vec());
+                last = Some(key.to_vec());
                 break;
             }
         }
         writes.commit()?;
-        Ok(step)
+        Ok((removed, last))
     }
 
     /// Notes that a deletion of a DSP has removed everything; durable with what it removed.

@@ -27,8 +27,7 @@ use self::startup::{RestoredState, restore_state};
 #[cfg(feature = "mongodb")]
 use super::limit_sources::collection::CollectionWatcher;
 use super::{
-    config::Config, engine::UsageSummary, metrics, saver::Saver, service::Service,
-    sharing::Decider,
+    config::Config, engine::UsageSummary, metrics, saver::Saver, service::Service, sharing::Decider,
 };
 
 /// Time between two comparisons with the system clock, and two evictions of idle counters.

@@ -89,7 +89,8 @@ impl Settings for Args {
         }
         let limits_file =
             NamedFile::from_flag("--limits", &limits.limits).map(limits_file::File::new);
-        let token_file = NamedFile::from_flag("--token-file", &api.token_file).map(tokens::File);
+        let token_file =
+            NamedFile::from_flag("--token-file", &api.token_file).map(tokens::File::new);
         let collection = collection(&limits, errors);
         let has_state = limits.state.as_os_str() != "none";
         Config {

@@ -9,15 +9,17 @@
 mod response;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, header, request::Parts};
-use http_body_util::Full;
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::{Body as _, Incoming};
-use runtime::rate_limit::{HeaderFormat, Quota};
-use serde_json::json;
+use runtime::{
+    rate_limit::{HeaderFormat, Quota},
+    reply::{Reply, content, json, text},
+};
+use serde_json::json as object;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::response::{SlotBody, problem_response, text, to_json};
+pub(super) use self::response::SlotBody;
 use super::{
     engine::{CallError, Slot},
     problem::{self, Problem, rejected},
@@ -25,18 +27,12 @@ use super::{
     service::Service,
 };
 
-type HttpResponse = Response<Full<Bytes>>;
-
 /// Description of the API in OpenAPI 3.1.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 impl Service {
     /// Handles a request. A reservation that waits returns at its slot, or when `stop` is cancelled.
-    pub(super) async fn http(
-        &self,
-        request: Request<Incoming>,
-        stop: &CancellationToken,
-    ) -> HttpResponse {
+    pub(super) async fn http(&self, request: Request<Incoming>, stop: &CancellationToken) -> Reply {
         let began = Instant::now();
         let path = request.uri().path().to_owned();
         let path = Path::of(&path);
@@ -68,8 +64,8 @@ impl Service {
         body: &mut Option<Incoming>,
         stop: &CancellationToken,
         began: Instant,
-    ) -> Result<HttpResponse, Problem> {
-        let identity = self.authenticate(head)?;
+    ) -> Result<Reply, Problem> {
+        let client = self.authenticate(head)?;
         match path {
             Path::Call(endpoint, first) => {
                 check_method(&head.method, endpoint.methods())?;
@@ -84,10 +80,10 @@ impl Service {
                 };
                 let now = self.decider.clock.now();
                 let mut call = LimitedCall::read(endpoint, first, query, &body, now)?;
-                let result = self.process(&mut call, &identity, stop, began).await;
+                let result = self.process(&mut call, &client, stop, began).await;
                 let slot = match &result {
                     Ok((slot, _)) => Some(slot),
-                    Err(problem) => problem.slot.as_deref(),
+                    Err(problem) => problem.extensions.get::<Slot>(),
                 };
                 let quota = slot.and_then(|slot| self.quota(&call, slot));
                 let mut response = match result {
@@ -100,15 +96,15 @@ impl Service {
                 Ok(response)
             }
             Path::Limit(limit) => {
-                identity.authorize(&limit)?;
+                client.permissions.authorize(&limit)?;
                 check_method(&head.method, GET)?;
                 let effective = self.sources.effective();
                 let Some(terms) = effective.terms(&limit) else {
                     return Err(rejected(CallError::UnknownLimit(limit), 0));
                 };
                 let source = effective.source(&limit).name();
-                let body = json!({ "name": limit, "source": source, "terms": terms });
-                Ok(to_json(&body))
+                let body = object!({ "name": limit, "source": source, "terms": terms });
+                Ok(json(StatusCode::OK, &body))
             }
             Path::Problem(name) => {
                 check_method(&head.method, GET)?;
@@ -116,20 +112,20 @@ impl Service {
                 let kind = kinds.find(|kind| kind.name == name);
                 let kind = kind.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
                 let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
-                Ok(text(page, "text/plain; charset=utf-8"))
+                Ok(text(StatusCode::OK, page))
             }
             Path::OpenApi => {
                 check_method(&head.method, GET)?;
-                Ok(text(OPENAPI, "application/json"))
+                Ok(content(StatusCode::OK, "application/json", OPENAPI))
             }
             Path::Other => Err(Problem::new(problem::NOT_FOUND, "")),
         }
     }
 
-    fn problem(&self, problem: &Problem) -> HttpResponse {
+    fn problem(&self, problem: &Problem) -> Reply {
         let problems = &self.metrics.problems;
         problems.with_label_values(&[problem.kind.name]).inc();
-        problem_response(problem)
+        problem.reply()
     }
 
     /// Remaining quota for the rate-limit headers of a response.
@@ -146,14 +142,14 @@ impl Service {
     }
 }
 
-fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> HttpResponse {
+fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> Reply {
     let mut body = SlotBody::of(slot);
     match endpoint {
         Endpoint::Delay | Endpoint::Reserve => {}
         Endpoint::Increment => body.counted = Some(has_effect),
         Endpoint::Feedback => body.learned = Some(has_effect),
     }
-    to_json(&body)
+    json(StatusCode::OK, &body)
 }
 
 fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use metric_defs::limiter as defs;
-use prometheus::{IntCounterVec, IntGauge, Result, proto::MetricFamily};
-use runtime::metrics::{Latency, Registry, family};
+use prometheus::{IntCounterVec, IntGauge, Result};
+use runtime::metrics::{Family, Latency, Registry, as_f64, family, value};
 
 use super::{
     engine::{Counts, LimitUsage, UsageSummary},
@@ -76,28 +76,8 @@ impl RequestMetrics {
 
 impl StateMetrics {
     pub(super) fn register(self: &Arc<Self>, registry: &Registry) -> Result<()> {
-        let metrics = [
-            defs::DECISIONS,
-            defs::DELAYS,
-            defs::INCREMENTS,
-            defs::OUTBOUND_429,
-            defs::FEEDBACK_APPLIED,
-            defs::RESTRICTED_COUNTERS,
-            defs::QUOTA_USED,
-            defs::LIMIT_COUNTERS,
-            defs::COUNTERS,
-            defs::COUNTERS_MAX,
-            defs::LIMITS,
-            defs::COLLECTION_AGE,
-            defs::VERSION,
-            defs::VERSION_REFUSED,
-            defs::STATE_AGE,
-            defs::CLOCK_BEHIND,
-            defs::SHARED_DECISIONS,
-            defs::SHARING_SERVER,
-        ];
         let state = Arc::clone(self);
-        registry.read(metrics, move || state.families())
+        registry.read(move || state.families())
     }
 
     pub(super) fn usage(&self) -> UsageSummary {
@@ -114,12 +94,12 @@ impl StateMetrics {
         counts.into()
     }
 
-    fn families(&self) -> Vec<MetricFamily> {
+    fn families(&self) -> Vec<Family> {
         let usage = self.usage();
         let limits = &usage.limits;
-        let by_limit = |metric, value: fn(&LimitUsage) -> Option<f64>| {
+        let by_limit = |metric, of: fn(&LimitUsage) -> Option<f64>| {
             let samples = limits.iter();
-            let samples = samples.filter_map(|it| Some(([&*it.name], value(it)?)));
+            let samples = samples.filter_map(|it| Some(([&*it.name], of(it)?)));
             family(metric, samples)
         };
         let by_outcome = |metric, values: fn(&Counts) -> [(&'static str, u64); 3]| {
@@ -127,9 +107,6 @@ impl StateMetrics {
                 values(&it.counts).map(|(outcome, count)| ([&*it.name, outcome], as_f64(count)))
             });
             family(metric, samples)
-        };
-        let one = |metric, value: Option<f64>| {
-            family::<[&str; 0]>(metric, value.map(|value| ([], value)))
         };
         let decisions = self.decider.decisions().into_iter().flatten();
         let flag = |it: bool| f64::from(u8::from(it));
@@ -160,23 +137,23 @@ impl StateMetrics {
                 Some(as_f64(it.quota.as_ref()?.used_permille) / 1e3)
             }),
             by_limit(defs::LIMIT_COUNTERS, |it| Some(as_f64(it.counters))),
-            one(defs::COUNTERS, Some(as_f64(usage.counters as u64))),
-            one(defs::COUNTERS_MAX, Some(as_f64(self.counters_max as u64))),
+            value(defs::COUNTERS, as_f64(usage.counters as u64)),
+            value(defs::COUNTERS_MAX, as_f64(self.counters_max as u64)),
             family(defs::LIMITS, self.limits_by_source()),
-            one(
+            value(
                 defs::COLLECTION_AGE,
                 self.sources.collection_age().map(|age| age.as_secs_f64()),
             ),
-            one(defs::VERSION, Some(as_f64(usage.version))),
-            one(
+            value(defs::VERSION, as_f64(usage.version)),
+            value(
                 defs::VERSION_REFUSED,
                 Some(flag((self.rejected_limits)().is_some())),
             ),
-            one(
+            value(
                 defs::STATE_AGE,
                 self.saver.as_ref().map(|saver| saver.age().as_secs_f64()),
             ),
-            one(
+            value(
                 defs::CLOCK_BEHIND,
                 Some(self.decider.clock.behind().as_secs_f64()),
             ),
@@ -184,12 +161,7 @@ impl StateMetrics {
                 defs::SHARED_DECISIONS,
                 decisions.map(|(decider, count)| ([decider], as_f64(count))),
             ),
-            one(defs::SHARING_SERVER, self.decider.has_server().map(flag)),
+            value(defs::SHARING_SERVER, self.decider.has_server().map(flag)),
         ]
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-fn as_f64(count: u64) -> f64 {
-    count as f64
 }

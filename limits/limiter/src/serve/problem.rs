@@ -1,46 +1,19 @@
 //! Problem types of the API (RFC 9457).
 
-use http::StatusCode;
+use runtime::problem::Kind;
+pub use runtime::problem::Problem;
+use serde_json::Value;
 
 use super::{
     clock::timestamp,
-    engine::{Binding, CallError, Slot},
+    engine::{Binding, CallError},
+    http::SlotBody,
 };
 
 /// Maximum number of seconds added to Retry-After, so that clients rejected together do not retry together.
 const SPREAD_SECONDS_MAX: u64 = 4;
 
-/// A problem type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
-    /// Last segment of its URI.
-    pub name: &'static str,
-    /// HTTP status.
-    pub status: StatusCode,
-    /// Short description.
-    pub title: &'static str,
-    /// How to resolve it: the text of its page.
-    pub advice: &'static str,
-}
-
-/// Defines a constant for each problem type, and `KINDS` with all of them.
-macro_rules! kinds {
-    ($($id:ident $status:ident $name:literal $title:literal $advice:literal)+) => {
-        $(
-            #[doc = $title]
-            pub const $id: Kind = Kind {
-                name: $name,
-                status: StatusCode::$status,
-                title: $title,
-                advice: $advice,
-            };
-        )+
-        /// All problem types.
-        pub const KINDS: &[Kind] = &[$($id),+];
-    };
-}
-
-kinds! {
+runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
         "No quota was used. The detail names the exhausted rule, and until when. Retry after Retry-After, or with a larger max_wait. While a \
@@ -100,55 +73,9 @@ kinds! {
          still have been counted."
 }
 
-/// Registered type of `quota-exceeded`; the others are paths of this API.
-const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-
-impl Kind {
-    /// URI reference of the type.
-    #[must_use]
-    pub fn uri(&self) -> String {
-        if *self == QUOTA_EXCEEDED {
-            return QUOTA_EXCEEDED_TYPE.to_owned();
-        }
-        format!("/v1/problems/{}", self.name)
-    }
-}
-
-/// A problem of one request.
-#[derive(Debug, Clone)]
-pub struct Problem {
-    /// Its type.
-    pub kind: Kind,
-    /// Details of this request.
-    pub detail: String,
-    /// Earliest time for the call, if known.
-    pub slot: Option<Box<Slot>>,
-    /// Retry-After in whole seconds, never before the slot.
-    pub retry_after: Option<u64>,
-    /// Allowed methods.
-    pub allow: Option<&'static str>,
-}
-
-impl Problem {
-    /// Creates a problem of this type.
-    #[must_use]
-    pub fn new(kind: Kind, detail: impl Into<String>) -> Self {
-        Self {
-            kind,
-            detail: detail.into(),
-            slot: None,
-            retry_after: None,
-            allow: None,
-        }
-    }
-
-    /// A problem that is over soon. Retry-After is a few seconds, which differ between clients.
-    pub(super) fn transient(kind: Kind, now: u64) -> Self {
-        Self {
-            retry_after: Some(1 + now % (SPREAD_SECONDS_MAX + 1)),
-            ..Self::new(kind, "")
-        }
-    }
+/// A problem that is over soon. Retry-After is a few seconds, which differ between clients.
+pub(super) fn transient(kind: &'static Kind, now: u64) -> Problem {
+    Problem::new(kind, "").retry_after(1 + now % (SPREAD_SECONDS_MAX + 1))
 }
 
 /// The request is invalid.
@@ -180,20 +107,26 @@ pub(super) fn rejected(error: CallError, now: u64) -> Problem {
                 Some(rule) => format!("{rule} allows no further call before {at}"),
                 None => format!("no call is allowed before {at}"),
             };
-            Problem {
-                retry_after: Some(seconds.max(1).saturating_add(spread)),
-                slot: Some(Box::new(slot)),
-                ..Problem::new(QUOTA_EXCEEDED, detail)
+            let mut problem = Problem::new(QUOTA_EXCEEDED, detail)
+                .retry_after(seconds.max(1).saturating_add(spread));
+            if let Ok(Value::Object(body)) = serde_json::to_value(SlotBody::of(&slot)) {
+                problem.members = body;
             }
+            if let Some(binding) = &slot.binding {
+                problem = problem.with("violated-policies", vec![binding.to_string()]);
+            }
+            problem.extensions.insert(slot);
+            problem
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
-    use super::{super::http::OPENAPI, *};
+    use super::{
+        super::{engine::Slot, http::OPENAPI},
+        *,
+    };
 
     #[test]
     fn openapi_lists_every_problem_type() {
@@ -205,7 +138,7 @@ mod tests {
             .iter()
             .filter_map(Value::as_str)
             .collect();
-        let kinds: Vec<String> = KINDS.iter().map(Kind::uri).collect();
+        let kinds: Vec<String> = KINDS.iter().map(|kind| kind.uri()).collect();
         assert_eq!(types, kinds);
     }
 

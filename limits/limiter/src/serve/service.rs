@@ -11,12 +11,7 @@ use http::request::Parts;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body as _, Incoming};
 use prometheus::IntGauge;
-use runtime::{
-    caller::{has_loopback_host, is_cross_site},
-    rate_limit::HeaderFormat,
-    reload::Reloader,
-    token,
-};
+use runtime::{caller, rate_limit::HeaderFormat, reload::Reloader};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +23,7 @@ use super::{
     request::{CallKind, LimitedCall},
     saver::Saver,
     sharing::Decider,
-    tokens::{self, TokenIdentity},
+    tokens::{self, Client},
 };
 
 /// Maximum bytes of a request body.
@@ -61,17 +56,15 @@ impl Service {
     ///
     /// # Errors
     /// When the token is missing or invalid; without tokens, when a browser sends the request from another site.
-    pub(super) fn authenticate(&self, head: &Parts) -> Result<Arc<TokenIdentity>, Problem> {
+    pub(super) fn authenticate(&self, head: &Parts) -> Result<Arc<Client>, Problem> {
         let Some(tokens) = &self.tokens else {
-            if !has_loopback_host(&head.headers, &head.uri) || is_cross_site(&head.headers) {
+            if caller::is_foreign(&head.headers, &head.uri) {
                 return Err(Problem::new(problem::MISDIRECTED, ""));
             }
-            return Ok(Arc::new(TokenIdentity::anonymous()));
+            return Ok(Arc::default());
         };
-        let unauthorized = |detail: &str| Problem::new(problem::UNAUTHORIZED, detail);
-        let token = token::bearer(&head.headers).ok_or_else(|| unauthorized("missing token"))?;
-        let identity = tokens.current().identity(token);
-        identity.ok_or_else(|| unauthorized("invalid token"))
+        let client = tokens.current().authenticate(&head.headers);
+        client.map_err(|error| Problem::new(problem::UNAUTHORIZED, error.to_string()))
     }
 
     /// [Decides](Decider::decide) on a call received at `began`. A reservation that waits returns at its slot, or when `stop`
@@ -82,24 +75,24 @@ impl Service {
     pub(super) async fn process(
         &self,
         call: &mut LimitedCall,
-        identity: &TokenIdentity,
+        client: &Client,
         stop: &CancellationToken,
         began: Instant,
     ) -> Result<(Slot, bool), Problem> {
         for counter in &call.counters {
-            identity.authorize(&counter.limit)?;
+            client.permissions.authorize(&counter.limit)?;
         }
         if let (Some(rule), Some(first)) = (call.rule, call.counters.first_mut()) {
             first.limit = rule.limit_name(&first.limit);
         }
         let may_change = !matches!(call.kind, CallKind::Delay { .. });
         let saver = self.saver.as_ref().filter(|_| may_change);
-        let unsaved = || Err(Problem::transient(NOT_SAVED, self.decider.clock.now()));
+        let unsaved = || Err(problem::transient(NOT_SAVED, self.decider.clock.now()));
         if saver.is_some_and(|saver| !saver.is_writable()) {
             return unsaved();
         }
         let targets = call.targets();
-        let decided = self.decider.decide(&identity.name, &targets, call.kind);
+        let decided = self.decider.decide(&client.name, &targets, call.kind);
         let decided = decided.await;
         let decided_at = Instant::now();
         // Even a refused call can change a counter.

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     clock::Clock,
     engine::{CallError, Counting, Engine, Slot, Target, exact},
-    problem::{Problem, SERVER_LOST, rejected},
+    problem::{Problem, SERVER_LOST, rejected, transient},
     request::CallKind,
 };
 
@@ -204,15 +204,13 @@ impl Decider {
             return Ok(None);
         }
         shared.undecided.fetch_add(1, Ordering::Relaxed);
-        Err(Problem::transient(SERVER_LOST, now))
+        Err(transient(SERVER_LOST, now))
     }
 
     fn problem(&self, error: CallError, now: u64) -> Problem {
         match error {
             // The burst is that of the static share; the full limit may allow the call.
-            CallError::OverBurst { .. } if self.shared.is_some() => {
-                Problem::transient(SERVER_LOST, now)
-            }
+            CallError::OverBurst { .. } if self.shared.is_some() => transient(SERVER_LOST, now),
             error => rejected(error, now),
         }
     }

@@ -92,7 +92,7 @@ impl LeasedShares {
 
 /// Converts millionths to a fraction.
 fn ratio(millionths: u64) -> f64 {
-    crate::metrics::as_f64(millionths) / 1e6
+    runtime::metrics::as_f64(millionths) / 1e6
 }
 
 /// Connects a lease with the queues: reports their demand, and applies new plans.

@@ -24,11 +24,7 @@ Examples:
 
 /// Serve rate limits to other processes over HTTP
 #[derive(Debug, Clone, Parser)]
-#[command(
-    name = "limiter",
-    bin_name = "limiter serve",
-    after_long_help = EXAMPLES
-)]
+#[command(name = "limiter", bin_name = "limiter serve", after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     pub(super) api: ApiArgs,
@@ -52,12 +48,7 @@ pub struct ApiArgs {
     ///
     /// Each line is NAME TOKEN LIMITS, such as `billing TOKEN dsp-17,partner`; LIMITS is `*` for all limits. A token has 16 to 512
     /// bytes. Without a token file, --listen must be a loopback address.
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub token_file: String,
 
     /// Rate-limit headers in HTTP responses: x-ratelimit, ratelimit or none
@@ -113,12 +104,7 @@ pub(super) struct LimitsArgs {
     /// Limits file (TOML)
     ///
     /// Reloaded when it changes; an invalid version is rejected. Validate with `limiter check`.
-    #[arg(
-        long,
-        group = CONTENTS,
-        value_name = "FILE",
-        default_value = "",
-    )]
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub(super) limits: String,
 
     /// MongoDB collection with limits, such as company.limits. Each document is a limit named by its _id, which overrides the one in the file
