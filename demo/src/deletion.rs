@@ -40,7 +40,7 @@ async fn show(running: &mut Running, args: &SetupArgs, setup: &Setup, api: &str)
         let status = admin::sync(&edge, "alice", dsp_id, &buyer_uid)
             .await?
             .status;
-        println!("GET http://{edge}/?d={dsp_id}&b={buyer_uid}   Cookie: uid=alice\n  {status}");
+        println!("GET http://{edge}/?d={dsp_id}&b={buyer_uid}   Cookie: uid=alice   {status}");
     }
     let node = &running.consumer_admin;
     let is_stored = |it: &Response| {
