@@ -222,6 +222,7 @@ impl App {
                 schedule,
                 Clock::System,
                 producers.clone(),
+                deletions.clone(),
                 metrics.clone(),
                 stop_services,
             );

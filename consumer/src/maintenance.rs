@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::{Clock, unix_micros},
+    deletions::Deletions,
     maintenance_window::Window,
     metrics::{self, Metrics},
     producers::Producers,
@@ -71,6 +72,7 @@ pub async fn run(
     mut schedule: watch::Receiver<Schedule>,
     clock: Clock,
     producers: Producers,
+    deletions: Deletions,
     metrics: Metrics,
     stop: CancellationToken,
 ) {
@@ -80,6 +82,7 @@ pub async fn run(
             schedule: schedule.borrow_and_update().clone(),
             clock: clock.clone(),
             producers: producers.clone(),
+            deletions: deletions.clone(),
             metrics: metrics.maintenance.clone(),
             subscription: metrics.subscription.clone(),
             stop: stop.child_token(),
@@ -104,6 +107,7 @@ struct MaintenanceTask {
     schedule: Schedule,
     clock: Clock,
     producers: Producers,
+    deletions: Deletions,
     metrics: metrics::Maintenance,
     subscription: metrics::Subscription,
     stop: CancellationToken,
@@ -165,6 +169,7 @@ impl MaintenanceTask {
         let closes = window.next_change(now);
         let time_left = closes.map(|closes| closes.duration_since(now).unsigned_abs());
         let report = |progress: &SweepProgress| self.metrics.add_sweep(progress);
+        let deleted_until = |user_id: &[u8], dsp_id| self.deletions.deleted_until(user_id, dsp_id);
         let expired = self.run_in_window(window, now, async |stop| {
             let expiry = Expiry {
                 open,
@@ -172,6 +177,7 @@ impl MaintenanceTask {
                 since,
                 time_left,
                 stop,
+                deleted_until: &deleted_until,
                 report: &report,
             };
             self.store.expire(expiry).await

@@ -154,12 +154,14 @@ pub struct Expiry<'a> {
     pub time_left: Option<Duration>,
     /// Cancelled to stop it early.
     pub stop: &'a CancellationToken,
+    /// Up to which time stored cookies of a user and DSP are deleted, in microseconds since the Unix epoch; 0 for none.
+    pub deleted_until: &'a (dyn Fn(&[u8], u32) -> u64 + Send + Sync),
     /// Receives each step of a sweep.
     pub report: &'a (dyn Fn(&SweepProgress) + Send + Sync),
 }
 
 impl<'a> Expiry<'a> {
-    /// An expiry that reports no progress.
+    /// An expiry without deletions that reports no progress.
     #[must_use]
     pub fn new(open: bool, now: u64, stop: &'a CancellationToken) -> Self {
         Self {
@@ -168,6 +170,7 @@ impl<'a> Expiry<'a> {
             since: now,
             time_left: None,
             stop,
+            deleted_until: &|_, _| 0,
             report: &|_| {},
         }
     }

@@ -161,6 +161,7 @@ impl Setup {
             watch::channel(schedule).1,
             Clock::Manual(self.clock.clone()),
             self.producers.clone(),
+            Deletions::default(),
             self.metrics.clone(),
             stop.clone(),
         );

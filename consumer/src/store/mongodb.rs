@@ -248,6 +248,11 @@ fn date(micros: u64) -> DateTime {
     DateTime::from_millis(bson::millis(micros))
 }
 
+/// Before which time cookies are deleted that were accepted up to `until`, as finely as `t` is stored; 0 for none.
+fn deleted_before(until: u64) -> u64 {
+    until.saturating_add(if until > 0 { 1_000 } else { 0 })
+}
+
 /// A count, which servers return in several types.
 fn number(value: &Bson) -> Option<u64> {
     #[expect(

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use bench::mongod::Mongod;
 use consumer::{
     clock::{Clock, ManualClock},
+    deletions::Deletions,
     maintenance::{self, Schedule},
     metrics::{Maintenance, Metrics},
     producers::Producers,
@@ -130,6 +131,16 @@ impl MaintenanceRun {
         uri: &str,
         now: &str,
     ) -> Result<Self> {
+        Self::start_with(options, uri, now, Deletions::default())
+    }
+
+    /// Like [`start_on`](Self::start_on), of a consumer with these deletions.
+    pub(crate) fn start_with(
+        options: impl Into<ConsumerOptions>,
+        uri: &str,
+        now: &str,
+        deletions: Deletions,
+    ) -> Result<Self> {
         let store = Arc::new(options.into().store(uri));
         let schedule = Schedule {
             expiry: "01:00-03:00".parse()?,
@@ -146,6 +157,7 @@ impl MaintenanceRun {
             watch::channel(schedule).1,
             Clock::Manual(clock.clone()),
             Producers::default(),
+            deletions,
             metrics.clone(),
             stop.clone(),
         ));

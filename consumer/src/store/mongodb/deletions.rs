@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     COOKIES, Inner,
     connection::{Connection, run, with_timeout, write},
-    date,
+    date, deleted_before, number,
     retry_policy::{Failure, write_errors},
     sweep::DspScan,
 };
@@ -40,11 +40,9 @@ impl Inner {
             let mut stored = Stored::default();
             let mut found = collection.find(doc! {}).await?;
             while let Some(document) = found.try_next().await? {
-                let until = document
-                    .get_i64("t")
-                    .ok()
-                    .and_then(|t| u64::try_from(t).ok());
-                let Some(until) = until else { continue };
+                let Some(until) = document.get("t").and_then(number) else {
+                    continue;
+                };
                 if document.get_str("_id").is_ok_and(|id| id == FLOOR) {
                     stored.floor_unix_micros = until;
                 } else if let Some(deletion) = decode(&document, until) {
@@ -77,10 +75,8 @@ impl Inner {
             write(&self.own_database(connection), command, COLLECTION).await?;
         }
         let slots = self.dsps().slots.clone();
-        for dsp_id in slots {
-            if has_removals(batch, dsp_id) {
-                by_dsp.entry(dsp_id).or_default();
-            }
+        for dsp_id in slots.into_iter().filter(|it| has_removals(batch, *it)) {
+            by_dsp.entry(dsp_id).or_default();
         }
         Ok(())
     }
@@ -135,7 +131,7 @@ impl Inner {
         let connection = self.connection().await?;
         let mut removed = 0;
         if let Some(mut scan) = DspScan::begin(self, connection, deletion.dsp_id).await? {
-            let before = deletion.until_unix_micros.saturating_add(1_000);
+            let before = deleted_before(deletion.until_unix_micros);
             loop {
                 let began = Instant::now();
                 let Some(now) = scan.step(before).await? else {

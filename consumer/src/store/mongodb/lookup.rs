@@ -17,7 +17,7 @@ use runtime::unix_micros;
 use super::{
     COOKIES, Inner,
     connection::{Connection, reply_of, with_timeout},
-    date, error_text,
+    date, deleted_before, error_text,
     retry_policy::{Failure, failure},
 };
 use tokio::time::timeout;
@@ -58,11 +58,7 @@ impl Inner {
         });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);
-            // As finely as `t` is stored.
-            let deleted = match deletions.deleted_until(user_id.as_bytes(), dsp_id) {
-                0 => 0,
-                until => until.saturating_add(1_000),
-            };
+            let deleted = deleted_before(deletions.deleted_until(user_id.as_bytes(), dsp_id));
             let expired = self.options.ttls.expired_before(dsp_id, now);
             let before = date(expired.max(deleted));
             let found = find(connection, database, user_id, before);

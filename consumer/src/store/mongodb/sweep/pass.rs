@@ -1,5 +1,7 @@
 //! One pass over a collection: detects its end, and selects the documents to delete. Pure.
 
+use std::collections::BTreeMap;
+
 use mongodb::bson::{Bson, DateTime};
 
 use super::super::date;
@@ -47,12 +49,20 @@ impl Pass {
     }
 }
 
-/// Ids of the documents that were accepted before `before`, in microseconds since the Unix epoch.
-pub(super) fn expired(found: Vec<SweptDocument>, before: u64) -> Vec<Bson> {
-    let before = date(before);
-    let is_expired = |it: &SweptDocument| it.accepted.is_some_and(|accepted| accepted < before);
-    let expired = found.into_iter().filter(is_expired);
-    expired.map(|it| it.id).collect()
+/// Ids of the documents that were accepted before the time that `before` returns for them, by this time, in microseconds since
+/// the Unix epoch.
+pub(super) fn expired(
+    found: Vec<SweptDocument>,
+    before: impl Fn(&Bson) -> u64,
+) -> BTreeMap<u64, Vec<Bson>> {
+    let mut expired: BTreeMap<u64, Vec<Bson>> = BTreeMap::new();
+    for SweptDocument { id, accepted } in found {
+        let before = before(&id);
+        if accepted.is_some_and(|accepted| accepted < date(before)) {
+            expired.entry(before).or_default().push(id);
+        }
+    }
+    expired
 }
 
 #[cfg(test)]

@@ -108,7 +108,9 @@ proptest! {
             }
             is_complete = pass.scan(&found) || found.len() < limit;
             cursor = found.last().map_or(cursor, |last| record_id(&last.id) + 1);
-            collection.delete(&expired(found, DUE), DUE);
+            for (due, ids) in expired(found, |_| DUE) {
+                collection.delete(&ids, due);
+            }
             if matches!(event, Event::KillAfterDeletion) {
                 (pass, cursor) = begin(&collection);
                 is_complete = false;
