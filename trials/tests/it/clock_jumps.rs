@@ -36,7 +36,7 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// A fake wall clock for programs; their monotonic clock stays real.
 ///
 /// Drop it after the programs: it removes the shared-memory files that the library leaves behind for killed processes.
-struct FakeClock {
+pub(crate) struct FakeClock {
     library: &'static str,
     file: PathBuf,
     /// File with the ids of all processes started under this clock, one per line.
@@ -61,7 +61,7 @@ fn shared_memory_files(process_id: &str) -> [PathBuf; 2] {
 
 impl FakeClock {
     /// A correct clock, or `None` (a skipped test) if the library is not installed.
-    fn new(dir: &TempDir, name: &str) -> Result<Option<Self>> {
+    pub(crate) fn new(dir: &TempDir, name: &str) -> Result<Option<Self>> {
         let library = LIBRARIES.iter().find(|library| Path::new(library).exists());
         let Some(library) = library else {
             skip("libfaketime is not installed (Debian: faketime)");
@@ -77,7 +77,7 @@ impl FakeClock {
     }
 
     /// Sets the clock to an offset in seconds such as `+3600`, or stops it at a date and time.
-    fn set(&self, time: &str) -> Result<()> {
+    pub(crate) fn set(&self, time: &str) -> Result<()> {
         // Replaced atomically, because the library reads it at any time.
         let new = self.file.with_extension("new");
         fs::write(&new, time)?;
@@ -100,7 +100,7 @@ impl FakeClock {
         (PathBuf::from("sh"), all)
     }
 
-    async fn producer(&self, dir: &TempDir, flags: &[&str]) -> Result<Producer> {
+    pub(crate) async fn producer(&self, dir: &TempDir, flags: &[&str]) -> Result<Producer> {
         let addresses = Addresses::free()?;
         Producer::start_wrapped(dir, &addresses, flags, &|program, args| {
             self.wrap(program, args)

@@ -1,5 +1,9 @@
 //! Deletions through the API: gone on every node, and never back.
 
+mod bodies;
+mod late_command;
+mod scale;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +12,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::{Consumer, Producer, TIMEOUT, embedded, wait_until};
+
+/// Limits of clients that no test reaches.
+const UNLIMITED: [&str; 4] = [
+    "--api-requests-per-second",
+    "1000000",
+    "--api-rows-per-second",
+    "100000000",
+];
 
 /// A producer with an API, and the address of the API.
 async fn start_producer(dir: &TempDir, flags: &[&str]) -> Result<(Producer, String)> {
