@@ -1,9 +1,17 @@
 //! The OpenAPI file against the routes.
 
-use axum::body::Body;
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::body::{Body, Bytes};
 use http::{Method, Request, StatusCode};
+use http_body::Frame;
 use proto::limits::CHUNK_BYTES_DEFAULT;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
@@ -72,7 +80,19 @@ async fn openapi_file_has_exactly_the_routes() {
 }
 
 async fn post(api: &Api, path: &str, body: impl Into<Body>) -> (StatusCode, Value) {
-    let request = Request::post(path).header("content-type", "application/x-ndjson");
+    post_with(api, path, &[], body).await
+}
+
+async fn post_with(
+    api: &Api,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Body>,
+) -> (StatusCode, Value) {
+    let mut request = Request::post(path).header("content-type", "application/x-ndjson");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
     send(api, request.body(body.into()).unwrap()).await
 }
 
@@ -201,4 +221,136 @@ async fn deletion_of_a_dsp_must_be_confirmed() {
     ] {
         assert_eq!(status(&api, Method::DELETE, path).await, expected, "{path}");
     }
+}
+
+#[tokio::test]
+async fn repeated_key_gets_the_first_response_of_its_path_only() {
+    let api = api();
+    let key = [("idempotency-key", "monday")];
+    let rows = r#"{"u":"a","d":1,"b":"b"}"#;
+    let first = post_with(&api, "/v1/cookies", &key, rows).await;
+    assert_eq!(first.0, StatusCode::OK);
+    assert_eq!(post_with(&api, "/v1/cookies", &key, rows).await, first);
+    let appended = || api.inner.parts.log.stats().appended;
+    assert_eq!(appended(), 1);
+    let (status, deleted) = post_with(&api, "/v1/deletions", &key, r#"{"u":"a"}"#).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{deleted}");
+    assert_eq!(appended(), 2);
+}
+
+#[tokio::test]
+async fn unusual_rows_are_rejected_or_read_like_any_json() {
+    let api = api();
+    let deep = "[".repeat(4_000);
+    for (row, expected) in [
+        (r#" { "b" : "b" , "u" : "u" , "d" : 1 } "#, None),
+        (r#"{"u":"\u0061","d":1,"b":"\ud83c\udf6a","t":null}"#, None),
+        (r#"["u",1,"b",null]"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"b"}{}"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"b","b":"c"}"#, Some("malformed")),
+        (r#"{"u":"u","u":"u","d":1,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":1}"#, Some("malformed")),
+        (r#"{"u":"u","d":1.0,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":1e0,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":01,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":-1,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":"1","b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":4294967296,"b":"b"}"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"b","t":-1}"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"b","t":1e3}"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"b","t":1}"#, Some("too_old")),
+        // Far in the future, which counts as now.
+        (r#"{"u":"u","d":1,"b":"b","t":18446744073709551615}"#, None),
+        (
+            r#"{"u":"u","d":1,"b":"b","t":18446744073709551616}"#,
+            Some("malformed"),
+        ),
+        (r#"{"u":"u","d":1,"b":"\ud83c"}"#, Some("malformed")),
+        (r#"{"u":"u","d":1,"b":"\u0000"}"#, Some("buyer_invalid")),
+        ("{\"u\":\"u\",\"d\":1,\"b\":\"\t\"}", Some("malformed")),
+        (&format!(r#"{{"u":{deep}"#), Some("malformed")),
+        (&format!(r#"{{"x":{deep}"#), Some("malformed")),
+        (&deep, Some("malformed")),
+    ] {
+        let appended = api.inner.parts.log.stats().appended;
+        let (_, summary) = post(&api, "/v1/cookies", row.to_owned()).await;
+        assert_eq!(summary["errors"][0]["reason"].as_str(), expected, "{row}");
+        let added = api.inner.parts.log.stats().appended - appended;
+        assert_eq!(added, u64::from(expected.is_none()), "{row}");
+    }
+    let invalid = b"{\"u\":\"u\",\"d\":1,\"b\":\"\xff\"}".to_vec();
+    let (_, summary) = post(&api, "/v1/cookies", invalid).await;
+    assert_eq!(summary["errors"][0]["reason"], "malformed");
+}
+
+/// A body whose parts come from a channel, one by one.
+struct SlowBody(mpsc::Receiver<Bytes>);
+
+impl SlowBody {
+    fn channel() -> (mpsc::Sender<Bytes>, Body) {
+        let (sender, receiver) = mpsc::channel(1);
+        (sender, Body::new(Self(receiver)))
+    }
+}
+
+impl http_body::Body for SlowBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let part = self.0.poll_recv(context);
+        part.map(|part| part.map(|part| Ok(Frame::data(part))))
+    }
+}
+
+/// Otherwise the age of a row would be that of the moment when it was read, and it would look newer than it is.
+#[tokio::test(start_paused = true)]
+async fn rows_enter_the_log_before_more_of_the_body_arrives() {
+    let api = api();
+    for (path, row) in [
+        (
+            "/v1/cookies",
+            "{\"u\":\"u\",\"d\":1,\"b\":\"b\"}\n{\"u\":\n",
+        ),
+        ("/v1/deletions", "{\"u\":\"u\"}\n{\"u\":\n"),
+    ] {
+        let appended = || api.inner.parts.log.stats().appended;
+        let (parts, body) = SlowBody::channel();
+        parts.try_send(Bytes::from_static(row.as_bytes())).unwrap();
+        let before = appended();
+        let in_log = async {
+            while appended() == before {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            (status, response) = post(&api, path, body) => panic!("{path}: {status} {response}"),
+            () = in_log => {}
+        }
+    }
+    // The client closed the connections; its rows are counted nevertheless.
+    let count = |reason: &str| api.inner.metrics.rows.with_label_values(&[reason]).get();
+    assert_eq!((count("accepted"), count("malformed")), (1, 1));
+    let deletions = &api.inner.parts.deletions;
+    assert_eq!(deletions.with_label_values(&["bulk"]).get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_arrives_byte_by_byte_is_given_up() {
+    let api = api();
+    let (parts, body) = SlowBody::channel();
+    let sending = async {
+        while parts.send(Bytes::from_static(b" ")).await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let began = tokio::time::Instant::now();
+    let (response, ()) = tokio::join!(post(&api, "/v1/cookies", body), sending);
+    assert_eq!(response.0, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(response.1["type"], "/problems/too-slow");
+    // In paused time.
+    assert!(began.elapsed() < Duration::from_secs(62));
 }
