@@ -214,6 +214,47 @@ fn tests_of_the_documented_guarantees_exist() -> Result<()> {
     Ok(())
 }
 
+/// Flags of other programs, and of scripts.
+const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features json no-deps nocapture port profile record retry \
+    retry-connrefused rm storage syncdelay test tmpfs version web wired workspace";
+
+#[test]
+fn documented_flags_exist() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let dirs = [
+        "runtime/src",
+        "producer/src",
+        "consumer/src",
+        "limits/limiter/src",
+    ];
+    let text = sources_in(&[&dirs[..], &["bench/src", "trials/src", "demo/src"]].concat())?;
+    let foreign: Vec<_> = FOREIGN_FLAGS.split_whitespace().collect();
+    let files = fs::read_dir(&root)?.chain(fs::read_dir(root.join("docs"))?);
+    for file in files {
+        let path = file?.path();
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let page = fs::read_to_string(&path)?;
+        for word in page.split([' ', '`', '(', '\n', '[', '"']) {
+            let Some(flag) = word.strip_prefix("--") else {
+                continue;
+            };
+            let end = flag.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+            let flag = &flag[..end.unwrap_or(flag.len())];
+            // A field of the arguments, or a name in quotes.
+            let is_ours = text.contains(&format!(" {}: ", flag.replace('-', "_")))
+                || text.contains(&format!("\"{flag}\""));
+            ensure!(
+                flag.is_empty() || is_ours || foreign.contains(&flag),
+                "{}: --{flag} is no flag",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn every_documented_log_message_is_in_the_code() -> Result<()> {
     let dirs = ["runtime/src", "producer/src", "consumer/src"];
