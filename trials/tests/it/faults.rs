@@ -18,7 +18,7 @@ use crate::{
     documents::Documents,
     harness::{
         Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, numbered_cookie,
-        reserve_machine, wait_until,
+        wait_until,
     },
     process_wrapper::{consumer_in, producer_at},
     tools::e2e::Run,
@@ -164,7 +164,6 @@ async fn dropped_network_removes_its_namespaces() -> Result<()> {
 /// Pauses and resumes each process in turn, under load.
 #[tokio::test]
 async fn paused_processes_of_each_kind_lose_nothing() -> Result<()> {
-    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mut mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let mut producer = Producer::start(&dir, &[]).await?;

@@ -66,7 +66,7 @@ pub(crate) async fn bin_dir() -> Result<&'static Path> {
     dir.context("the producer's path has no parent")
 }
 
-/// Reserves the machine for a test that loads all cores, until the permit is dropped.
+/// Reserves the machine for a test that loads all cores or measures a rate, until the permit is dropped.
 ///
 /// Other tests mostly wait and may run concurrently; two such loads would distort each other's measurements.
 pub(crate) async fn reserve_machine() -> SemaphorePermit<'static> {

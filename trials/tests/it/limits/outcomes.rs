@@ -16,7 +16,7 @@ use crate::{
     documents::Documents,
     harness::{
         Consumer, DRAIN_TIMEOUT, Producer, StoreContents, TIMEOUT, embedded, expect_exit,
-        reserve_machine, wait_until,
+        wait_until,
     },
     stream_client::Subscription,
 };
@@ -124,7 +124,6 @@ async fn stop(producer: &mut Producer) -> Result<()> {
 /// The producer is stopped under load with queued cookies and restarted with a higher limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_limited_cookie_has_one_outcome_and_stores_have_the_newest_released() -> Result<()> {
-    let _machine = reserve_machine().await;
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     let spool = dir.path().join("spool");

@@ -18,11 +18,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
-    sync::SemaphorePermit,
     time::timeout,
 };
 
-use crate::harness::{TRIALS, bench, bin_dir, reserve_machine, wait_until};
+use crate::harness::{TRIALS, bench, bin_dir, wait_until};
 
 /// Deadline for a complete run on a busy machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -31,7 +30,6 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 pub(crate) struct Run {
     dir: TempDir,
     child: Child,
-    _machine: SemaphorePermit<'static>,
 }
 
 /// Exit code, JSON report and error output of a run.
@@ -53,7 +51,6 @@ impl Run {
     }
 
     async fn start(program: &Path, args: &[&str]) -> Result<Self> {
-        let machine = reserve_machine().await;
         let dir = tempfile::tempdir()?;
         let temporary = dir.path().join("tmp");
         fs::create_dir(&temporary)?;
@@ -68,11 +65,7 @@ impl Run {
             .stderr(fs::File::create(dir.path().join("errors"))?)
             .kill_on_drop(true)
             .spawn()?;
-        Ok(Self {
-            dir,
-            child,
-            _machine: machine,
-        })
+        Ok(Self { dir, child })
     }
 
     fn interrupt(&self) -> Result<()> {

@@ -10,10 +10,9 @@ use bench::{
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{TIMEOUT, bench, bin_dir, children, reserve_machine, run_to_end, wait_until};
+use crate::harness::{TIMEOUT, bench, bin_dir, children, run_to_end, wait_until};
 
 async fn check_fan_out(call: &str) -> Result<()> {
-    let _machine = reserve_machine().await;
     let parent = TempDir::new()?;
     let dir = parent.path().join("report");
     let report = format!("--report={}", dir.display());
