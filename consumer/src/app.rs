@@ -15,7 +15,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use runtime::{
-    admin,
+    admin::{self, Admin},
     connect::{Network, Tcp, credentials::is_loopback_host},
     listen::{self, Listener},
     metrics::Registry,
@@ -124,17 +124,20 @@ impl App {
         let producers = health.producers().clone();
         register_producers(&registry, producers.clone()).context("metrics")?;
         register_deletions(&registry, app.deletions.clone()).context("metrics")?;
-        let pages = Arc::new(Pages {
+        let pages = Pages {
             store: Arc::clone(&app.store),
             deletions: app.deletions.clone(),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
+        };
+        let admin = Admin {
+            registry,
             config_reloads: app.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
-        });
+        };
         app.services.spawn(admin::serve(
             listener,
-            registry,
+            admin,
             admin_metrics,
             pages,
             listen::Stage::new(app.services.clone(), app.stop_services.clone()),
@@ -274,24 +277,17 @@ struct Pages {
     deletions: Deletions,
     health: Arc<Health>,
     draining: CancellationToken,
-    config_reloads: live_config::Metrics,
-    debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
         let mut components = vec![ready::drain(self.draining.is_cancelled())];
         components.extend(self.health.components());
-        components.push(self.config_reloads.component());
         components
     }
 
     fn needs_restart(&self) -> Option<String> {
         self.health.needs_restart()
-    }
-
-    fn debug_endpoints(&self) -> bool {
-        self.debug_endpoints
     }
 
     fn page<'a>(

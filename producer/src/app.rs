@@ -10,10 +10,9 @@ use anyhow::{Context as _, ensure};
 use prometheus::IntCounterVec;
 use runtime::{
     self,
-    admin::{self, Pages},
+    admin::{self, Admin},
     listen::{self, Listener, Stage},
     metrics::Registry,
-    ready::Component,
     reload,
     settings::live_config,
 };
@@ -284,13 +283,12 @@ impl App {
         readiness: Readiness,
     ) {
         let stage = &self.admin;
-        let pages = Arc::new(AdminPages {
-            readiness,
+        let admin = Admin {
+            registry: self.registry.clone(),
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
-        });
-        let registry = self.registry.clone();
-        let serving = admin::serve(listener, registry, connections, pages, stage.clone());
+        };
+        let serving = admin::serve(listener, admin, connections, readiness, stage.clone());
         stage.tasks.spawn(serving);
     }
 
@@ -365,22 +363,4 @@ impl<L: Listener> Ports<L> {
 fn default_id(grpc: SocketAddr) -> String {
     let host = gethostname::gethostname();
     format!("{}:{}", host.to_string_lossy(), grpc.port())
-}
-
-struct AdminPages {
-    readiness: Readiness,
-    config_reloads: live_config::Metrics,
-    debug_endpoints: bool,
-}
-
-impl Pages for AdminPages {
-    fn components(&self) -> Vec<Component> {
-        let mut components = self.readiness.components();
-        components.push(self.config_reloads.component());
-        components
-    }
-
-    fn debug_endpoints(&self) -> bool {
-        self.debug_endpoints
-    }
 }

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use runtime::ready::{self, Component};
+use runtime::{
+    admin::Pages,
+    ready::{self, Component},
+};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -30,20 +33,12 @@ pub struct AcceptTask {
     pub task: AbortHandle,
 }
 
-impl Readiness {
-    /// Whether the producer is draining.
-    #[must_use]
-    pub fn is_draining(&self) -> bool {
-        self.draining.is_cancelled()
-    }
-
-    /// State of each component.
-    #[must_use]
-    pub fn components(&self) -> Vec<Component> {
+impl Pages for Readiness {
+    fn components(&self) -> Vec<Component> {
         let limits = self.shaping.iter();
         let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.describe())));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
-        [ready::drain(self.is_draining())]
+        [ready::drain(self.draining.is_cancelled())]
             .into_iter()
             .chain(ports)
             .chain(limits)

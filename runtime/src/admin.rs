@@ -16,6 +16,7 @@ use super::{
     metrics::Registry,
     ready::{self, Component},
     reply::{Reply, content, text},
+    settings::live_config,
 };
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
@@ -53,11 +54,6 @@ pub trait Pages: Send + Sync + 'static {
         None
     }
 
-    /// Whether `/log-filter` and `/debug/profile` are enabled.
-    fn debug_endpoints(&self) -> bool {
-        false
-    }
-
     /// Serves a path that is not one of the port's own; `None` for "not found".
     fn page<'a>(
         &'a self,
@@ -67,18 +63,28 @@ pub trait Pages: Send + Sync + 'static {
     }
 }
 
+/// What every process serves on its admin port.
+pub struct Admin {
+    /// The metrics of `/metrics`.
+    pub registry: Registry,
+    /// A component of `/readyz`.
+    pub config_reloads: live_config::Metrics,
+    /// Whether `/log-filter` and `/debug/profile` are enabled.
+    pub debug_endpoints: bool,
+}
+
 /// Serves the admin port until the stage stops.
 pub async fn serve(
     listener: impl Listener,
-    registry: Registry,
+    admin: Admin,
     metrics: listen::Metrics,
-    pages: Arc<dyn Pages>,
+    pages: impl Pages,
     stage: Stage,
 ) {
     let is_loopback = |address: SocketAddr| address.ip().is_loopback();
     let port = Arc::new(Port {
-        registry,
-        pages,
+        admin,
+        pages: Box::new(pages),
         requires_loopback_host: listener.local_addr().is_ok_and(is_loopback),
         stopping: stage.stop.clone(),
     });
@@ -97,8 +103,8 @@ pub fn warn_if_open(address: SocketAddr) {
 }
 
 struct Port {
-    registry: Registry,
-    pages: Arc<dyn Pages>,
+    admin: Admin,
+    pages: Box<dyn Pages>,
     requires_loopback_host: bool,
     stopping: CancellationToken,
 }
@@ -118,7 +124,7 @@ impl Port {
             return text(StatusCode::FORBIDDEN, reason);
         }
         if debug::is_page(request.uri().path()) {
-            let (enabled, stop) = (self.pages.debug_endpoints(), self.stopping.clone());
+            let (enabled, stop) = (self.admin.debug_endpoints, self.stopping.clone());
             return debug::serve(enabled, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -132,7 +138,11 @@ impl Port {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
             },
-            "/readyz" => ready::reply(&self.pages.components()),
+            "/readyz" => {
+                let mut components = self.pages.components();
+                components.push(self.admin.config_reloads.component());
+                ready::reply(&components)
+            }
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
             path => match self.pages.page(path).await {
                 Some(reply) => reply,
@@ -145,9 +155,9 @@ impl Port {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
         let families = if ends_interval {
-            self.registry.scrape()
+            self.admin.registry.scrape()
         } else {
-            self.registry.gather()
+            self.admin.registry.gather()
         };
         match encoder.encode(&families, &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),

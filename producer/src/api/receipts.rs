@@ -11,14 +11,14 @@ use std::{
     time::Instant,
 };
 
-use axum::{
-    Json,
-    extract::{Path, State},
-};
-use http::HeaderMap;
+use axum::extract::{Path, State};
+use http::{HeaderMap, StatusCode};
 use metric_defs::producer;
-use runtime::metrics::{Family, as_f64, value};
-use serde::Serialize;
+use runtime::{
+    metrics::{Family, as_f64, value},
+    reply::{self, Reply},
+};
+use serde_json::json;
 
 use super::{
     Api,
@@ -34,26 +34,6 @@ pub(super) struct Receipt {
     pub(super) epoch: u64,
     pub(super) first: Sequence,
     pub(super) last: Sequence,
-}
-
-#[derive(Serialize)]
-pub(super) struct Status {
-    receipt: String,
-    nodes: Nodes,
-    done: bool,
-    /// What to do, if waiting is not enough.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    action: Option<&'static str>,
-}
-
-#[derive(Serialize)]
-struct Nodes {
-    /// How many nodes have carried it out.
-    confirmed: usize,
-    /// Nodes that will, by name.
-    pending: Vec<String>,
-    /// Nodes of which it is not known, by name.
-    unknown: Vec<String>,
 }
 
 impl fmt::Display for Receipt {
@@ -133,12 +113,13 @@ const REPEAT_AFTER_RESTART: &str =
 const REPEAT_IF_UNKNOWN: &str =
     "unknown nodes may have missed this deletion: repeat it when they are connected";
 
-/// `GET /v1/receipts/{receipt}`
+/// `GET /v1/receipts/{receipt}`: how many nodes have carried the deletions out, the names of those that will, and the names
+/// of those of which it is not known.
 pub(super) async fn show(
     State(api): State<Api>,
     Path(text): Path<String>,
     headers: HeaderMap,
-) -> Result<Json<Status>, Early> {
+) -> Result<Reply, Early> {
     api.authorize(&headers, Right::Delete)?;
     let receipt = Receipt::parse(&text)
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
@@ -152,30 +133,26 @@ pub(super) async fn show(
     if is_current && receipt.last > parts.log.stats().appended {
         return Err(Problem::new(NOT_FOUND, "unknown receipt").into());
     }
-    let mut nodes = Nodes {
-        confirmed: 0,
-        pending: Vec::new(),
-        unknown: Vec::new(),
-    };
-    for (name, confirmed) in parts.subscribers.confirmed(receipt.first, receipt.last) {
-        match confirmed {
-            Confirmed::Yes if is_current => nodes.confirmed += 1,
-            Confirmed::NotYet if is_current => nodes.pending.push(name),
+    let (mut confirmed, mut pending, mut unknown) = (0, Vec::new(), Vec::new());
+    for (name, state) in parts.subscribers.confirmed(receipt.first, receipt.last) {
+        match state {
+            Confirmed::Yes if is_current => confirmed += 1,
+            Confirmed::NotYet if is_current => pending.push(name),
             Confirmed::NotConcerned if is_current => {}
-            _ => nodes.unknown.push(name),
+            _ => unknown.push(name),
         }
     }
-    let action = match (is_current, nodes.unknown.is_empty()) {
-        (false, _) => Some(REPEAT_AFTER_RESTART),
-        (true, false) => Some(REPEAT_IF_UNKNOWN),
-        (true, true) => None,
-    };
-    Ok(Json(Status {
-        action,
-        done: nodes.confirmed > 0 && nodes.pending.is_empty() && nodes.unknown.is_empty(),
-        receipt: text,
-        nodes,
-    }))
+    let mut status = json!({
+        "receipt": text,
+        "done": confirmed > 0 && pending.is_empty() && unknown.is_empty(),
+    });
+    if !is_current {
+        status["action"] = REPEAT_AFTER_RESTART.into();
+    } else if !unknown.is_empty() {
+        status["action"] = REPEAT_IF_UNKNOWN.into();
+    }
+    status["nodes"] = json!({ "confirmed": confirmed, "pending": pending, "unknown": unknown });
+    Ok(reply::json(StatusCode::OK, &status))
 }
 
 #[cfg(test)]

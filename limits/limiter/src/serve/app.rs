@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, bail};
 use metric_defs::limiter::CLOCK_STEPS;
 use runtime::{
-    admin, http_server, listen,
+    admin::{self, Admin},
+    http_server, listen,
     metrics::{Registry, register_process},
     ready::{self, Component},
     reload,
@@ -179,14 +180,17 @@ impl App {
         let pages = Pages {
             state,
             draining: self.draining.clone(),
+        };
+        let admin = Admin {
+            registry: registry.clone(),
             config_reloads: self.config_reloads.clone(),
             debug_endpoints: config.common.debug_endpoints,
         };
         self.services.tasks.spawn(admin::serve(
             listener,
-            registry.clone(),
+            admin,
             listen::Metrics::register(registry, "limiter", "admin").context("metrics")?,
-            Arc::new(pages),
+            pages,
             self.services.clone(),
         ));
         tracing::info!(%address, "admin port is open");
@@ -241,8 +245,6 @@ impl App {
 struct Pages {
     state: Arc<metrics::StateMetrics>,
     draining: CancellationToken,
-    config_reloads: live_config::Metrics,
-    debug_endpoints: bool,
 }
 
 impl admin::Pages for Pages {
@@ -263,12 +265,7 @@ impl admin::Pages for Pages {
         ];
         let sharing = state.decider.state();
         components.extend(sharing.map(|sharing| Component::new("sharing", sharing)));
-        components.push(self.config_reloads.component());
         components
-    }
-
-    fn debug_endpoints(&self) -> bool {
-        self.debug_endpoints
     }
 }
 
