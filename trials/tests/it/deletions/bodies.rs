@@ -187,7 +187,7 @@ async fn check(producer: &Producer, api: &str, case: &Case, is_chunked: bool) ->
     let (status, body) = send(api, case, is_chunked).await?;
     ensure!(status == case.status, "{status} {body}");
     if !case.problem.is_empty() {
-        let expected = format!("/problems/{}", case.problem);
+        let expected = format!("/v1/problems/{}", case.problem);
         ensure!(body["type"] == expected.as_str(), "{body}");
     }
     let accepted = body["accepted"].as_u64().unwrap_or(0);
