@@ -213,6 +213,7 @@ impl App {
         app.start_admin(ports.admin, connections("admin")?, &config, readiness);
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
+            api = addresses.api.map(tracing::field::display),
             memory_bytes_max = memory::bytes_max(&config),
             "producer started"
         );

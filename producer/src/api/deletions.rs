@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode, Uri};
 use proto::ids;
 use runtime::reply::{Reply, json};
@@ -55,11 +55,12 @@ pub(super) struct Scope {
 /// `DELETE /v1/users/{user}`, `DELETE /v1/users/{user}/dsps/{dsp}` and `DELETE /v1/dsps/{dsp}?confirm={dsp}`
 pub(super) async fn delete_one(
     State(api): State<Api>,
-    Path(path): Path<Scope>,
+    path: Result<Path<Scope>, PathRejection>,
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Reply, Early> {
     let client = api.admit(&headers, Right::Delete)?;
+    let Path(path) = path?;
     let scope = match (&path.user, &path.dsp) {
         (Some(_), None) => "user",
         (Some(_), Some(_)) => "pair",

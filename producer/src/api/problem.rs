@@ -1,6 +1,9 @@
 //! Problem types of the API; the OpenAPI file lists them.
 
-use axum::response::{IntoResponse, Response};
+use axum::{
+    extract::rejection::PathRejection,
+    response::{IntoResponse, Response},
+};
 use http::{HeaderValue, StatusCode, header};
 pub(super) use runtime::problem::Problem;
 use runtime::reply::Reply;
@@ -43,6 +46,12 @@ impl From<Problem> for Early {
             reply.headers_mut().insert(header::CONNECTION, close);
         }
         reply.into()
+    }
+}
+
+impl From<PathRejection> for Early {
+    fn from(rejection: PathRejection) -> Self {
+        Problem::new(INVALID, rejection.body_text()).into()
     }
 }
 

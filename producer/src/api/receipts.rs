@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
 use metric_defs::producer;
 use runtime::{
@@ -117,10 +117,11 @@ const REPEAT_IF_UNKNOWN: &str =
 /// of those of which it is not known.
 pub(super) async fn show(
     State(api): State<Api>,
-    Path(text): Path<String>,
+    path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Reply, Early> {
     api.authorize(&headers, Right::Delete)?;
+    let Path(text) = path?;
     let receipt = Receipt::parse(&text)
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;

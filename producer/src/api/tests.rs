@@ -211,6 +211,14 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
 }
 
 #[tokio::test]
+async fn path_that_is_not_utf8_is_a_problem() {
+    let api = api();
+    let (status, problem) = get(&api, "/v1/receipts/%ff").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(problem["title"], "Invalid request", "{problem}");
+}
+
+#[tokio::test]
 async fn deletion_of_a_dsp_must_be_confirmed() {
     let api = api();
     for (path, expected) in [
