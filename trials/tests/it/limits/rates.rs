@@ -72,19 +72,25 @@ fn worst_excess_is_that_of_the_fullest_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shaped_dsp_keeps_its_rate_for_seconds() -> Result<()> {
-    check_rate(load_time(20)).await
+async fn shaped_dsp_never_exceeds_its_rate() -> Result<()> {
+    check_rate(load_time(20)).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes four minutes"]
 async fn shaped_dsp_keeps_its_rate_for_minutes() -> Result<()> {
-    check_rate(load_time(180)).await
+    let mean = check_rate(load_time(180)).await?;
+    let deviation = (mean / RATE as f64 - 1.0).abs();
+    ensure!(deviation <= 0.005, "mean rate {mean}/s");
+    Ok(())
 }
 
-/// Offers twice the rate. No window may have more releases than rate and burst allow, except for the age of a chunk, and the mean must be
-/// the rate. Cookies above `max_wait` are counted, and dead letters are requeued after the load.
-async fn check_rate(time: Duration) -> Result<()> {
+/// Offers twice the rate and returns the mean rate of the releases. No window may have more releases than rate and burst allow, except for
+/// the age of a chunk. Cookies above `max_wait` are counted, and dead letters are requeued after the load.
+///
+/// A busy machine lowers the mean, because a late producer does not catch up. `shaping/tests/overload.rs` in the producer checks it in
+/// virtual time.
+async fn check_rate(time: Duration) -> Result<f64> {
     let _machine = reserve_machine().await;
     // The default times for a load of three minutes.
     let [max_wait, max_age] = [time / 6, time / 3].map(|time| time.as_millis());
@@ -136,9 +142,7 @@ async fn check_rate(time: Duration) -> Result<()> {
     println!(
         "{mean:.2}/s over {seconds:.1} s; worst window: {excess:.1} above {RATE}/s, with a burst of {BURST}"
     );
-    let deviation = (mean / RATE as f64 - 1.0).abs();
-    ensure!(deviation <= 0.005, "mean rate {mean}/s");
     let excess_max = BURST as f64 + RATE as f64 * CHUNK_AGE_SECONDS;
     ensure!(excess <= excess_max, "{excess} exceeds {excess_max}");
-    Ok(())
+    Ok(mean)
 }
