@@ -19,32 +19,18 @@ mod pipeline;
 mod store_caller;
 mod writer;
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::{batch::Batch, suppression::Suppression};
 
-pub use collector::Collector;
+pub use collector::{BatchLimits, Collector};
 pub use pipeline::{Pipeline, StopTokens};
 pub use writer::Writer;
 
 /// Maximum bytes of chunks in a batch. The sink needs memory for three batches and the buffer.
 pub const BATCH_BYTES_MAX: usize = 16 << 20;
-
-/// When a batch is passed to the writer.
-#[derive(Debug, Clone, Copy)]
-pub struct BatchLimits {
-    /// Time after its first cookie, if the writer is idle.
-    pub flush_interval: Duration,
-    /// Number of distinct cookies at which it is full.
-    pub cookies_max: usize,
-    /// Bytes of chunks at which it is full.
-    pub bytes_max: usize,
-}
 
 /// Creates the channel from the collector to the writer. It holds at most one batch.
 #[must_use]

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use runtime::unix_micros;
@@ -12,7 +13,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{BatchLimits, BatchSender, Failure, lock};
+use super::{BatchSender, Failure, lock};
 use crate::{
     batch::{Batch, BatchCookie, BatchId, DedupDecision, DedupFilter, Fingerprint},
     clock::ClockJumps,
@@ -30,6 +31,17 @@ const FLUSH_COOKIES: usize = 5_000;
 
 /// Maximum time that a producer's clock may be ahead of this host's; later times are clamped.
 const CLOCK_AHEAD_MICROS_MAX: u64 = 5 * 60 * 1_000_000;
+
+/// When a batch is passed to the writer.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchLimits {
+    /// Time after its first cookie, if the writer is idle.
+    pub flush_interval: Duration,
+    /// Number of distinct cookies at which it is full.
+    pub cookies_max: usize,
+    /// Bytes of chunks at which it is full.
+    pub bytes_max: usize,
+}
 
 /// Collects the batches of one sink.
 #[derive(Debug)]
