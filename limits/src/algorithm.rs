@@ -27,7 +27,18 @@ pub enum Alignment {
     FirstCall,
 }
 
-/// An algorithm with its parameters. The crate's page helps to choose one.
+/// An algorithm with its parameters.
+///
+/// | algorithm | admits | use |
+/// |---|---|---|
+/// | [`TokenBucket`](Self::TokenBucket) (GCRA) | the rate, and a burst after idle time; with a burst of 1, evenly spaced calls | default |
+/// | [`LeakyBucket`](Self::LeakyBucket) | evenly spaced calls, with a bounded number of waiting calls | smoothing |
+/// | [`SteppedBucket`](Self::SteppedBucket) | calls as long as there are tokens, which are added in steps | mirroring a partner that does the same |
+/// | [`FixedWindow`](Self::FixedWindow) | a number per minute of the clock; twice as many around a window boundary | mirroring a partner; quotas |
+/// | [`SlidingLog`](Self::SlidingLog) | an exact number in any window; 8 bytes per call | small exact limits |
+/// | [`SlidingCounter`](Self::SlidingCounter) | approximately a number in any window | large limits |
+/// | [`StepWindow`](Self::StepWindow) | up to a number in any window, in steps | mirroring a partner; calls that are reported late |
+/// | [`WarmUp`](Self::WarmUp) | a third of the rate after idle time, then the rate | services with cold caches |
 ///
 /// Append new variants and never reorder them: the limiter saves a variant by its position. Any other change of the saved form
 /// requires a new `VERSION` in the limiter's `engine/records.rs`.

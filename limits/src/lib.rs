@@ -43,18 +43,7 @@
 //!
 //! # Algorithms
 //!
-//! | algorithm | admits | use |
-//! |---|---|---|
-//! | [`TokenBucket`](Algorithm::TokenBucket) (GCRA) | the rate, and a burst after idle time; with a burst of 1, evenly spaced calls | default |
-//! | [`LeakyBucket`](Algorithm::LeakyBucket) | evenly spaced calls, with a bounded number of waiting calls | smoothing |
-//! | [`SteppedBucket`](Algorithm::SteppedBucket) | calls as long as there are tokens, which are added in steps | mirroring a partner that does the same |
-//! | [`FixedWindow`](Algorithm::FixedWindow) | a number per minute of the clock; twice as many around a window boundary | mirroring a partner; quotas |
-//! | [`SlidingLog`](Algorithm::SlidingLog) | an exact number in any window; 8 bytes per call | small exact limits |
-//! | [`SlidingCounter`](Algorithm::SlidingCounter) | approximately a number in any window | large limits |
-//! | [`StepWindow`](Algorithm::StepWindow) | up to a number in any window, in steps | mirroring a partner; calls that are reported late |
-//! | [`WarmUp`](Algorithm::WarmUp) | a third of the rate after idle time, then the rate | services with cold caches |
-//!
-//! `docs/limits.md` shows the effect of each algorithm on the same traffic.
+//! [`Algorithm`] lists them and helps to choose one. `docs/limits.md` shows the effect of each algorithm on the same traffic.
 //!
 //! # Guarantees
 //!

@@ -37,10 +37,10 @@
 //! forget_after = "1day"
 //! ```
 //!
-//! The algorithm of a rule is one of: `token_bucket` (default; `burst`), `stepped_bucket` (`burst`), `leaky_bucket` (`capacity`,
-//! `when_full = "queue"` or `"drop"`), `spacing`, `fixed_window` (`aligned = "clock"` or `"first_call"`), `sliding_log`,
-//! `sliding_counter`, `step_window` (`step`), `warm_up` (`warm_up`). For windows, `rate = "1000/h"` is a limit of 1000 in a window of one
-//! hour. `count_refused = true` counts refused calls.
+//! The `algorithm` of a rule is one of [`ALGORITHMS`](crate::ALGORITHMS), `token_bucket` by default. Its options have the names of the
+//! fields of [`Algorithm`](crate::Algorithm). `leaky_bucket` also has `when_full = "queue"` or `"drop"`, and `spacing` is a token bucket
+//! with a burst of 1. For windows, `rate = "1000/h"` is a limit of 1000 in a window of one hour. `count_refused = true` counts refused
+//! calls.
 //!
 //! The [`Handling`] is for the process that enforces the limits; neither this crate nor `limiter` drops or queues calls. All keys of
 //! `shape` and `dead_letter` are optional, with the defaults above.

@@ -1,6 +1,6 @@
 //! Unparsed limits: the tables of a limits file, as TOML or, through `serde`, as JSON. They can be replaced one by one.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use toml::{
@@ -8,7 +8,10 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{ConfigErrors, Rules, reader};
+use super::{
+    ConfigErrors, Rules,
+    reader::{self, Lines},
+};
 
 /// The tables of a limits file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -19,9 +22,6 @@ pub struct Document(Table);
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LimitDefinition(Table);
-
-/// The line of each key and array element, by its path, such as `limits.a.rules[0]`.
-pub(super) type Lines = BTreeMap<String, usize>;
 
 impl Document {
     /// Parses TOML.

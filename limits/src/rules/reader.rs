@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::{
     ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, SharingMode,
-    Unknown, document::Lines, handling::Shape,
+    Unknown, handling::Shape,
 };
 use crate::{
     algorithm::Options,
@@ -31,6 +31,9 @@ const MEMBERS_MAX: u64 = 1000;
 
 /// Maximum length of a group's name.
 const GROUP_CHARS_MAX: usize = 64;
+
+/// The line of each key and array element, by its path, such as `limits.a.rules[0]`.
+pub(super) type Lines = BTreeMap<String, usize>;
 
 /// The top-level keys except `limits` and `sharing`.
 #[derive(Default, Deserialize)]
