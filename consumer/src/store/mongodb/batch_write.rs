@@ -20,7 +20,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::{
     Inner,
     connection::{COMMAND_TIMEOUT, Connection},
-    retry_policy::Failure,
+    error_class::Failure,
     write::{CollectionWrite, LastReply},
 };
 use crate::{

@@ -23,7 +23,7 @@ use mongodb::{
 
 use super::{
     COOKIES, NAMESPACE_EXISTS,
-    retry_policy::{Failure, code, failure, unavailable},
+    error_class::{Failure, code, failure, unavailable},
 };
 
 /// Options of the collection.

@@ -28,8 +28,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     COOKIES, Inner,
     connection::{Connection, run, with_timeout},
-    date, number,
-    retry_policy::{Failure, failure},
+    date,
+    error_class::{Failure, failure},
+    number,
 };
 use crate::store::{Compaction, StoreError};
 

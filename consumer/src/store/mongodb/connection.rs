@@ -1,4 +1,4 @@
-//! The connection to MongoDB and its timeouts. Errors are classified in `retry_policy.rs`.
+//! The connection to MongoDB and its timeouts. Errors are classified in `error_class.rs`.
 //!
 //! If a server stops responding without closing its connections, the driver's monitor detects it within 15 s (its heartbeat of
 //! 10 s plus [`SELECTION_TIMEOUT`]) and ends pending commands. Then each attempt selects a server again, so it continues as
@@ -18,7 +18,7 @@ use mongodb::{
 };
 use tokio::time::timeout;
 
-use super::retry_policy::{Failure, failure, unavailable, write_errors};
+use super::error_class::{Failure, failure, unavailable, write_errors};
 use crate::store::StoreError;
 
 /// Timeout of server selection, short enough to report an unreachable server soon.

@@ -19,8 +19,9 @@ use tokio::time::timeout;
 use super::{
     Inner,
     connection::{Connection, primary, with_timeout, write},
-    date, lock,
-    retry_policy::{Failure, write_errors},
+    date,
+    error_class::{Failure, write_errors},
+    lock,
 };
 use crate::{
     batch::{Batch, Cursor},

@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     COOKIES, Inner,
     connection::{Connection, run, with_timeout, write},
-    date, deleted_before, number,
-    retry_policy::{Failure, write_errors},
+    date, deleted_before,
+    error_class::{Failure, write_errors},
+    number,
     sweep::DspScan,
 };
 use crate::{

@@ -32,8 +32,8 @@ use tokio::time::timeout;
 use super::{
     COOKIES, ExpiryMode, INVALID_OPTIONS, Inner, NEVER_SECONDS, collection,
     connection::{Connection, reply_of, run},
+    error_class::{Failure, code, failure, unavailable},
     lock,
-    retry_policy::{Failure, code, failure, unavailable},
     sweep::{SweepRecord, SweepRecords},
 };
 use crate::store::{Expiry, ExpiryResult, StoreError};

@@ -17,8 +17,9 @@ use runtime::unix_micros;
 use super::{
     COOKIES, Inner,
     connection::{Connection, reply_of, with_timeout},
-    date, deleted_before, error_text,
-    retry_policy::{Failure, failure},
+    date, deleted_before,
+    error_class::{Failure, failure},
+    error_text,
 };
 use tokio::time::timeout;
 

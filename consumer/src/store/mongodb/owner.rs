@@ -13,7 +13,7 @@ use super::{
     ExpiryMode, Inner,
     compaction::RECORDS,
     connection::{Connection, with_timeout},
-    retry_policy::write_errors,
+    error_class::write_errors,
 };
 use crate::store::StoreError;
 

@@ -31,8 +31,9 @@ use tokio::time::{Instant, sleep};
 use super::{
     COOKIES, Inner,
     connection::{Connection, primary, run, with_timeout},
-    date, deleted_before, number,
-    retry_policy::{Failure, write_errors},
+    date, deleted_before,
+    error_class::{Failure, write_errors},
+    number,
 };
 use crate::store::{Expiry, StoreError, SweepProgress};
 use pace::{StepTiming, SweepPace};

@@ -29,9 +29,9 @@ use super::{
     command::{self, Kind},
     connection::{Connection, run},
     deletions::has_removals,
+    error_class::{Failure, WriteError, write_errors},
     insert_strategy::InsertStrategy,
     lock, number,
-    retry_policy::{Failure, WriteError, write_errors},
 };
 use crate::{
     batch::Batch,
