@@ -101,9 +101,9 @@ impl Edge {
     ) -> Result<Outcome, Closed> {
         if !matches!(head.path, "/" | "/sync") {
             return Ok(match &self.opt_out {
-                Some(opt_out) if head.path == opt_out::PATH => {
-                    opt_out.handle(head, headers, &self.log, self.shaping.as_ref())
-                }
+                Some(opt_out) if head.path == opt_out::PATH => opt_out
+                    .handle(head, headers, &self.log, self.shaping.as_ref())
+                    .map_or(Outcome::MethodNotAllowed, Outcome::OptOut),
                 _ => Outcome::NotFound,
             });
         }

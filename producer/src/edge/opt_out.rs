@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use super::{
     head::{self, Head},
     request::user_id,
-    response::Outcome,
 };
 use crate::{
     log::{Deletion, Log},
@@ -74,15 +73,15 @@ impl OptOut {
         }
     }
 
-    /// Responds to a request for the page.
+    /// Responds to a request for the page; `None` if its method is not allowed.
     pub(super) fn handle(
         &self,
         head: &Head<'_>,
         lines: &[Header<'_>],
         log: &Log,
         shaping: Option<&Shaping>,
-    ) -> Outcome {
-        let page = match head.method {
+    ) -> Option<Page> {
+        Some(match head.method {
             "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
             "GET" | "HEAD" => Page::OptOut,
             "POST" if is_valid_form(head.query, log.unix_micros()) && is_same_origin(lines) => {
@@ -93,9 +92,8 @@ impl OptOut {
                 }
             }
             "POST" => Page::Forbidden,
-            _ => return Outcome::MethodNotAllowed,
-        };
-        Outcome::OptOut(page)
+            _ => return None,
+        })
     }
 
     fn opt_out(&self, lines: &[Header<'_>], log: &Log, shaping: Option<&Shaping>) -> Page {

@@ -5,10 +5,9 @@
 //! earlier. So deletions wait until the open chunk is sealed, at most the age of a chunk, and begin the next one: its time is
 //! then not before that of any of them. However many there are, they never seal a chunk early.
 
-use proto::wire::CookieRef;
 use tokio::sync::oneshot;
 
-use super::{Closed, Log, Sequence, seal::Open};
+use super::Sequence;
 
 /// Removes what was accepted for a user, or for a DSP, up to a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,52 +21,4 @@ pub struct Deletion {
 }
 
 /// Deletions that wait for the next chunk, and who waits for their sequences.
-#[derive(Debug, Default)]
-pub(super) struct Pending(Vec<(Vec<Deletion>, oneshot::Sender<Sequence>)>);
-
-impl Log {
-    /// Appends deletions, at the latest when the open chunk is sealed. Resolves to the sequence of the last one, once all
-    /// are in the log; fails when there are none.
-    ///
-    /// All of them are encoded under the lock: hand over some hundreds at a time.
-    ///
-    /// # Errors
-    /// [`Closed`] after [`Log::close`]; none of them is then in the log.
-    pub fn append_deletions(
-        &self,
-        deletions: Vec<Deletion>,
-    ) -> Result<oneshot::Receiver<Sequence>, Closed> {
-        let (appended, sequence) = oneshot::channel();
-        if !deletions.is_empty() {
-            self.append_by(|open, _| {
-                open.pending.0.push((deletions, appended));
-                if open.is_empty() {
-                    self.put_pending(open);
-                }
-            })?;
-        }
-        Ok(sequence)
-    }
-
-    /// Begins a chunk with the deletions that wait for one.
-    pub(super) fn put_pending(&self, open: &mut Open) {
-        if open.pending.0.is_empty() {
-            return;
-        }
-        let now = self.shared.now();
-        for (deletions, appended) in std::mem::take(&mut open.pending).0 {
-            for deletion in deletions {
-                let record = CookieRef {
-                    user_id: &deletion.user_id,
-                    dsp_id: deletion.dsp_id,
-                    buyer_uid: "",
-                    age_micros: 0,
-                };
-                let until = deletion.until_unix_micros.unwrap_or(now);
-                self.put(open, now, record, until);
-            }
-            // The caller may have stopped waiting.
-            appended.send(open.appended()).ok();
-        }
-    }
-}
+pub(super) type Pending = Vec<(Vec<Deletion>, oneshot::Sender<Sequence>)>;

@@ -10,9 +10,12 @@ use proto::{
     limits::AGE_MICROS_MAX,
     wire::{self, ChunkHeader, CookieRef},
 };
+use tokio::sync::oneshot;
 
 use super::{
-    AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence, chunk::Chunk, deletions::Pending,
+    AppendBatch, Closed, Head, Log, LogShared, Progress, Sequence,
+    chunk::Chunk,
+    deletions::{Deletion, Pending},
 };
 
 /// A buffer below this size is sealed after three times the age. It holds about 30 cookies, those of 30 ms at 1,000 per
@@ -31,7 +34,7 @@ pub(super) struct Open {
     /// Records the progress of this log.
     progress: Option<Box<dyn Progress>>,
     /// Deletions that begin the next chunk.
-    pub(super) pending: Pending,
+    pending: Pending,
     /// The last sequence that may be used before the next call of `progress`.
     reserved: Sequence,
     pub(super) sealed_bytes: u64,
@@ -62,10 +65,6 @@ impl Open {
     /// The first sequence of the next sealed chunk.
     pub(super) fn next_sequence(&self) -> Sequence {
         self.first_sequence
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.count == 0
     }
 
     /// Cookies appended so far.
@@ -205,8 +204,53 @@ impl Log {
         })
     }
 
+    /// Appends deletions, at the latest when the open chunk is sealed. Resolves to the sequence of the last one, once all
+    /// are in the log; fails when there are none.
+    ///
+    /// All of them are encoded under the lock: hand over some hundreds at a time.
+    ///
+    /// # Errors
+    /// [`Closed`] after [`Log::close`]; none of them is then in the log.
+    pub fn append_deletions(
+        &self,
+        deletions: Vec<Deletion>,
+    ) -> Result<oneshot::Receiver<Sequence>, Closed> {
+        let (appended, sequence) = oneshot::channel();
+        if !deletions.is_empty() {
+            self.append_by(|open, _| {
+                open.pending.push((deletions, appended));
+                if open.count == 0 {
+                    self.put_pending(open);
+                }
+            })?;
+        }
+        Ok(sequence)
+    }
+
+    /// Begins a chunk with the deletions that wait for one.
+    fn put_pending(&self, open: &mut Open) {
+        if open.pending.is_empty() {
+            return;
+        }
+        let now = self.shared.now();
+        for (deletions, appended) in mem::take(&mut open.pending) {
+            for deletion in deletions {
+                let record = CookieRef {
+                    user_id: &deletion.user_id,
+                    dsp_id: deletion.dsp_id,
+                    buyer_uid: "",
+                    age_micros: 0,
+                };
+                let until = deletion.until_unix_micros.unwrap_or(now);
+                self.put(open, now, record, until);
+            }
+            // The caller may have stopped waiting.
+            appended.send(open.appended()).ok();
+        }
+    }
+
     /// Puts one cookie that was accepted at `accepted` into the open buffer.
-    pub(super) fn put(&self, open: &mut Open, now: u64, cookie: CookieRef<'_>, accepted: u64) {
+    fn put(&self, open: &mut Open, now: u64, cookie: CookieRef<'_>, accepted: u64) {
         self.seal_if_full(open, wire::cookie_bytes(&open.with_age(cookie, accepted)));
         open.begin(now, &self.shared);
         open.reserve(1);
@@ -223,7 +267,7 @@ impl Log {
     /// The age is measured by the clock of the log, because the monotonic clock may stop with a virtual machine. If the system
     /// clock jumps forward, a chunk is sealed early. If it jumps back, the clock of the log stands still, and the sealing task,
     /// which uses the monotonic clock, still delivers the cookies.
-    pub(super) fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
+    fn append_by(&self, append: impl FnOnce(&mut Open, u64)) -> Result<(), Closed> {
         let shared = &*self.shared;
         let mut open = shared.open();
         if open.closed {

@@ -36,7 +36,6 @@
 
 use std::collections::VecDeque;
 
-use super::confirmations::Received;
 use crate::log::{GapReason, Sequence};
 
 /// Maximum number of ranges of lost sequences: 1024 with the one that is added before another is dropped, or 16 KiB per
@@ -77,6 +76,17 @@ pub struct Totals {
     pub bytes: u64,
     /// Streams opened.
     pub streams: u64,
+}
+
+/// What was sent to a subscriber.
+#[derive(Debug, Clone)]
+pub(super) struct Received {
+    /// The first sequence that its account covers.
+    pub(super) joined: Sequence,
+    /// The first sequence after the lost ranges that are no longer stored.
+    pub(super) certain_from: Sequence,
+    /// Lost ranges, inclusive.
+    pub(super) lost: Vec<(Sequence, Sequence)>,
 }
 
 impl Account {
@@ -144,7 +154,7 @@ impl Account {
         new
     }
 
-    /// What was sent, for [confirmations](super::confirmations).
+    /// What was sent.
     pub(super) fn received(&self) -> Received {
         Received {
             joined: self.joined,

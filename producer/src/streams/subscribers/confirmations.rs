@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::account::{Account, LOST_RANGES_MAX};
+use super::account::{Account, LOST_RANGES_MAX, Received};
 use crate::log::Sequence;
 
 /// Whether a node has carried out deletions.
@@ -42,17 +42,6 @@ struct Node {
     durable: Sequence,
     applied: Sequence,
     queue: Received,
-}
-
-/// What was sent to a node.
-#[derive(Debug, Clone)]
-pub(super) struct Received {
-    /// The first sequence that its queue accounts for.
-    pub(super) joined: Sequence,
-    /// The first sequence after the lost ranges that are no longer kept one by one.
-    pub(super) certain_from: Sequence,
-    /// Lost ranges, inclusive.
-    pub(super) lost: Vec<(Sequence, Sequence)>,
 }
 
 impl Received {
