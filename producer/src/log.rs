@@ -50,7 +50,7 @@ use std::{
 
 use tokio::sync::{Notify, watch};
 
-use self::seal::Open;
+use self::seal::{Open, SealCounts};
 pub use self::{
     append_batch::AppendBatch,
     chunk::Chunk,
@@ -130,14 +130,8 @@ pub struct Stats {
     pub span: Span,
     /// Cookies appended since start, sealed or not.
     pub appended: u64,
-    /// Bytes of all sealed chunks, as sent to a subscriber.
-    pub sealed_bytes: u64,
-    /// Chunks sealed because they were full.
-    pub sealed_by_size: u64,
-    /// Chunks sealed because of their age.
-    pub sealed_by_age: u64,
-    /// Chunks sealed because the log was closed: at most one.
-    pub sealed_by_drain: u64,
+    /// Counters of sealed chunks.
+    pub sealed: SealCounts,
     /// Bytes of the ring.
     pub bytes: usize,
     /// Maximum bytes of the ring.
@@ -236,10 +230,7 @@ impl Log {
         Stats {
             span: ring.span(),
             appended: open.appended(),
-            sealed_bytes: open.sealed_bytes,
-            sealed_by_size: open.sealed_by_size,
-            sealed_by_age: open.sealed_by_age,
-            sealed_by_drain: open.sealed_by_drain,
+            sealed: open.sealed,
             bytes: ring.bytes,
             bytes_max: self.shared.config.bytes_max,
             chunks: ring.chunks.len(),

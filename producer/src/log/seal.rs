@@ -37,10 +37,20 @@ pub(super) struct Open {
     pending: Pending,
     /// The last sequence that may be used before the next call of `progress`.
     reserved: Sequence,
-    pub(super) sealed_bytes: u64,
-    pub(super) sealed_by_size: u64,
-    pub(super) sealed_by_age: u64,
-    pub(super) sealed_by_drain: u64,
+    pub(super) sealed: SealCounts,
+}
+
+/// Counters of sealed chunks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SealCounts {
+    /// Bytes of all chunks, as sent to a subscriber.
+    pub bytes: u64,
+    /// Chunks sealed because they were full.
+    pub by_size: u64,
+    /// Chunks sealed because of their age.
+    pub by_age: u64,
+    /// Chunks sealed because the log was closed: at most one.
+    pub by_drain: u64,
 }
 
 impl Open {
@@ -55,10 +65,7 @@ impl Open {
             pending: Pending::default(),
             reserved: if progress.is_some() { 0 } else { Sequence::MAX },
             progress,
-            sealed_bytes: 0,
-            sealed_by_size: 0,
-            sealed_by_age: 0,
-            sealed_by_drain: 0,
+            sealed: SealCounts::default(),
         }
     }
 
@@ -142,7 +149,7 @@ impl Open {
             let allocated = full.capacity();
             (Bytes::from(full).slice(at..), allocated)
         };
-        self.sealed_bytes += wire.len() as u64;
+        self.sealed.bytes += wire.len() as u64;
         self.first_sequence += u64::from(self.count);
         self.count = 0;
         Some(Chunk::new(header, self.opened, wire, allocated))
@@ -277,7 +284,7 @@ impl Log {
         let (first, was_empty) = (open.first_sequence, open.count == 0);
         let age_micros = now.saturating_sub(open.accepted_unix_micros);
         if !was_empty && age_micros > shared.chunk_age_micros * open.ages_max() {
-            open.sealed_by_age += 1;
+            open.sealed.by_age += 1;
             self.seal(&mut open);
         }
         append(&mut open, now);
@@ -295,7 +302,7 @@ impl Log {
     /// Seals the open buffer if `bytes` more would not fit.
     fn seal_if_full(&self, open: &mut Open, bytes: usize) {
         while open.count > 0 && open.buffer.len() + bytes > self.shared.config.chunk_bytes {
-            open.sealed_by_size += 1;
+            open.sealed.by_size += 1;
             self.seal(open);
         }
     }
@@ -317,7 +324,7 @@ impl Log {
                     .unwrap_or(chunk_age),
             );
         }
-        open.sealed_by_age += 1;
+        open.sealed.by_age += 1;
         self.seal(&mut open);
         let is_empty = open.count == 0;
         if is_empty {
@@ -335,7 +342,7 @@ impl Log {
         open.closed = true;
         // Sealing may begin another chunk, of deletions.
         while open.count > 0 {
-            open.sealed_by_drain += 1;
+            open.sealed.by_drain += 1;
             self.seal(&mut open);
         }
         let next = open.next_sequence();

@@ -240,7 +240,7 @@ fn chunk_is_sealed_when_the_next_cookie_may_not_fit() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     let mut appended = 0;
-    while log.stats().sealed_by_size == 0 {
+    while log.stats().sealed.by_size == 0 {
         appended += 1;
         append(&log, appended).unwrap();
     }
@@ -258,9 +258,9 @@ fn sealed_chunks_are_counted_by_reason() {
     let reasons = || {
         let stats = log.stats();
         let sealed = [
-            stats.sealed_by_size,
-            stats.sealed_by_age,
-            stats.sealed_by_drain,
+            stats.sealed.by_size,
+            stats.sealed.by_age,
+            stats.sealed.by_drain,
         ];
         assert_eq!(sealed.iter().sum::<u64>(), stats.chunks as u64);
         sealed
@@ -269,7 +269,7 @@ fn sealed_chunks_are_counted_by_reason() {
     log.seal_due(Instant::now() + 3 * CONFIG.chunk_age);
     assert_eq!(reasons(), [0, 1, 0]);
     let mut appended = 1;
-    while log.stats().sealed_by_size == 0 {
+    while log.stats().sealed.by_size == 0 {
         appended += 1;
         append(&log, appended).unwrap();
     }

@@ -10,7 +10,7 @@ type Row = (MetricDef, fn(&Stats) -> u64);
 
 const ROWS: &[Row] = &[
     (producer::APPENDED, |stats| stats.appended),
-    (producer::LOG_SEALED_BYTES, |stats| stats.sealed_bytes),
+    (producer::LOG_SEALED_BYTES, |stats| stats.sealed.bytes),
     (producer::LOG_BYTES, |stats| stats.bytes as u64),
     (producer::LOG_LIMIT_BYTES, |stats| stats.bytes_max as u64),
     (producer::LOG_CHUNKS, |stats| stats.chunks as u64),
@@ -25,9 +25,9 @@ pub(super) fn read(stats: &Stats) -> Vec<Family> {
     let metrics = metrics.map(|(metric, count)| value(*metric, as_f64(count(stats))));
     let retained = value(producer::LOG_RETAINED, stats.retained.as_secs_f64());
     let sealed = [
-        (["size"], as_f64(stats.sealed_by_size)),
-        (["age"], as_f64(stats.sealed_by_age)),
-        (["drain"], as_f64(stats.sealed_by_drain)),
+        (["size"], as_f64(stats.sealed.by_size)),
+        (["age"], as_f64(stats.sealed.by_age)),
+        (["drain"], as_f64(stats.sealed.by_drain)),
     ];
     let sealed = family(producer::LOG_CHUNKS_SEALED, sealed);
     metrics.chain([retained, sealed]).collect()

@@ -49,7 +49,7 @@ fn late_cookies_keep_their_acceptance_times_and_order_across_chunks() {
         .collect();
     append_accepted(&log, &cookies).unwrap();
     append(&log, 1_001).unwrap();
-    assert!(log.stats().sealed_by_size > 3);
+    assert!(log.stats().sealed.by_size > 3);
     log.close();
     for chunk in log.shared.ring().chunks.iter() {
         assert!(chunk.wire().len() <= CONFIG.chunk_bytes);

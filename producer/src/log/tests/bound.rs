@@ -66,7 +66,7 @@ fn chunk_sealed_by_an_append_is_delivered_and_counted_by_age() {
     append(&log, 1).unwrap();
     advance(&log, 3 * CHUNK_AGE + 1);
     append(&log, 2).unwrap();
-    assert_eq!(log.stats().sealed_by_age, 1);
+    assert_eq!(log.stats().sealed.by_age, 1);
     assert_eq!(accepted_times(&mut reader).len(), 1);
     assert_eq!(log.seal_due(Instant::now() + 3 * CONFIG.chunk_age), None);
     assert_eq!(accepted_times(&mut reader).len(), 1);
