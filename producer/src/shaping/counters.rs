@@ -2,7 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use metric_defs::buckets::SHAPING_DELAY_SECONDS;
+use metric_defs::{
+    MetricDef,
+    buckets::SHAPING_DELAY_SECONDS,
+    producer::{
+        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_OLDEST, SHAPING_PARKED,
+        SHAPING_QUEUED, SHAPING_REQUEUED, SHAPING_SPOOLED, SHAPING_SUPERSEDED,
+    },
+};
+use runtime::metrics::as_f64;
 
 /// Why a cookie was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,6 +225,22 @@ pub(crate) struct LimitSummary {
     pub(crate) counters: LimitCounters,
     pub(crate) usage: QueueUsage,
 }
+
+/// A metric with one series per limit, and its value.
+type Row = (MetricDef, fn(&LimitSummary) -> f64);
+
+/// All such metrics.
+pub(super) const ROWS: &[Row] = &[
+    (SHAPING_ACCEPTED, |it| as_f64(it.counters.accepted)),
+    (SHAPING_SUPERSEDED, |it| as_f64(it.counters.superseded)),
+    (SHAPING_SPOOLED, |it| as_f64(it.counters.spooled)),
+    (SHAPING_QUEUED, |it| as_f64(it.usage.queued)),
+    (SHAPING_DEAD, |it| as_f64(it.usage.dead)),
+    (SHAPING_PARKED, |it| as_f64(it.usage.parked)),
+    (SHAPING_BYTES, |it| as_f64(it.usage.bytes)),
+    (SHAPING_OLDEST, |it| seconds(it.usage.oldest_nanos)),
+    (SHAPING_REQUEUED, |it| as_f64(it.counters.requeued)),
+];
 
 /// Histogram of queueing delays.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -1,37 +1,17 @@
 //! Metrics of the DSP limits, read from all queues at one moment, so that every scrape balances.
 
-use metric_defs::{
-    MetricDef,
-    producer::{
-        SHAPING_ACCEPTED, SHAPING_BYTES, SHAPING_DEAD, SHAPING_DEAD_LETTERS, SHAPING_DELAY,
-        SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_OLDEST, SHAPING_PARKED, SHAPING_QUEUED,
-        SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_REQUEUED, SHAPING_SPOOLED,
-        SHAPING_SUPERSEDED, SHAPING_VERSION, SHARING_MISSED, SHARING_SHARE, SHARING_STATE,
-        SHARING_SUM,
-    },
+use metric_defs::producer::{
+    SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED,
+    SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_VERSION, SHARING_MISSED, SHARING_SHARE,
+    SHARING_STATE, SHARING_SUM,
 };
 use runtime::metrics::{Family, Registry, as_f64, family, histograms, value};
 
 use super::{
     Shaping,
-    counters::{DeadLetterReason, DropReason, LimitSummary, seconds},
+    counters::{DeadLetterReason, DropReason, ROWS, seconds},
     sharing::ShareState,
 };
-
-/// A metric with one series per limit, and its value.
-type Row = (MetricDef, fn(&LimitSummary) -> f64);
-
-const ROWS: &[Row] = &[
-    (SHAPING_ACCEPTED, |it| as_f64(it.counters.accepted)),
-    (SHAPING_SUPERSEDED, |it| as_f64(it.counters.superseded)),
-    (SHAPING_SPOOLED, |it| as_f64(it.counters.spooled)),
-    (SHAPING_QUEUED, |it| as_f64(it.usage.queued)),
-    (SHAPING_DEAD, |it| as_f64(it.usage.dead)),
-    (SHAPING_PARKED, |it| as_f64(it.usage.parked)),
-    (SHAPING_BYTES, |it| as_f64(it.usage.bytes)),
-    (SHAPING_OLDEST, |it| seconds(it.usage.oldest_nanos)),
-    (SHAPING_REQUEUED, |it| as_f64(it.counters.requeued)),
-];
 
 /// Registers the metrics; without `--limits` they have no values.
 ///
