@@ -33,9 +33,7 @@ use crate::{
     security::AccessControl,
     server::Server,
     shaping::{self, Shaping},
-    streams::{
-        self, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
-    },
+    streams::{Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers},
 };
 
 /// How often expired subscribers are removed.
@@ -123,14 +121,7 @@ impl App {
             &registry,
         )?;
         let epoch = epoch_history.epoch();
-        let log_config = log::Config {
-            epoch,
-            bytes_max: config.retention.log_bytes,
-            chunk_bytes: config.retention.chunk_bytes,
-            chunk_age: config.retention.chunk_age,
-            idle_after: config.retention.heartbeat,
-        };
-        let log = Log::with_progress(log_config, Some(Box::new(current_epoch)));
+        let log = Log::with_progress(config.retention.log(epoch), Some(Box::new(current_epoch)));
         let subscribers = Subscribers::new(
             config.retention.subscriber_retention,
             config.limits.subscribers,
@@ -145,12 +136,7 @@ impl App {
         let streams = Streams::new(
             log.clone(),
             subscribers.clone(),
-            streams::Config {
-                producer_id: producer_id.clone(),
-                queue_cookies_max,
-                rewind_bytes: config.retention.rewind_bytes,
-                epoch_history,
-            },
+            config.retention.streams(producer_id.clone(), epoch_history),
             in_flight,
             Refusals::register(&registry)?,
         );

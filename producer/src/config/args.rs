@@ -16,7 +16,12 @@ use runtime::{
 };
 
 use super::{api::ApiArgs, dsps::DspsArgs, shaping::LimitsArgs};
-use crate::{epoch_history::StateDir, security::SecurityArgs};
+use crate::{
+    epoch_history::{EpochHistory, StateDir},
+    log,
+    security::SecurityArgs,
+    streams,
+};
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
 const CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
@@ -152,6 +157,33 @@ pub struct Retention {
         value_parser = time(ms(10)..=HEARTBEAT_MAX)
     )]
     pub heartbeat: Duration,
+}
+
+impl Retention {
+    /// The configuration of the log of an epoch.
+    pub(crate) fn log(&self, epoch: u64) -> log::Config {
+        log::Config {
+            epoch,
+            bytes_max: self.log_bytes,
+            chunk_bytes: self.chunk_bytes,
+            chunk_age: self.chunk_age,
+            idle_after: self.heartbeat,
+        }
+    }
+
+    /// The configuration of the streams of a producer.
+    pub(crate) fn streams(
+        &self,
+        producer_id: String,
+        epoch_history: EpochHistory,
+    ) -> streams::Config {
+        streams::Config {
+            producer_id,
+            queue_cookies_max: self.queue_cookies as u64,
+            rewind_bytes: self.rewind_bytes,
+            epoch_history,
+        }
+    }
 }
 
 /// Limits of connections, memory and time for clients.
