@@ -1,7 +1,7 @@
-//! What each part of the consumer costs on the way of a cookie, without sockets and without a store.
+//! Cost of each stage of the consumer on the path of a cookie, without sockets and without a store.
 //!
-//! `cargo bench --bench parts` measures time; `.ci/instructions` counts instructions of the very same functions, those
-//! of [`counted`]: each goes through [`ITEMS`] items a call, and everything around it is neither timed nor counted.
+//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, in
+//! [`counted`]. Each function processes [`ITEMS`] items per call.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,28 +15,28 @@ use consumer::{
 use divan::{Bencher, counter::ItemsCount};
 use proto::wire::{self, ChunkHeader, ChunkRef, CookieRef, StreamMessage};
 
-/// Cookies that one call of a part goes through; `.ci/instructions` divides by it. A batch has as many after 200 ms at
-/// 50,000 a second.
+/// Cookies per call of a measured function; `.ci/instructions` divides by it. This is the size of a batch after 200 ms
+/// at 50,000 cookies per second.
 const ITEMS: usize = 10_000;
 
-/// Cookies of one chunk: it then has 55 of the 64 KiB that a chunk may have.
+/// Cookies per chunk, which then has 55 KiB of at most 64 KiB.
 const CHUNK_COOKIES: usize = 1_000;
 
-/// When the first cookies of a measurement were accepted, in microseconds since the Unix epoch. Any time will do.
+/// Acceptance time of the first cookies, in microseconds since the Unix epoch. Any time is suitable.
 const BEGIN: u64 = 1_700_000_000_000_000;
 
-/// Longer than any measurement goes on.
+/// Longer than any measurement.
 const INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// Of the table that remembers stored cookies: four times as many entries as there are cookies.
+/// Size of the suppression table: four times as many entries as cookies.
 const TABLE_BYTES: usize = 1 << 20;
 
 fn main() {
     divan::main();
 }
 
-/// The functions that are measured. Not inlined and not generic, so that each is one symbol; and called by nothing but
-/// the benchmark of the same name, for whatever they do is counted.
+/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Only the
+/// benchmark of the same name calls a function, because `.ci/instructions` counts every call.
 mod counted {
     use std::{hint::black_box, sync::Arc};
 
@@ -51,20 +51,20 @@ mod counted {
     };
     use proto::wire::{ChunkRef, StreamMessage};
 
-    /// Messages to borrowed cookies.
+    /// Decodes messages into borrowed cookies.
     #[inline(never)]
     pub(super) fn decode(messages: &[Bytes]) {
         for message in messages {
             let Ok(StreamMessage::Chunk(chunk)) = StreamMessage::decode(message.clone()) else {
-                unreachable!("it is a chunk");
+                unreachable!("every message is a chunk");
             };
             for cookie in chunk.cookies() {
-                black_box(cookie.expect("it is whole"));
+                black_box(cookie.expect("every cookie is complete"));
             }
         }
     }
 
-    /// Chunks to the newest cookie of each pair.
+    /// Collects the newest cookie of each pair from chunks.
     #[inline(never)]
     pub(super) fn batch(batch: &mut Batch, producer: &Arc<str>, chunks: &[ChunkRef]) {
         for chunk in chunks {
@@ -72,7 +72,7 @@ mod counted {
         }
     }
 
-    /// The same, less what repeats.
+    /// Like [`batch`], and suppresses duplicates.
     #[inline(never)]
     pub(super) fn suppress(
         batch: &mut Batch,
@@ -85,27 +85,27 @@ mod counted {
         }
     }
 
-    /// Remembers that a batch was stored.
+    /// Records that a batch was stored.
     #[inline(never)]
     pub(super) fn record(suppression: &mut Suppression, batch: &Batch, written: &WriteOutcome) {
         suppression.record(batch.id(), outcomes(batch, written));
     }
 
-    /// Orders a batch for MongoDB.
+    /// Sorts a batch for MongoDB.
     #[inline(never)]
     pub(super) fn sort(batch: &Batch) {
         black_box(command::by_dsp(batch));
     }
 
-    /// One command for all of a batch's cookies.
+    /// Encodes one command for all cookies of a batch.
     #[inline(never)]
     pub(super) fn encode(kind: Kind, batch: &Batch, indices: &[u32]) {
         black_box(kind.encode(batch, indices, &mongodb::bson::Document::new()));
     }
 }
 
-/// Messages as a stream brings them, with cookies as they look in life: a user id of 20 digits, one of `dsps`, a buyer
-/// uid of 16 to 36 characters. The same ones for the same seed; of `users` each comes as often as the others.
+/// Messages of a stream with realistic cookies: a user id of 20 digits, one of `dsps` DSPs, and a buyer uid of 16 to 36
+/// characters. They are the same for the same seed, and each of the `users` occurs equally often.
 fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut cookie = |number: usize| {
@@ -131,7 +131,7 @@ fn messages(seed: u64, users: usize, dsps: u32) -> Vec<Bytes> {
         let header = ChunkHeader {
             epoch: 1,
             first_sequence: first as u64 + 1,
-            count: u32::try_from(CHUNK_COOKIES).expect("it is small"),
+            count: u32::try_from(CHUNK_COOKIES).expect("a chunk has few cookies"),
             accepted_unix_micros: BEGIN + first as u64,
         };
         let at = wire::seal(&mut buffer, &header) + wire::FRAME_PREFIX_BYTES;
@@ -149,12 +149,13 @@ fn chunks(seed: u64, users: usize, dsps: u32) -> Vec<ChunkRef> {
         .map(StreamMessage::decode);
     let chunk = |received| match received {
         Ok(StreamMessage::Chunk(chunk)) => chunk,
-        other => unreachable!("it is a chunk, not {other:?}"),
+        other => unreachable!("expected a chunk, not {other:?}"),
     };
     received.map(chunk).collect()
 }
 
-/// A batch of these chunks. The [`next`](Batch::next) has room for as many cookies, as in a stream that goes on.
+/// A batch of these chunks. The [`next`](Batch::next) batch has capacity for the same number of cookies, as in a
+/// running consumer.
 fn batched(chunks: &[ChunkRef]) -> Batch {
     let mut batch = Batch::new(usize::MAX, usize::MAX);
     for chunk in chunks {
@@ -163,8 +164,8 @@ fn batched(chunks: &[ChunkRef]) -> Batch {
     batch
 }
 
-/// A batch of what `suppression` lets through.
-fn let_through(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
+/// A batch of the cookies in `chunks` that pass `suppression`.
+fn filtered(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
     let mut batch = batched(&[]);
     for chunk in chunks {
         batch.push_filtered(&producer(), chunk, u64::MAX, suppression);
@@ -172,11 +173,11 @@ fn let_through(chunks: &[ChunkRef], suppression: &mut Suppression) -> Batch {
     batch
 }
 
-/// A table that knows the cookies of `chunks` to be stored.
-fn knowing(chunks: &[ChunkRef]) -> Suppression {
+/// A suppression table that records the cookies of `chunks` as stored.
+fn recorded(chunks: &[ChunkRef]) -> Suppression {
     let ttls = Ttls::new(2 * INTERVAL, BTreeMap::new());
     let mut suppression = Suppression::new(INTERVAL, TABLE_BYTES, ttls);
-    let batch = let_through(chunks, &mut suppression);
+    let batch = filtered(chunks, &mut suppression);
     suppression.record(batch.id(), outcomes(&batch, &WriteOutcome::default()));
     suppression
 }
@@ -204,27 +205,27 @@ fn batch(bencher: Bencher<'_, '_>, users: usize) {
         .bench_local_refs(|batch| counted::batch(batch, &producer, &chunks));
 }
 
-/// What the table knows of the cookies that come.
+/// State of the table for the filtered cookies.
 #[derive(Debug, Clone, Copy)]
-enum Come {
-    /// Nothing: all are taken.
+enum Known {
+    /// No cookie is stored: all pass.
     New,
-    /// They are stored: all are left out.
-    Again,
+    /// All cookies are stored: all are suppressed.
+    Stored,
 }
 
-#[divan::bench(args = [Come::New, Come::Again])]
-fn suppress(bencher: Bencher<'_, '_>, come: Come) {
+#[divan::bench(args = [Known::New, Known::Stored])]
+fn suppress(bencher: Bencher<'_, '_>, known: Known) {
     let (producer, chunks) = (producer(), chunks(1, ITEMS, 20));
     let before = batched(&chunks);
-    let known = match come {
-        // Others, so that the table's memory has been touched.
-        Come::New => self::chunks(2, ITEMS, 20),
-        Come::Again => chunks.clone(),
+    let stored = match known {
+        // Records other cookies, so that the memory of the table has been touched.
+        Known::New => self::chunks(2, ITEMS, 20),
+        Known::Stored => chunks.clone(),
     };
     bencher
         .counter(ItemsCount::new(ITEMS))
-        .with_inputs(|| (before.next(), knowing(&known)))
+        .with_inputs(|| (before.next(), recorded(&stored)))
         .bench_local_refs(|(batch, suppression)| {
             counted::suppress(batch, &producer, &chunks, suppression);
         });
@@ -237,8 +238,8 @@ fn record(bencher: Bencher<'_, '_>) {
     bencher
         .counter(ItemsCount::new(ITEMS))
         .with_inputs(|| {
-            let mut suppression = knowing(&others);
-            let batch = let_through(&chunks, &mut suppression);
+            let mut suppression = recorded(&others);
+            let batch = filtered(&chunks, &mut suppression);
             (suppression, batch)
         })
         .bench_local_refs(|(suppression, batch)| counted::record(suppression, batch, &written));
@@ -252,7 +253,7 @@ fn sort(bencher: Bencher<'_, '_>) {
         .bench_local(|| counted::sort(&batch));
 }
 
-/// All for one DSP, hence in one collection.
+/// All cookies are of one DSP, and therefore in one collection.
 #[divan::bench(args = [Kind::Insert, Kind::Find, Kind::Replace, Kind::Upsert])]
 fn encode(bencher: Bencher<'_, '_>, kind: Kind) {
     let batch = batched(&chunks(1, ITEMS, 1));

@@ -1,4 +1,4 @@
-//! Builds, starts and drains all stages of a consumer. Only this module knows them all.
+//! Builds, starts and drains all stages of a consumer. Only this module imports all of them.
 //!
 //! [`App::start`] opens the store and binds the admin port before it returns. Subscriptions begin when the cursors are read
 //! from the store. The drain is in `app/drain.rs`.
@@ -171,7 +171,7 @@ impl App {
         self.admin_address
     }
 
-    /// Returns the reason when the consumer cannot continue.
+    /// Waits until the consumer cannot continue, and returns the reason.
     pub async fn failed(&self) -> anyhow::Error {
         anyhow::anyhow!("{}", self.failed.wait().await)
     }
@@ -219,7 +219,7 @@ impl App {
             services.spawn(monitor.clone().run("retrier", retrying.map(Ok)));
             let producers = health.producers().clone();
             let jobs = jobs::run(deletions.clone(), Arc::clone(&store), stop_services.clone());
-            services.spawn(monitor.clone().run("deletions of DSPs", jobs.map(Ok)));
+            services.spawn(monitor.clone().run("DSP deletion", jobs.map(Ok)));
             let maintenance = maintenance::run(
                 store,
                 schedule,

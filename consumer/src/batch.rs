@@ -34,7 +34,7 @@ pub struct BatchCookie<'a> {
     pub buyer_uid: &'a [u8],
     /// Acceptance time in microseconds since the Unix epoch.
     pub accepted_unix_micros: u64,
-    /// Whether the store has probably a cookie of this pair. Only a hint.
+    /// Whether the store probably has a cookie of this pair. Only a hint.
     pub is_known: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct BatchCounts {
     pub received: u64,
     /// Duplicates suppressed by the filter.
     pub suppressed: u64,
-    /// Cookies older than the stored one, by the filter.
+    /// Cookies that the filter found to be older than the stored one.
     pub stale: u64,
     /// Cookies replaced by a newer one of this batch.
     pub superseded: u64,
@@ -130,7 +130,7 @@ impl Batch {
         next
     }
 
-    /// Its number in the series created by [`next`](Self::next).
+    /// Its number in the sequence of batches created by [`next`](Self::next).
     #[must_use]
     pub fn id(&self) -> BatchId {
         self.id
@@ -261,8 +261,8 @@ impl Batch {
         order.into_iter().map(|(_, at)| at)
     }
 
-    /// Whether a DSP's cookies must be queued behind its earlier ones in the retry queue, because a store cannot order two
-    /// cookies of the same millisecond.
+    /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones, because a store cannot order
+    /// two cookies of the same millisecond.
     #[must_use]
     pub fn is_deferred(&self, dsp_id: u32) -> bool {
         self.deferred.contains(&dsp_id)

@@ -97,7 +97,8 @@ impl ClockJumps {
 
     /// The time when the clock shows `unix_micros` at `at`. If it was set back, the previous time continues.
     ///
-    /// Used to judge producers' clocks: if this clock was set back by an hour, every producer would seem an hour ahead.
+    /// Used to estimate the skew of producers' clocks: without it, if this clock were set back by an hour, every
+    /// producer would seem an hour ahead.
     pub(crate) fn steady(&mut self, unix_micros: u64, at: Instant) -> u64 {
         let steady = unix_micros.max(extrapolate(self.latest, at));
         self.latest = (steady, at);

@@ -4,8 +4,8 @@
 //! the previous one, and a new file is started. So the newest dead letters are kept within the limit. The file is opened for
 //! each batch with dead letters, so it can be moved or deleted at any time.
 //!
-//! Dead letters never block cookies that can be stored. A write failure is logged once until the next success, and counted. A
-//! hanging write is waited for once.
+//! Dead letters never block cookies that can be stored. A write failure is counted, and logged once until the next
+//! success. A hanging write delays one batch only.
 //!
 //! A batch counts as stored only after its dead letters were passed to the operating system, but they are not synced: a sync
 //! per batch would slow down every store that rejects a few cookies. A crash at that time loses the dead letters of one batch,
@@ -64,7 +64,7 @@ struct Files {
     bytes_max: u64,
 }
 
-/// Number of written dead letters, and the error of the others.
+/// Number of written dead letters, and the error if some were not written.
 type Appended = (u64, io::Result<()>);
 
 #[derive(Serialize)]

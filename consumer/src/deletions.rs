@@ -1,12 +1,14 @@
-//! Deletions: what must not be stored, whatever brings it.
+//! Deletions: the table of users and DSPs whose earlier cookies must not be stored.
 //!
-//! A deletion covers what was accepted for a user (at one DSP or at all), or for a DSP, up to its time. It removes that from
-//! the store, and this table keeps it from coming back: by another producer, a resumed stream, the retry queue, or a cookie
-//! that its producer released late. An entry is a keyed hash and a time; the store keeps the ids.
+//! A deletion covers the cookies of a user (at one DSP or at all DSPs) or of a DSP that were accepted up to its time.
+//! It removes them from the store. This table rejects covered cookies that arrive later: from another producer, a
+//! resumed stream, the retry queue, or a queue of DSP limits. An entry is a keyed hash and a time; the store keeps the
+//! ids.
 //!
-//! Entries are kept for [`KEPT`], longer than any cookie may be under way, and in a bounded number. The oldest that are
-//! forgotten, because of their age or of the bound, raise the *floor*: from then on, everything that was accepted up to the
-//! floor counts as deleted. So forgetting a deletion never brings anything back; it only makes some late cookies stale.
+//! Entries are kept for [`RETENTION`], longer than any cookie can be in transit, and their number is bounded. Removing
+//! the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the floor then
+//! count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no deletion
+//! covers them.
 //!
 //! Cost of a cookie: a comparison while there are no deletions, then three hashes and lookups.
 
@@ -26,12 +28,12 @@ use foldhash::fast::RandomState;
 use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
 use tokio::sync::{Notify, watch};
 
-/// How long deletions are kept: as long as a cookie may be under way, in microseconds. A producer releases none that is older
-/// than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
-const KEPT_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
+/// How long deletions are kept, in microseconds: as long as a cookie can be in transit. Producers release no cookie
+/// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
+const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 
-/// The same, for documentation and tests.
-pub const KEPT: Duration = Duration::from_micros(KEPT_MICROS);
+/// The same time, for documentation and tests.
+pub const RETENTION: Duration = Duration::from_micros(RETENTION_MICROS);
 
 /// Memory of an entry: a hash and a time, in a table that is at least half full.
 const ENTRY_BYTES: usize = 40;
@@ -43,16 +45,16 @@ pub struct Deletion {
     pub user_id: Box<[u8]>,
     /// The DSP; 0 for all DSPs of the user.
     pub dsp_id: u32,
-    /// What was accepted up to this time is covered, in microseconds since the Unix epoch.
+    /// Cookies accepted up to this time are covered, in microseconds since the Unix epoch.
     pub until_unix_micros: u64,
 }
 
-/// What a store knows of deletions.
+/// The deletions in a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// All that are kept.
+    /// All stored deletions.
     pub deletions: Vec<Deletion>,
-    /// Deletions of DSPs that have not removed everything yet.
+    /// Deletions of DSPs that have not removed all of their cookies yet.
     pub unfinished: Vec<Deletion>,
     /// See [`Deletions::floor`].
     pub floor_unix_micros: u64,
@@ -67,13 +69,13 @@ pub struct Deletions {
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
-    /// Whether anything is covered; without it, a cookie costs no lock.
+    /// Whether any cookie can be covered. If not, checking a cookie takes no lock.
     covers_any: AtomicBool,
     entries_max: usize,
     hasher: RandomState,
     /// Notified when a deletion of a DSP was added.
     jobs_changed: Notify,
-    /// Changes when deletions became durable, or took effect.
+    /// Changes when deletions become durable or take effect.
     durable: watch::Sender<()>,
 }
 
@@ -82,14 +84,14 @@ struct Table {
     /// By hash of user and DSP.
     until: HashMap<u64, u64, RandomState>,
     floor: u64,
-    /// Deletions of DSPs that have yet to remove cookies.
+    /// Deletions of DSPs that still have to remove cookies.
     jobs: BTreeMap<u32, u64>,
     /// Deletions in the retry queue.
     queued: u64,
 }
 
 impl Deletion {
-    /// Whether it covers all users of a DSP.
+    /// Whether it covers all users of one DSP.
     #[must_use]
     pub fn is_of_dsp(&self) -> bool {
         self.user_id.is_empty()
@@ -124,7 +126,7 @@ impl Deletions {
         }
     }
 
-    /// Adds what the store knows.
+    /// Adds the deletions in the store.
     pub fn load(&self, stored: &Stored) {
         let mut table = self.table();
         table.floor = table.floor.max(stored.floor_unix_micros);
@@ -143,8 +145,8 @@ impl Deletions {
         self.insert(&mut self.table(), deletion);
     }
 
-    /// Begins the jobs of deletions that are durable now: what came before them is in the store. To be called before anybody
-    /// learns that they are durable.
+    /// Starts the jobs of deletions that have become durable: all earlier cookies are in the store. Must be called
+    /// before their durability is reported.
     pub fn begin_jobs(&self, durable: &[Deletion]) {
         let mut table = self.table();
         for deletion in durable.iter().filter(|deletion| deletion.is_of_dsp()) {
@@ -161,11 +163,12 @@ impl Deletions {
         *until = deletion.until_unix_micros.max(*until);
         self.shared.covers_any.store(true, Ordering::Relaxed);
         if table.until.len() > self.shared.entries_max {
-            table.forget_an_eighth();
+            table.remove_oldest_eighth();
         }
     }
 
-    /// Up to which time arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for none.
+    /// Time up to which arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
+    /// none.
     #[must_use]
     pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
@@ -174,8 +177,9 @@ impl Deletions {
         self.deleted_until(user_id, dsp_id).max(self.floor())
     }
 
-    /// Up to which time stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none. Unlike
-    /// [`until`](Self::until) without the floor: what a forgotten deletion covered was removed from the store long ago.
+    /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none.
+    /// Unlike [`until`](Self::until), it ignores the floor: cookies covered by a removed deletion are no longer in the
+    /// store.
     #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
@@ -187,32 +191,32 @@ impl Deletions {
         scopes.into_iter().flatten().max().unwrap_or(0)
     }
 
-    /// Whether a cookie of this pair that was accepted then is deleted. A deletion wins a tie.
+    /// Whether a cookie of this pair with this acceptance time is deleted. A deletion wins a tie.
     #[must_use]
     pub fn covers(&self, user_id: &[u8], dsp_id: u32, accepted_unix_micros: u64) -> bool {
         accepted_unix_micros <= self.until(user_id, dsp_id)
     }
 
-    /// Forgets deletions that were requested [`KEPT`] before `now_unix_micros`.
-    pub fn forget_old(&self, now_unix_micros: u64) {
-        let before = now_unix_micros.saturating_sub(KEPT_MICROS);
-        self.table().forget_until(before);
+    /// Removes deletions that were requested [`RETENTION`] before `now_unix_micros`.
+    pub fn remove_old(&self, now_unix_micros: u64) {
+        let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
+        self.table().remove_until(before);
     }
 
-    /// Up to which time everything counts as deleted, in microseconds since the Unix epoch: some deletions of before are
-    /// forgotten. 0 if none is.
+    /// Time up to which all cookies count as deleted, in microseconds since the Unix epoch, because earlier deletions
+    /// were removed from the table. 0 if none was removed.
     #[must_use]
     pub fn floor(&self) -> u64 {
         self.table().floor
     }
 
-    /// How many there are, and the maximum.
+    /// Number of deletions, and its maximum.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         (self.table().until.len(), self.shared.entries_max)
     }
 
-    /// A deletion of a DSP that has yet to remove cookies.
+    /// A deletion of a DSP that still has to remove cookies.
     #[must_use]
     pub fn next_job(&self) -> Option<Deletion> {
         let table = self.table();
@@ -224,7 +228,7 @@ impl Deletions {
         })
     }
 
-    /// The job has removed everything.
+    /// Ends a job that has removed all of its cookies.
     pub fn finish_job(&self, job: &Deletion) {
         let mut table = self.table();
         if table.jobs.get(&job.dsp_id) == Some(&job.until_unix_micros) {
@@ -234,7 +238,7 @@ impl Deletions {
         self.notify_durable();
     }
 
-    /// Notes how many deletions are in the retry queue.
+    /// Sets the number of deletions in the retry queue.
     pub fn set_queued(&self, queued: u64) {
         self.table().queued = queued;
         self.notify_durable();
@@ -247,7 +251,7 @@ impl Deletions {
         table.queued == 0 && table.jobs.is_empty()
     }
 
-    /// How many deletions of DSPs have yet to remove cookies.
+    /// Number of deletions of DSPs that still have to remove cookies.
     #[must_use]
     pub fn jobs(&self) -> usize {
         self.table().jobs.len()
@@ -258,12 +262,12 @@ impl Deletions {
         self.shared.jobs_changed.notified().await;
     }
 
-    /// Notes that deletions became durable, or took effect.
+    /// Notifies waiters that deletions became durable or took effect.
     pub fn notify_durable(&self) {
         self.shared.durable.send_replace(());
     }
 
-    /// Changes when deletions became durable, or took effect.
+    /// Changes when deletions become durable or take effect.
     #[must_use]
     pub fn durable(&self) -> watch::Receiver<()> {
         self.shared.durable.subscribe()
@@ -285,24 +289,24 @@ impl Deletions {
 }
 
 impl Table {
-    /// Forgets the deletions up to this time.
-    fn forget_until(&mut self, before: u64) {
-        let mut forgotten = 0;
+    /// Removes the deletions up to this time.
+    fn remove_until(&mut self, before: u64) {
+        let mut removed = 0;
         self.until.retain(|_, until| {
             if *until <= before {
-                forgotten = forgotten.max(*until);
+                removed = removed.max(*until);
             }
             *until > before
         });
-        self.floor = self.floor.max(forgotten);
+        self.floor = self.floor.max(removed);
     }
 
-    /// Forgets the oldest eighth, so that this need not be done for each new one.
-    fn forget_an_eighth(&mut self) {
+    /// Removes the oldest eighth, so that a full table does not remove one deletion for each new one.
+    fn remove_oldest_eighth(&mut self) {
         let mut times: Vec<u64> = self.until.values().copied().collect();
         let at = times.len() / 8;
         let (_, before, _) = times.select_nth_unstable(at);
-        self.forget_until(*before);
+        self.remove_until(*before);
     }
 }
 
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn later_deletion_of_the_same_scope_wins_whatever_the_order() {
+    fn later_deletion_of_the_same_scope_wins_in_any_order() {
         let table = table(&[
             deletion("u", 1, 10),
             deletion("u", 1, 5),
@@ -360,21 +364,21 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_deletion_leaves_a_floor_so_that_nothing_comes_back() {
-        let table = table(&[deletion("u", 1, 10), deletion("v", 1, KEPT_MICROS + 5)]);
-        table.forget_old(KEPT_MICROS + 9);
+    fn removed_deletion_raises_the_floor_that_still_covers_its_cookies() {
+        let table = table(&[deletion("u", 1, 10), deletion("v", 1, RETENTION_MICROS + 5)]);
+        table.remove_old(RETENTION_MICROS + 9);
         check(&table, "u", 1, 10);
-        table.forget_old(KEPT_MICROS + 10);
+        table.remove_old(RETENTION_MICROS + 10);
         assert_eq!((table.floor(), table.size().0), (10, 1));
         check(&table, "anybody", 7, 10);
-        check(&table, "v", 1, KEPT_MICROS + 5);
-        // Only the time of what was forgotten counts.
-        table.forget_old(KEPT_MICROS + 1_000);
+        check(&table, "v", 1, RETENTION_MICROS + 5);
+        // Only the times of removed deletions raise the floor.
+        table.remove_old(RETENTION_MICROS + 1_000);
         assert_eq!(table.floor(), 10);
     }
 
     #[test]
-    fn full_table_forgets_the_oldest_and_covers_everything_up_to_them() {
+    fn full_table_removes_the_oldest_deletions_and_raises_the_floor() {
         let table = Deletions::new(100 * ENTRY_BYTES);
         for number in 1..=1_000 {
             table.add(&deletion(&number.to_string(), 1, number));
@@ -388,9 +392,9 @@ mod tests {
     }
 
     #[test]
-    fn job_of_a_dsp_is_open_until_it_is_finished_and_after_a_restart() {
+    fn job_of_a_dsp_continues_until_it_is_finished_also_after_a_restart() {
         let table = table(&[deletion("", 3, 40)]);
-        assert_eq!(table.next_job(), None, "it is not durable yet");
+        assert_eq!(table.next_job(), None, "the deletion is not durable yet");
         table.begin_jobs(&[deletion("u", 1, 40), deletion("", 3, 40)]);
         let job = table.next_job().unwrap();
         table.begin_jobs(&[deletion("", 3, 50)]);

@@ -8,14 +8,14 @@
 //!                        + waiting + in the retry queue
 //! ```
 //!
-//! This is [`metric_defs::equations::LEDGER`], so a scrape can be checked by it as well. Failed cookies are malformed,
+//! This is [`metric_defs::equations::LEDGER`], by which a scrape can be checked too. Failed cookies are malformed,
 //! rejected, unreadable, expired, or have no DSP slot.
 //!
 //! A cookie in the retry queue has no outcome until a retry succeeds, possibly in the next process, which counts it as
 //! *recovered*.
 //!
 //! All cookies of a batch get their outcome when the batch is *durable*. Failed and repeated writes and commits change
-//! nothing. Cookies in hand when the process is stopped immediately stay waiting.
+//! nothing. If the process is stopped immediately, cookies without an outcome stay waiting.
 //!
 //! The number of waiting cookies is counted independently: it grows by the count in a chunk's header and shrinks by the count
 //! of its batch, so a cookie that is dropped or counted twice violates the equation.

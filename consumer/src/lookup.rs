@@ -1,7 +1,7 @@
 //! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
 //!
-//! If some DSPs cannot be read, the response has the results of the others and names these. If the others have no result
-//! either, the response is 503, because the user may exist.
+//! If some DSPs cannot be read, the response has the results of the other DSPs, and names the failed DSPs. If it has no
+//! results, it is a 503, because the user may exist.
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;

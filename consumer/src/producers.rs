@@ -4,9 +4,9 @@
 //! A producer is known while it has a cursor, here or in the store, and while an address reads from it or last did. All state
 //! changes are in `producers/table.rs`, which is pure. This module adds the lock, the clock and notifications.
 //!
-//! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name. The subscription whose
-//! stream the producer closed learns here that a sibling has one, and stands by instead of reconnecting. Both may push for a
-//! moment; duplicates change nothing.
+//! Two addresses may lead to one producer, which keeps only the newest stream of a subscriber name. The subscription
+//! whose stream the producer closed finds in this table that another address has the stream, and stands by instead of
+//! reconnecting. Both may push for a moment; duplicates change nothing.
 //!
 //! Cost: one lock per chunk, never held across an await. Only commits, scrapes and pages take it as well.
 

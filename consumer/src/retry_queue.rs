@@ -6,10 +6,10 @@
 //! cookies of a DSP are [queued](crate::batch::Batch::is_deferred) behind its earlier ones, because MongoDB cannot order two
 //! cookies of the same millisecond. After a crash, some cookies may be written twice, which changes nothing.
 //!
-//! A [`RetryEntry`] has at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module is the index of the entries: 32 bytes each.
-//! The queue is limited to `BYTES_MAX`. A DSP may use as much as remains free: half of it if it is alone, a third each for two.
-//! All unlisted DSPs without a slot share half of the queue, because clients can invent DSPs. Cookies that do not fit become
-//! dead letters.
+//! A [`RetryEntry`] has at most `ENTRY_COOKIES_MAX` cookies of one DSP. This module is the index of the entries: 32
+//! bytes each. The queue is limited to `BYTES_MAX`. A DSP may not use more bytes than remain free: one DSP can use half
+//! of the queue, two DSPs a third each. All unlisted DSPs without a slot share half of the queue, because clients can
+//! invent DSPs. Cookies that do not fit become dead letters.
 
 mod retry;
 
@@ -88,7 +88,7 @@ impl RetryQueue {
         }
     }
 
-    /// The deletions that also apply to queued cookies.
+    /// Deletions, which also apply to queued cookies.
     #[must_use]
     pub fn deletions(&self) -> &Deletions {
         &self.deletions
@@ -126,7 +126,7 @@ impl RetryQueue {
             dsp_id, indices, ..
         } in deferred
         {
-            // Deletions are always kept: a table bounds how many there are.
+            // Deletions are always queued: the deletion table bounds their number.
             entries.extend(pack_deletions(batch, *dsp_id));
             let packed = pack_dsp(batch, *dsp_id, indices);
             let bytes: u64 = packed.iter().map(|it| it.entry.bytes).sum();

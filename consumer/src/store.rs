@@ -238,8 +238,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors are durable once the batch is also
     /// [committed](Self::commit).
     ///
-    /// First the batch's [deletions](Batch::deletions) are stored, and what they cover is removed; those of a DSP are only stored, see
-    /// [`remove_dsp`](Self::remove_dsp). Of a DSP in [`deferred`](WriteOutcome) nothing may have been removed.
+    /// First the batch's [deletions](Batch::deletions) are stored, and the cookies that they cover are removed.
+    /// Deletions of a DSP are only stored; see [`remove_dsp`](Self::remove_dsp). For a DSP in
+    /// [`deferred`](WriteOutcome), possibly no cookie was removed.
     ///
     /// Newest wins, by the rule of [`proto::newest`]: a cookie older than the stored one of its pair is skipped. Times are
     /// compared in the resolution of the store: microseconds (embedded) or milliseconds (MongoDB). Idempotent: after an error
@@ -316,8 +317,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         deletions: &'a Deletions,
     ) -> StoreFuture<'a, LookupResult>;
 
-    /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as
-    /// finished. Returns how many were removed, or `None` if `stop` was cancelled before the end.
+    /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as finished.
+    /// Returns the number of removed cookies, or `None` if `stop` was cancelled before the end.
     ///
     /// # Errors
     /// When the store fails; a later call continues.
@@ -333,7 +334,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the store fails; a later call removes them too.
-    fn forget_deletions(&self, _floor: u64) -> StoreFuture<'_, ()> {
+    fn remove_deletions_until(&self, _floor: u64) -> StoreFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -344,7 +345,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn ping(&self) -> StoreFuture<'_, ()>;
 
     /// The other consumer that owns expiry and compaction of a shared store; `None` if this consumer owns them. Must be
-    /// called before each of both, and every ten minutes.
+    /// called before each expiry and compaction, and every ten minutes.
     ///
     /// # Errors
     /// When the owner cannot be determined.
@@ -366,8 +367,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and state of other consumers
-    /// that are gone. Returns the producers of this consumer's deleted cursors.
+    /// Deletes cursors last committed before `before`, in microseconds since the Unix epoch, and the state of consumers
+    /// that no longer exist. Returns the producers of this consumer's deleted cursors.
     ///
     /// # Errors
     /// When it failed; a later call completes it.

@@ -211,7 +211,7 @@ impl DedupFilter for Suppression {
         [pair, hasher.finish() & !STATE]
     }
 
-    /// Touches all buckets in a row, so that the cache misses overlap. One at a time, each would cost 0.1 µs.
+    /// Touches all buckets in sequence, so that the cache misses overlap. Without overlap, each would cost 0.1 µs.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]) {
         if self.buckets.is_empty() {
             return;
@@ -245,7 +245,7 @@ impl DedupFilter for Suppression {
                     return DedupDecision::Suppress;
                 }
                 if !newest::replaces(millis(cookie), known.newest()) {
-                    // The store decides on a pending one.
+                    // The entry is pending, so the store decides.
                     return if is_stored {
                         DedupDecision::Stale
                     } else {

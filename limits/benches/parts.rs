@@ -1,7 +1,7 @@
 //! The cost of a decision, compared with `governor`'s keyed limiter in the same run.
 //!
-//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the same functions in [`counted`]. Each of them makes
-//! [`ITEMS`] decisions per call, for known keys.
+//! `cargo bench -p limits` measures time; `.ci/instructions` counts instructions of the same functions in [`counted`].
+//! Each function makes [`ITEMS`] decisions per call, for known keys.
 
 use std::num::NonZeroU32;
 
@@ -18,8 +18,8 @@ fn main() {
     divan::main();
 }
 
-/// The measured functions. They are neither inlined nor generic, so that each is one symbol, and only the benchmark of the same name calls
-/// them, because every call is counted.
+/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Only the
+/// benchmark of the same name calls a function, because `.ci/instructions` counts every call.
 mod counted {
     use std::{hint::black_box, time::Duration};
 
@@ -47,7 +47,7 @@ mod counted {
         }
     }
 
-    /// Admitting decisions under one token bucket.
+    /// Decisions under one token bucket that admit the call.
     #[inline(never)]
     pub(super) fn one(limits: &mut Limits<u64>, limit: LimitId, from: u64) {
         for (key, now) in calls(from) {
@@ -55,7 +55,7 @@ mod counted {
         }
     }
 
-    /// Decisions under three token buckets: of the key, of one of twenty groups, and global.
+    /// Decisions under three token buckets: one for the key, one for its group (of twenty), and a global one.
     #[inline(never)]
     pub(super) fn three(limits: &mut Limits<u64>, ids: [LimitId; 3], from: u64) {
         let [own, group, global] = ids;

@@ -404,7 +404,7 @@ impl Algorithm {
 }
 
 impl fmt::Display for Algorithm {
-    /// What the algorithm guarantees.
+    /// The guarantee of the algorithm.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TokenBucket { rate, burst: 1 } => {

@@ -129,7 +129,7 @@ impl<K: Hash + Eq + Clone> Limits<K> {
         now: u64,
         max_wait: Duration,
     ) -> Decision {
-        // Calls with few limits do not pay for large arrays.
+        // A call with few limits does not initialize large arrays.
         match demands.len() {
             0..=1 => self.reserve_of::<1>(demands, from, now, max_wait),
             2..=4 => self.reserve_of::<4>(demands, from, now, max_wait),

@@ -350,7 +350,7 @@ impl Meter {
         });
     }
 
-    /// Removes what no longer affects decisions at `now`.
+    /// Removes usage and bookings that cannot affect decisions from `now` on.
     #[inline]
     pub(crate) fn expire(&self, state: &mut KeyState, now: u64) {
         if state.bookings.is_some() {

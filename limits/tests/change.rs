@@ -152,7 +152,7 @@ fn one_thousand_changes_exceed_no_limit() {
         let demands = one(limit, 0);
         let mut now = START;
         let (mut waiting, mut gone): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
-        // Start of each rate, the rate, and the requests allowed before it, times a second.
+        // For each rate: its start, the rate, and the requests allowed before its start, multiplied by a second.
         let mut pieces = vec![(START, 10_u64, 0_u128)];
         for _ in 0..1_000 {
             for _ in 0..random.u32(1..20) {

@@ -1,4 +1,4 @@
-//! Tests of shares of a limit, and of combined changes.
+//! Tests of shares of a limit, and of changes to several limits in one step.
 
 use std::time::Duration;
 

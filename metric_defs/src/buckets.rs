@@ -1,7 +1,7 @@
 //! Bucket bounds of histograms.
 
-/// Seconds of a sync request. Finest in the normal range: a single request takes 10 µs, and requests of one read wait for the
-/// last of them.
+/// Seconds of a sync request. Finest in the normal range: a single request takes 10 µs, and the requests of one read
+/// wait for the last request.
 pub const REQUEST_SECONDS: &[f64] = &[
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.1, 1.0, 10.0,
 ];

@@ -28,23 +28,23 @@ pub const STALE: MetricDef = MetricDef::counter(
 );
 pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
     "consumer_deletions_total",
-    "Deletions received and durable. They remove what they cover from the store.",
+    "Deletions received and made durable. They remove the covered cookies from the store.",
 );
 pub const DELETED_ON_ARRIVAL: MetricDef = MetricDef::counter(
     "consumer_deleted_on_arrival_total",
-    "Cookies not stored because a deletion of a later time covers them. A steady rate means that something sends old cookies.",
+    "Cookies not stored because a later deletion covers them. A steady rate means that a source sends old cookies.",
 );
 pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries",
-    "Deletions in the table that keeps deleted cookies from coming back.",
+    "Deletions in the table, which rejects covered cookies that arrive later.",
 );
 pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries_max",
-    "Maximum deletions in the table. Beyond it, the oldest are evicted, and cookies accepted before them are no longer stored.",
+    "Maximum number of deletions in the table. Beyond it, the oldest are evicted, and cookies accepted before them are no longer stored.",
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
-    "Deletions of whole DSPs that have not removed everything yet.",
+    "Deletions of whole DSPs that are still removing cookies.",
 );
 pub const FAILED: MetricDef = MetricDef::counter(
     "consumer_failed_total",
@@ -89,12 +89,12 @@ pub const PRODUCER_CONNECTED: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
     "consumer_producer_lag_cookies",
-    "Cookies of this producer that are not durable here, up to the newest sequence known from its hello or received.",
+    "Cookies of this producer that are not durable here, up to the newest sequence that was received or reported in its hello.",
 )
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Upper bound of how far this host's clock is ahead of the producer's: the minimum time from acceptance to receipt in the last one to two minutes.",
+    "Maximum by which this host's clock is ahead of the producer's: the minimum time from acceptance to receipt in the last one to two minutes.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
@@ -125,7 +125,7 @@ pub const RECEIVED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const BUFFER_BYTES_MAX: MetricDef = MetricDef::gauge(
     "consumer_buffer_bytes_max",
-    "Maximum size of the receive buffer in bytes since the last scrape but one.",
+    "Maximum size of the receive buffer in bytes since the scrape before the last.",
 );
 pub const BUFFER_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "consumer_buffer_limit_bytes",
@@ -173,7 +173,7 @@ pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies accepted more than 5 minutes ahead of this host's clock; their time was reduced to that.",
+    "Cookies accepted more than 5 minutes ahead of this host's clock; their time was limited to 5 minutes ahead.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");

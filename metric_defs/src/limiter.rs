@@ -89,9 +89,9 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Decisions on shared limits, by decider: the server; the limiter within its share, while the server is unavailable (part); or none, because the call was refused.",
+    "Decisions on shared limits by decider: the server, the limiter within its static share while the server is unavailable (share), or none for refused calls.",
 )
-.by(&["by"]);
+.by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
     "limiter_sharing_server_up",
     "1 while the server of the shared limits is available. Absent without shared limits.",

@@ -71,7 +71,7 @@ pub const LAG: MetricDef = MetricDef::gauge(
 .by(SUBSCRIBER);
 pub const LAG_MAX: MetricDef = MetricDef::gauge(
     "producer_subscriber_lag_cookies_max",
-    "Maximum lag of the subscriber in cookies since the last scrape but one.",
+    "Maximum lag of the subscriber in cookies since the scrape before the last.",
 )
 .by(SUBSCRIBER);
 pub const LAG_SECONDS: MetricDef = MetricDef::gauge(
@@ -243,12 +243,12 @@ pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies that exceeded a rule, each once, by outcome: delayed, or refused because the wait exceeds the maximum. Always refused in police mode, and in observe mode if police would drop them.",
+    "Accepted cookies that exceeded a rule, each counted once, by outcome: delayed, or refused because the wait exceeds the maximum. Always refused in police mode, and in observe mode if police would drop them.",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
-    "Cookies that became dead letters: already older than max_age at their release time (age), or would be by then (wait).",
+    "Cookies that became dead letters: older than max_age at their release time (age), or expected to be after their wait (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(
@@ -306,7 +306,7 @@ pub const DELETIONS: MetricDef = MetricDef::counter(
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
-    "Deletion requests answered before enough nodes had stored them: a crash of the producer may lose these deletions.",
+    "Deletion requests that got a response before enough nodes had stored the deletions. A crash of the producer may lose these deletions.",
 );
 pub const DELETION_PENDING_SECONDS: MetricDef = MetricDef::gauge(
     "producer_deletion_pending_seconds",

@@ -1,7 +1,7 @@
 //! Cost of each stage of the producer on the path of a cookie, without sockets and waits.
 //!
-//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, those in
-//! [`counted`]. Each processes [`ITEMS`] items per call.
+//! `cargo bench --bench parts` measures time; `.ci/instructions` counts the instructions of the same functions, in
+//! [`counted`]. Each function processes [`ITEMS`] items per call.
 
 use std::{
     io::Write as _,
@@ -22,7 +22,7 @@ use runtime::reload::{NamedFile, Reloader};
 /// Items per call of a measured function; `.ci/instructions` divides by it.
 const ITEMS: usize = 10_000;
 
-/// Chunks per reader: those of one second if each is sealed at 10 ms.
+/// Chunks per reader: the number sealed in one second at a chunk age of 10 ms.
 const CHUNKS: usize = 100;
 
 /// Requests in one read of a busy connection.
@@ -32,8 +32,8 @@ fn main() {
     divan::main();
 }
 
-/// The measured functions. They are neither inlined nor generic, so that each is one symbol. Only the benchmark of the same
-/// name calls each, because all calls are counted.
+/// The measured functions. They are not inlined and not generic, so that each function is one symbol. Only the
+/// benchmark of the same name calls a function, because `.ci/instructions` counts every call.
 mod counted {
     use std::{hint::black_box, time::Instant};
 
@@ -208,7 +208,7 @@ fn log(chunk_bytes: usize, bytes_max: usize) -> Log {
     })
 }
 
-/// Like [`counted::append`], but not counted.
+/// Like [`counted::append`], but outside of the measurement.
 fn fill(log: &Log, cookies: &[CookieRef<'_>]) {
     let mut batch = AppendBatch::default();
     for cookie in cookies {
@@ -283,7 +283,7 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
         .bench_local(|| counted::limited(&shaping, &mut batch, &cookies, together));
 }
 
-/// An item is a chunk delivered to a reader. `readers` of them read each chunk one after the other.
+/// An item is a chunk delivered to a reader. All `readers` read each chunk, one after the other.
 #[divan::bench(args = [1, 100])]
 fn read(bencher: Bencher<'_, '_>, readers: usize) {
     let (log, first) = full_log();

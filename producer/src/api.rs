@@ -1,13 +1,14 @@
-//! The API: matches in bulk, deletions and their receipts, over HTTP and JSON.
+//! The API: bulk input of matches, deletions and their receipts, over HTTP and JSON.
 //!
-//! Its clients are servers: partners that hand over pairs without a browser, and services that honor the rights of users. It has
-//! its own port. Without a token file the port is on loopback, and pages of other sites are refused.
+//! Its clients are servers: partners that send matches without a browser, and services that process deletion requests
+//! of users. The API has its own port. Without a token file, the port is on loopback and rejects requests from pages of
+//! other sites.
 //!
 //! # Bounds
 //!
-//! Connections, request headers, bodies, rows and memory of a request are bounded (`api/body.rs`); requests and rows of each
-//! token are limited. Nothing here holds a lock across an await, and parsing yields after each few kilobytes, so that the edge
-//! is not delayed.
+//! Connections, request headers, bodies, rows and memory per request are bounded (`api/body.rs`); each token has a
+//! limit of requests and rows. No lock is held across an await, and parsing yields after every few kilobytes, so that
+//! the edge is not delayed.
 //!
 //! No user id, buyer uid or token occurs in a log message.
 
@@ -54,10 +55,10 @@ use self::{
 };
 use crate::{edge::dsps::Dsps, log::Log, shaping::Shaping, streams::subscribers::Subscribers};
 
-/// What can be requested, as OpenAPI 3.1.
+/// Description of the API in OpenAPI 3.1.
 const OPENAPI: &str = include_str!("api/openapi.json");
 
-/// The limits of the port. A bulk request may take a while; its body has a deadline of its own.
+/// Connection limits of the port. The body of a bulk request has a separate timeout.
 const LIMITS: Limits = Limits {
     connections_max: 256,
     connections_per_address_max: Some(64),
@@ -66,7 +67,7 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
-/// What the API needs of its producer.
+/// The API of one producer.
 #[derive(Debug, Clone)]
 pub struct Api {
     inner: Arc<Inner>,
@@ -75,26 +76,26 @@ pub struct Api {
 /// Settings of the API.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Nodes that must have a deletion durable before `DELETE` responds without `at_risk`.
+    /// Number of nodes that must have stored a deletion durably before `DELETE` responds without `at_risk`.
     pub deletions_need: usize,
-    /// Requests per second of one token, and rows per second.
+    /// Maximum requests per second of one token.
     pub requests_per_second: u64,
-    /// See above.
+    /// Maximum rows per second of one token.
     pub rows_per_second: u64,
 }
 
 /// The parts of a producer that the API uses.
 #[derive(Debug, Clone)]
 pub struct Parts {
-    /// The name of the producer, in receipts.
+    /// Id of the producer, used in receipts.
     pub producer_id: String,
-    /// Where matches and deletions go.
+    /// The log, to which matches and deletions are appended.
     pub log: Log,
-    /// The limits of DSPs, if there are any.
+    /// The DSP rate limits; `None` without `--limits`.
     pub shaping: Option<Shaping>,
     /// Known DSPs.
     pub dsps: Dsps,
-    /// The nodes.
+    /// The subscribers, which include all nodes.
     pub subscribers: Subscribers,
     /// Cancelled when the producer drains.
     pub draining: CancellationToken,
@@ -114,7 +115,7 @@ struct Inner {
     unconfirmed: Unconfirmed,
 }
 
-/// What the API counts.
+/// Metrics of the API.
 #[derive(Debug, Clone)]
 struct Metrics {
     requests: IntCounterVec,
@@ -204,7 +205,7 @@ impl Api {
         http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
     }
 
-    /// The client of a request, if it has `right`.
+    /// Returns the client of a request, if it has the right `right`.
     fn authorize(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
         let Some(tokens) = &self.inner.tokens else {
             return Ok(tokens::local());
@@ -230,7 +231,7 @@ impl Api {
     }
 }
 
-/// Refuses what a page of another site sends to an open port, and counts every response.
+/// Rejects requests of pages of other sites if the port needs no tokens, and counts every response.
 async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -> Response {
     let (headers, uri) = (request.headers(), request.uri());
     let is_foreign = api.inner.tokens.is_none() && caller::is_foreign(headers, uri);

@@ -46,7 +46,7 @@ pub struct App {
     log: Log,
     subscribers: Subscribers,
     shaping: Option<Shaping>,
-    /// A stage of its own: it ends after the edge, and before the log is closed.
+    /// A separate stage, which ends after the edge and before the log is closed.
     shaping_stage: Stage,
     edge: Stage,
     api: Stage,

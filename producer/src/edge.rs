@@ -40,7 +40,7 @@ pub struct Edge {
     log: Log,
     metrics: Metrics,
     shaping: Option<Shaping>,
-    /// The page to opt out, if it is served.
+    /// The opt-out page, if it is served.
     opt_out: Option<OptOut>,
     /// Cancelled when the producer drains: each connection closes with its next response.
     draining: CancellationToken,

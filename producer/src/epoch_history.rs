@@ -21,7 +21,7 @@
 //! # Constraints
 //!
 //! - The record must be in memory, because appends beyond the bound wait for its write. A directory on disk is rejected.
-//! - No bound is better than a wrong one. A corrupt record is discarded. A failed write empties the record. An epoch whose
+//! - A wrong bound is worse than none. A corrupt record is discarded. A failed write empties the record. An epoch whose
 //!   machine stopped before its entry was exact becomes unknown. A process that cannot lock the record, because another
 //!   process with the same id runs, marks all epochs so far as untrusted.
 //! - All runs with one id must use the same machine and directory: the record does not cover runs elsewhere.

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_per_interval_are_bounded_and_suppressed_ones_are_counted() {
+    fn messages_per_interval_are_bounded_and_suppressed_ones_are_counted() {
         const INTERVAL: Duration = Duration::from_secs(10);
         let gate = LogGate::new(3, INTERVAL);
         let start = Instant::now();
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn line_rejected_by_the_other_gate_is_counted_as_suppressed_only() {
+    fn message_rejected_by_the_other_gate_counts_only_as_suppressed() {
         let gate = LogGate::new(1, Duration::from_secs(10));
         let now = Instant::now();
         assert_eq!(gate.admit_if(now, || false), None);

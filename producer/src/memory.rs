@@ -1,4 +1,4 @@
-//! Maximum memory of a producer: the bound of each part, which the part enforces, and their sum.
+//! Maximum memory of a producer: the bound that each component enforces, and the sum of all bounds.
 //!
 //! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the API, the admin port, and kernel
 //! memory for sockets, which also counts against the limit of a container.
@@ -8,10 +8,10 @@ use crate::{config::Config, edge, server, streams};
 /// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
 const PROCESS_BYTES: u64 = 64 << 20;
 
-/// Memory bound of one part.
+/// Memory bound of one component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Name of the part.
+pub struct ComponentMemory {
+    /// Name of the component.
     pub what: &'static str,
     /// The setting or constant that bounds it.
     pub bound: &'static str,
@@ -19,10 +19,10 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// Memory bounds of all parts under these settings.
+/// Memory bounds of all components under these settings.
 #[must_use]
-pub fn parts(config: &Config) -> [Part; 9] {
-    let part = |what, bound, count: usize, each: usize| Part {
+pub fn components(config: &Config) -> [ComponentMemory; 9] {
+    let component = |what, bound, count: usize, each: usize| ComponentMemory {
         what,
         bound,
         bytes: (count as u64).saturating_mul(each as u64),
@@ -33,50 +33,50 @@ pub fn parts(config: &Config) -> [Part; 9] {
         server::CONNECTION_BYTES
     };
     [
-        part("cookies", "`--log-bytes`", 1, config.retention.log_bytes),
-        part(
+        component("cookies", "`--log-bytes`", 1, config.retention.log_bytes),
+        component(
             "bytes in flight to slow subscribers",
             "`--in-flight-bytes`",
             1,
             config.limits.in_flight_bytes,
         ),
-        part(
+        component(
             "HTTP connections",
             "`--http-connections`, 64 KiB each",
             config.limits.http_connections,
             edge::CONNECTION_BYTES,
         ),
-        part(
+        component(
             "gRPC connections",
             "`--grpc-connections`, 128 KiB each, 256 KiB with TLS",
             config.limits.grpc_connections,
             grpc_connection,
         ),
-        part(
-            "calls that are not streams, including unfinished requests",
+        component(
+            "non-streaming calls, including unfinished requests",
             "16 MiB for all connections",
             1,
             server::CALLS_BYTES_MAX,
         ),
-        part(
+        component(
             "subscribers, including disconnected ones",
             "`--subscribers`, 32 KiB each",
             config.limits.subscribers,
             streams::SUBSCRIBER_BYTES,
         ),
-        part(
+        component(
             "messages of `GetCookies`",
             "96 times `--chunk-bytes`",
-            // As separate messages, short cookies take up to a third more than in a chunk.
+            // Short cookies take up to a third more bytes as separate messages than in a chunk.
             streams::CACHED_CHUNKS_MAX * 3 / 2,
             config.retention.chunk_bytes,
         ),
-        Part {
+        ComponentMemory {
             what: "cookies queued by DSP limits",
             bound: "`queue_bytes` in `--limits`, per shaped DSP",
             bytes: config.shaping.queue_bytes_max(),
         },
-        Part {
+        ComponentMemory {
             what: "process",
             bound: "64 MiB",
             bytes: PROCESS_BYTES,
@@ -87,6 +87,8 @@ pub fn parts(config: &Config) -> [Part; 9] {
 /// Maximum memory of the process, in bytes.
 #[must_use]
 pub fn bytes_max(config: &Config) -> u64 {
-    let parts = parts(config).into_iter().map(|part| part.bytes);
-    parts.fold(0, u64::saturating_add)
+    let sizes = components(config)
+        .into_iter()
+        .map(|component| component.bytes);
+    sizes.fold(0, u64::saturating_add)
 }

@@ -24,7 +24,7 @@ pub struct SecurityArgs {
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_cert: String,
 
-    /// PEM file with the private key of that certificate
+    /// PEM file with the private key of --tls-cert
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     tls_key: String,
 
@@ -34,7 +34,7 @@ pub struct SecurityArgs {
 
     /// File with bearer tokens, one per line. If set, every gRPC call must present one
     ///
-    /// 16 to 512 bytes each. Health checks need no token.
+    /// Each token has 16 to 512 bytes. Health checks need no token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }

@@ -5,17 +5,17 @@
 //!
 //! # Life of a cookie under a shaping limit
 //!
-//! An accepted cookie goes straight into the log if it is within the limits, otherwise into the queue of its DSP
-//! (`queue.rs`). From there it is *released* at its slot, with its age, so that stores do not consider it newer than it
-//! is. A newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait` is deferred
-//! and tries again later; one older than `max_age` becomes a dead letter, which is requeued at a share of the rate and
-//! finally parked. `docs/dsp-limits.md` describes the details.
+//! An accepted cookie is appended to the log if it is within the limits; otherwise it enters the queue of its DSP
+//! (`queue.rs`). It is *released* from the queue at its slot, with its age, so that stores order it by the time of its
+//! acceptance. A newer cookie of the same user and DSP supersedes it. A cookie that would wait longer than `max_wait`
+//! is deferred and rescheduled later. A cookie older than `max_age` becomes a dead letter, which is requeued at a share
+//! of the rate and finally parked. `docs/dsp-limits.md` describes the details.
 //!
 //! # Guarantees
 //!
-//! - Each accepted cookie has exactly one outcome or is held, in every scrape
+//! - In every scrape, each accepted cookie has exactly one outcome or is in a queue
 //!   ([`metric_defs::equations::SHAPING`]).
-//! - A cookie goes into the log before any later cookie of the same user and DSP, or never.
+//! - A cookie is appended to the log before any later cookie of the same user and DSP, or never.
 //! - Each queue is bounded in bytes. There is one per listed DSP, and one for all unlisted DSPs.
 //! - A killed process loses its queued cookies and no others. A process that stops saves them in the spool
 //!   (`--limits-spool`), or else releases them early.

@@ -58,7 +58,7 @@ struct Inner {
     config: Config,
     budget: StreamBudget,
     refusals: Refusals,
-    /// Without deletions, and with them.
+    /// Messages without deletions, and messages with deletions.
     cookie_messages: [Arc<CookieMessages>; 2],
 }
 
@@ -175,7 +175,7 @@ impl Service<Request<Body>> for Streams {
                 Err(status) => {
                     streams.inner.refusals.count(&status);
                     let mut response = status.into_http();
-                    // Tells a client that compresses its messages that it must not.
+                    // Tells clients not to compress their messages.
                     let accepted = HeaderValue::from_static("identity");
                     let headers = response.headers_mut();
                     headers.insert("grpc-accept-encoding", accepted);

@@ -10,11 +10,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::App;
 
-/// How long a drain waits for a store that is down.
+/// Maximum time that a drain waits for a store that is down.
 const STORE_DOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Part of the drain timeout that follows the pipeline: one half to end the admin port and maintenance, the other to close
-/// the store.
+/// Part of the drain timeout after the end of the pipeline: half of it to end the admin port and maintenance, half of
+/// it to close the store.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl App {

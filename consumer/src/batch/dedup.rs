@@ -8,7 +8,7 @@ use crate::deletions::Deletion;
 pub enum DedupDecision {
     /// Skip it: it is a duplicate of the stored one.
     Suppress,
-    /// Skip it: it is older than the stored one, or than a suppressed duplicate of that.
+    /// Skip it: it is older than the stored one, or than a suppressed duplicate of the stored one.
     Stale,
     /// Reject it: its DSP has no slot.
     NoDspSlot,
@@ -18,7 +18,7 @@ pub enum DedupDecision {
     Deleted,
     /// Write it.
     Write {
-        /// Whether the store has probably a cookie of its pair.
+        /// Whether the store probably has a cookie of its pair.
         is_known: bool,
     },
 }
@@ -31,7 +31,7 @@ pub trait DedupFilter {
     /// The fingerprint of a cookie, for [`decide`](Self::decide).
     fn fingerprint(&self, cookie: &BatchCookie<'_>) -> Fingerprint;
 
-    /// Prefetches the entries of these fingerprints, which are decided next, in this order.
+    /// Prefetches the entries of these fingerprints, whose decisions follow in this order.
     fn prefetch(&mut self, fingerprints: &[Fingerprint]);
 
     /// Decides on a cookie that would be added to this batch.
@@ -42,7 +42,7 @@ pub trait DedupFilter {
         batch: BatchId,
     ) -> DedupDecision;
 
-    /// Notes a deletion: it covers cookies that come from now on.
+    /// Records a deletion, which covers later arrivals.
     fn delete(&mut self, _deletion: &Deletion) {}
 }
 

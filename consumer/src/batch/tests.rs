@@ -1,4 +1,4 @@
-//! Examples of batches, and chunks for tests of other modules.
+//! Tests of batches, and chunks for tests of other modules.
 
 mod model;
 
@@ -177,7 +177,7 @@ fn by_user_sorts_by_user_id_and_dsp() {
 }
 
 #[test]
-fn batch_is_full_at_its_cookies_or_bytes() {
+fn batch_is_full_at_its_maximum_of_cookies_or_bytes() {
     let chunk = chunk(1, 1, &[("u", 1, "x"), ("v", 1, "x")]);
     let mut by_cookies = Batch::new(2, usize::MAX);
     let mut by_bytes = Batch::new(usize::MAX, chunk.body().len());

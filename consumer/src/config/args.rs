@@ -202,9 +202,9 @@ pub struct RetentionArgs {
     )]
     pub refresh_bytes: usize,
 
-    /// Memory for deletions, 40 bytes each. When it is full, the oldest are evicted
+    /// Memory for deletions, 40 bytes each. When it is full, the oldest deletions are evicted
     ///
-    /// Cookies accepted before an evicted deletion are no longer stored, so that no deleted cookie comes back.
+    /// Cookies accepted before an evicted deletion are no longer stored, so that no deleted cookie is stored again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -247,7 +247,7 @@ pub struct MaintenanceArgs {
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
     pub compaction_window: Window,
 
-    /// IANA time zone of the windows, or `system`
+    /// IANA time zone of the expiry and compaction windows, or `system`
     #[arg(
         long,
         group = RELOADED,

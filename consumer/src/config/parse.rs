@@ -56,7 +56,7 @@ pub(super) fn parse_store(text: &str) -> Result<StoreConfig, String> {
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
         if is_redacted(text) {
             return Err(
-                "the credentials were removed when this was printed; add them, or set CONSUMER_STORE"
+                "the credentials were removed from this printed URL; add them, or set CONSUMER_STORE"
                     .to_owned(),
             );
         }

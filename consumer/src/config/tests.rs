@@ -1,4 +1,4 @@
-//! Settings as an operator writes them.
+//! Tests of settings from flags, environment and files.
 
 use std::{io::Write, time::Duration};
 

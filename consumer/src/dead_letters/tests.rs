@@ -1,4 +1,4 @@
-//! Dead letters in temporary files.
+//! Tests of dead letters in temporary files.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -138,7 +138,7 @@ async fn truncated_dead_letter_does_not_corrupt_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_write_is_waited_for_once() {
+async fn hanging_write_delays_one_batch_only() {
     let dir = TempDir::new().unwrap();
     let mut letters = letters(&dir, 1 << 20);
     let (release, released) = std::sync::mpsc::sync_channel(1);

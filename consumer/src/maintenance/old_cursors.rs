@@ -6,7 +6,7 @@ use super::MaintenanceTask;
 use crate::{clock::unix_micros, store::StoreError, subscription::restarts, ttl::before};
 
 impl MaintenanceTask {
-    /// Deletes the cursors of producers that are gone, in the store and in memory.
+    /// Deletes the cursors of producers that no longer exist, in the store and in memory.
     pub(super) async fn delete_old_cursors(&self, now: &Zoned) -> Result<bool, StoreError> {
         let before = before(unix_micros(now.timestamp()), self.schedule.cursor_ttl);
         for producer in self.store.delete_cursors_before(before).await? {
@@ -16,7 +16,7 @@ impl MaintenanceTask {
             }
             tracing::info!(
                 producer = &*producer,
-                "deleted the cursor of a producer that is gone"
+                "deleted the cursor of a producer that no longer exists"
             );
         }
         Ok(true)

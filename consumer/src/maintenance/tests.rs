@@ -1,4 +1,4 @@
-//! Maintenance of a store that records its calls, by a manual clock.
+//! Tests of maintenance with a store that records its calls and a manual clock.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -275,7 +275,7 @@ async fn closing_window_stops_a_compaction_that_does_not_block_expiry() {
         assert_eq!(
             setup.store.compactions(),
             1,
-            "none starts outside the window"
+            "no compaction starts outside the window"
         );
         setup.clock.set(at("11T23:30"));
         setup.until(|store| store.compactions() == 2).await;

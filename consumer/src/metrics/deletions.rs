@@ -1,4 +1,4 @@
-//! The size of the table of deletions.
+//! Metrics of the deletion table.
 
 use metric_defs::consumer;
 use prometheus::Result;
@@ -9,7 +9,7 @@ use crate::deletions::Deletions;
 /// Registers the metrics of `deletions`.
 ///
 /// # Errors
-/// When a name is taken.
+/// When a name is already registered.
 pub fn register(registry: &Registry, deletions: Deletions) -> Result<()> {
     registry.read(move || {
         let (entries, max) = deletions.size();

@@ -147,7 +147,7 @@ impl Producer {
         self.streams = self.streams.saturating_sub(1);
     }
 
-    /// Advances a stream to `cursor`, with this change number. `had_advanced`: it has advanced before.
+    /// Advances a stream to `cursor`, with this change number. `had_advanced` is true if it has advanced before.
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,
@@ -201,7 +201,7 @@ impl Producer {
         }
     }
 
-    /// Records that it has `sequence` in the epoch of `from`, after which everything was requested.
+    /// Records that the producer has `sequence` in the epoch of `from`, after which everything was requested.
     fn extend(&mut self, from: &Cursor, sequence: u64) {
         match &mut self.newest {
             Some(newest) if newest.epoch == from.epoch => {

@@ -151,7 +151,8 @@ impl Table {
         self.remove_unused();
     }
 
-    /// Advances a stream to `cursor`. `arrival` is set for cookies; `had_advanced`: it has advanced before.
+    /// Advances a stream to `cursor`. `arrival` is set for cookies; `had_advanced` is true if the stream has advanced
+    /// before.
     pub(super) fn advance(
         &mut self,
         cursor: &Cursor,

@@ -140,7 +140,7 @@ impl Retrier {
                 () = stop.cancelled() => return,
                 Some((dsp_id, result)) = attempts.next() => {
                     in_progress.remove(&dsp_id);
-                    // It had no slot before, so it has taken one from the budget.
+                    // The DSP had no slot before, so its attempt used one of the budget.
                     if !self.store.has_slot(dsp_id) {
                         slot_budget.refund();
                     }

@@ -1,4 +1,4 @@
-//! The retry queue without a store.
+//! Tests of the retry queue without a store.
 
 use runtime::metrics::Registry;
 
@@ -133,7 +133,7 @@ fn unlisted_dsps_without_a_slot_share_half_of_the_queue() {
         retry_queue.add_durable(&full);
         overflow.is_empty()
     };
-    // Each of them would fit alone; it uses a twentieth of the queue.
+    // Each DSP uses a twentieth of the queue and would fit by itself.
     let accepted = (100..140).filter(|dsp_id| put(*dsp_id, 200)).count();
     assert!((8..10).contains(&accepted), "{accepted}");
     assert!(put(7, 900), "the listed DSP");

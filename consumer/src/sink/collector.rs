@@ -108,7 +108,7 @@ impl Collector {
     #[must_use]
     #[expect(
         clippy::too_many_arguments,
-        reason = "each is a part of its own, and one place calls this"
+        reason = "each argument is a separate component, and there is one caller"
     )]
     pub fn new(
         limits: BatchLimits,
@@ -185,7 +185,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Removes what deletions of this batch cover.
+    /// Removes the cookies that deletions of this batch cover.
     fn finish(&self, batch: &mut Batch) {
         if !batch.deletions().is_empty() {
             batch.remove_deleted(&self.deletions);
@@ -209,7 +209,7 @@ impl Collector {
                 let mut filter = AdmissionFilter {
                     slots: &mut self.slots,
                     ttls: &self.ttls,
-                    // Not the steady clock: after a jump forward and back, it would expire all cookies.
+                    // The steady clock is not used: after a jump forward and back, it would expire all cookies.
                     now: self.clock.earlier(now, at),
                     deletions: &self.deletions,
                     suppression: &mut suppression,

@@ -16,7 +16,7 @@ use crate::{
 /// Duration of an attempt after which the store is reported as down. The attempt continues.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same until the store has responded for the first time, to report a wrong address soon.
+/// The same duration before the first response of the store, to report a wrong address soon.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of logged reasons per outage.

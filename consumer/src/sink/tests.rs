@@ -1,4 +1,4 @@
-//! The sink with slow and failing stores.
+//! Tests of the sink with slow and failing stores.
 
 mod fake;
 mod newest;

@@ -201,8 +201,8 @@ impl Store for EmbeddedStore {
         Box::pin(self.remove_all_of_dsp(deletion, stop))
     }
 
-    fn forget_deletions(&self, floor: u64) -> StoreFuture<'_, ()> {
-        self.run(move |inner| inner.forget_deletions(floor))
+    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
+        self.run(move |inner| inner.remove_deletions_until(floor))
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

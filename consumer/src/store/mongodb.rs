@@ -3,11 +3,12 @@
 //!
 //! # Durability
 //!
-//! Cookies are written with the `w` of the URI, or the server's default, without waiting for the journal. The cursors follow
-//! with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the cursors, it has all acknowledged
-//! writes before them. This needs one sync per batch instead of one per command. It requires that the server process is the
-//! same, so its id is checked before and after. If it has changed, the batch is written again. `w=0` is rejected, because
-//! unacknowledged writes cannot count as stored. With `w=1` on a replica set, a failover may lose acknowledged cookies.
+//! Cookies are written with the `w` of the URI, or the server's default, without waiting for the journal. The cursors
+//! follow with the same `w` and `j: true`. The journal of a mongod is sequential: when it has the cursors, it has all
+//! acknowledged writes before them. This needs one sync per batch instead of one per command. It requires that the
+//! server process stays the same, so its id is checked before and after. If the id has changed, the batch is written
+//! again. `w=0` is rejected, because unacknowledged writes cannot count as stored. With `w=1` on a replica set, a
+//! failover may lose acknowledged cookies.
 //!
 //! # Expiry
 //!
@@ -80,7 +81,7 @@ use sweep::commit_times::CommitTimes;
 /// The collection of cookies in a DSP's database.
 pub const COOKIES: &str = "cookies";
 
-/// The maximum `expireAfterSeconds` of a TTL index, 68 years; stands for "never".
+/// The maximum `expireAfterSeconds` of a TTL index, 68 years; represents "never".
 const NEVER_SECONDS: i64 = i32::MAX as i64;
 
 const NAMESPACE_EXISTS: i32 = 48;
@@ -326,7 +327,7 @@ impl Store for MongodbStore {
         self.inner.remove_dsp_cookies(deletion, stop).boxed()
     }
 
-    fn forget_deletions(&self, floor: u64) -> StoreFuture<'_, ()> {
+    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
         self.inner.delete_old_deletions(floor).boxed()
     }
 

@@ -1,5 +1,5 @@
-//! Tells a producer how far this node has stored what it received: once a second while that changes, and as soon as deletions
-//! are durable or have taken effect.
+//! Confirms to a producer up to which sequence this node has stored its records: once a second while the position
+//! changes, and immediately when deletions become durable or take effect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,25 +9,25 @@ use tonic::{Code, Request, metadata::MetadataMap, transport::Channel};
 
 use super::Context;
 
-/// How often a changed position is reported.
+/// Interval of confirmations of a changing position.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the producer may take to reply.
+/// Timeout for the producer's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The reports of one stream.
+/// The confirmations of one stream.
 pub(super) struct Confirmations {
     pub(super) context: Arc<Context>,
     /// The connection of the stream.
     pub(super) channel: Channel,
-    /// With the token, if there is one.
+    /// Metadata with the token, if there is one.
     pub(super) metadata: MetadataMap,
     pub(super) producer: Arc<str>,
     pub(super) epoch: u64,
 }
 
 impl Confirmations {
-    /// Reports until it is dropped, or until the producer turns out not to support that.
+    /// Sends confirmations until it is dropped, or until the producer responds that it does not support them.
     pub(super) async fn run(self) {
         let mut durable_changes = self.context.deletions.durable();
         let (mut applied, mut reported) = (0, None);
@@ -37,7 +37,8 @@ impl Confirmations {
             if let Some((epoch, durable)) = position
                 && epoch == self.epoch
             {
-                // Read after the position: whatever is durable but has not taken effect is known by then.
+                // This is read after the position, so that it includes every durable deletion that has not taken
+                // effect.
                 if self.context.deletions.are_applied() {
                     applied = durable;
                 }

@@ -156,7 +156,7 @@ mod tests {
         for complete in [false, true] {
             check(complete, Some((0, true)), TailLoss::None);
             check(complete, Some((0, false)), TailLoss::None);
-            // After a goodbye: the loss is of epochs that were missed completely.
+            // After a `Goodbye`, only cookies of epochs that were missed completely are lost.
             check(complete, Some((5, true)), TailLoss::Exact(5));
             check(complete, Some((5, false)), TailLoss::Bounded(5));
         }

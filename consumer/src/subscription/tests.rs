@@ -1,4 +1,4 @@
-//! A subscription to a listener that is not a producer.
+//! Tests of a subscription to a listener that is not a producer.
 
 use runtime::metrics::Registry;
 use tokio::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Examples, and a comparison with a store in which the newest wins.
+//! Tests of suppression with examples, and a comparison with a store in which the newest cookie wins.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -152,7 +152,7 @@ fn store_ends_with_the_newest_of_all_cookies() {
     for round in 0..2_000_u64 {
         let mut batch = empty(BatchId(round));
         for nth in 0..random.u64(1..6) {
-            // No two in the same millisecond.
+            // No two cookies have the same millisecond.
             let late = random.u64(..40) * 100_000;
             let at = BEGAN + 10_000_000 + round * 100_000 + nth * 1_000 - late;
             let (user, uid) = (
@@ -208,7 +208,7 @@ fn only_stored_cookies_are_recorded() {
     store(&mut table, 0, &cookies, &written);
     let passing = cookies.map(|cookie| passes(&mut table, 1, cookie));
     assert_eq!(passing, [AsNew, Not, AsKnown, Not]);
-    // The second is suppressed now, so the third has another index.
+    // The second cookie is suppressed now, so the third has another index.
     let written = WriteOutcome {
         stale: vec![1],
         ..WriteOutcome::default()

@@ -218,7 +218,7 @@ fn refused_call_uses_no_quota_of_any_limit() {
     assert_eq!(unknown, Err(CallError::UnknownLimit("c".to_owned())));
     let too_many = engine.delay(&[of("a", "k")], 2, true, START);
     assert!(
-        matches!(too_many, Err(CallError::OverBurst { most: 1, .. })),
+        matches!(too_many, Err(CallError::OverBurst { max_burst: 1, .. })),
         "{too_many:?}"
     );
 }

@@ -80,7 +80,7 @@ fn example_is_valid() {
 }
 
 #[test]
-fn check_rejects_what_the_program_in_for_does_not_support() {
+fn check_rejects_rules_that_the_given_program_does_not_support() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("limits.toml");
     let file = file.to_str().unwrap();

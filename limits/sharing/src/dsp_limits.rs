@@ -11,7 +11,7 @@ pub const DSPS_MAX: usize = 4096;
 /// during that time.
 const SHARES_MAX: u64 = 4096;
 
-/// The errors of valid rules that a producer does not support.
+/// Reasons why a producer rejects valid rules; empty if it accepts them.
 #[must_use]
 pub fn check(rules: &Rules) -> Vec<String> {
     let mut errors = Vec::new();

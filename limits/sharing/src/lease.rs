@@ -147,7 +147,7 @@ impl Lease {
                 if link.is_none() {
                     link = Some(Link::open(server, SCRIPT, group, refresh).await?);
                 }
-                let link = link.as_ref().expect("it was opened");
+                let link = link.as_ref().expect("the link was opened");
                 self.refresh(link, &key, &mut member, &mut user).await
             };
             let Some(outcome) = stop.run_until_cancelled(work).await else {

@@ -96,7 +96,7 @@ impl SharePlan {
             ShareState::Guaranteed => match &self.granted {
                 None if now.saturating_sub(self.began) < self.terms.guaranteed_after() => 0,
                 None => self.terms.guaranteed_share(),
-                // Without a grant for the limit, the server does not know that this member uses it.
+                // Without a grant for the limit, the server has no record that this member uses it.
                 Some(_) => share.map_or(0, |it| it.fallback.min(self.terms.guaranteed_share())),
             },
             ShareState::Refused => 0,

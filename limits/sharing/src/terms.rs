@@ -78,16 +78,16 @@ impl Terms {
 
     /// Time after its last answered request at which a member uses its fallback share. Before that, it uses at most its expired lease.
     ///
-    /// By then, all leases have expired that the server granted before it reserved the fallback share, even if clock speeds differ by
-    /// 2%.
+    /// By then, all leases that the server granted before it reserved the fallback share have expired, even if clock
+    /// speeds differ by 2%.
     #[must_use]
     pub fn fallback_after(&self) -> u64 {
         (self.reserved_for() + self.silence_max() + self.timeout) / 49 * 50 + 50
     }
 
     /// Time after its start at which a member that never received a reply uses its guaranteed share. Until
-    /// [`fallback_after`](Self::fallback_after) others may use what a previous process of its name left, and the last request of that
-    /// process may be delayed for as long.
+    /// [`fallback_after`](Self::fallback_after), other members may use the share of a previous process of its name, and
+    /// the last request of that process may still be in transit.
     pub(crate) fn guaranteed_after(&self) -> u64 {
         2 * self.fallback_after()
     }

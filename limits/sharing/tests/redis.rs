@@ -50,7 +50,7 @@ async fn load(connection: &mut MultiplexedConnection, script: &str) -> String {
     command.query_async(connection).await.unwrap()
 }
 
-/// Limits for the script, in microseconds, and the same for the library, with nanoseconds instead.
+/// Limits for the script, in microseconds, and the same limits for the library, in nanoseconds.
 fn limits() -> Vec<(ExactRule, Limit)> {
     let of = |[ours, cores]: [Algorithm; 2]| {
         let ours = Limit::from(ours);

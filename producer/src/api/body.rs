@@ -1,6 +1,7 @@
 //! Bulk bodies: NDJSON, plain or gzip, read line by line within bounds.
 //!
-//! A request holds the frame that is being read, one partial line, and the decoder: some 100 KiB, however large the body is.
+//! A request holds the current frame, one partial line, and the decoder: some 100 KiB, regardless of the size of the
+//! body.
 
 use std::{
     io::{self, Write as _},
@@ -20,30 +21,31 @@ use tokio::{
 
 use super::problem::{INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
 
-/// Largest body as sent, and after decompression.
+/// Maximum bytes of a body as sent, and after decompression.
 const ENCODED_BYTES_MAX: u64 = 16 << 20;
 const DECODED_BYTES_MAX: u64 = 64 << 20;
 
-/// Highest compression ratio; NDJSON of ids is compressed 3 to 10 times. It counts beyond the first [`RATIO_FROM_BYTES`].
+/// Maximum compression ratio; NDJSON of ids is compressed 3 to 10 times. It applies from [`RATIO_FROM_BYTES`] of
+/// decompressed data on.
 const RATIO_MAX: u64 = 100;
 const RATIO_FROM_BYTES: u64 = 256 << 10;
 
-/// Longest row.
+/// Maximum bytes of a row.
 pub(super) const ROW_BYTES_MAX: usize = 4 * 1024;
 
-/// Most rows of a request.
+/// Maximum number of rows of a request.
 const ROWS_MAX: u32 = 100_000;
 
-/// How long a body may take to arrive.
+/// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Encoded bytes that are handled before other tasks run, plain and gzip: some ten microseconds' work.
 const SLICE_BYTES: usize = 4 * 1024;
 const GZIP_SLICE_BYTES: usize = 512;
 
-/// What rows are handed to.
+/// Receives the rows of a body.
 pub(super) trait Rows {
-    /// Handles one row; `None` for one that is longer than [`ROW_BYTES_MAX`]. Rows count from 1.
+    /// Handles one row; `None` if it is longer than [`ROW_BYTES_MAX`]. Rows are numbered from 1.
     ///
     /// # Errors
     /// When the request cannot continue.
@@ -75,7 +77,7 @@ pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// Whether the body is gzip.
+/// Whether the body is compressed with gzip.
 fn encoding(headers: &HeaderMap) -> Result<bool, Problem> {
     match headers
         .get(header::CONTENT_ENCODING)
@@ -90,7 +92,7 @@ fn encoding(headers: &HeaderMap) -> Result<bool, Problem> {
     }
 }
 
-/// Reads a body and hands its rows to `rows`. After an error the rows before it were handed over.
+/// Reads a body and passes its rows to `rows`. On an error, the rows before the error have already been passed.
 ///
 /// # Errors
 /// 400, 408 or 413, and the errors of `rows`.
@@ -134,7 +136,7 @@ struct Reader<'a, R> {
     decoder: Decoder,
     /// Bytes of a row whose end has not arrived, at the beginning of the decoder's output.
     partial: usize,
-    /// That row is already too long; the rest of it is skipped.
+    /// Whether that row is already too long, so that its rest is skipped.
     is_too_long: bool,
     count: u32,
     encoded: u64,
@@ -190,7 +192,7 @@ impl<'a, R: Rows> Reader<'a, R> {
         decoded.map_err(|_| invalid_gzip())
     }
 
-    /// Ends the encoding and the last row.
+    /// Finishes decompression and passes the last row.
     fn end(&mut self) -> Result<(), Problem> {
         if let Decoder::Gzip(decoder) = &mut self.decoder {
             decoder.try_finish().map_err(|_| invalid_gzip())?;
@@ -223,7 +225,7 @@ impl<'a, R: Rows> Reader<'a, R> {
         Ok(())
     }
 
-    /// Hands over a row. Empty lines are no rows.
+    /// Hands over a row. Passes a row to `rows`; ignores empty lines.
     fn row(&mut self, row: &[u8]) -> Result<(), Problem> {
         let (row, was_too_long) = (row.trim_ascii(), mem::take(&mut self.is_too_long));
         if row.is_empty() && !was_too_long {
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bombs_and_too_many_rows_end_early() {
+    fn decompression_bombs_and_too_many_rows_are_rejected_early() {
         let bomb = gzip(&vec![b'\n'; 64 << 20]);
         assert!(bomb.len() < 100 << 10);
         assert!(!decode(true, &bomb, SLICE_BYTES).1);
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_or_damaged_gzip_is_an_error() {
+    fn truncated_or_corrupt_gzip_is_an_error() {
         let whole = gzip(b"ab\ncd\n");
         assert!(decode(true, &whole, 3).1);
         assert!(!decode(true, &whole[..whole.len() - 4], 3).1);

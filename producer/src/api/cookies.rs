@@ -1,4 +1,4 @@
-//! `POST /v1/cookies`: matches in bulk.
+//! `POST /v1/cookies`: bulk input of matches.
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Rows
 //! take the way of a browser's match, through the limits of their DSP into the log, some kilobytes under one lock. A row
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{edge::dsps::KnownDsps, log::AppendBatch};
 
-/// A node that lags this far behind makes bulk requests wait.
+/// Maximum lag of a node. Beyond it, bulk requests are rejected.
 const LAG_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
 #[derive(Deserialize)]
@@ -112,7 +112,7 @@ impl Intake for Cookies<'_> {
 }
 
 impl Api {
-    /// Refuses bulk work while a node lags.
+    /// Rejects bulk requests while a node lags.
     fn check_lag(&self) -> Result<(), Problem> {
         let parts = &self.inner.parts;
         let nodes = parts.subscribers.snapshot();

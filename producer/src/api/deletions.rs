@@ -1,7 +1,7 @@
 //! Deletions: of a user, of a user at one DSP, of a DSP, and in bulk.
 //!
-//! A deletion is a record in the log. Its response comes when enough nodes have it durable, or after two seconds with
-//! `"at_risk": true`: until a node has it, a crash of this producer loses it as it loses a match.
+//! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two
+//! seconds with `"at_risk": true`. Before a node has stored it, a crash of this producer loses it, like a match.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -21,11 +21,11 @@ use super::{
 };
 use crate::log::{Deletion, Sequence};
 
-/// How long a response waits for nodes.
+/// Maximum time that a response waits for nodes.
 const DURABLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Deletions that enter the log under one lock.
-const PART: usize = 256;
+/// Number of deletions appended to the log under one lock.
+const BATCH_MAX: usize = 256;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,7 +117,7 @@ pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Res
 }
 
 impl Api {
-    /// Puts deletions into the log, and drops what waits for limits of theirs.
+    /// Appends deletions to the log, and drops queued cookies that they cover.
     fn append_deletions(
         &self,
         deletions: Vec<Deletion>,
@@ -156,7 +156,7 @@ impl Api {
     }
 }
 
-/// Collects deletions into the log.
+/// Appends deletions to the log.
 struct Deletions<'a> {
     api: &'a Api,
     part: Vec<Deletion>,
@@ -187,7 +187,7 @@ impl Intake for Deletions<'_> {
     }
 
     fn is_full(&self) -> bool {
-        self.part.len() >= PART
+        self.part.len() >= BATCH_MAX
     }
 
     fn append(&mut self) -> Result<u64, Problem> {
@@ -210,7 +210,7 @@ impl Intake for Deletions<'_> {
     }
 }
 
-/// A deletion of all that was accepted until it enters the log.
+/// A deletion of all cookies accepted before the deletion is appended to the log.
 fn deletion(user_id: String, dsp_id: u32) -> Deletion {
     Deletion {
         user_id,

@@ -16,16 +16,16 @@ use super::{
     tokens::Client,
 };
 
-/// How long a response is kept.
-const KEPT: Duration = Duration::from_secs(600);
+/// Time for which a response is kept.
+const RETENTION: Duration = Duration::from_secs(600);
 
 /// Most responses that are kept; beyond them none is. With [`RESPONSE_BYTES_MAX`], at most 80 MiB.
-const KEPT_MAX: usize = 10_000;
+const RESPONSES_MAX: usize = 10_000;
 
-/// Largest response of a bulk request: a hundred row errors.
+/// Maximum bytes of a kept response: more than a hundred row errors take.
 const RESPONSE_BYTES_MAX: u64 = 8 * 1024;
 
-/// Most bytes of a key.
+/// Maximum bytes of a key.
 const KEY_BYTES_MAX: usize = 128;
 
 /// Client, path and key.
@@ -42,7 +42,7 @@ enum Kept {
     Reply(Instant, Reply),
 }
 
-/// The key of a request in progress. Dropped before it is finished, the key is free again.
+/// The key of a request in progress. If it is dropped before [`finish`](Self::finish), the key can be used again.
 pub(super) struct Pending {
     key: Option<Key>,
     api: Api,
@@ -75,7 +75,7 @@ impl Pending {
         let mut kept = api.inner.idempotency.kept();
         kept.retain(|_, kept| match kept {
             Kept::InProgress => true,
-            Kept::Reply(at, _) => at.elapsed() < KEPT,
+            Kept::Reply(at, _) => at.elapsed() < RETENTION,
         });
         match kept.get(&key) {
             Some(Kept::Reply(_, reply)) => Err(reply.clone().into()),
@@ -96,7 +96,7 @@ impl Pending {
     pub(super) fn finish(mut self, reply: &Reply) {
         let mut kept = self.api.inner.idempotency.kept();
         if reply.body().size_hint().lower() <= RESPONSE_BYTES_MAX
-            && kept.len() <= KEPT_MAX
+            && kept.len() <= RESPONSES_MAX
             && let Some(key) = self.key.take()
         {
             kept.insert(key, Kept::Reply(Instant::now(), reply.clone()));

@@ -40,7 +40,7 @@ impl From<Reply> for Early {
 impl From<Problem> for Early {
     fn from(problem: Problem) -> Self {
         let mut reply = problem.reply();
-        // What is left of the body would be taken for the next request.
+        // Otherwise the rest of the body would be parsed as the next request.
         if reply.status() != StatusCode::NOT_FOUND {
             let close = HeaderValue::from_static("close");
             reply.headers_mut().insert(header::CONNECTION, close);

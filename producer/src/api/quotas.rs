@@ -1,8 +1,8 @@
-//! How many requests and rows each token may send.
+//! Limits of requests and rows per token.
 //!
-//! A request needs a free slot of its token, and its token must not be in debt for rows. Rows are counted as they arrive, so
-//! a request that began is never stopped halfway: its rows put its token in debt, and later requests are rejected until that
-//! is paid off.
+//! A request is admitted if its token is below its request rate and has no overdraft of rows. Rows are counted as they
+//! arrive, so an admitted request is never stopped: its rows can overdraw the token's quota, and later requests are
+//! rejected until the quota has recovered.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::{
 };
 use crate::rate_limits::RateLimits;
 
-/// Longest debt: a request has at most 100,000 rows.
-const DEBT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Maximum overdraft: a request has at most 100,000 rows.
+const OVERDRAFT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Limits of requests and rows, by the name of the token.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Limits of each token, with bursts of one second.
+    /// Creates the limits of each token, with bursts of one second.
     pub(super) fn new(config: Config) -> Self {
         let rates = [config.requests_per_second, config.rows_per_second];
         let rates = rates.map(|rate| (format!("{rate}/s"), rate));
@@ -38,7 +38,7 @@ impl Quotas {
     /// Admits a request of the token `name`.
     ///
     /// # Errors
-    /// 429, when the token is over its rate of requests or in debt for rows.
+    /// 429, when the token exceeds its request rate or has overdrawn its row quota.
     pub(super) fn request(&self, name: &str) -> Result<(), Problem> {
         let demands = [0, 1].map(|rate| (rate, name.to_owned()));
         let now = Instant::now();
@@ -57,7 +57,7 @@ impl Quotas {
             // More than a burst would be refused.
             let part = rows.min(self.rows_burst);
             let now = Instant::now();
-            self.limits.charge(&rate, part, now, DEBT_MAX).ok();
+            self.limits.charge(&rate, part, now, OVERDRAFT_MAX).ok();
             rows -= part;
         }
     }

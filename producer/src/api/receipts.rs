@@ -1,8 +1,8 @@
-//! Receipts: which nodes have carried a deletion out.
+//! Receipts: which nodes have carried out a deletion.
 //!
-//! A receipt names the producer, its epoch and the sequences of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. Nothing is kept
-//! for it. What it says comes from what the nodes have confirmed, so it is never more than they know; after a restart of the
-//! producer the nodes of an earlier epoch are unknown, and the deletion is to be repeated.
+//! A receipt names the producer, its epoch and the sequences of its deletions: `PRODUCER:EPOCH:FIRST-LAST`. The
+//! producer stores no receipts: a lookup compares the sequences with those that each node has confirmed. After a
+//! restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 
 use std::{
     collections::VecDeque,
@@ -65,11 +65,12 @@ impl Receipt {
     }
 }
 
-/// Deletions that some node has not confirmed, the oldest first. Bounded: beyond [`UNCONFIRMED_MAX`] the newest are not kept.
+/// Deletions that at least one node has not confirmed, oldest first. Bounded: while there are [`UNCONFIRMED_MAX`],
+/// further deletions are not added.
 #[derive(Debug, Default)]
 pub(super) struct Unconfirmed(Mutex<VecDeque<(Instant, Sequence, Sequence)>>);
 
-/// Most receipts whose age is observed.
+/// Maximum number of receipts whose age is observed.
 const UNCONFIRMED_MAX: usize = 10_000;
 
 impl Unconfirmed {

@@ -1,4 +1,4 @@
-//! The OpenAPI file against the routes.
+//! Tests of the API, and of the OpenAPI file against its routes.
 
 use std::{
     convert::Infallible,
@@ -29,8 +29,11 @@ fn api() -> Api {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_secs(1),
     });
-    // Seals chunks, before which deletions may wait.
-    #[expect(clippy::disallowed_methods, reason = "it ends with the test's runtime")]
+    // Seals chunks; pending deletions wait for that.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the timers end with the test's runtime"
+    )]
     tokio::spawn(log::run_timers(log.clone()));
     let parts = Parts {
         producer_id: "p".to_owned(),

@@ -1,4 +1,4 @@
-//! Tokens of the API: each with a name, the DSPs it may write, and its rights.
+//! Tokens of the API, each with a name, its DSPs, and its rights.
 //!
 //! ```text
 //! # NAME     TOKEN                    DSPS     RIGHTS
@@ -16,7 +16,7 @@ pub type File = token::File<Grant>;
 /// The client of a token.
 pub(super) type Client = token::Client<Grant>;
 
-/// What a token permits.
+/// A permission of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// The DSPs it may write or delete; `None` for all.
@@ -33,7 +33,7 @@ pub enum Right {
     Delete,
 }
 
-/// A client on this machine, of a port without tokens.
+/// The client of a port without tokens, which is on loopback.
 pub(super) fn local() -> Arc<Client> {
     Arc::new(Client {
         name: String::new(),

@@ -79,7 +79,7 @@ impl App {
 
     /// Returns the subscribers whose streams were still open at the deadline.
     async fn drain_streams(&self, deadline: Instant) -> Vec<String> {
-        // Read just before closing the connections ends the streams.
+        // Read this before connections are closed, which ends the streams.
         let open_streams = async {
             tokio::time::sleep_until(deadline).await;
             let subscribers = self.subscribers.snapshot().into_iter();

@@ -11,7 +11,7 @@ use runtime::{
 
 use crate::api::tokens;
 
-/// The API's flags.
+/// The settings as written.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "API")]
 pub(super) struct ApiArgs {
@@ -64,16 +64,16 @@ pub(super) struct ApiArgs {
     api_rows_per_second: usize,
 }
 
-/// The checked settings of the API.
+/// The validated settings of the API.
 #[derive(Debug, Clone)]
 pub struct ApiConfig {
-    /// Where it listens, if it does.
+    /// Address of the port; `None` without API.
     pub address: Option<SocketAddr>,
-    /// Who may use it; `None` for every program of this machine.
+    /// Accepted tokens; `None` if local programs may use the port without tokens.
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
-    /// Whether browsers can opt out at the sync port.
+    /// Whether the sync port serves the opt-out page.
     pub opt_out: bool,
-    /// How it behaves.
+    /// Settings of the API's behavior.
     pub behavior: crate::api::Config,
 }
 

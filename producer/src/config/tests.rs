@@ -1,4 +1,4 @@
-//! Valid and invalid settings.
+//! Tests of valid and invalid settings.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn defaults_are_the_documented_ones() {
 }
 
 #[test]
-fn state_flag_selects_a_directory_or_none() {
+fn state_flag_selects_a_directory_or_disables_the_history() {
     for (flag, state) in [
         ("--state=", StateDir::Default),
         ("--state=none", StateDir::Off),

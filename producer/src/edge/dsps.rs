@@ -12,9 +12,10 @@
 //!
 //! # Cost
 //!
-//! Clearing a [`Tally`] of 320 bytes per batch, and one write to it per request. After the batch is in the log, one lookup
-//! and one addition per request, to a counter that other threads rarely write. No lock: each connection has a handle of an
-//! immutable table, which is replaced when it changes. `edge/connection.rs` has measurements.
+//! Each batch clears a [`Tally`] of 320 bytes, and each request writes to it once. After the batch is in the log, each
+//! request costs one lookup and one addition to a counter that other threads rarely write. There is no lock: each
+//! connection has a handle to an immutable table, which is replaced when it changes. `edge/connection.rs` has
+//! measurements.
 
 use std::{
     array,
@@ -49,7 +50,7 @@ const TALLY_MAX: usize = 64;
 const ACCEPTED: usize = 0;
 const OUTCOMES: usize = 1 + Rejection::ALL.len();
 
-/// Stands for an invalid DSP id; no DSP has this id.
+/// Represents an invalid DSP id; no DSP has this id.
 const NONE: u32 = 0;
 const NONE_LABEL: &str = "none";
 
@@ -349,7 +350,7 @@ fn outcome_label(outcome: usize) -> &'static str {
     }
 }
 
-/// Number of this thread, in order of first use.
+/// Number of this thread, assigned at its first use.
 fn thread_number() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

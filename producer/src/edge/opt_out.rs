@@ -1,11 +1,11 @@
-//! Opting out (`--opt-out`): a page on the sync port with which a browser user stops the recording of matches.
+//! The opt-out page (`--opt-out`) on the sync port, with which the user of a browser stops the recording of matches.
 //!
-//! `GET /optout` shows the page and changes nothing. Its form sends a POST, which only a page of the same origin can make a
-//! browser send. The POST sets or removes the opt-out cookie; when it sets it, everything that is stored for the request's
-//! user id is deleted on all nodes. From then on, syncs that carry the cookie get the usual response and are not recorded.
+//! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
+//! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, all cookies of the request's
+//! user id are deleted on all nodes. Syncs with the opt-out cookie get the usual response and are not recorded.
 //!
-//! A form is valid for ten minutes, so that an old request cannot be repeated later. Deletions are limited to
-//! `RATE` for all browsers together, because anybody can send such a POST with any user id.
+//! A form is valid for ten minutes, so that an old request cannot be replayed. Deletions are limited to `RATE` for all
+//! browsers together, because any client can send such a POST with any user id.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const COOKIE_SECONDS: u32 = 400 * 24 * 3600;
 /// How long a form is valid.
 const FORM_SECONDS: u64 = 600;
 
-/// Deletions by opt-out of all browsers, and how many may come at once.
+/// Rate limit of deletions by all browsers together, and its burst.
 const RATE: Rate = ("20/s", 1_000);
 
 /// The response to a request for the page.
@@ -52,11 +52,11 @@ pub enum Page {
     OptedIn,
     /// The POST does not come from the page.
     Forbidden,
-    /// Too many opt-outs at the moment.
+    /// The rate of opt-outs exceeds its limit.
     Busy,
 }
 
-/// Opting out at one producer.
+/// The opt-out page of one producer.
 #[derive(Debug)]
 pub struct OptOut {
     limit: RateLimits<(), 1>,
@@ -100,7 +100,7 @@ impl OptOut {
         let user_id = user_id(head::cookies(lines))
             .and_then(|value| ids::check_user_cookie(value, USER_ID_BYTES_MAX).ok());
         let Some(user_id) = user_id else {
-            // Nothing is known of this browser.
+            // The browser has no user id, so there is nothing to delete.
             return Page::OptedOut;
         };
         let charged = self
@@ -132,7 +132,7 @@ pub(super) fn has_cookie(lines: &[Header<'_>]) -> bool {
         .any(|pair| pair.trim_ascii() == COOKIE)
 }
 
-/// Whether a browser says that a page of this origin sent the request. Without `Origin` it does not.
+/// Whether the `Origin` header states that a page of this origin sent the request. False without the header.
 fn is_same_origin(lines: &[Header<'_>]) -> bool {
     let value = |name: &str| {
         let line = lines
@@ -156,7 +156,7 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     parameters.find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Whether the form is not older than ten minutes, by a clock that differs by up to five.
+/// Whether the form is at most ten minutes old, with a tolerance of five minutes for the clocks of other producers.
 fn is_valid_form(query: &str, now_micros: u64) -> bool {
     let shown = parameter(query, "at").and_then(|at| at.parse::<u64>().ok());
     let now = now_micros / 1_000_000;
@@ -174,7 +174,7 @@ impl Page {
         "optout_busy",
     ];
 
-    /// The status line and the headers of its own, without the line break at the end.
+    /// The status line and the headers of this response only, without the last line break.
     pub(super) fn status_line(self) -> String {
         let seconds = match self {
             Self::OptOut | Self::OptIn => {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn cookie_is_found_among_others_and_only_with_its_value() {
+    fn opt_out_cookie_is_found_among_others_only_with_its_value() {
         let has = |value| has_cookie(&lines(&[("cookie", value)]));
         assert!(has("cookiesync_optout=1") && has("uid=u; cookiesync_optout=1;x=y"));
         assert!(!has("cookiesync_optout=0") && !has("xcookiesync_optout=1") && !has("uid=u"));

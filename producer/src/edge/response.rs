@@ -13,11 +13,11 @@ const DATES_END: Duration = Duration::from_secs(253_402_300_799);
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cookie is in the log, or its limit decided to queue or drop it.
+    /// The cookie is in the log, or its limit queued or dropped it.
     Accepted,
-    /// As accepted, but the browser has opted out: the cookie is not recorded.
+    /// Like `Accepted`, but the browser has opted out, so the cookie is not recorded.
     OptedOut,
-    /// The page to opt out.
+    /// The opt-out page.
     OptOut(Page),
     /// Invalid input.
     Rejected(Rejection),

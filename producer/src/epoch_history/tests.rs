@@ -1,4 +1,4 @@
-//! Epochs recorded in a temporary directory, by examples and against a model.
+//! Tests of epochs recorded in a temporary directory, with examples and against a model.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -98,7 +98,11 @@ fn second_process_with_the_same_id_invalidates_the_record() {
     assert_eq!(first.tail(&cursor(NOW, 5)), tail(0, true));
     let (second, _unrecorded) = start(&dir, NOW + 2);
     assert_eq!(second.tail(&cursor(NOW, 5)), None);
-    assert_eq!(first.tail(&cursor(NOW, 5)), None, "the second ran as well");
+    assert_eq!(
+        first.tail(&cursor(NOW, 5)),
+        None,
+        "the second process also ran"
+    );
     current.end(9);
     drop((first, current));
     let (third, _current) = start(&dir, NOW + 3);
@@ -238,7 +242,7 @@ fn dropped_record_is_unlocked_even_if_a_forked_child_has_it_open() {
     drop(of_child);
 }
 
-/// An event in the life of a producer.
+/// An event of a simulated producer.
 #[derive(Debug, Clone)]
 enum Step {
     Append(u64),

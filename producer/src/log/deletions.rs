@@ -1,15 +1,16 @@
-//! Deletions: records that begin a chunk, so that no match that was accepted before one looks newer than it.
+//! Deletions: records at the start of a chunk, so that no match accepted before a deletion appears newer than the
+//! deletion.
 //!
-//! A chunk has the time of its first record, and a match may have been accepted up to the age of a chunk later. A deletion
-//! that was added to an open chunk would get the chunk's time, which may lie before a match that another producer accepted
-//! earlier. So deletions wait until the open chunk is sealed, at most the age of a chunk, and begin the next one: its time is
-//! then not before that of any of them. However many there are, they never seal a chunk early.
+//! A chunk has the time of its first record, and a match may have been accepted up to the age of a chunk later. A
+//! deletion in an open chunk would get the chunk's time, which may be before the time of a match that another producer
+//! had already accepted. Deletions therefore wait until the open chunk is sealed, at most the age of a chunk, and begin
+//! the next one, whose time is not before that of any of these deletions. Deletions never seal a chunk early.
 
 use tokio::sync::oneshot;
 
 use super::Sequence;
 
-/// Removes what was accepted for a user, or for a DSP, up to a time.
+/// Removes the cookies of a user or a DSP that were accepted up to a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
     /// The user; empty for all users of the DSP.

@@ -1,4 +1,4 @@
-//! The log against a model, and single properties of sealing and reading.
+//! Tests of the log against a model, and of properties of sealing and reading.
 
 mod accepted;
 mod bound;
@@ -279,7 +279,7 @@ fn sealed_chunks_are_counted_by_reason() {
 }
 
 #[test]
-fn age_from_a_position_is_that_of_the_oldest_sealed_cookie() {
+fn age_at_a_position_is_the_age_of_its_oldest_sealed_cookie() {
     let log = Log::new(CONFIG);
     for cookie in 1..=2 {
         append(&log, cookie).unwrap();
@@ -322,7 +322,7 @@ fn small_chunk_uses_only_the_memory_it_needs() {
 }
 
 #[test]
-fn chunk_is_sealed_at_its_age_and_a_small_one_at_three_ages() {
+fn chunk_is_sealed_at_its_age_and_a_small_chunk_at_three_times_its_age() {
     let log = Log::new(CONFIG);
     let after = |ages| Instant::now() + ages * CONFIG.chunk_age;
     append(&log, 1).unwrap();

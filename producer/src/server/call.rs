@@ -41,10 +41,10 @@ const RELEASE_GRACE: Duration = Duration::from_secs(1);
 /// Maximum number of request frames buffered for the health and reflection services.
 const BUFFERED_FRAMES_MAX: usize = 16;
 
-/// What a call needs of its connection.
+/// State of the connection that a call uses.
 pub(super) struct CallContext {
     pub(super) routes: Routes,
-    /// The share in the call budget that its calls are charged to.
+    /// The address share to which its calls are charged.
     pub(super) share: AddressShare,
     /// Cancelled when the producer drains.
     pub(super) stopping: CancellationToken,
@@ -58,9 +58,9 @@ pub(super) fn strip_headers(request: Request<RecvStream>) -> Request<RecvStream>
     let mut request = Request::new(body);
     *request.method_mut() = head.method;
     *request.version_mut() = head.version;
-    // Every path is a URI except `*`, which is no call.
+    // Every path is a URI except `*`, which does not name a call.
     *request.uri_mut() = head.uri.path().parse().unwrap_or_default();
-    // So that services reject unknown compressions.
+    // Kept so that services reject unknown compressions.
     if let Some(encoding) = head.headers.get("grpc-encoding") {
         let is_identity = encoding == "identity";
         let encoding = if is_identity { "identity" } else { "unknown" };
@@ -111,7 +111,7 @@ pub(super) async fn run(
     let Some(mut pipe) = send_headers(respond, head, body, in_flight.as_ref()) else {
         return;
     };
-    // Streams end with the log. All other calls end when the producer drains, or when others need their bytes.
+    // Streams end with the log. All other calls end when the producer drains, or when other calls need their bytes.
     if is_stream {
         drop(grant);
         // The body checks this too, but is not polled while the window is closed.
@@ -144,7 +144,8 @@ pub(super) async fn run(
     }
 }
 
-/// Waits until HTTP/2 has released the in-flight bytes of an ended stream, which may still be disconnected for them.
+/// Waits until HTTP/2 has released the in-flight bytes of an ended stream. Until then, the stream can still be
+/// disconnected because of these bytes.
 ///
 /// # Errors
 /// When HTTP/2 does not release them after the stream was reset.
@@ -207,11 +208,11 @@ pub(super) fn reject(mut respond: SendResponse<Data>, status: Status) {
 }
 
 fn ended_early() -> Status {
-    Status::unavailable("ended early: all unfinished calls together use too much memory")
+    Status::unavailable("ended early: unfinished calls use too much memory in total")
 }
 
 fn over_budget() -> Status {
-    Status::resource_exhausted("slow subscriber: all streams together exceeded --in-flight-bytes")
+    Status::resource_exhausted("slow subscriber: the streams exceeded --in-flight-bytes in total")
 }
 
 /// Body of a request. Reading releases flow-control capacity.
@@ -231,7 +232,7 @@ impl Body for RequestBody {
         if let Some(data) = ready!(self.stream.poll_data(context)) {
             let data = data.map_err(to_status)?;
             if !self.grant.receive(data.len(), Instant::now()) {
-                let message = "all unfinished requests together use too much memory";
+                let message = "unfinished requests use too much memory in total";
                 return Poll::Ready(Some(Err(Status::resource_exhausted(message))));
             }
             let flow = self.stream.flow_control();

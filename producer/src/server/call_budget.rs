@@ -10,10 +10,10 @@
 //! Their bytes no longer count against the new charge; the last fifth of each half is reserved for them until they are
 //! released. If the capacity is still insufficient, the call is rejected.
 //!
-//! All connections together begin at most 2,000 streams per second, and those of the minimum hold time fit into their half.
-//! Calls that are never finished therefore block others only during their first burst. This does not apply to the other
-//! half: 200 of 1,000 health checks per second fit, and 12 reflection calls. At that rate, from many addresses, they block
-//! each other and large requests, but not small requests for streams.
+//! All connections together begin at most 2,000 streams per second, and those of the minimum hold time fit into their
+//! half. Calls that are never finished therefore block others only during their first burst. The other half has no such
+//! guarantee: it has capacity for 200 of 1,000 health checks per second, or for 12 reflection calls. At that rate,
+//! health checks from many addresses block each other and large requests, but not small requests for streams.
 //!
 //! Cost: one lock when a call begins, one when it ends, and one per frame of a large request, each with a scan of the
 //! unfinished calls.
@@ -124,7 +124,7 @@ struct BudgetHalf {
     used: usize,
     /// Used bytes of calls that are ending.
     ending: usize,
-    /// Active calls and their bytes, the oldest first.
+    /// Active calls and their bytes, oldest first.
     holders: BTreeMap<u64, (Holder, usize)>,
 }
 
@@ -260,7 +260,8 @@ impl CallBudgetShared {
         self.bytes.set(bytes.expect("within the budget"));
     }
 
-    /// Charges `bytes` of `half` to `holder`, whose address may hold `share_max`; false if the budget is exceeded.
+    /// Charges `bytes` in `half` to the call `holder`, whose address may use up to `share_max`. Returns false if the
+    /// budget is exceeded.
     fn charge(
         &self,
         half: &mut BudgetHalf,
@@ -276,7 +277,7 @@ impl CallBudgetShared {
         while let Some(id) = half.oldest(hold_time, now, |_| true) {
             self.end(half, id);
         }
-        // Ends only as many calls of its own address as needed.
+        // Ends no more calls of its own address than needed.
         let is_own = |held: &Holder| held.network == holder.network;
         while !half.has_share(holder, bytes, share_max)
             && let Some(id) = half.oldest(HOLD_TIME_MIN, now, is_own)
@@ -308,7 +309,7 @@ impl CallBudgetShared {
 }
 
 impl BudgetHalf {
-    /// Whether the active calls of an address may hold `bytes` more.
+    /// Whether the active calls of an address may use `bytes` more.
     fn has_share(&self, holder: &Holder, bytes: usize, share_max: usize) -> bool {
         if share_max == usize::MAX {
             return true;

@@ -40,8 +40,8 @@ const OTHERS: Rate = ("1000/s", 4_000);
 const STREAMS_OF_ADDRESS: Rate = ("500/s", 4_000);
 const OTHERS_OF_ADDRESS: Rate = ("200/s", 1_000);
 
-/// Maximum number of tracked connections and addresses. One with a single call is tracked for milliseconds, so at the total
-/// rate only a fraction is in use.
+/// Maximum number of tracked connections and addresses. An entry for a single call is kept for milliseconds, so at the
+/// total rate only a fraction of the entries is in use.
 const KEYS_MAX: usize = 1 << 16;
 
 /// A connection is closed after this many rejected calls.
@@ -58,7 +58,7 @@ enum Caller {
 /// Limits of all calls of one producer, and counters of rejected calls; clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct CallLimits {
-    /// Per connection; of streaming calls per address and in total; of other calls per address and in total.
+    /// Limits per connection; of streaming calls per address and in total; of other calls per address and in total.
     rates: Arc<RateLimits<Caller, 5>>,
     connections: Arc<AtomicU64>,
     budget: CallBudget,
@@ -112,7 +112,7 @@ impl CallLimits {
         }
     }
 
-    /// Charges a call to all of these limits, or to none.
+    /// Charges a call to all of these limits, or to none of them.
     fn charge(&self, callers: &[(usize, Caller)], now: Instant) -> Result<(), Status> {
         let Err(exceeded) = self.rates.charge(callers, 1, now, Duration::ZERO) else {
             return Ok(());
@@ -169,7 +169,7 @@ impl ConnectionLimits {
             .charge(&[(of_address, address), (of_all, Caller::All)], now)?;
         let grant = self.share.open(kind, now);
         grant.ok_or_else(|| {
-            Status::resource_exhausted("all unfinished calls together use too much memory")
+            Status::resource_exhausted("unfinished calls use too much memory in total")
         })
     }
 

@@ -50,7 +50,7 @@ pub(super) enum PipeEnd {
     Complete,
     /// The client has reset the stream, or the connection is closed.
     Closed,
-    /// It was disconnected because all streams together exceeded the budget of in-flight bytes.
+    /// The stream was disconnected because the streams exceeded the budget of in-flight bytes in total.
     Disconnected,
 }
 
@@ -90,7 +90,8 @@ impl Pipe {
         }
     }
 
-    /// Ends the response with the status of `early_end` as soon as that resolves, unless the body has ended before.
+    /// Ends the response with the status of `early_end` as soon as `early_end` resolves, unless the body has already
+    /// ended.
     pub(super) fn ending_early(mut self, early_end: EarlyEnd) -> Self {
         self.early_end = Some(early_end);
         self
@@ -165,7 +166,7 @@ impl Pipe {
                 let last = self.body.is_end_stream();
                 self.set_next(bytes, last)
             }
-            // Frames that are neither data nor trailers do not exist; they would be skipped.
+            // A frame is either data or trailers; any other frame would be skipped.
             Err(frame) => frame
                 .into_trailers()
                 .ok()

@@ -1,4 +1,4 @@
-//! Counters and gauges of a limit. Each cookie accepted under a limit has exactly one outcome or is still held.
+//! Counters and gauges of a limit. Each cookie accepted under a limit has exactly one outcome or is still in a queue.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ pub(crate) struct LimitCounters {
     pub(crate) accepted: u64,
     /// Released at their release time.
     pub(crate) released: u64,
-    /// Released before it.
+    /// Released before their release time.
     pub(crate) released_early: u64,
     /// Superseded by a newer cookie of the same user and DSP.
     pub(crate) superseded: u64,
@@ -88,7 +88,7 @@ pub(crate) struct LimitCounters {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RuleCounters {
     /// Cookies that exceeded the rule on arrival: those that were queued, and those whose wait would have exceeded
-    /// `max_wait`. In police and observe mode, all count as the latter.
+    /// `max_wait`. In police and observe mode, every exceeding cookie counts in the second group.
     pub(crate) exceeded: [u64; 2],
     /// Times that a cookie waiting for the rule became a dead letter, by reason.
     pub(crate) dead_letters: [u64; DeadLetterReason::ALL.len()],
@@ -180,7 +180,7 @@ impl LimitCounters {
         self.dropped[reason as usize]
     }
 
-    /// Accepted cookies that are neither held nor have an outcome: always zero.
+    /// Accepted cookies that are in no queue and have no outcome: always zero.
     #[cfg(test)]
     pub(crate) fn unaccounted(&self, usage: &QueueUsage) -> i128 {
         let settled = self.released
@@ -193,18 +193,18 @@ impl LimitCounters {
     }
 }
 
-/// What a queue holds.
+/// Contents of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct QueueUsage {
     /// Cookies queued for release, including deferred ones.
     pub(crate) queued: u64,
     /// Dead letters that will be requeued.
     pub(crate) dead: u64,
-    /// Dead letters that will not.
+    /// Dead letters that will not be requeued.
     pub(crate) parked: u64,
     /// Memory of all of them.
     pub(crate) bytes: u64,
-    /// Time since the oldest of them was accepted.
+    /// Time since the oldest cookie was accepted.
     pub(crate) oldest_nanos: u64,
 }
 

@@ -27,11 +27,11 @@ use crate::log::{Deletion, append_batch::StagedCookie};
 pub(super) struct QueueConfig {
     /// How to handle cookies above the limit.
     pub(super) handling: Handling,
-    /// What each cookie demands of the limits: those of its DSP first, then the global ones.
+    /// Demands of each cookie: on the limits of its DSP first, then on the global limits.
     pub(super) demands: Vec<Demand<u32>>,
-    /// The same for observe mode, in which copies of the global limits are used.
+    /// Demands in observe mode, which uses copies of the global limits.
     pub(super) observed: Vec<Demand<u32>>,
-    /// How many of the demands concern the limits of the DSP.
+    /// Number of demands on limits of the DSP.
     pub(super) own_count: usize,
     /// Rule names, in the order of the demands.
     pub(super) rules: Vec<String>,
@@ -53,13 +53,13 @@ pub(super) struct DspQueue {
     binding: usize,
     /// When the next dead letter may be requeued.
     next_requeue: u64,
-    /// How many deferred cookies are due now because the configuration changed.
+    /// Number of deferred cookies that are due now because the configuration changed.
     rescheduling: usize,
-    /// Until when no slot is available, because the queue of a limit itself (leaky bucket) is full.
+    /// Time until which no slot is available, because the queue of a limit (leaky bucket) is full.
     blocked_until: u64,
 }
 
-/// What happens to a cookie that was just accepted.
+/// Decision on a cookie that was just accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// Append it to the log now, before any other cookie is released.
@@ -197,7 +197,8 @@ impl DspQueue {
         self.insert(cookie, state);
     }
 
-    /// Inserts a cookie that must wait. Only here it counts as above the limit: once, however often it is rescheduled.
+    /// Inserts a cookie that must wait. Only this function counts it as above the limit, so it counts once, even if it
+    /// is rescheduled repeatedly.
     fn insert(&mut self, mut cookie: QueuedCookie, state: CookieState) {
         let rule = &self.config.rules[self.binding];
         if let CookieState::Queued(_) = state {
@@ -273,7 +274,7 @@ impl DspQueue {
         }
     }
 
-    /// When this queue next needs attention.
+    /// When this queue next has work.
     pub(super) fn due(&self) -> Option<u64> {
         let first = self.cookies.fifo.first().map(|(_, at)| {
             let entered = self.cookies.get(*at).entered;
@@ -303,7 +304,7 @@ impl DspQueue {
         self.cookies.len()
     }
 
-    /// What it holds now.
+    /// Current contents of the queue.
     pub(super) fn usage(&self, now: u64) -> QueueUsage {
         let oldest = self.cookies.oldest().map(|(accepted, _)| accepted);
         QueueUsage {

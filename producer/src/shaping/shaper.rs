@@ -1,7 +1,7 @@
 //! All queues of one limits file. Pure: the caller passes the time.
 //!
-//! Every cookie of a limited DSP is offered here, and is released immediately, queued or dropped. The caller runs
-//! [`Shaper::release_due`] when [`Shaper::due`] has passed.
+//! Every cookie of a limited DSP is passed to [`Shaper::offer`], and is released immediately, queued or dropped. The
+//! caller runs [`Shaper::release_due`] when [`Shaper::due`] has passed.
 //!
 //! One reservation covers the limits of a cookie's DSP and the global limits. While cookies are queued, only the first
 //! cookies of each FIFO get reservations, and the queues take turns: under a global limit, each queue gets the same rate
@@ -50,15 +50,15 @@ pub(crate) struct Shaper {
     retired: BTreeMap<String, LimitCounters>,
     /// The latest time passed by a caller.
     latest: u64,
-    /// Queues that may hold cookies of DSPs which now have another queue, by key.
+    /// Queues with possible cookies of DSPs that now have another queue, by key.
     stray_queues: HashMap<u32, Vec<usize>, RandomState>,
-    /// Queues that are not empty, rotated after each release so that each comes first in turn.
+    /// Queues that are not empty. The list is rotated after each release, so that each queue is first once per round.
     non_empty: Vec<usize>,
-    /// How many of them have a non-empty FIFO.
+    /// Number of queues with a non-empty FIFO.
     active: u64,
     /// Number of removed cookies without an outcome yet, by limit.
     unsettled: BTreeMap<String, u64>,
-    /// When a queue next needs attention, or earlier.
+    /// Earliest time at which a queue may have work.
     due: u64,
 }
 
@@ -81,7 +81,7 @@ struct NamedQueue {
 }
 
 impl Shaper {
-    /// The queues of a limits file that was [checked](limits_sharing::contracts::check).
+    /// The queues of a limits file that was [checked](limits_sharing::dsp_limits::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut shaper = Self {
@@ -187,7 +187,7 @@ impl Shaper {
         self.due
     }
 
-    /// Passes cookies that are due to `release`, in this order, and reserves slots for the next ones.
+    /// Passes due cookies to `release`, in release order, and reserves slots for the next cookies.
     pub(super) fn release_due(&mut self, now: u64, mut release: impl FnMut(QueuedCookie)) {
         let now = now.max(self.latest);
         self.latest = now;

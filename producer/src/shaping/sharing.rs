@@ -17,11 +17,11 @@ pub(crate) struct SharingStatus {
     pub(crate) server: String,
     /// State of this producer's shares.
     pub(crate) state: ShareState,
-    /// Requests that the server did not answer in time.
+    /// Requests without a reply of the server in time.
     pub(crate) missed: u64,
     /// Error of the last request, if it failed.
     pub(crate) error: Option<String>,
-    /// Number of members, and whether the server is still learning who they are.
+    /// Number of members, and whether the server is still discovering members.
     pub(crate) group: Option<(u64, bool)>,
     /// Name of each limit, this producer's share, and the sum of all shares as reported by the server.
     pub(crate) shares: Vec<(String, f64, f64)>,

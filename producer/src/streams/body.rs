@@ -87,7 +87,7 @@ impl Session {
             match (data, &delivery) {
                 (Some(goodbye), Delivery::End { .. }) => break Step::Last(goodbye, draining()),
                 (None, Delivery::End { .. }) => break Step::End(draining()),
-                // A chunk of nothing but deletions, for a reader that did not request them.
+                // The chunk contains only deletions, and the reader did not request deletions.
                 (Some(data), _) if data.is_empty() => {}
                 (Some(data), _) => break Step::Data(data),
                 (None, _) => {}

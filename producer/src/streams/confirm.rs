@@ -1,4 +1,4 @@
-//! The `Confirm` call: a node says what it has stored.
+//! The `Confirm` call: a node reports the position up to which it has stored records.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::{Inner, request::check_name, status::trailers};
 /// An empty message: no compression, length 0.
 const EMPTY_MESSAGE: &[u8] = &[0; 5];
 
-/// Notes what the node has stored.
+/// Records the stored position of the node.
 pub(super) fn handle(
     streams: &Inner,
     request: &ConfirmRequest,
@@ -21,12 +21,16 @@ pub(super) fn handle(
 ) -> Result<Response<Body>, Status> {
     check_name(&request.subscriber, "subscriber")?;
     let durable = request.durable.as_ref();
-    let durable = durable.ok_or_else(|| Status::invalid_argument("durable is missing"))?;
+    let durable = durable.ok_or_else(|| Status::invalid_argument("missing durable"))?;
     if durable.producer_id != streams.config.producer_id || durable.epoch != streams.log.epoch() {
-        return Err(Status::failed_precondition("another producer or epoch"));
+        return Err(Status::failed_precondition(
+            "the cursor is of another producer or epoch",
+        ));
     }
     if durable.sequence >= streams.log.span().next || request.applied_sequence > durable.sequence {
-        return Err(Status::invalid_argument("a sequence is from the future"));
+        return Err(Status::invalid_argument(
+            "a sequence is beyond the end of the log",
+        ));
     }
     let (durable, applied) = (durable.sequence, request.applied_sequence);
     let confirmed = streams

@@ -19,7 +19,7 @@ pub(crate) const CACHED_CHUNKS_MAX: usize = 64;
 /// Cache of the messages of the newest chunks.
 #[derive(Debug)]
 pub(super) struct CookieMessages {
-    /// Whether they include deletions.
+    /// Whether the messages include deletions.
     deletions: bool,
     cached: Mutex<VecDeque<CachedChunk>>,
 }
@@ -31,7 +31,7 @@ struct CachedChunk {
 }
 
 impl CookieMessages {
-    /// An empty cache of messages that include deletions if `deletions` is set.
+    /// An empty cache. Its messages include deletions if `deletions` is set.
     pub(super) fn new(deletions: bool) -> Self {
         Self {
             deletions,
@@ -39,8 +39,8 @@ impl CookieMessages {
         }
     }
 
-    /// Concatenated messages of `chunk` from the cookie `first` on, each with its length prefix. Empty if nothing but deletions
-    /// is left, and these are not included.
+    /// Concatenated messages of `chunk` from the cookie `first` on, each with its length prefix. Empty if only
+    /// deletions are left and messages do not include deletions.
     pub(super) fn of(&self, chunk: &Chunk, first: Sequence) -> Bytes {
         if first != chunk.first() {
             return self.encode(chunk, first);

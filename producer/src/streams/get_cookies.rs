@@ -25,7 +25,7 @@ pub(super) fn open(
     let lease = streams
         .subscribers
         .join(Call::GetCookies, &request.host, network, |retained| {
-            // Read after the position: see `Subscribe`.
+            // The span is read after the position: see `Subscribe`.
             span = streams.log.span();
             let start = by_name(streams, StartPosition::Newest, span, retained);
             (first, until) = (start.first, start.catching_up_until);

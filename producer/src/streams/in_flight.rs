@@ -7,9 +7,9 @@
 //! Each stream is charged in full, although chunks are shared with the log and other streams. The total is therefore an
 //! upper bound; an exact count would cost too much.
 //!
-//! Cost: three relaxed atomic operations per delivered chunk, and one clock reading on release. While the total exceeds the
-//! budget, each chunk also takes a lock and iterates over disconnected streams; over all others only if these exceed the
-//! budget by themselves.
+//! Cost: three relaxed atomic operations per delivered chunk, and one clock reading on release. While the total exceeds
+//! the budget, each chunk also takes a lock and iterates over disconnected streams. It iterates over all other streams
+//! only if their bytes alone exceed the budget.
 
 mod disconnect;
 
@@ -201,7 +201,8 @@ pub struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         let stream = &self.stream;
-        // The total first: otherwise it could exceed the sum of the streams, and the wrong one would be disconnected.
+        // The total is reduced first. Otherwise it could exceed the sum of the streams, and the wrong stream would be
+        // disconnected.
         stream.shared.bytes.sub(signed(self.bytes));
         stream
             .subscriber

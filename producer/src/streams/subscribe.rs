@@ -25,7 +25,8 @@ pub(super) fn open(
     let lease = streams
         .subscribers
         .join(Call::Subscribe, name, network, |retained| {
-            // Read after the position, which an older stream may still advance, but never beyond the log.
+            // The span is read after the position: an older stream may still advance the position, but never beyond the
+            // log.
             let span = streams.log.span();
             let chosen = choose(streams, request, span, retained)?;
             start = Some((chosen, span));

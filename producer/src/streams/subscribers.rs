@@ -90,7 +90,7 @@ struct SubscribersShared {
     table: Mutex<SubscriberTable>,
     log_gates: Arc<LogGates>,
     confirmations: Mutex<Confirmations>,
-    /// Notified when a node has confirmed more than before.
+    /// Notified when a node has confirmed a higher position.
     confirmed: Notify,
 }
 
@@ -112,7 +112,7 @@ struct Subscriber {
     in_flight: Arc<SubscriberInFlight>,
 }
 
-/// The part of a subscriber that its lock protects.
+/// The state of a subscriber that its lock protects.
 #[derive(Debug)]
 struct SubscriberState {
     stream: StreamState,
@@ -244,7 +244,7 @@ impl Subscribers {
         })
     }
 
-    /// Notes what the node of this name has stored. Its stream must be open, from the same network.
+    /// Records the stored position of the node with this name. Its stream must be open, from the same network.
     ///
     /// # Errors
     /// [`NoStream`] otherwise.
@@ -288,7 +288,7 @@ impl Subscribers {
         self.confirmations().states(nodes.into_iter(), first, last)
     }
 
-    /// Returns when `need` nodes have these sequences durable.
+    /// Returns when `need` nodes have stored these sequences durably.
     pub async fn wait_durable(&self, first: Sequence, last: Sequence, need: usize) {
         loop {
             let confirmed = self.shared.confirmed.notified();
@@ -385,8 +385,8 @@ impl Subscriber {
         }
     }
 
-    /// Supersedes the current stream. It is notified before the lock is released, so that its [`Lease`] changes the subscriber
-    /// no more.
+    /// Supersedes the current stream. The stream is notified before the lock is released, so that its [`Lease`] no
+    /// longer changes the subscriber.
     fn supersede(&self, by: StreamState, start: StreamStart) {
         let mut state = self.state();
         if let StreamState::Streaming { superseded } = &state.stream {
@@ -418,7 +418,7 @@ impl Subscriber {
 }
 
 impl SubscriberState {
-    /// A stream begins.
+    /// Records the start of a stream.
     fn begin(&mut self, start: StreamStart) {
         self.account.begin(start.first);
         self.window_bytes = start.window_bytes;

@@ -1,6 +1,6 @@
-//! Streams against a model: the cookies appended in each epoch, and for each subscriber the next expected sequence.
+//! Tests of streams against a model with the cookies of each epoch and the next expected sequence of each subscriber.
 //!
-//! Calls are complete, from the bytes of the request to those of the response, but without a connection.
+//! Each call is tested from the bytes of its request to the bytes of its response, but without a connection.
 
 mod client;
 
@@ -223,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn redelivery_without_a_cursor_is_no_loss_within_the_maximum_lag() {
+fn redelivery_without_a_cursor_within_the_maximum_lag_loses_nothing() {
     let runtime = runtime();
     let _entered = runtime.enter();
     let bounds = Bounds {

@@ -14,7 +14,7 @@ use prometheus::{
 
 use super::{Registry, handle::Handle as _};
 
-/// The maximum since the last scrape but one.
+/// The maximum since the scrape before the last.
 ///
 /// Each scrape begins a new interval, whichever client makes it. With a single interval, two alternating scrapers would each see
 /// only half of the time. With two intervals each sees the time since its own last scrape, and a single scraper sees every peak

@@ -1,5 +1,5 @@
-//! Batches compared with a map: chunks of several producers, reordered and repeated, with equal times and times ahead of the
-//! clock, with ages, malformed cookies, and a filter that returns every decision.
+//! Compares batches with a map. The chunks are from several producers, reordered and repeated, with equal times, times
+//! ahead of the clock, ages and malformed cookies. The filter returns every decision.
 
 use std::collections::HashMap;
 
@@ -232,7 +232,7 @@ impl Model {
         assert_eq!(
             counts.received,
             not_written + batch.len() as u64,
-            "all are accounted for"
+            "every cookie is accounted for"
         );
         assert_eq!(batch.len(), self.order.len());
         for (cookie, ((user_id, dsp_id), is_known)) in batch.cookies().zip(&self.order) {
@@ -264,7 +264,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn batch_has_the_newest_of_each_pair_and_accounts_for_all_others(
+    fn batch_has_the_newest_cookie_of_each_pair_and_counts_all_others(
         chunks in sent_chunks(),
         filtered in any::<bool>(),
         cookies_max in 1..60_usize,
@@ -282,7 +282,7 @@ proptest! {
             if filtered {
                 let mut filter = VaryingFilter { prefetched: Vec::new() };
                 batch.push_filtered(&producer, &chunk, CLOCK, &mut filter);
-                prop_assert!(filter.prefetched.is_empty(), "all are decided");
+                prop_assert!(filter.prefetched.is_empty(), "every cookie has a decision");
             } else {
                 batch.push(&producer, &chunk, CLOCK);
             }

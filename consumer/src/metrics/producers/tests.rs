@@ -1,4 +1,4 @@
-//! Series of producers that come and go.
+//! Tests of the series of producers that connect and disappear.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Transitions of the table.
+//! Tests of the transitions of the table.
 
 use super::*;
 
@@ -138,7 +138,7 @@ fn end_of_an_epoch_is_reported_once_with_its_gaps() {
     let sibling = it.open_at(other, &at, Some(&before));
     assert_eq!(sibling, None, "the sibling reports it");
     assert_eq!(it.table.add_lost(&id, 2, 1), 1, "counted per epoch");
-    assert_eq!(it.table.add_lost(&id, 1, 100), 100, "that epoch is over");
+    assert_eq!(it.table.add_lost(&id, 1, 100), 100, "that epoch has ended");
     let (before, at) = (cursor("p", 2, 30), cursor("p", 3, 0));
     let observed = it.open_at(one, &at, Some(&before));
     assert_eq!(observed.map(|it| it.lost_in_gaps), Some(1));

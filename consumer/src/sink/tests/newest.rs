@@ -1,4 +1,5 @@
-//! The whole sink with a real store: for any order, ages and batches, the newest cookie of each pair is stored in the end.
+//! Tests of the whole sink with a real store: for any order, ages and batches, the newest cookie of each pair is stored
+//! in the end.
 
 use std::{collections::HashMap, ops::ControlFlow};
 
@@ -19,7 +20,7 @@ struct Sent {
     accepted: Option<u64>,
     /// Time until its release, in milliseconds.
     queued: u64,
-    /// Whether the next cookie is sent when this one is stored.
+    /// Whether the next cookie is sent only when this one is stored.
     flushed: bool,
 }
 

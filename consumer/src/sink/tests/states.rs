@@ -1,4 +1,4 @@
-//! Transitions of the writer, including failures, stops and the end.
+//! Tests of the transitions of the writer, including failures, stops and the end.
 
 use std::sync::atomic::Ordering;
 
@@ -86,7 +86,7 @@ async fn failed_commit_repeats_both_batches_with_one_dead_letter_each() {
             "commit 1",
             "write 2",
             "written 2",
-            // It fails, so the writes since are repeated.
+            // The commit fails, so all later writes are repeated.
             "write 1",
             "written 1",
             "commit 1",

@@ -1,8 +1,8 @@
 //! Deletions in the embedded store.
 //!
-//! They are kept in the same atomic write as the cookies of their batch, and what they cover is removed in it. All users of a
-//! DSP are found by a scan through all cookies, in steps of [`STEP_KEYS`] with a pause after each: a step holds the lock of
-//! writers for some milliseconds.
+//! They are stored in the same atomic write as the cookies of their batch, which also removes the covered cookies. A
+//! deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step holds the
+//! writers' lock for some milliseconds.
 
 use std::{collections::HashSet, ops::Bound, time::Duration};
 
@@ -23,10 +23,10 @@ use crate::{
     store::StoreError,
 };
 
-/// Cookies that a step looks at.
+/// Number of cookies that a step scans.
 const STEP_KEYS: usize = 10_000;
 
-/// The pause after a step.
+/// Pause after a step.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl EmbeddedStore {
@@ -72,12 +72,13 @@ impl Inner {
         Ok(stored)
     }
 
-    /// Adds to `writes` what the deletions of a batch change. The caller holds the lock of writers.
+    /// Adds the changes of a batch's deletions to `writes`. The caller holds the writers' lock.
     pub(super) fn delete(&self, batch: &Batch, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
         if batch.deletions().is_empty() {
             return Ok(());
         }
-        // One write batch must not both remove and insert a key. What it inserts is newer than what the deletion covers.
+        // One write batch must not both remove and insert a key. An inserted cookie is newer than those that the
+        // deletion covers.
         let written: HashSet<Vec<u8>> = batch
             .cookies()
             .map(|cookie| CookieKey::new(&cookie).as_slice().to_vec())
@@ -91,7 +92,7 @@ impl Inner {
                 }
             };
             if deletion.is_of_dsp() {
-                // Removed by a job.
+                // A job removes these cookies.
             } else if deletion.dsp_id == 0 {
                 for pair in self.cookies.prefix(user_prefix(&deletion.user_id)) {
                     let (key, value) = pair.into_inner()?;
@@ -107,7 +108,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Keeps a deletion, unless a later one of the same scope is kept.
+    /// Stores a deletion, unless a later one of the same scope is stored.
     fn keep(&self, deletion: &Deletion, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
         let key = deletion_key(deletion);
         let kept = self.meta.get(&key)?;
@@ -126,7 +127,7 @@ impl Inner {
         deletion: &Deletion,
         from: Bound<Vec<u8>>,
     ) -> fjall::Result<(u64, Option<Vec<u8>>)> {
-        // Nothing newer is written between the look and the removal.
+        // No newer cookie is written between the read and the removal.
         let _writing = self.recent();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0)
             .durability(Some(PersistMode::Buffer));
@@ -147,7 +148,7 @@ impl Inner {
         Ok((removed, last))
     }
 
-    /// Notes that a deletion of a DSP has removed everything; durable with what it removed.
+    /// Records that a deletion of a DSP has removed all cookies, in the same durable write as the last removals.
     fn finish(&self, deletion: &Deletion) -> fjall::Result<()> {
         let _writing = self.recent();
         let key = deletion_key(deletion);
@@ -158,7 +159,7 @@ impl Inner {
         self.database.persist(PersistMode::SyncData)
     }
 
-    pub(super) fn forget_deletions(&self, floor: u64) -> fjall::Result<()> {
+    pub(super) fn remove_deletions_until(&self, floor: u64) -> fjall::Result<()> {
         let _writing = self.recent();
         let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
         writes.insert(&self.meta, FLOOR_KEY, floor.to_be_bytes());

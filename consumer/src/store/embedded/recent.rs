@@ -1,4 +1,5 @@
-//! Recently written pairs: tells without reading the disk that a cookie is newer than any stored one of its pair. Pure.
+//! Recently written pairs: determines without reading the disk whether a cookie is newer than any stored one of its
+//! pair. Pure.
 //!
 //! With several producers, many cookies arrive after a newer cookie of another user, and each would need a point read. So
 //! recently written pairs are kept as 64-bit hashes in two generations, together with a *horizon*: no cookie of any other pair
@@ -103,7 +104,7 @@ impl RecentPairs {
         }
     }
 
-    /// Drops the old generation; also the young one if no cookie was late during it.
+    /// Drops the old generation, and the young one if no cookie was late during it.
     fn rotate(&mut self) {
         if std::mem::take(&mut self.has_late) {
             self.horizon = self.horizon.max(self.old.newest);

@@ -104,7 +104,7 @@ pub(super) fn decode_cursor(key: &[u8], value: &[u8]) -> Option<Cursor> {
     })
 }
 
-/// The key of a deletion: as of a cookie, behind a prefix; of a DSP with an empty user.
+/// The key of a deletion: a prefix, then the same bytes as in the key of a cookie. For a DSP, the user is empty.
 pub(super) fn deletion_key(deletion: &Deletion) -> Vec<u8> {
     let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
     [DELETION_PREFIX, key.as_slice()].concat()

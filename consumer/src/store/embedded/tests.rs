@@ -1,4 +1,4 @@
-//! The store in a temporary directory.
+//! Tests of the store in a temporary directory.
 
 use std::{ops::ControlFlow, time::Duration};
 

@@ -162,7 +162,7 @@ impl<'a> BatchWrite<'a> {
         };
         match result {
             Ok(written) => self.done.merge(written),
-            // No reply at all for so long that other databases may have replied.
+            // There was no reply for longer than other databases may take.
             Err(Failure::Server(error)) if running.last_reply.silence() >= COMMAND_TIMEOUT => {
                 if !self.store.is_server_available().await {
                     return Err(error);

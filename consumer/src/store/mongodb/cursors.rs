@@ -85,8 +85,9 @@ impl Inner {
         Err(StoreError::Broken(why.to_owned()))
     }
 
-    /// Commits the cursors of a batch that was written to the server process of `receipt`. A process that was restarted since
-    /// may have lost parts of the batch, because the journal covers only its own acknowledgments.
+    /// Commits the cursors of a batch that was written to the server process of `receipt`. A server process that was
+    /// restarted in the meantime may have lost parts of the batch, because the journal covers only its own
+    /// acknowledgments.
     pub(super) async fn commit_batch(
         &self,
         batch: &Batch,
@@ -239,7 +240,7 @@ impl Inner {
         // Before the deletion, so that no commit misses them. A cursor committed in between is not old any more.
         let is_kept = |it: &Cursor| !found.iter().filter_map(decode_cursor).any(|of| of == *it);
         lock(&self.committed).0.retain(is_kept);
-        // State of consumers that are gone.
+        // State of consumers that no longer exist.
         let gone = ttl::before(unix_micros(), GONE_AFTER);
         let gone = gone.min(before);
         self.delete_abandoned_retries(gone).await?;

@@ -1,9 +1,9 @@
 //! Deletions in MongoDB: database `cookiesync`, collection `deletions`, `{_id: {u: <user>, d: <DSP>}, t: <microseconds>}`, with
 //! an empty user for a DSP (and `done` once its job has removed everything) and 0 for all DSPs of a user. The document `floor`
-//! has the time up to which deletions were forgotten.
+//! has the time up to which deletions were removed.
 //!
-//! A deletion is kept before what it covers is removed. A removal never concerns what was accepted later, so a command that was
-//! given up and runs late does no harm. The cookies of a batch are written after its removals.
+//! A deletion is stored before the cookies that it covers are removed. A removal never concerns cookies accepted later,
+//! so a command that timed out and is executed late is harmless. The cookies of a batch are written after its removals.
 
 use std::{collections::BTreeMap, future::IntoFuture};
 
@@ -28,10 +28,10 @@ use crate::{
 
 const COLLECTION: &str = "deletions";
 
-/// Maximum deletions of one command.
+/// Maximum number of deletions per command.
 const PER_COMMAND_MAX: usize = 1_000;
 
-/// The document with the time up to which deletions were forgotten.
+/// The document with the time up to which deletions were removed.
 const FLOOR: &str = "floor";
 
 impl Inner {
@@ -58,7 +58,7 @@ impl Inner {
         .await
     }
 
-    /// Keeps the deletions of a batch, and adds the DSPs that they concern to those whose collections are written.
+    /// Stores the deletions of a batch, and adds the DSPs that they concern to the DSPs whose collections are written.
     pub(super) async fn keep_deletions(
         &self,
         connection: &Connection,
@@ -82,7 +82,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes from a DSP's collection what the deletions of a batch cover.
+    /// Removes the cookies that the deletions of a batch cover from a DSP's collection.
     pub(super) async fn remove_deleted(
         &self,
         connection: &Connection,
@@ -139,7 +139,7 @@ impl Inner {
                     break;
                 };
                 removed += now;
-                // At most half of the time.
+                // The pauses keep the scan below half of the time.
                 tokio::select! {
                     () = stop.cancelled() => return Ok(None),
                     () = sleep(began.elapsed()) => {}
@@ -177,13 +177,13 @@ impl Inner {
     }
 }
 
-/// Whether the deletions of a batch remove something from a DSP's collection.
+/// Whether the deletions of a batch remove cookies from a DSP's collection.
 pub(super) fn has_removals(batch: &Batch, dsp_id: u32) -> bool {
     let mut deletions = batch.deletions().iter();
     deletions.any(|it| it.concerns(dsp_id) && !it.is_of_dsp())
 }
 
-/// The operations that keep a deletion, unless a later one is kept. A later one of a DSP is not done.
+/// The operations that store a deletion, unless a later one is stored. A later deletion of a DSP resets `done`.
 fn keep(deletion: &Deletion) -> Vec<Document> {
     let (id, until) = (id(deletion), micros(deletion.until_unix_micros));
     if deletion.is_of_dsp() {

@@ -4,7 +4,7 @@
 //! replaced. A find costs less than an insert. So finding first pays off from about one existing user in eleven (see the
 //! costs in `command.rs`).
 
-/// Share of existing users from which on users are found first.
+/// Minimum share of existing users at which users are found first.
 const FIND_FROM: f64 = 0.10;
 
 /// Share below which cookies are inserted directly again.

@@ -42,7 +42,7 @@ impl Inner {
         };
         let database = self.own_database(connection);
         let reply = with_timeout(database.run_command(command).into_future()).await?;
-        // A missing acknowledgment of other members, for instance.
+        // For instance, the acknowledgment of other members is missing.
         drop(write_errors(&reply)?);
         let owner = reply.get_document("value");
         let name = owner.and_then(|owner| owner.get_str("name"));

@@ -174,7 +174,7 @@ impl Inner {
         Ok((complete, true))
     }
 
-    /// The due collections: least recently swept first, and of these the smallest first.
+    /// The due collections: least recently swept first; if equal, the smallest first.
     async fn due(
         &self,
         connection: &Connection,
@@ -313,7 +313,7 @@ pub(super) struct DspScan<'a> {
 }
 
 impl<'a> DspScan<'a> {
-    /// Begins at the first document; `None` if there is no collection of ours.
+    /// Begins at the first document; `None` if the DSP has no collection of cookies.
     pub(super) async fn begin(
         store: &Inner,
         connection: &'a Connection,
@@ -330,8 +330,8 @@ impl<'a> DspScan<'a> {
         }))
     }
 
-    /// Reads the next documents and removes those that were accepted before `before`, in microseconds since the Unix epoch.
-    /// Returns how many were removed, or `None` at the end.
+    /// Reads the next documents and removes those that were accepted before `before`, in microseconds since the Unix
+    /// epoch. Returns the number of removed cookies, or `None` at the end.
     pub(super) async fn step(&mut self, before: u64) -> Result<Option<u64>, StoreError> {
         if self.documents.cursor == Some(0) {
             return Ok(None);
@@ -355,7 +355,7 @@ fn unavailable(failure: Failure) -> StoreError {
     }
 }
 
-/// Deletes of these documents those that were accepted before `before`; returns how many.
+/// Deletes the documents that were accepted before `before`; returns their number.
 async fn delete(
     connection: &Connection,
     database: &Database,

@@ -249,7 +249,7 @@ impl CollectionWrite {
                 // The error may have ended an operation for many users early.
                 rest.extend(now);
             } else if matched != Some(now.len()) || replaced != matched {
-                // Some are missing, newer or equal.
+                // Some documents are missing, newer or equal.
                 let (_, missing) = self.find(now).await?;
                 rest.extend(missing);
             }

@@ -34,7 +34,7 @@ use super::{
 /// Time between two comparisons with the system clock, and two evictions of idle counters.
 const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Used thousandths of a quota from which on `/readyz` names the counter.
+/// Minimum usage, in thousandths of a quota, at which `/readyz` names the counter.
 const QUOTA_NAMED_PERMILLE: u64 = 800;
 
 /// Maximum number of counters that `/readyz` names.
@@ -61,7 +61,7 @@ impl App {
     /// When the state cannot be restored, or a port cannot be opened.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
         register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
-        // Connections to a port that is open would wait for this.
+        // If a port were open already, its clients would wait for the restore.
         let restored = restore_state(&config)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
@@ -210,7 +210,7 @@ impl App {
         self.config_reloads.clone()
     }
 
-    /// Waits until the state cannot be written any more, which only a restart can resolve; forever without a state.
+    /// Returns when a write of the state has failed, which only a restart resolves. Never returns if no state is kept.
     pub async fn state_failed(&self) {
         match &self.saver {
             Some(saver) => saver.wait_failed().await,

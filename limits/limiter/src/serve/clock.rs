@@ -16,8 +16,8 @@ use runtime::unix_micros;
 /// Minimum difference at which the system clock is followed, or reported as behind.
 const STEP_MIN: Duration = Duration::from_secs(1);
 
-/// Maximum time by which the clock of the previous run may be ahead to be continued after a restart. A system clock that
-/// was once a day ahead would otherwise shift aligned windows for a day.
+/// Maximum lead of the previous run's clock over the system clock at which a restart continues that clock. Without this
+/// maximum, a system clock that was once a day ahead would shift aligned windows for a day.
 pub const AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// A monotonic clock.

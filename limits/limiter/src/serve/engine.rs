@@ -119,14 +119,14 @@ pub enum CallError {
     TooManyRules,
     /// The rule in the call is missing or not applicable; with the reason.
     InvalidRule(String),
-    /// The first slot is later than the maximum wait. For a full queue: when the queue has capacity again.
+    /// The first slot is after the maximum wait. If a queue is full: the time at which it has capacity again.
     OverMaxWait(Slot),
     /// The call is for more requests than a rule ever grants in one burst.
     OverBurst {
         /// The rule.
         binding: Option<Binding>,
         /// Its maximum burst.
-        most: u64,
+        max_burst: u64,
     },
     /// The reported time of the call is in the future.
     TooEarly,
@@ -220,8 +220,8 @@ impl Engine {
         self.state().version
     }
 
-    /// Frees the memory of expired restrictions and bookings, and of some idle counters. Needed only for that: a full table
-    /// evicts them itself.
+    /// Frees the memory of expired restrictions and bookings, and of some idle counters. Optional: a full table evicts
+    /// idle counters itself.
     pub fn tidy(&self, now: u64) {
         let mut state = self.state();
         state.feedback.expire(now);

@@ -62,7 +62,8 @@ fn retry_after(text: &str, now: u64) -> Option<Duration> {
     Some(at.unwrap_or_default().saturating_sub(now))
 }
 
-/// Parses `"default";r=50;t=30`, of several the strictest; or the form of older drafts, `limit=100, remaining=50, reset=30`.
+/// Parses a list of items such as `"default";r=50;t=30`, and returns the strictest one; or parses the form of older
+/// drafts, `limit=100, remaining=50, reset=30`.
 fn ratelimit(text: &str) -> Option<(u64, Duration)> {
     let number = |part: &str, names: [&str; 2]| {
         let (name, value) = part.trim().split_once('=')?;

@@ -42,7 +42,8 @@ struct ActiveVersion {
     read_at: Option<Instant>,
 }
 
-/// Returns the limits at startup: those of the file, and the saved ones of the collection if there still is a collection.
+/// Returns the limits at startup: those of the file, and the saved ones of the collection if `--limits-collection` is
+/// still set.
 ///
 /// # Errors
 /// When the limits are invalid.
@@ -110,7 +111,7 @@ impl LimitSources {
     /// its active version.
     ///
     /// # Errors
-    /// When it is valid with neither.
+    /// When it is invalid together with either version.
     pub fn set_file(&self, file: &Document) -> Result<(), ConfigErrors> {
         let newest = self.newest_collection();
         let newest = newest.as_ref().ok();

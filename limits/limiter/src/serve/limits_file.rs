@@ -30,8 +30,8 @@ impl Source for File {
         vec![&self.file]
     }
 
-    /// Validates a version, and activates it in `sources`: a version that conflicts with the collection or needs a restart
-    /// is a failed reload, too.
+    /// Validates a version and activates it in `sources`. A version that conflicts with the collection or needs a
+    /// restart counts as a failed reload.
     fn build(&self, contents: &[Vec<u8>]) -> Result<Document, Vec<String>> {
         let named = |errors: ConfigErrors| -> Vec<String> {
             let errors = errors.0.iter();

@@ -17,7 +17,7 @@ runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
         "No quota was used. The detail names the exhausted rule, and until when. Retry after Retry-After, or with a larger max_wait. While a \
-         global limit exists, slots are at most 30 s ahead, and a token can reserve no more of them than it leaves free."
+         global limit exists, slots are at most 30 s ahead, and a token cannot reserve more of these slots than it leaves free."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
         "The operator of the limiter defines the limits. A counter is created on first use."
@@ -93,9 +93,9 @@ pub(super) fn rejected(error: CallError, now: u64) -> Problem {
         CallError::TooManyRules => Problem::new(TOO_MANY_RULES, ""),
         CallError::TooEarly => Problem::new(TOO_EARLY, ""),
         CallError::CounterLimit => Problem::new(COUNTER_LIMIT, ""),
-        CallError::OverBurst { binding, most } => {
+        CallError::OverBurst { binding, max_burst } => {
             let rule = binding.map_or_else(|| "a rule".to_owned(), |it| it.to_string());
-            let detail = format!("{rule} allows at most {most} requests in one burst");
+            let detail = format!("{rule} allows at most {max_burst} requests in one burst");
             Problem::new(OVER_BURST, detail)
         }
         CallError::OverMaxWait(slot) => {

@@ -133,7 +133,7 @@ impl LimitedCall {
     ) -> Result<Self, Problem> {
         if query.n.is_some() && endpoint != Endpoint::Delay {
             return Err(invalid(
-                "n is not a query parameter here: set it in the body",
+                "`n` is not a query parameter here: set it in the body",
             ));
         }
         let (mut interval, mut requests) = (query.interval, query.requests);
@@ -161,7 +161,7 @@ impl LimitedCall {
                 }
             }
             Endpoint::Feedback if !query.also.is_empty() => {
-                let why = "also is not supported: report the feedback for each limit";
+                let why = "`also` is not supported here: report the feedback for each limit";
                 return Err(invalid(why));
             }
             Endpoint::Feedback => CallKind::Feedback(read::<FeedbackBody>(body)?.feedback(now)?),
@@ -171,7 +171,11 @@ impl LimitedCall {
             (Some(interval), Some(requests)) => {
                 Some(CallRule::new(interval, requests).map_err(invalid)?)
             }
-            _ => return Err(invalid("interval and requests must be provided together")),
+            _ => {
+                return Err(invalid(
+                    "`interval` and `requests` must be provided together",
+                ));
+            }
         };
         Ok(Self {
             counters: [first].into_iter().chain(query.also).collect(),
@@ -287,12 +291,12 @@ impl Query {
             let value = decoded(&value)?;
             let number = match name {
                 "also" if read.also.len() == ALSO_MAX => {
-                    return Err(invalid(format!("more than {ALSO_MAX} values of also")));
+                    return Err(invalid(format!("more than {ALSO_MAX} values of `also`")));
                 }
                 "also" => {
                     let pair = value.split_once('/');
                     let (limit, counter) = pair.ok_or_else(|| {
-                        invalid(format!("invalid also {value:?}: use LIMIT/COUNTER"))
+                        invalid(format!("invalid `also` {value:?}: use LIMIT/COUNTER"))
                     })?;
                     read.also.push(CounterName::new(limit, counter)?);
                     continue;
@@ -329,7 +333,7 @@ impl Increment {
         let Some(at) = &self.at else { return Ok(None) };
         let at: Timestamp = at
             .parse()
-            .map_err(|_| invalid("invalid at: use a time such as 2026-11-22T10:00:59.5Z"))?;
+            .map_err(|_| invalid("invalid `at`: use a time such as 2026-11-22T10:00:59.5Z"))?;
         Ok(Some(nanos(at)))
     }
 }

@@ -130,7 +130,7 @@ impl Saver {
             tokio::select! {
                 ended = &mut writer => break ended,
                 () = stop.cancelled() => {
-                    // Wakes the writer, which then sees `stop`.
+                    // Wakes the writer, which then reads `stop`.
                     self.wait_written().await;
                     break writer.await;
                 }
@@ -168,7 +168,7 @@ impl Saver {
             is_last = stop.is_cancelled();
             let syncs = is_last || synced.elapsed() >= SYNC_INTERVAL;
             let (started, changes) = (Instant::now(), self.engine.take_changes());
-            // A change of the clock only is written with the next sync.
+            // If only the clock changed, it is written with the next sync.
             if syncs || changes.len() > 1 {
                 self.timed(|| self.store.write(changes))?;
             }

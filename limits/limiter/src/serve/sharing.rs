@@ -96,7 +96,7 @@ impl Decider {
         let shared = self.shared.as_ref()?;
         Some([
             ("server", shared.exact.replies()),
-            ("part", shared.by_share.load(Ordering::Relaxed)),
+            ("share", shared.by_share.load(Ordering::Relaxed)),
             ("none", shared.undecided.load(Ordering::Relaxed)),
         ])
     }
@@ -117,11 +117,11 @@ impl Decider {
         })
     }
 
-    /// Decides on a call of a token. Returns its slot, or after reported calls and feedback that of the next call; and
-    /// whether requests were reserved or counted, or feedback added a restriction.
+    /// Decides on a call of a token. Returns its slot (after reported calls and feedback, the slot of the next call),
+    /// and whether requests were reserved or counted, or feedback added a restriction.
     ///
     /// # Errors
-    /// When the call is rejected, or not decided on.
+    /// When the call is rejected, or there is no decision.
     pub(super) async fn decide(
         &self,
         token: &str,
@@ -145,7 +145,7 @@ impl Decider {
             let applied = engine.apply_feedback(targets[0], feedback, now);
             is_applied = Some(applied.map_err(|error| self.problem(error, now))?);
         }
-        // The query after feedback is not the client's.
+        // The delay query after feedback is internal, so it is not counted.
         let is_counted = is_applied.is_none();
         let by_server = self.ask(token, targets, requests, operation, is_counted);
         if let Some((slot, has_effect)) = by_server.await? {

@@ -64,7 +64,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The same for a test, which is skipped if it is not available.
+/// Like [`environment`], but skips the test if the packages are not available.
 async fn programs() -> Result<Option<PathBuf>> {
     let environment = tokio::task::spawn_blocking(environment).await?;
     Ok(environment

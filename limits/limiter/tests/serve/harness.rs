@@ -24,7 +24,7 @@ pub(crate) struct Limiter {
 }
 
 impl Limiter {
-    /// Starts a limiter with these limits and additional flags, which override the own ones.
+    /// Starts a limiter with these limits and additional flags, which override the default flags.
     pub(crate) async fn start(limits: &str, flags: &[&str]) -> Result<Self> {
         let dir = TempDir::new()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
@@ -124,14 +124,14 @@ impl Limiter {
 /// Waits until a condition holds.
 ///
 /// # Errors
-/// After [`TIMEOUT`], with `what` was expected.
+/// If the condition does not hold within [`TIMEOUT`]. The error contains `what`.
 pub(crate) async fn wait_until(
     what: &str,
     mut condition: impl AsyncFnMut() -> Result<bool>,
 ) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     while !condition().await? {
-        ensure!(Instant::now() < deadline, "{what}: not after {TIMEOUT:?}");
+        ensure!(Instant::now() < deadline, "{what}: not within {TIMEOUT:?}");
         sleep(Duration::from_millis(20)).await;
     }
     Ok(())

@@ -52,7 +52,7 @@ async fn wait_server(limiter: &Limiter, is_up: u64) -> Result<()> {
 /// Number of decisions by a decider.
 async fn decided(limiter: &Limiter, by: &str) -> Result<u64> {
     let samples = launcher::admin::metrics(&limiter.admin).await?;
-    Ok(samples.count("limiter_shared_decisions_total", &[("by", by)]))
+    Ok(samples.count("limiter_shared_decisions_total", &[("decided_by", by)]))
 }
 
 async fn reserve(client: &mut HttpClient, path: &str, n: u64, max_wait: u64) -> Result<Response> {
@@ -140,7 +140,7 @@ async fn two_limiters_share_one_quota_across_a_restart_and_a_kill() -> Result<()
             .wait_readiness("counter \\\"k\\\" of quota has used 100 %")
             .await?;
         assert_eq!(
-            decided(limiter, "part").await? + decided(limiter, "none").await?,
+            decided(limiter, "share").await? + decided(limiter, "none").await?,
             0
         );
         limiter.stop().await?;
@@ -231,7 +231,7 @@ async fn without_the_server_each_limiter_enforces_its_static_share() -> Result<(
     // While the server is paused, every call gets a decision.
     let (more, ()) = tokio::join!(both(150, 1), server.pause(Duration::from_secs(4)));
     taken += more?;
-    ensure!(decided(&limiters[0], "part").await? > 0);
+    ensure!(decided(&limiters[0], "share").await? > 0);
     // Static shares are granted in addition to what the server counts.
     ensure!(taken <= 2 * QUOTA, "{taken}");
     for limiter in &limiters {
@@ -241,10 +241,10 @@ async fn without_the_server_each_limiter_enforces_its_static_share() -> Result<(
     ensure!((QUOTA..=2 * QUOTA).contains(&taken), "{taken}");
     server.kill();
     for limiter in &limiters {
-        let before = decided(limiter, "part").await?;
+        let before = decided(limiter, "share").await?;
         wait_until("a decision by the limiter", async || {
             take(limiter, 1, 1).await?;
-            Ok(decided(limiter, "part").await? > before)
+            Ok(decided(limiter, "share").await? > before)
         })
         .await?;
         wait_server(limiter, 0).await?;

@@ -79,7 +79,7 @@ impl Callers {
     /// Waits until all are connected.
     pub(crate) async fn until_there(&self) {
         assert!(!self.tasks.is_empty());
-        until("all are connected", async || {
+        until("all processes are connected", async || {
             self.exacts.iter().all(|it| it.is_connected())
         })
         .await;

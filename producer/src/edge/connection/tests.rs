@@ -1,4 +1,4 @@
-//! Scheduling and closing of one connection.
+//! Tests of scheduling and closing of one connection.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Series of DSPs through reloads of the list and concurrent counting.
+//! Tests of the series of DSPs during reloads of the list and concurrent counting.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Cookies that are appended after their acceptance.
+//! Tests of cookies that are appended after their acceptance.
 
 use std::sync::atomic::Ordering;
 

@@ -9,7 +9,7 @@ use super::{
 
 const CHUNK_AGE: u64 = 10_000;
 
-/// Size of a chunk from which on it is sealed at one age instead of three.
+/// Size from which a chunk is sealed at its age instead of three times its age.
 const SMALL_BYTES: usize = 2048;
 
 /// A log whose clock is a day ahead of the system clock, so that only [`advance`] moves it.
@@ -27,7 +27,7 @@ fn advance(log: &Log, micros: u64) {
     log.shared.latest.fetch_add(micros, Ordering::Relaxed);
 }
 
-/// Appends `cookies` to an empty log, waits, and appends one more by each of the two methods. Returns by how much the time
+/// Appends `cookies` to an empty log, waits, and appends one more by each of the two methods. Returns how far the time
 /// of the last cookie is before its acceptance.
 fn time_error(cookies: u64, wait: u64) -> [u64; 2] {
     [false, true].map(|is_late| {

@@ -1,4 +1,4 @@
-//! Deletions begin chunks.
+//! Tests of deletions, which begin chunks.
 
 use tokio::sync::oneshot;
 
@@ -16,7 +16,7 @@ fn delete(log: &Log, sequence: u64) -> oneshot::Receiver<u64> {
     log.append_deletions(deletion(sequence, None)).unwrap()
 }
 
-/// The records that a reader gets at once, by chunk: each one's sequence, time, and whether it is a deletion.
+/// The records that a reader gets immediately, by chunk: sequence, time, and whether the record is a deletion.
 fn records(reader: &mut Reader) -> Vec<Vec<(u64, u64, bool)>> {
     let mut chunks = Vec::new();
     while let Some(Delivery::Chunk { chunk, first }) = take(reader) {
@@ -61,7 +61,7 @@ fn deletion_is_appended_immediately_when_nothing_is_open() {
 }
 
 #[test]
-fn many_deletions_seal_no_chunk_early() {
+fn many_deletions_do_not_seal_a_chunk_early() {
     let log = Log::new(CONFIG);
     let mut reader = log.reader(1, u64::MAX, 0);
     append(&log, 1).unwrap();
@@ -93,11 +93,15 @@ fn deletion_of_an_earlier_time_keeps_that_time() {
     log.append_deletions(deletion(2, Some(until))).unwrap();
     log.close();
     let chunks = records(&mut reader);
-    assert_eq!(chunks[1], [(2, until, true)], "closing appends what waits");
+    assert_eq!(
+        chunks[1],
+        [(2, until, true)],
+        "closing appends pending deletions"
+    );
 }
 
 #[test]
-fn closed_log_takes_no_deletion() {
+fn closed_log_rejects_deletions() {
     let log = Log::new(CONFIG);
     log.close();
     assert!(log.append_deletions(deletion(1, None)).is_err());

@@ -267,7 +267,7 @@ async fn stream_without_data_reserves_none_of_the_shared_window() {
             let out = respond.send_response(Response::new(()), false).unwrap();
             let (body, _, _) = CountingBody::body(frames);
             pipes.spawn(Pipe::new(body, out, None).run());
-            // The first runs before the second begins.
+            // The first stream runs before the second one begins.
             settle().await;
         }
         while connection.accept().await.is_some() {}

@@ -30,7 +30,7 @@ impl DspQueue {
         let after = self.nanos_for(1, 1);
         if after < before {
             self.rescheduling = self.cookies.deferred.len();
-            // At the previous rate, the pause could be years after a time without a share.
+            // After a time without a share, the pause at the previous rate could be years.
             let pause = u128::from(self.next_requeue.saturating_sub(now)) * u128::from(after);
             let pause = u64::try_from(pause / u128::from(before)).unwrap_or(u64::MAX);
             self.next_requeue = now.saturating_add(pause);

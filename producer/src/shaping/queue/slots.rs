@@ -55,7 +55,7 @@ impl DspQueue {
             && self.slots.back().is_none_or(is_near)
     }
 
-    /// Reserves a slot, or notes until when none is available.
+    /// Reserves a slot, or stores the time until which no slot is available.
     pub(in crate::shaping) fn reserve_slot(&mut self, limits: &mut Limits<u32>, now: u64) {
         match limits.reserve(&self.config.demands, now, Duration::MAX) {
             Decision::Now => self.slots.push_back(now),
@@ -87,7 +87,7 @@ impl DspQueue {
 
     /// Expected wait of a cookie that joins the FIFO now, estimated from the rates; exact for token buckets of the DSP.
     pub(super) fn expected_wait(&self, now: u64, active_queues: u64) -> u64 {
-        // A slot without a cookie: its cookie became a dead letter.
+        // The slot has no cookie, because its cookie became a dead letter.
         if let Some(slot) = self.slots.get(self.cookies.fifo.len()) {
             return slot.saturating_sub(now);
         }

@@ -12,15 +12,15 @@ use limits::{
 
 use super::{NamedQueue, Shaper, reload::lower_rate};
 
-/// One request per this interval stands for a share of zero.
+/// A share of zero is represented as one request per this interval.
 const NO_SHARE: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// How much of each limit this process may use. The default: all of it.
+/// Share of each limit that this process may use; by default, the whole limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::shaping) struct Shares {
     /// In millionths, by limit name.
     pub(in crate::shaping) by_limit: BTreeMap<String, u64>,
-    /// Maximum number of members. The share of a window is static: one part in `members_max`. `None` without sharing.
+    /// Maximum number of members. The share of a window is static: 1/`members_max`. `None` without sharing.
     pub(in crate::shaping) members_max: Option<u64>,
     /// Whether the server rejects this process; it then has no share of windows either.
     pub(in crate::shaping) is_refused: bool,
@@ -35,7 +35,7 @@ impl Shares {
         let share = self.by_limit.get(name).copied().unwrap_or(0);
         let algorithm = limit.algorithm.share(share).unwrap_or_else(|| {
             let static_share = limit.algorithm.static_share(members_max).ok();
-            // None is possible: the file may have changed since `members_max` was checked at the start.
+            // `members_max` may be missing: the file may have changed since it was checked at the start.
             static_share
                 .filter(|_| !self.is_refused)
                 .unwrap_or_else(|| Algorithm::TokenBucket {

@@ -1,4 +1,4 @@
-//! Deletions of queued cookies.
+//! Tests of deletions of queued cookies.
 
 use super::{SECOND, World};
 use crate::{log::Deletion, shaping::counters::DropReason};
@@ -23,7 +23,7 @@ fn deletion(user: &str, dsp_id: u32, until_unix_micros: Option<u64>) -> Deletion
     }
 }
 
-/// Offers cookies of three users to three DSPs; returns those that are released after `deletion`.
+/// Offers cookies of three users to three DSPs; returns the cookies that are released after `deletion`.
 fn released_after(deletion: &Deletion) -> (Vec<(u32, String)>, u64) {
     let mut world = World::new(LIMITS);
     // These use up the bursts.

@@ -1,4 +1,4 @@
-//! Outcomes of single cookies.
+//! Tests of the outcomes of single cookies.
 
 use super::{Admission, MILLISECOND, SECOND, START, World};
 

@@ -1,4 +1,4 @@
-//! Limits with a real log, a real clock and a spool.
+//! Tests of limits with a real log, a real clock and a spool.
 
 use std::{
     fs,

@@ -1,8 +1,8 @@
-//! Disconnects the slowest streams when all streams together exceed the budget of in-flight bytes.
+//! Disconnects the slowest streams when the streams exceed the budget of in-flight bytes in total.
 //!
-//! Stalled streams, which have released nothing for `STALLED_AFTER`, are disconnected first; then those with the most bytes
-//! in flight; among equals, which differ by less than `EQUAL_BYTES`, the longest stalled. A disconnected stream ends with
-//! `RESOURCE_EXHAUSTED`. Its subscriber can reconnect and resume.
+//! The order is: first stalled streams, which have released nothing for `STALLED_AFTER`; then streams with the most
+//! bytes in flight. Among streams that differ by less than `EQUAL_BYTES`, the longest stalled one comes first. A
+//! disconnected stream ends with `RESOURCE_EXHAUSTED`. Its subscriber can reconnect and resume.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},

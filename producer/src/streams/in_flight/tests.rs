@@ -1,4 +1,4 @@
-//! Accounting of in-flight bytes, and the choice of streams to disconnect.
+//! Tests of the accounting of in-flight bytes, and of the choice of streams to disconnect.
 
 use super::*;
 use crate::log::tests::now;

@@ -30,9 +30,9 @@
 //!
 //! # Bound
 //!
-//! Only the newest [`LOST_RANGES_MAX`] ranges of lost sequences are stored. Sequences up to the end of a dropped range keep
-//! their outcome: delivered again they count as redelivered, and in another gap they do not count. The balance stays exact;
-//! only *recovered* and *undelivered* may be too low.
+//! Only the newest [`LOST_RANGES_MAX`] ranges of lost sequences are stored. Sequences up to the end of a dropped range
+//! keep their outcome: if they are delivered again, they count as redelivered; if they are in another gap, they do not
+//! count. The balance stays exact; only *recovered* and *undelivered* may be too low.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
-//! What nodes have confirmed. Pure.
+//! Confirmations of nodes. Pure.
 //!
-//! A node confirms positions, not records. A position covers a record only if the record was sent: not if it lies in a gap,
-//! and not if the stream began after it. So each confirmation is kept with the ranges that the queue lost until then.
+//! A node confirms positions, not records. A position covers a record only if the record was sent: it does not cover
+//! records in a gap, or records before the start of the stream. Each confirmation is therefore stored with the ranges
+//! that the subscriber had lost by then.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +12,20 @@ use crate::log::Sequence;
 /// Whether a node has carried out deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confirmed {
-    /// It has.
+    /// The node has carried them out.
     Yes,
-    /// Its queue still holds them, or it has not said so yet.
+    /// The node has not received them yet, or has not confirmed them yet.
     NotYet,
-    /// It joined after them, without a position before them.
+    /// The node joined after them, without a position before them.
     NotConcerned,
-    /// It may never have received them, or has not been heard of since.
+    /// The node may never have received them, or has not confirmed anything since.
     Unknown,
 }
 
-/// Most nodes; beyond them the one that confirmed least recently is dropped.
+/// Maximum number of nodes. Beyond it, the node with the oldest confirmation is dropped.
 const NODES_MAX: usize = 4096;
 
-/// Most lost ranges that are kept of a node.
+/// Maximum number of lost ranges stored per node.
 const RANGES_MAX: usize = 2 * LOST_RANGES_MAX;
 
 /// The confirmations of all nodes.
@@ -36,16 +37,17 @@ pub(super) struct Confirmations {
 
 #[derive(Debug)]
 struct Node {
-    /// The number of its newest confirmation.
+    /// Number of the newest confirmation of the node.
     number: u64,
     has_confirmed: bool,
     durable: Sequence,
     applied: Sequence,
-    queue: Received,
+    received: Received,
 }
 
 impl Received {
-    /// Adds what another queue of the same node says, which may begin later: what an earlier one lost stays lost.
+    /// Merges the state of another subscriber of the same node, which may begin later. Ranges lost by the earlier
+    /// subscriber stay lost.
     fn merge(&mut self, mut newer: Self) {
         if newer.joined > self.joined {
             newer.lost.splice(0..0, self.lost.drain(..));
@@ -67,7 +69,7 @@ impl Received {
 }
 
 impl Confirmations {
-    /// Notes a confirmation. Returns whether it is news.
+    /// Records a confirmation. Returns whether it raises the confirmed position.
     pub(super) fn confirm(
         &mut self,
         name: &str,
@@ -83,7 +85,7 @@ impl Confirmations {
         is_news
     }
 
-    /// Notes a stream, so that a node is known before its first confirmation.
+    /// Records a stream, so that a node is listed before its first confirmation.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
         self.node(name, account);
     }
@@ -93,16 +95,16 @@ impl Confirmations {
         if !self.nodes.contains_key(name) {
             self.make_room();
         }
-        let queue = account.received();
+        let received = account.received();
         let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
             number: 0,
             has_confirmed: false,
             durable: 0,
             applied: 0,
-            queue: queue.clone(),
+            received: received.clone(),
         });
         node.number = self.count;
-        node.queue.merge(queue);
+        node.received.merge(received);
         node
     }
 
@@ -115,44 +117,44 @@ impl Confirmations {
         }
     }
 
-    /// How far a node is durable, if it has confirmed anything.
+    /// The last position that a node has confirmed, if any.
     pub(super) fn durable(&self, name: &str) -> Option<Sequence> {
         let node = self.nodes.get(name).filter(|node| node.has_confirmed);
         node.map(|node| node.durable)
     }
 
-    /// How many nodes have these sequences durable.
+    /// Number of nodes that have stored these sequences durably.
     pub(super) fn count_durable(&self, first: Sequence, last: Sequence) -> usize {
-        let has = |node: &&Node| node.durable >= last && node.queue.has(first, last);
+        let has = |node: &&Node| node.durable >= last && node.received.has(first, last);
         self.nodes.values().filter(has).count()
     }
 
-    /// Whether each node has carried out the deletions with these sequences. `queues` are those that are kept now.
+    /// Whether each node has carried out the deletions with these sequences. `subscribers` are the current ones.
     pub(super) fn states<'a>(
         &self,
-        queues: impl Iterator<Item = (&'a str, Received)>,
+        subscribers: impl Iterator<Item = (&'a str, Received)>,
         first: Sequence,
         last: Sequence,
     ) -> Vec<(String, Confirmed)> {
         let mut states: BTreeMap<String, Confirmed> = BTreeMap::new();
         for (name, node) in &self.nodes {
-            let state = if node.queue.joined > last {
+            let state = if node.received.joined > last {
                 Confirmed::NotConcerned
-            } else if node.applied >= last && node.queue.has(first, last) {
+            } else if node.applied >= last && node.received.has(first, last) {
                 Confirmed::Yes
             } else {
                 Confirmed::Unknown
             };
             states.insert(name.clone(), state);
         }
-        for (name, queue) in queues {
+        for (name, received) in subscribers {
             let state = states.entry(name.to_owned()).or_insert(Confirmed::Unknown);
             if *state == Confirmed::Yes {
                 continue;
             }
-            *state = if queue.joined > last && *state != Confirmed::Unknown {
+            *state = if received.joined > last && *state != Confirmed::Unknown {
                 Confirmed::NotConcerned
-            } else if queue.has(first, last) {
+            } else if received.has(first, last) {
                 Confirmed::NotYet
             } else {
                 Confirmed::Unknown

@@ -20,7 +20,7 @@ pub struct Snapshot {
     pub position: Sequence,
     /// The first sequence that is accounted for.
     pub joined: Sequence,
-    /// What its node has confirmed as durable, if it confirms anything.
+    /// The last position that its node has confirmed as durable, if any.
     pub durable: Option<Sequence>,
     /// The sequence after the newest one ever delivered or lost.
     pub high_water: Sequence,

@@ -1,4 +1,4 @@
-//! Subscribers that join, leave, supersede each other and are evicted.
+//! Tests of subscribers that join, leave, supersede each other and are evicted.
 
 use super::{retention::PER_ADDRESS_MIN, *};
 use crate::log::{Delivery, GapReason};

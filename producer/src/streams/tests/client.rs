@@ -197,7 +197,10 @@ impl Client {
     }
 
     fn take(&mut self, producer: &Producer, expected: Expected) {
-        let stream = self.stream.as_mut().expect("it has just returned data");
+        let stream = self
+            .stream
+            .as_mut()
+            .expect("the stream has just returned data");
         if self.kind == CallKind::Cookies {
             stream.take_cookies(producer);
         }

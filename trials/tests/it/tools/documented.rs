@@ -113,13 +113,17 @@ fn range(argument: &Arg) -> Option<String> {
 
 const MIB: u64 = 1 << 20;
 
-/// The memory of each part of a producer with the default settings, and the sum.
+/// The memory of each component of a producer with the default settings, and the sum.
 fn memory_table() -> Result<String> {
     let config = Config::load(["producer".into()])?;
-    let mut table = "| Part | Limit | MiB, by default |\n|---|---|---|\n".to_owned();
-    for part in memory::parts(&config) {
-        let mib = part.bytes.div_ceil(MIB);
-        writeln!(table, "| {} | {} | {mib} |", part.what, part.bound)?;
+    let mut table = "| Component | Limit | MiB, by default |\n|---|---|---|\n".to_owned();
+    for component in memory::components(&config) {
+        let mib = component.bytes.div_ceil(MIB);
+        writeln!(
+            table,
+            "| {} | {} | {mib} |",
+            component.what, component.bound
+        )?;
     }
     let mib = memory::bytes_max(&config).div_ceil(MIB);
     write!(table, "| **all** | | **{mib}** |")?;

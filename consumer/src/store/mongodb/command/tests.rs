@@ -1,4 +1,4 @@
-//! Commands compared with those of the driver, and with the rule of the newest.
+//! Compares commands with those of the driver, and with the rule for the newest cookie.
 
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 

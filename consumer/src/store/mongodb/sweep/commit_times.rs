@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn newest_commit_counts_while_it_runs_and_until_its_maximum_age() {
+    async fn newest_commit_is_reported_while_it_runs_and_up_to_the_maximum_age() {
         let times = CommitTimes::default();
         assert_eq!(times.newest(), None);
         let commit = times.begin();

@@ -126,12 +126,15 @@ mod tests {
     }
 
     #[test]
-    fn fifty_million_documents_fit_into_the_window_without_haste() {
+    fn sweep_of_fifty_million_documents_fits_into_the_window_with_pauses() {
         for (micros_each, window) in [(2, 2), (10, 2), (50, 3)] {
             let took = sweep(50_000_000, micros_each, window * HOUR);
             assert!(took <= window * HOUR, "{took:?} at {micros_each} µs");
         }
-        assert!(sweep(50_000_000, 2, 2 * HOUR) > HOUR / 4, "it is paced");
+        assert!(
+            sweep(50_000_000, 2, 2 * HOUR) > HOUR / 4,
+            "the sweep is paced"
+        );
         let few = sweep(20_000, 2, 8 * HOUR);
         assert!(few < Duration::from_secs(1), "{few:?}");
     }

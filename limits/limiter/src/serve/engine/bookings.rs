@@ -1,8 +1,8 @@
 //! Future slots of global limits booked by each token, bounded so that no token books them all.
 //!
-//! Of the requests that a global limit allows within [`MAX_WAIT`], a token may book at most as many as stay free for
-//! others. One token can thus book half, two tokens a third each, and a further token always finds free slots. Any token
-//! may book one call. Calls that proceed immediately are not bounded here.
+//! A global limit allows a number of requests within [`MAX_WAIT`]. A token may not book more of them than stay free for
+//! other tokens. One token can thus book half, two tokens a third each, and another token always finds free slots.
+//! Every token may book at least one call. Calls that proceed immediately are not bounded here.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -159,7 +159,7 @@ mod tests {
         };
         bookings.release("a", "one", 2, INTERVAL);
         assert_eq!(booked(&bookings), [1, 3]);
-        // No such interval, token or limit.
+        // The interval, token or limit has no bookings.
         bookings.release("a", "one", 2, 2 * INTERVAL);
         bookings.release("a", "three", 2, INTERVAL);
         bookings.release("b", "one", 2, INTERVAL);

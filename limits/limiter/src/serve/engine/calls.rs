@@ -17,8 +17,8 @@ pub(super) struct ResolvedCall {
 }
 
 impl Engine {
-    /// Returns the earliest time for a call for `requests` under all `targets`, and changes nothing; `is_counted` in
-    /// [`Counts::delays`].
+    /// Returns the earliest time for a call for `requests` under all `targets`. Changes no limits; with `is_counted`,
+    /// it increments [`Counts::delays`].
     ///
     /// # Errors
     /// When the call can never proceed, or a limit is unknown.
@@ -38,8 +38,8 @@ impl Engine {
 
     /// Reserves the first slot for `requests` under all `targets` if it is within `max_wait`, or nothing.
     ///
-    /// A `token` books slots of global limits up to [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and no more of them
-    /// than it leaves to others.
+    /// A `token` books slots of global limits up to [`GLOBAL_MAX_WAIT`](super::GLOBAL_MAX_WAIT) ahead, and not more of
+    /// them than it leaves to other tokens.
     ///
     /// # Errors
     /// When nothing is reserved.
@@ -254,14 +254,14 @@ impl EngineState {
     ) -> CallError {
         match why {
             Refusal::TableFull => CallError::CounterLimit,
-            Refusal::TooMany { max: most } => CallError::OverBurst {
+            Refusal::TooMany { max: max_burst } => CallError::OverBurst {
                 binding: self.binding(rule, false),
-                most,
+                max_burst,
             },
             Refusal::Wait { retry_after } => {
                 let from = self.feedback.earliest(&call.counters, call.requests, now);
-                // A slot within the maximum wait can be refused: if the queue is full, or if too many slots are reserved
-                // after it to remember one more. `retry_after` then says when to retry.
+                // A slot within the maximum wait is refused if the queue is full, or if the list of slots reserved
+                // after it is full. `retry_after` is the time until a retry can succeed.
                 let slot = self.core.peek_from(&call.demands, from, now).ok();
                 let slot =
                     slot.filter(|(at, _)| Duration::from_nanos(at.saturating_sub(now)) > max_wait);

@@ -19,7 +19,7 @@ const RULE_BYTES_MAX: usize = 128;
 pub enum Counting {
     /// In this process.
     Local,
-    /// By the server; while it is unavailable, in this process, within one of this many equal shares of each limit.
+    /// By the server. While it is unavailable, in this process, within 1/N of each limit.
     StaticShare(NonZero<u64>),
     /// By the server only; calls are refused while it is unavailable.
     Server,

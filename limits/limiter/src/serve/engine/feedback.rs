@@ -15,7 +15,7 @@ use super::CounterKey;
 /// Maximum number of restricted counters.
 pub(super) const COUNTERS_MAX: usize = 100_000;
 
-/// Pause after a 429 without a time; doubled for each further one in a row.
+/// Pause after a 429 without a time; doubled for each consecutive one.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// Maximum of this pause.
@@ -50,7 +50,7 @@ const RESTRICTIONS_MAX: usize = 4;
 pub(super) struct CounterFeedback {
     /// Sorted by end; a later end leaves more requests.
     restrictions: Vec<Restriction>,
-    /// Number of 429s without a time in a row.
+    /// Number of consecutive 429s without a time.
     refusals: u8,
 }
 
@@ -82,7 +82,7 @@ impl CounterFeedback {
         }
     }
 
-    /// Whether a restriction is active, or a 429 now would continue the row of refusals.
+    /// Whether a restriction is active, or a 429 now would continue the sequence of refusals.
     fn is_active(&self, now: u64) -> bool {
         let row = if self.refusals > 0 {
             nanos(PAUSE_MAX)
@@ -126,7 +126,7 @@ impl FeedbackTable {
     pub(super) fn apply(&mut self, counter: &CounterKey, feedback: Feedback, now: u64) -> bool {
         let mut refusals = 0;
         if let Some(entry) = self.entries.get_mut(counter) {
-            // Any other status ends the row.
+            // Any other status ends the sequence.
             if !matches!(feedback.status, 429 | 503) && std::mem::take(&mut entry.refusals) > 0 {
                 self.mark_changed(counter);
             }

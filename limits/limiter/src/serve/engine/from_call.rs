@@ -1,7 +1,7 @@
 //! Limits with `from_call`, whose calls provide the rule: at most `requests` per `interval` seconds, by a step window.
 //!
-//! For each rule there is a limit of its own, named by the configured limit, a space and the rule. The slash in it keeps
-//! the name distinct from those of configured limits. A counter keeps its first rule while it is in use.
+//! Each rule becomes a separate limit, whose name is the configured limit, a space and the rule. The slash in the rule
+//! distinguishes the name from those of configured limits. A counter keeps its first rule while it is in use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,8 @@ use super::{CallError, EngineState, Target, catalog::CatalogLimit};
 /// Maximum number of rules per configured limit.
 const RULES_MAX: usize = 64;
 
-/// Minimum lifetime of a rule, in nanoseconds: a client with ever new rules must not rebuild all limits with each call.
+/// Minimum lifetime of a rule, in nanoseconds. It prevents a client that sends a new rule with each call from
+/// rebuilding all limits each time.
 const LIFETIME_MIN: u64 = 600 * 1_000_000_000;
 
 /// Counters checked for idleness before unused rules are dropped.

@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::BuildHasher as _, sync::Arc};
 
 use limits::{LimitId, Remaining};
 
-/// Maximum number of counters remembered; the server counts all. A shard that holds half of its share moves it to `older`
-/// and drops the previous `older`.
+/// Maximum number of counters remembered; the server counts all. A shard with half of its share of counters moves them
+/// to `older` and drops the previous `older`.
 const COUNTERS_MAX: usize = 20_000;
 
 /// Number of shards, by hash of the counter. The lock is held for one shard at a time.
@@ -16,9 +16,9 @@ pub(super) const SHARDS: usize = 32;
 pub(super) struct LastUsage {
     /// Requests that could proceed immediately.
     pub(super) remaining: u64,
-    /// When one more request could.
+    /// When one more request could proceed.
     pub(super) more_at: u64,
-    /// When nothing is used any more.
+    /// When the counter has no usage any more.
     pub(super) free_at: u64,
     /// When the server reported this.
     pub(super) observed_at: u64,
@@ -40,9 +40,9 @@ struct Shard {
 }
 
 impl LastUsage {
-    /// Estimates the requests of `most` used at `now`, assuming that usage falls linearly until `free_at`.
-    pub(super) fn used(&self, most: u64, now: u64) -> u64 {
-        let used = most.saturating_sub(self.remaining);
+    /// Estimates the requests of `max_burst` used at `now`, assuming that usage falls linearly until `free_at`.
+    pub(super) fn used(&self, max_burst: u64, now: u64) -> u64 {
+        let used = max_burst.saturating_sub(self.remaining);
         let rest = u128::from(self.free_at.saturating_sub(now));
         let total = u128::from(self.free_at.saturating_sub(self.observed_at)).max(1);
         let used = (u128::from(used) * rest).div_ceil(total);
@@ -60,12 +60,12 @@ impl RecentUsage {
         shard.newer.insert(key, usage);
     }
 
-    /// Remaining requests of `most`; `None` if the counter is not remembered.
+    /// Remaining requests of `max_burst`; `None` if the counter is not remembered.
     pub(super) fn remaining(
         &self,
         limit: LimitId,
         counter: &Arc<str>,
-        most: u64,
+        max_burst: u64,
         now: u64,
     ) -> Option<Remaining> {
         let key = (limit, Arc::clone(counter));
@@ -73,7 +73,7 @@ impl RecentUsage {
         let usage = shard.newer.get(&key).or_else(|| shard.older.get(&key))?;
         let is_free = usage.free_at <= now;
         Some(Remaining {
-            requests: if is_free { most } else { usage.remaining },
+            requests: if is_free { max_burst } else { usage.remaining },
             more_at: if is_free { now } else { usage.more_at },
         })
     }

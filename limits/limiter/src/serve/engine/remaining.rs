@@ -7,8 +7,9 @@ use runtime::rate_limit::Quota;
 use super::{Binding, Engine, Target};
 
 impl Engine {
-    /// Returns the remaining quota of a call under these targets: of the rule in `binding`, or else of the rule with the
-    /// fewest remaining requests. `None` without rules. With `from_server`, as last reported by the sharing server.
+    /// Returns the remaining quota under the rule in `binding`, or without `binding` under the rule of `targets` with
+    /// the fewest remaining requests. `None` if the targets have no rules. With `from_server`, the quota is the one
+    /// last reported by the sharing server.
     #[must_use]
     pub fn remaining(
         &self,
@@ -22,9 +23,9 @@ impl Engine {
         let rules = call.demands.iter().filter_map(|demand| {
             let (_, rule) = state.catalog.owner(demand.limit)?;
             let left = if from_server {
-                let most = rule.rule.limit.algorithm.max_burst();
+                let max_burst = rule.rule.limit.algorithm.max_burst();
                 let recent = &state.recent_usage;
-                recent.remaining(demand.limit, &demand.key, most, now)?
+                recent.remaining(demand.limit, &demand.key, max_burst, now)?
             } else {
                 state.core.remaining(demand.limit, &demand.key, now)
             };
@@ -40,11 +41,11 @@ impl Engine {
             (remaining, more_at) = (fewer, until);
         }
         let algorithm = &rule.rule.limit.algorithm;
-        let most = algorithm.max_burst();
+        let max_burst = algorithm.max_burst();
         Some(Quota {
             policy: rule.binding.to_string(),
-            limit: most,
-            window: Duration::from_nanos(algorithm.mean_rate().nanos_of(most)),
+            limit: max_burst,
+            window: Duration::from_nanos(algorithm.mean_rate().nanos_of(max_burst)),
             remaining,
             reset: Duration::from_nanos(more_at.saturating_sub(now)),
         })

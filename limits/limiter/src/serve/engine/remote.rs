@@ -43,7 +43,8 @@ struct ProvisionalUse {
 }
 
 impl Engine {
-    /// Prepares a call for the server; of a `token` if slots are booked ([`reserve`](Self::reserve)).
+    /// Prepares a call for the server. With a `token`, slots of global limits are booked as in
+    /// [`reserve`](Self::reserve).
     ///
     /// # Errors
     /// When the call is rejected without the server.
@@ -90,8 +91,8 @@ impl Engine {
         })
     }
 
-    /// Applies the server's decision, received at `now`. Returns the slot of the call, or after reported calls that of the
-    /// next one; and whether the call was granted or counted.
+    /// Applies the server's decision, received at `now`. Returns the slot of the call, and whether the call was granted
+    /// or counted. For reported calls, the slot is that of the next call.
     ///
     /// # Errors
     /// When the server refused the call.
@@ -128,7 +129,7 @@ impl Engine {
                     .and_then(|index| pending.rule_requests.get(index));
                 Err(CallError::OverBurst {
                     binding: slot.binding,
-                    most: request.map_or(0, |it| it.rule.max_burst()),
+                    max_burst: request.map_or(0, |it| it.rule.max_burst()),
                 })
             }
         }
@@ -308,7 +309,7 @@ mod tests {
         let pending: Vec<PendingDecision> = (0..256).map(|_| reserve(&engine)).collect();
         let booked = pending.iter().filter(|it| !max_wait(it).is_zero());
         assert_eq!(booked.count(), 150);
-        // An immediate call releases its booking; another moves it to its slot.
+        // An immediate call releases its booking; a delayed call moves its booking to its slot.
         for (pending, wait) in pending.iter().zip([0, 0, 100_000]) {
             let outcome = if wait == 0 { Outcome::Now } else { Outcome::At };
             engine

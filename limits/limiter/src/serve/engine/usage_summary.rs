@@ -67,7 +67,9 @@ impl Engine {
                 }
                 Counting::StaticShare(_) | Counting::Server => {
                     for (id, key, usage) in state.recent_usage.used(index, now) {
-                        add(limits, catalog, id, key, |most| usage.used(most, now));
+                        add(limits, catalog, id, key, |max_burst| {
+                            usage.used(max_burst, now)
+                        });
                     }
                     (index + 1 < recent_usage::SHARDS).then_some(index + 1)
                 }
@@ -116,8 +118,8 @@ fn add(
     let limit = &mut limits[index];
     limit.counters += 1;
     let algorithm = &rule.rule.limit.algorithm;
-    let most = algorithm.max_burst();
-    let used_permille = used(most).saturating_mul(1_000) / most;
+    let max_burst = algorithm.max_burst();
+    let used_permille = used(max_burst).saturating_mul(1_000) / max_burst;
     if let Some(top) = &mut limit.quota
         && is_quota(algorithm)
         && used_permille >= top.used_permille

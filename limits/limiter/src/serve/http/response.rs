@@ -7,10 +7,10 @@ use super::super::{clock::timestamp, engine::Slot};
 /// Earliest time for a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(in super::super) struct SlotBody {
-    /// Of reported calls: whether they have an effect, which they have not if they are too old.
+    /// For reported calls: false if they are too old to have an effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) counted: Option<bool>,
-    /// Of feedback: whether it restricts the counter.
+    /// For feedback: whether it restricts the counter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) learned: Option<bool>,
     /// Start of the slot (RFC 3339), with nanosecond precision.

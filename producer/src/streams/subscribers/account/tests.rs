@@ -1,4 +1,4 @@
-//! Accounts by examples, and against a model with the outcome of every sequence.
+//! Tests of accounts with examples, and against a model of the outcome of every sequence.
 
 use proptest::prelude::*;
 

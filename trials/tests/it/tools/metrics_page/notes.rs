@@ -114,7 +114,7 @@ pub(super) const LABELS: &[Label] = &[
         "call",
         "`subscribe`",
     ),
-    label("limiter_shared_decisions_total", "by", ""),
+    label("limiter_shared_decisions_total", "decided_by", ""),
     label("producer_build_info", "version", ""),
     label("producer_build_info", "commit", "`unknown` without git"),
     label("producer_build_info", "profile", "`dist` in releases"),

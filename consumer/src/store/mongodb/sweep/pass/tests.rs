@@ -1,4 +1,4 @@
-//! Sweeps of a changing collection that are killed at any step, with a model of the server.
+//! Tests of sweeps that are killed at any step, over a changing collection in a model of the server.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ proptest! {
         let begin = |collection: &Collection| (Pass::new(NOW, collection.documents.len() as u64), 0);
         let (mut pass, mut cursor) = begin(&collection);
         let mut is_complete = false;
-        // After the drawn steps, nothing happens, and it ends.
+        // After the random steps there are no more events, so the sweep ends.
         for (limit, event) in steps.into_iter().chain((0..200).map(|_| (4, Event::Nothing))) {
             let found = collection.find(cursor, limit);
             match &event {
