@@ -43,7 +43,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitsArgs {
-    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it; after a third it becomes a dead letter.
+    /// Duration of the load in seconds. The maximum wait of a cookie is a sixth of it, and the maximum age a third.
     #[arg(long, default_value_t = 180, value_name = "N", value_parser = value_parser!(u64).range(6..=3600))]
     pub(crate) seconds: u64,
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) struct SetupArgs {
     /// Admin port of the consumer: lookup, metrics, health.
     #[arg(long, default_value = "127.0.0.1:9091")]
     pub(crate) consumer_admin: SocketAddr,
-    /// Directory for the store and logs; those of the previous demo are removed [default: target/demo].
+    /// Directory for the store and logs; it is emptied if it belongs to a previous demo [default: target/demo].
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }

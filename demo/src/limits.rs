@@ -30,7 +30,7 @@ const LIMIT: &str = "dsp-1";
 const LOAD_RATE: u64 = 600;
 /// Limits in cookies per second: at the start, and after half of the load.
 const RATES: [u64; 2] = [300, 450];
-/// Distinct users per request, so that few users repeat while their cookie is queued.
+/// Ratio of distinct users to requests, so that few users sync again while their cookie is queued.
 const USERS_PER_REQUEST: u64 = 10;
 
 /// Runs the demo to its end or until `stop`, and prints the ledger in both cases.
@@ -124,7 +124,7 @@ async fn show(
     println!(
         "limit of DSP {DSP_ID}: {first} cookies per second, in {}\n\
          status page: http://{}/\n\n\
-         sending {LOAD_RATE} requests per second for {load_time:?}, until Ctrl-C at the latest\n\
+         sending {LOAD_RATE} requests per second for {load_time:?} or until Ctrl-C\n\
          cookies over the limit are queued for up to {:?}; after {:?} they become dead letters\n\
          after half of the time the limit changes to {second} per second\n",
         limit.file.display(),

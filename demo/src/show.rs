@@ -1,4 +1,4 @@
-//! Sends one sync request through the programs, then prints what to try.
+//! Sends one sync request through the programs, then prints commands to try.
 
 use std::time::Duration;
 

@@ -9,10 +9,10 @@ use tokio::{
     time::timeout,
 };
 
-/// For a complete request and response.
+/// Timeout of a complete request and response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For each read or write of a manual exchange, on a busy machine.
+/// Timeout of each read or write of a manual exchange, on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum size of a response body.

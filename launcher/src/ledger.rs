@@ -88,9 +88,9 @@ pub fn check_consumer(samples: &Samples) -> Result<()> {
 
 /// Checks that a consumer received the cookies that a producer delivered to `subscriber`.
 ///
-/// Valid only if the counts of both processes stand still between the two scrapes, the producer is the consumer's only one,
-/// and neither restarted since the consumer opened its first stream. The consumer has then received at least the delivered
-/// cookies minus the undelivered ones, at most the delivered plus the redelivered ones.
+/// Valid only if the counts of both processes do not change between the two scrapes, the producer is the consumer's
+/// only one, and neither restarted since the consumer opened its first stream. The consumer has then received at least
+/// the delivered cookies minus the undelivered ones, at most the delivered plus the redelivered ones.
 ///
 /// # Errors
 /// Lists all terms if the subscriber is unknown or the counts contradict each other.

@@ -1,7 +1,7 @@
 //! Starts the real programs and queries them, for the demo, the scenarios of `bench`, and tests.
 //!
-//! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these,
-//!   [`mongod`] a MongoDB, [`redis`] a Redis.
+//! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these
+//!   programs, [`mongod`] starts a MongoDB server, [`redis`] a Redis server.
 //! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
 //! - [`numbers`] formats numbers for people.

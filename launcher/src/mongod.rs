@@ -1,4 +1,4 @@
-//! A `mongod` on a free loopback port: the installed one, or one that is downloaded once.
+//! Starts a `mongod` on a free loopback port: the installed one, or one that is downloaded once.
 
 use std::{
     env,

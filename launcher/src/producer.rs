@@ -1,4 +1,4 @@
-//! A producer process.
+//! Starts a producer process.
 
 use std::{
     path::{Path, PathBuf},

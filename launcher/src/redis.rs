@@ -1,4 +1,4 @@
-//! A Redis or Valkey server on a free loopback port, without persistence.
+//! Starts a Redis or Valkey server on a free loopback port, without persistence.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 

@@ -63,7 +63,7 @@ pub async fn get_cookies(
     open(channel, request.into_request(), GET_COOKIES).await
 }
 
-/// Confirms what a node has stored.
+/// Confirms the position up to which a node has stored its records.
 ///
 /// # Errors
 /// The producer's status, or `UNAVAILABLE` when it cannot be reached.

@@ -20,8 +20,8 @@ pub const CURSORS_MAX: usize = 1024;
 /// Maximum age of a cookie in microseconds: 7 days. Decoders clamp larger ages to it.
 pub const AGE_MICROS_MAX: u64 = 7 * 24 * 3600 * 1_000_000;
 
-/// How far back a client may date a match or a deletion, in microseconds: 25 hours. What is older might bring back what was
-/// deleted, and is rejected.
+/// Maximum age of a client's time for a match or a deletion, in microseconds: 25 hours. Older ones are rejected,
+/// because they could restore a deleted cookie.
 pub const DELETION_HORIZON_MICROS: u64 = 25 * 3600 * 1_000_000;
 
 /// Maximum bytes of a request message, enough for [`CURSORS_MAX`] cursors.

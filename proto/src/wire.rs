@@ -78,7 +78,7 @@ pub enum WireError {
     #[error("integer is too long")]
     Varint,
     /// A field has an unknown wire type, or not the one of its schema.
-    #[error("field has the wrong wire type")]
+    #[error("field has an unexpected wire type")]
     WireType,
     /// A string is not UTF-8.
     #[error("string is not UTF-8")]
@@ -86,11 +86,11 @@ pub enum WireError {
     /// A number does not fit its field.
     #[error("number is out of range")]
     Range,
-    /// A cookie has a buyer uid and is marked as deleted, or has neither.
-    #[error("cookie has no buyer uid and is no deletion, or has both")]
+    /// A cookie has both a buyer uid and the deletion flag, or neither.
+    #[error("cookie must have either a buyer uid or the deletion flag")]
     Deletion,
     /// The number of cookies in a chunk is zero, or differs from its header.
-    #[error("cookie count of the chunk is wrong")]
+    #[error("cookie count of the chunk is invalid")]
     Count,
 }
 
@@ -163,7 +163,7 @@ fn encoded_bytes(cookie: &CookieRef<'_>) -> usize {
         0 => 0,
         age => 1 + varint_bytes(age),
     };
-    // A deletion has its flag, in two bytes, instead of an empty buyer uid.
+    // A deletion has a flag of two bytes instead of a buyer uid.
     1 + varint_bytes(cookie.user_id.len() as u64)
         + cookie.user_id.len()
         + 1

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
-    // A bidder with many lookup connections from one address leaves some for probes.
+    // A bidder with many lookup connections from one address leaves connections for probes.
     connections_per_address_max: Some(192),
     request_timeout: Some(Duration::from_secs(10)),
     idle_timeout: Duration::from_secs(75),

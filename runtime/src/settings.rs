@@ -229,8 +229,8 @@ impl RawSettings {
         })
     }
 
-    /// A command line with all valid values. Records the errors of the others, which are replaced by their defaults so that
-    /// constraints between settings are still checked.
+    /// A command line with all valid values. Records the errors of invalid values, and replaces them by their defaults
+    /// so that constraints between settings are still checked.
     fn valid_values(&mut self, command: &Command) -> Vec<OsString> {
         let mut line = vec![command.get_name().into()];
         for setting in command

@@ -1,8 +1,9 @@
 //! TLS 1.2 and 1.3 for HTTP/2, with certificates from PEM files that are reloaded when they change.
 //!
-//! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed: connections live for
-//! days, so it would save nothing, and no session outlives the certificates that it was verified with. Expired certificates are
-//! logged but used, because a process that does not start is worse than one that some peers reject.
+//! New connections use the newest valid files; open connections keep theirs. Sessions are never resumed: connections
+//! stay open for days, so resumption would save nothing, and no session outlives the certificates that it was verified
+//! with. Expired certificates are logged but used, because a process that does not start is worse than one that some
+//! peers reject.
 
 pub mod client;
 mod pem;

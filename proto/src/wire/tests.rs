@@ -3,7 +3,7 @@
 use super::*;
 use crate::limits::AGE_MICROS_MAX;
 
-/// Matches, and every seventh a deletion.
+/// Cookies, every seventh of which is a deletion.
 fn cookies(count: u32) -> Vec<v1::Cookie> {
     let cookie = |index: u32| {
         let deleted = index % 7 == 3;
@@ -149,7 +149,7 @@ fn age_is_clamped_to_a_week_and_acceptance_time_to_zero() {
 }
 
 #[test]
-fn cookie_messages_are_decoded_by_prost_and_never_a_small_frame() {
+fn cookie_messages_are_decoded_by_prost_and_never_form_a_small_frame() {
     for count in [1, 2, 50] {
         let cookies = cookies(count);
         let (_, wire) = sealed(&cookies);

@@ -1,7 +1,7 @@
 //! One connection to one address, with or without TLS, that records why it failed.
 //!
-//! HTTP/2 reports little about the cause of a connection error. So errors of the TLS library are recorded here, and also whether
-//! the first bytes show that a plain connection reached a TLS port.
+//! HTTP/2 reports little about the cause of a connection error. So this module records errors of the TLS library, and
+//! whether the first bytes show that a plain connection reached a TLS port.
 
 use std::{
     io::{self, IoSlice},

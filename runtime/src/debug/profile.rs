@@ -7,10 +7,10 @@
 //! sampled, because unwinding them in a signal handler could deadlock on a lock that they hold. So time in system calls is
 //! missing; `perf` shows it.
 //!
-//! In a static program these libraries cannot be excluded. There only panic unwinding could hold a lock, and it holds none if the
-//! unwinder finds its tables without one: with libgcc 12 and glibc 2.35 or later, in a position-independent program.
-//! `deploy/build-static` rejects an older glibc, `.ci/image` other kinds of programs. (Tested with three allocating threads,
-//! sampled 1,000 times per second for 20 s.)
+//! In a static program these libraries cannot be excluded. In such a program only panic unwinding could hold a lock. It
+//! holds none if the unwinder finds its tables without a lock, which is the case with libgcc 12 and glibc 2.35 or later
+//! in a position-independent program. `deploy/build-static` rejects an older glibc, `.ci/image` other kinds of
+//! programs. (Tested with three allocating threads, sampled 1,000 times per second for 20 s.)
 
 use std::{
     convert::Infallible,

@@ -11,7 +11,7 @@ pub trait Handle: Collector + Clone + 'static {
     /// A new handle with the value zero.
     ///
     /// # Errors
-    /// If the metric's type differs, or only one of both has labels.
+    /// If the metric's type differs, or only one of handle and metric has labels.
     fn of(def: MetricDef) -> Result<Self>;
 }
 

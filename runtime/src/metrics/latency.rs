@@ -36,7 +36,7 @@ struct AtomicHistogram {
     desc: Desc,
     /// Upper bounds of all buckets except the last.
     bounds: &'static [f64],
-    /// Count of each bucket alone.
+    /// Non-cumulative count of each bucket.
     counts: Vec<AtomicU64>,
     sum: AtomicF64,
 }

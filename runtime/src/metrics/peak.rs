@@ -1,4 +1,4 @@
-//! The maximum between two scrapes, for queues that fill and empty in between, which a gauge would miss.
+//! The maximum between two scrapes, for queues that fill and empty between them. A gauge would miss such a peak.
 
 use std::{
     mem,
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(
             scrape(&mut peak, 2),
             5,
-            "5 was there when that interval began"
+            "the value was 5 when that interval began"
         );
         assert_eq!(scrape(&mut peak, 2), 2);
     }

@@ -1,4 +1,4 @@
-//! Collects all errors of the settings, to report them together.
+//! Collects all errors of the settings, so that they are reported together.
 
 use std::fmt;
 

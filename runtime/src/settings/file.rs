@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use super::{ConfigErrors, is_list, is_setting};
 use crate::reload::NamedFile;
 
-/// Values of the settings in the file, by name. Records the errors of the others.
+/// Values of the valid settings in the file, by name. Records the errors of all others.
 pub(super) fn values(
     command: &Command,
     file: &NamedFile,
@@ -48,7 +48,7 @@ fn without_source(text: &str, error: &toml::de::Error) -> String {
 fn unknown(key: &str, value: &toml::Value, command: &Command) -> String {
     if value.is_table() {
         return format!(
-            "unknown key {key}: tables are not supported, and all keys below belong to it"
+            "unknown key {key}: tables are not supported; all keys below it belong to this table"
         );
     }
     let settings = command.get_arguments().filter(|known| is_setting(known));

@@ -118,7 +118,7 @@ pub struct Handshakes {
     active: ActiveHandshakes,
     addresses: Addresses,
     outcomes: IntCounterVec,
-    /// What is spoken after the handshake, as ALPN names it.
+    /// ALPN name of the protocol that follows the handshake.
     protocol: &'static [u8],
 }
 
