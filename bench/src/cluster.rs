@@ -46,7 +46,7 @@ pub struct Cluster {
     pub producers: Vec<Producer>,
     /// Nodes by number.
     pub nodes: Vec<Node>,
-    /// Declared after the processes that run in it, so that it is dropped later.
+    /// Declared after the processes in its namespaces, so that it is dropped later.
     network: Option<Network>,
     /// Stores and logs of all processes; removed on drop, unless it is kept.
     dir: TempDir,

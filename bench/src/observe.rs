@@ -21,7 +21,7 @@ pub use self::{
 };
 use crate::{cpu, http::HttpClient, ledger, memory::Memory, scrape::Samples};
 
-/// Shorter than the interval between two observations.
+/// Timeout of a response: shorter than the interval between two observations.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// A process to observe.

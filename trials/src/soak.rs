@@ -141,9 +141,8 @@ pub async fn run(args: &SoakArgs, stop: &CancellationToken) -> Result<SoakOutcom
             let (_, allowed) = &allowed[node];
             allowed.cover(&LostRequest::of(source, number))
         };
-        let forgets_duplicates = |node: usize| injector.restarted.contains(&node);
-        run.verify(sources, &explain, &forgets_duplicates, stop)
-            .await
+        let was_restarted = |node: usize| injector.restarted.contains(&node);
+        run.verify(sources, &explain, &was_restarted, stop).await
     };
     let mut outcome = SoakOutcome::new(outcome::RunData {
         args,

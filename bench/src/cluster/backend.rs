@@ -127,7 +127,7 @@ async fn drop_databases(uri: &str, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Our options and those of the user. Options of the user replace ours, because mongod rejects repeated options.
+/// Our options and those of the user. A user's option replaces ours, because mongod rejects repeated options.
 fn mongod_flags<'a>(cache: &'a str, is_default: bool, args: &'a [String]) -> Vec<&'a str> {
     let recommended = RECOMMENDED.into_iter().filter(|_| !is_default);
     let ours = std::iter::once(("--wiredTigerCacheSizeGB", cache)).chain(recommended);

@@ -267,13 +267,13 @@ impl ClusterRun {
         }
     }
 
-    /// Verifies every store; producers and consumers must be stopped. `forgets_duplicates`: whether the consumer of a node
+    /// Verifies every store; producers and consumers must be stopped. `was_restarted`: whether the consumer of a node
     /// was restarted.
     pub async fn verify(
         &mut self,
         sources: Vec<Source>,
         explain: NodeLossPredicate<'_>,
-        forgets_duplicates: &(dyn Fn(usize) -> bool + Sync),
+        was_restarted: &(dyn Fn(usize) -> bool + Sync),
         stop: &CancellationToken,
     ) -> Verification {
         // An interrupted load is still verified; a second Ctrl-C ends the program.
@@ -292,8 +292,7 @@ impl ClusterRun {
                 for (index, node) in self.cluster.nodes.iter_mut().enumerate() {
                     let may_be_lost = |source: &Source, number| explain(index, source, number);
                     let name = node.name.clone();
-                    let check =
-                        StoreCheck::new(&name, &sent, &may_be_lost, forgets_duplicates(index));
+                    let check = StoreCheck::new(&name, &sent, &may_be_lost, was_restarted(index));
                     let verdict = tokio::select! {
                         verdict = verify_node(node, check) => verdict,
                         () = stop.cancelled() => Err(anyhow!("interrupted")),

@@ -34,7 +34,7 @@ pub struct GeneratorVerdict {
 /// What limited a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// Nothing known on this side: the schedule was kept, or the generator waited for responses.
+    /// No known bottleneck on this side: the schedule was kept, or the generator waited for responses.
     None,
     /// The generator. With a rate: more than 1 % of the requests were delayed by more than 10 ms, or requests were late and a
     /// thread had no idle time. Without a rate: a thread had no idle time.

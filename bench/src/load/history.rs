@@ -16,7 +16,7 @@ const GROUP_NANOS: u64 = 10_000_000;
 #[derive(Debug, Clone)]
 pub struct History {
     connection: u64,
-    /// Otherwise only `sent` is kept.
+    /// If false, only `sent` is kept.
     keeps_all: bool,
     started: Instant,
     sent: u64,

@@ -126,7 +126,7 @@ impl FanOutStep {
         dir: &Path,
         stop: &CancellationToken,
     ) -> Result<Self> {
-        // The epoch history must be in memory.
+        // The directory of the epoch history must be in memory.
         let state = TempDir::new_in("/dev/shm").context("no directory in /dev/shm")?;
         let launch = Launch {
             program: &programs.producer,

@@ -350,12 +350,16 @@ impl Stream {
             }
             Event::Heartbeat(heartbeat) if heartbeat.next_sequence != next => {
                 let sequence = heartbeat.next_sequence;
-                self.violation(|| format!("heartbeat: next is {sequence} instead of {next}"));
+                self.violation(|| {
+                    format!("heartbeat: next sequence is {sequence} instead of {next}")
+                });
             }
             Event::Goodbye(goodbye) => {
                 if goodbye.final_sequence + 1 != next {
                     let last = goodbye.final_sequence;
-                    self.violation(|| format!("goodbye after {last}, although {next} is next"));
+                    self.violation(|| {
+                        format!("goodbye after {last}, but the next sequence is {next}")
+                    });
                 }
             }
             Event::Heartbeat(_) => {}

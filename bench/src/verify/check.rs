@@ -21,7 +21,7 @@ pub struct StoreCheck<'a> {
     sent: &'a SentRequests,
     may_be_lost: LossPredicate<'a>,
     /// Whether the consumer was restarted, which loses the times of suppressed duplicates.
-    forgets_duplicates: bool,
+    was_restarted: bool,
     /// One bit per request, set for the first request of each stored pair.
     found: Vec<u64>,
     verdict: StoreVerdict,
@@ -46,8 +46,8 @@ pub struct StoreVerdict {
     pub unexpected: u64,
     /// Missing or stale pairs explained by injected faults.
     pub explained: u64,
-    /// Pairs with an older value that arrived after a newer duplicate: the duplicate was suppressed, and a restarted consumer
-    /// does not know its time.
+    /// Pairs with an older value that arrived after a newer duplicate: the duplicate was suppressed, and the restart of
+    /// the consumer lost its time.
     pub forgotten_duplicates: u64,
     /// Minimum set of lost requests that explains these pairs.
     #[serde(skip)]
@@ -135,18 +135,18 @@ impl NewestRequests {
 }
 
 impl<'a> StoreCheck<'a> {
-    /// Starts a check. `forgets_duplicates`: whether the node's consumer was restarted.
+    /// Starts a check. `was_restarted`: whether the node's consumer was restarted.
     #[must_use]
     pub fn new(
         node: &str,
         sent: &'a SentRequests,
         may_be_lost: LossPredicate<'a>,
-        forgets_duplicates: bool,
+        was_restarted: bool,
     ) -> Self {
         Self {
             sent,
             may_be_lost,
-            forgets_duplicates,
+            was_restarted,
             found: vec![0; sent.len().div_ceil(64)],
             verdict: StoreVerdict {
                 node: node.to_owned(),
@@ -229,7 +229,7 @@ impl<'a> StoreCheck<'a> {
                         || is_duplicate(newer, stored)
                 })
             };
-            if self.forgets_duplicates && with_value().any(is_older_than_duplicates) {
+            if self.was_restarted && with_value().any(is_older_than_duplicates) {
                 verdict.forgotten_duplicates += 1;
                 return;
             }

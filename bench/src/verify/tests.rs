@@ -87,9 +87,9 @@ impl Run {
         &self,
         stored: &Stored,
         may_be_lost: LossPredicate<'_>,
-        forgets_duplicates: bool,
+        was_restarted: bool,
     ) -> StoreVerdict {
-        let mut check = StoreCheck::new("it", &self.sent, may_be_lost, forgets_duplicates);
+        let mut check = StoreCheck::new("it", &self.sent, may_be_lost, was_restarted);
         for ((user, dsp), buyer) in stored {
             check.check_cookie(user.as_bytes(), *dsp, buyer.as_bytes());
         }
@@ -223,8 +223,8 @@ fn older_value_is_explained_if_the_newer_may_be_lost() {
     assert_eq!(verdict.lost.len(), 1);
 }
 
-/// Checks a consumer that forgets duplicates and receives a value from producer 0, another one from producer 1, and the first
-/// one again from producer `last`.
+/// Checks a consumer that was restarted and receives a value from producer 0, another one from producer 1, and the
+/// first one again from producer `last`.
 #[track_caller]
 fn check_duplicate(last: usize, expected: [u64; 5], forgotten: u64) {
     let of_one_user = |seed| {
@@ -248,7 +248,7 @@ fn check_duplicate(last: usize, expected: [u64; 5], forgotten: u64) {
 }
 
 #[test]
-fn older_value_is_excused_after_a_forgotten_duplicate() {
+fn older_value_is_excused_if_a_restart_lost_the_newer_duplicate() {
     check_duplicate(0, [0; 5], 1);
     // A duplicate later in the same stream: the consumer would have written it.
     check_duplicate(1, [0, 1, 0, 0, 0], 0);
