@@ -1,4 +1,4 @@
-//! Stream messages, as the consumer decodes them.
+//! The consumer's decoder of stream messages.
 
 use std::{sync::Arc, time::Duration};
 

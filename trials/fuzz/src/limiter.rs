@@ -1,4 +1,4 @@
-//! Input of a limiter: requests, limits files, and the records in its directory.
+//! The limiter's parsers of requests, limits files, and the records in its directory.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -5,7 +5,8 @@ use futures_util::FutureExt;
 use http::StatusCode;
 use http_body_util::BodyExt;
 
-/// Requests a path. A user path must get a JSON response that it is invalid or that the user is unknown; another path must get none.
+/// Requests a path. A user path must get a JSON response, because the user is invalid or unknown; any other path must
+/// get none.
 ///
 /// # Panics
 /// If the property does not hold.

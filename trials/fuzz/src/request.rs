@@ -1,4 +1,4 @@
-//! Bytes of HTTP connections, as the edge parses them.
+//! The edge's parser of HTTP connections.
 
 use bytes::Bytes;
 use producer::edge::{

@@ -1,4 +1,4 @@
-//! Command lines and configuration files.
+//! The parsers of command lines and configuration files.
 
 use std::{ffi::OsString, fmt::Debug, fs};
 

@@ -202,7 +202,8 @@ mod tests {
             }
         }
 
-        /// Checks which losses are allowed individually, and how many sentences report excess of all of them.
+        /// Checks which losses are allowed individually, and how many sentences report that they exceed the reports
+        /// together.
         #[track_caller]
         fn check(&self, losses: &[String], millis: &[u64], expected: &[bool], sentences: usize) {
             let allowed = self.allowed(losses);

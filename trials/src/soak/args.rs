@@ -21,10 +21,11 @@ const REQUEST_BYTES: u128 = 16;
 
 /// Run the whole system at a constant rate under faults, and verify every store.
 ///
-/// Flags select the kinds of faults and their mean intervals. Time, target and duration of each fault are drawn from the seed.
-/// A cookie may be missing if the system does not guarantee its delivery: if a killed producer had accepted but not delivered
-/// it, or if it is in a gap, and only as many as the consumer of the node reported. The exit code is 1 if other cookies are
-/// missing, stale or unexpected, or if a process did not shut down cleanly.
+/// Flags select the kinds of faults and their mean intervals. Time, target and duration of each fault are drawn from
+/// the seed. A cookie may be missing only if the system does not guarantee its delivery: if a killed producer had not
+/// delivered it, or if it is in a gap. The number of missing cookies must not exceed the losses that the node's
+/// consumer reported. The exit code is 1 if other cookies are missing, stale or unexpected, or if a process did not
+/// shut down cleanly.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
     /// Duration of the load.

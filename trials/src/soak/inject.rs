@@ -77,7 +77,7 @@ impl FaultInjector {
         }
     }
 
-    /// Starts no more faults.
+    /// Stops starting new faults.
     pub(super) fn stop_injecting(&mut self) {
         self.pending.clear();
     }
@@ -92,8 +92,8 @@ impl FaultInjector {
         active.any(|active| active.fault.target == target)
     }
 
-    /// The next fault if it is due and its target has recovered from the previous one. A mongod with large files may take
-    /// seconds to stop.
+    /// The next fault, if it is due and its target has recovered from the previous fault. A mongod with large files may
+    /// take seconds to stop.
     fn due(&self, elapsed: Duration) -> Option<Fault> {
         let next = self.pending.front().copied();
         next.filter(|fault| fault.at <= elapsed && !self.is_struck(fault.target))

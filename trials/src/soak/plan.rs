@@ -6,7 +6,7 @@ use bench::{cluster::netns::Direction, traffic::nth_word};
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// Time of the first fault at the earliest.
+/// Earliest time of the first fault.
 const FIRST_FAULT_AFTER: Duration = Duration::from_secs(2);
 
 /// Minimum time between two faults of the same target, to reconnect and catch up.
@@ -222,7 +222,7 @@ pub(super) fn plan(
             });
         }
     }
-    // Restarts of producers first: they need the longest fault-free times.
+    // Restarts of producers are drawn first, because they need the longest fault-free times.
     candidates.sort_by_key(|fault| (fault.kind != FaultKind::RestartProducer, fault.at));
     let mut faults: Vec<Fault> = Vec::new();
     for fault in candidates {

@@ -137,8 +137,8 @@ impl ReportedLoss {
         let began = began.unwrap_or(now.at);
         let (mut from, mut last_observation) = (began, began);
         let mut max = 0;
-        for (at, count) in self.looks(observations) {
-            // A count that stands still may be an old one, of a producer that did not answer.
+        for (at, count) in self.observations_of_epoch(observations) {
+            // A count that does not grow may be an old one, of a producer that did not respond.
             if count > max && count < self.first {
                 from = at;
             }
@@ -149,17 +149,18 @@ impl ReportedLoss {
             }
         }
         let until = match self.kind {
-            // Epochs in between have no looks to be known by, but all were over.
+            // Epochs in between may have no observations, but all of them have ended.
             LossKind::EpochEnd(next) => now.of(next) + MARGIN,
             LossKind::Gap if max >= self.last => last_observation + MARGIN,
-            // The rest came after the last look at this epoch.
+            // The rest was accepted after the last observation of this epoch.
             LossKind::Gap => last_observation + 2 * MARGIN,
         };
         (from, until)
     }
 
-    /// The looks at this epoch, and how many cookies it had accepted. A producer that does not answer is shown as the epoch before
-    /// until its next one does, so it is not the time of a look that says which epoch it is of.
+    /// Times of the observations of this epoch, with the cookies it had accepted. A producer that does not respond
+    /// keeps its previous sample, so the start time in the sample determines the epoch, not the time of the
+    /// observation.
     fn looks<'a>(
         &'a self,
         observations: &'a [Observation],

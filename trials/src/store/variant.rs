@@ -1,4 +1,4 @@
-//! One of the compared ways to write, and its cost.
+//! One of the compared writers, and its cost.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Jumps of the wall clock of running processes, simulated with libfaketime.
 //!
-//! Whatever its clock does, a producer's chunk times never decrease and its epochs never repeat. On a consumer, the newest value still
-//! wins.
+//! For any jump of its clock, a producer's chunk times never decrease and its epochs never repeat. On a consumer, the
+//! newest value still wins.
 
 use std::{
     fs,

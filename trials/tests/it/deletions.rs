@@ -1,4 +1,4 @@
-//! Deletions through the API: gone on every node, and never back.
+//! Deletions through the API: every node removes the cookies and never stores them again.
 
 mod bodies;
 mod late_command;
@@ -71,7 +71,7 @@ fn millis_ago(age: Duration) -> u128 {
     (now.expect("after 1970") - age).as_millis()
 }
 
-/// Deletes on two nodes, one of which is away, and lets another producer send older cookies afterwards.
+/// Deletes on two nodes, one of which is disconnected. Afterwards, another producer sends older cookies.
 async fn check_deletion(stores: [&str; 2]) -> Result<()> {
     let dir = TempDir::new()?;
     let (producer, api) = start_producer(&dir, &["--id", "first"]).await?;
@@ -93,7 +93,10 @@ async fn check_deletion(stores: [&str; 2]) -> Result<()> {
 
     away.process.kill()?;
     let deletion = delete(&api, "/v1/users/alice").await?;
-    assert_eq!(deletion["at_risk"], false, "one node has it");
+    assert_eq!(
+        deletion["at_risk"], false,
+        "one node has confirmed the deletion"
+    );
     here.check_unknown(["alice".to_owned()].into_iter()).await?;
     let pending = receipt(&api, &deletion["receipt"]).await?;
     assert_eq!(pending["nodes"]["pending"], json!(["away"]), "{pending}");
@@ -102,7 +105,7 @@ async fn check_deletion(stores: [&str; 2]) -> Result<()> {
     away.process.restart()?;
     away.wait_ready().await?;
     wait_done(&api, &deletion).await?;
-    // An older cookie, by another producer, in bulk.
+    // An older cookie from the bulk input of another producer.
     let old = millis_ago(Duration::from_secs(60));
     let rows = format!(
         "{{\"u\":\"alice\",\"d\":1,\"b\":\"old\",\"t\":{old}}}\n{{\"u\":\"carol\",\"d\":1,\"b\":\"c\"}}"
@@ -117,7 +120,7 @@ async fn check_deletion(stores: [&str; 2]) -> Result<()> {
         node.wait_lookup("carol", json!({ "1": "c" })).await?;
         node.check_unknown(["alice".to_owned()].into_iter()).await?;
         node.wait_lookup("bob", both.clone()).await?;
-        // The table of deletions is loaded again.
+        // A restart reloads the deletion table.
         node.process.kill()?;
         node.process.restart()?;
         node.wait_ready().await?;
@@ -143,14 +146,14 @@ async fn check_deletion(stores: [&str; 2]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn deleted_user_is_gone_on_every_node_with_the_embedded_store_and_stays_gone() -> Result<()> {
+async fn deleted_user_is_removed_permanently_on_every_node_with_the_embedded_store() -> Result<()> {
     let dirs = [TempDir::new()?, TempDir::new()?];
     let stores = dirs.each_ref().map(|dir| embedded(dir.path()));
     check_deletion([&stores[0], &stores[1]]).await
 }
 
 #[tokio::test]
-async fn deleted_user_is_gone_on_every_node_with_mongodb_and_stays_gone() -> Result<()> {
+async fn deleted_user_is_removed_permanently_on_every_node_with_mongodb() -> Result<()> {
     let dir = TempDir::new()?;
     let mongods = [
         Mongod::start(&dir.path().join("one")).await?,

@@ -36,7 +36,7 @@ async fn undelivered_cookies_count_as_lost_after_the_log_evicts_them() -> Result
     drop(stream);
     producer.accept_load(2, MORE_THAN_THE_LOG).await?;
 
-    // As a subscriber that stored only 100 of them before it was killed.
+    // Resumes like a subscriber that stored only 100 of them before it was killed.
     let request = from_cursor("node", &hello, 100);
     let mut stream = Subscription::open(&producer.grpc, request).await?;
     stream.read_to(1_000 + MORE_THAN_THE_LOG).await?;

@@ -44,7 +44,7 @@ pub(crate) const SHORT_DSP: u32 = 18;
 /// The time `DDTHH:MM` in March 2026, UTC.
 pub(crate) fn at(time: &str) -> Timestamp {
     let time = format!("2026-03-{time}:00Z");
-    time.parse().expect("a day and a time")
+    time.parse().expect("the text is a day and a time")
 }
 
 /// Generates a test for each expiry mode from functions that take the mode.

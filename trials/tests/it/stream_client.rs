@@ -193,7 +193,7 @@ impl Subscription {
             if let ReadResult::End(status) = next {
                 return Ok((goodbye, status));
             }
-            ensure!(goodbye.is_none(), "an event after the goodbye");
+            ensure!(goodbye.is_none(), "received an event after the goodbye");
             if let ReadResult::Goodbye { final_sequence } = next {
                 goodbye = Some(final_sequence);
             }

@@ -9,9 +9,9 @@
 //!   (see [`ends`]).
 //! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
 //!
-//! Order is checked only if it is certain: by position on one connection, otherwise if one request was answered before the other was
-//! sent. A delayed cookie counts as sent and answered at its acceptance. A request without a response may have been accepted at any time,
-//! so a store may have its value.
+//! Order is checked only if it is certain: by position on one connection, otherwise if the response to one request
+//! arrived before the other was sent. A delayed cookie counts as sent and accepted at its acceptance time. A request
+//! without a response may have been accepted at any time, so a store may have its value.
 
 mod ends;
 
@@ -76,7 +76,7 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
         }
         ensure!(
             missing.gaps.len() as u64 <= lost,
-            "{} lacks {} but counts {lost} as lost: {}",
+            "{} lacks {} cookies, but counts {lost} as lost: {}",
             process.name,
             missing.gaps.len(),
             describe(&history, &missing.gaps)

@@ -49,7 +49,7 @@ pub(crate) struct SyncRequest {
 }
 
 impl SyncRequest {
-    /// Marks it as appended now and accepted when it was sent.
+    /// Marks it as accepted when it was sent, and appended now.
     pub(crate) fn set_released(&mut self, now: Duration) {
         self.answered_at = Some(self.sent_at);
         self.released_at = Some(now);

@@ -120,7 +120,7 @@ impl Disk {
         true
     }
 
-    /// Keeps the deletions of a batch and removes what they cover.
+    /// Stores the deletions of a batch and removes the cookies that they cover.
     fn delete(&mut self, batch: &Batch) {
         for deletion in batch.latest_deletions() {
             let user = std::str::from_utf8(&deletion.user_id).ok();
@@ -160,7 +160,7 @@ fn parse(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
     Some((pair, number(cookie.buyer_uid, "b")?))
 }
 
-/// The store as one incarnation of a consumer uses it.
+/// The store of one incarnation of a consumer.
 #[derive(Clone)]
 pub(crate) struct SimStore(pub(crate) Arc<Mutex<Disk>>);
 

@@ -1,4 +1,4 @@
-//! Abusive HTTP clients do not affect others: during each test, every request of a well-behaved client is answered.
+//! Abusive HTTP clients do not affect others: during each test, every request of a well-behaved client gets a response.
 
 use std::{
     fs::File,
@@ -259,8 +259,7 @@ fn with_files(files: u64) -> impl Fn(&Path, &[String]) -> (PathBuf, Vec<String>)
 }
 
 #[tokio::test]
-async fn low_open_file_limit_is_shared_by_both_ports_and_too_low_a_limit_is_rejected() -> Result<()>
-{
+async fn low_open_file_limit_is_shared_by_both_ports_and_a_minimum_is_enforced() -> Result<()> {
     let dir = TempDir::new()?;
     let (shell, args) = with_files(100)(&programs().await?.producer, &[]);
     let args: Vec<_> = args.iter().map(String::as_str).collect();

@@ -1,4 +1,5 @@
-//! A failing DSP database and floods of fake DSPs affect no other DSP. They are reported, bounded and lose no cookie.
+//! A failing DSP database and floods of fake DSPs affect no other DSP. Both are reported and bounded, and no cookie is
+//! lost.
 
 use std::{cell::Cell, ops::RangeInclusive, sync::Arc, time::Duration};
 

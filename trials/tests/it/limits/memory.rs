@@ -1,4 +1,4 @@
-//! Memory of queued cookies.
+//! Tests of the memory of queued cookies.
 
 use anyhow::{Context, Result, ensure};
 use bench::{memory::Memory, scrape::names};

@@ -1,4 +1,4 @@
-//! Release rate of a shaped DSP, as a reader of the stream observes it.
+//! Tests of the release rate of a shaped DSP, measured by a reader of the stream.
 
 use std::time::Duration;
 

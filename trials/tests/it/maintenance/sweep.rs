@@ -237,7 +237,7 @@ async fn changed_ttl_restarts_the_sweep() -> Result<()> {
 #[tokio::test]
 async fn collection_converts_to_sweep_and_back_in_the_window_and_loses_nothing() -> Result<()> {
     let dir = TempDir::new()?;
-    // Cookies that are expired, or fresh, by the server's clock and by that of the test.
+    // Cookies that are expired, or fresh, by both the server's clock and the clock of the test.
     let (mongod, server) = Server::start_in(ExpiryMode::Sweep, dir.path()).await?;
     let write = async |name: &str, time: DateTime| -> Result<()> {
         let cookie = doc! { "_id": name, "b": "b", "t": time };
@@ -416,7 +416,7 @@ async fn maintenance_owner_decides_the_expiry_mode_of_a_shared_server() -> Resul
     let second = MaintenanceRun::start_as(other, &mongod, "10T01:10")?;
     wait_until(
         TIMEOUT,
-        "the second consumer knows that it is not the owner",
+        "the second consumer detects that it is not the owner",
         async || Ok(second.metrics.owner.get() == 0),
     )
     .await?;

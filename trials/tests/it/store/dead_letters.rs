@@ -262,7 +262,7 @@ async fn each_of_thousands_of_rejected_cookies_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_blocks_nothing() -> Result<()> {
+async fn dead_letter_file_stays_within_its_limit_and_a_failed_write_does_not_block() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
     create_with_validator(&mongod, "17").await?;

@@ -175,7 +175,7 @@ async fn store(mongod: &Mongod, dsps: u32) -> Result<MongodbStore> {
     Ok(store)
 }
 
-/// Writes random batches, some of them twice, with right and wrong hints, and deletes documents in between.
+/// Writes random batches, some of them twice, with correct and incorrect hints, and deletes documents in between.
 async fn check_against_model(dsps: u32, rounds: u64, seed: u64) -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;

@@ -48,7 +48,7 @@ async fn sigterm_drains_and_exits_0() -> Result<()> {
 }
 
 #[tokio::test]
-async fn drain_that_leaves_a_subscriber_behind_names_it_and_exits_1() -> Result<()> {
+async fn drain_with_an_unfinished_subscriber_names_it_and_exits_1() -> Result<()> {
     let dir = TempDir::new()?;
     let mut producer = Producer::start(&dir, &["--drain-timeout", "1s"]).await?;
     let behind = CookieStream::open(&producer.grpc, "behind").await?;

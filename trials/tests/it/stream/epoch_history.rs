@@ -1,5 +1,5 @@
-//! What consumers report at the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss. Each report must be
-//! true.
+//! Reports of consumers about the end of a producer's epoch: no loss, an exact number, a maximum, or an unknown loss.
+//! Each report must be correct.
 
 use std::{
     ffi::OsStr,
@@ -357,7 +357,7 @@ async fn corrupt_record_yields_no_bound_and_confirms_nothing() -> Result<()> {
     // The new epoch is recorded.
     pair.stop_producer().await?;
     pair.start_producer().await?;
-    wait_until(TIMEOUT, "the next end is proved", async || {
+    wait_until(TIMEOUT, "the next end confirms no loss", async || {
         let metrics = pair.consumer.metrics().await?;
         Ok(metrics.count("consumer_producer_restarts_total", &[("loss", "none")]) == 1)
     })

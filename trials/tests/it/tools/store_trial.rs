@@ -128,7 +128,7 @@ async fn embedded_store_is_measured_in_its_own_directory() -> Result<()> {
     let path = dir.path().join("store");
     let flags = ["--repeat=0.8", "--repeat-changed=1"];
     check_consumer(&outcome(&store(&embedded(&path), &flags).await?)?);
-    assert!(!path.exists(), "it was not removed");
+    assert!(!path.exists(), "the directory was not removed");
 
     std::fs::create_dir(&path)?;
     let rejected = store(&embedded(&path), &[]).await?;

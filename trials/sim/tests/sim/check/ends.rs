@@ -1,7 +1,7 @@
 //! Compares a consumer's reports about the ends of incarnations with the cookies that its store lacks.
 //!
-//! - A report of an exact number, a maximum or no loss is true: the store lacks no more cookies of that incarnation and of later ones
-//!   that the consumer missed, except for cookies lost in earlier gaps.
+//! - A report of an exact number, a maximum or no loss is correct: apart from earlier gaps, the store lacks no more
+//!   cookies of that incarnation and of later ones that the consumer missed.
 //! - A report has a number unless the producer's machine lost power, and with it the epoch history.
 //! - If a store lacks cookies of an ended incarnation that its consumer knew, there is a report.
 //! - All reports are counted in the metrics. If the consumer was never killed and is settled, the metrics count nothing else.
@@ -156,7 +156,7 @@ impl Checker<'_> {
     }
 
     fn check_knowable(&self, end: &EndReport<'_>) -> anyhow::Result<()> {
-        // The goodbye confirms it, whatever happened later.
+        // The goodbye confirms this, regardless of later events.
         if !end.covers_missed {
             return Ok(());
         }
@@ -167,7 +167,7 @@ impl Checker<'_> {
             .any(|incarnation| incarnation.state == IncarnationState::PowerLost);
         ensure!(
             end.lost.is_some() != lost_power,
-            "the number must be unknown exactly after a power loss, which was {lost_power}"
+            "the number must be unknown if and only if power was lost ({lost_power})"
         );
         Ok(())
     }
