@@ -14,7 +14,7 @@
 //! An entry has 24 bytes for each (user, DSP) pair: a keyed 64-bit hash of the pair, 62 bits of a hash of pair and buyer uid,
 //! and two times. Two buyer uids of a pair collide with a probability of 2^-62 (SipHash-1-3, random key).
 //!
-//! The table also tells the store which pairs it has seen; these are replaced rather than inserted.
+//! The table also determines which pairs the store has; they are replaced instead of inserted.
 //!
 //! Cost per cookie: a hash of about 60 bytes, and one access to 128 bytes of memory, which are rarely cached; another one when
 //! it is stored. The system zeroes memory when it is first touched, up to the budget.

@@ -150,7 +150,10 @@ impl HttpClient {
             .parse()?;
         ensure!(length <= BODY_BYTES_MAX, "the response has {length} bytes");
         while self.received.len() < length {
-            ensure!(self.receive().await? > 0, "connection closed in the body");
+            ensure!(
+                self.receive().await? > 0,
+                "connection closed before the end of the body"
+            );
         }
         let body = String::from_utf8(self.received.drain(..length).collect())?;
         Ok(Response { body, ..response })

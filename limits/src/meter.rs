@@ -110,7 +110,8 @@ trait MeterKind {
     /// Counts requests at `at`.
     fn charge(&self, state: &mut Self::State, requests: u64, at: u64);
 
-    /// Counts reported calls at `at`. They empty a bucket as of `latest`, but do not overdraw it. Windows have no such debt.
+    /// Counts reported calls at `at`. They empty a bucket as of `latest`, but do not overdraw it. Windows cannot be
+    /// overdrawn.
     fn charge_reported(&self, state: &mut Self::State, requests: u64, at: u64, _latest: u64) {
         self.charge(state, requests, at);
     }

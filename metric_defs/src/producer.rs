@@ -248,7 +248,7 @@ pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
     "producer_limits_dead_letters_total",
-    "Cookies that became dead letters: older than max_age at their release time (age), or expected to be after their wait (wait).",
+    "Cookies that became dead letters: older than max_age at their release time (age), or with an expected wait beyond max_age (wait).",
 )
 .by(&["limit", "rule", "reason"]);
 pub const SHAPING_REQUEUED: MetricDef = MetricDef::counter(

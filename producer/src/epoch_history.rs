@@ -56,7 +56,7 @@ use self::{
     record::{BootId, EPOCHS_MAX, EpochEnd, RecordEntry},
 };
 
-/// Number of sequences that are reserved at once.
+/// Number of sequences that are reserved together.
 pub const BOUND_STEP: u64 = 1024;
 
 /// Default directory of the record: the in-memory directory of Linux.

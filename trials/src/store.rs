@@ -184,7 +184,7 @@ impl StoreArgs {
         }
         ensure!(
             counts[0] > 0 && counts.iter().all(|count| *count == counts[0]),
-            "--resume needs the databases of a previous run with --keep and the same flags, but they have {counts:?} documents"
+            "--resume requires the databases of a previous run with --keep and the same flags; the databases have {counts:?} documents"
         );
         Ok(counts[0])
     }

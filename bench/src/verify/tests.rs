@@ -148,7 +148,7 @@ fn missing_wrong_and_unexpected_cookies_are_counted() {
 }
 
 #[test]
-fn only_losses_of_the_predicate_are_explained() {
+fn only_losses_that_the_predicate_allows_are_explained() {
     let (run, _) = many();
     let lost: LossPredicate = &|source, number| source.producer == 1 && number >= 500;
     let verdict = run.check(&Stored::new(), lost);

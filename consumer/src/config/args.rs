@@ -74,7 +74,8 @@ pub struct ProducersArgs {
 
     /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when it connects. Open streams keep theirs if more producers are discovered.
+    /// The window of a stream (1 to 32 MiB) is set when it connects. Open streams keep their windows if more producers
+    /// are discovered.
     #[arg(
         long,
         value_name = "COUNT",

@@ -348,7 +348,7 @@ fn slot_far_ahead_does_not_block_a_global_limit_after_a_crash_or_a_change() {
 }
 
 #[test]
-fn full_queue_refuses_with_the_time_when_it_has_capacity() {
+fn refusal_by_a_full_queue_has_the_time_of_free_capacity() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '10/s', algorithm = 'leaky_bucket', capacity = 5, when_full = 'queue' }]";
     let engine = fresh(text);
     let refused = (0..9).find_map(|_| engine.reserve(None, &[of("a", "k")], 1, HOUR, START).err());

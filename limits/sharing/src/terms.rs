@@ -42,7 +42,7 @@ impl Terms {
             // A reply must arrive before the next request is sent.
             (is_in_time, "invalid timeout: use at most half of refresh"),
             (is_renewed, "invalid ttl: use 3 to 10 times refresh"),
-            // Otherwise the server would forget members that are only slow.
+            // Otherwise the server would remove members that are only slow.
             (
                 is_known,
                 "invalid forget_after: use at least 20 times ttl, up to 30 days",

@@ -151,7 +151,7 @@ fn member_restarted_during_data_loss_gets_its_share() {
 }
 
 #[test]
-fn total_excludes_usage_reported_to_an_old_copy() {
+fn total_excludes_usage_reported_to_an_older_copy_of_the_ledger() {
     let mut world = World::new(0);
     let (mut a, mut b) = (world.member("a", 1), world.member("b", 1));
     world.pass(8, &mut [(&mut a, 9 * WHOLE / 10), (&mut b, WHOLE / 10)]);

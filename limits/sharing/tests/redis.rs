@@ -294,7 +294,7 @@ async fn usage_is_carried_over_to_a_changed_rule() {
     }
 }
 
-/// A wait that would exceed the numbers of a reply.
+/// A wait that would exceed the number range of a reply.
 #[tokio::test]
 async fn script_handles_waits_of_centuries() {
     let Some(server) = Server::start().await else {

@@ -87,7 +87,7 @@ impl Unconfirmed {
 }
 
 impl Api {
-    /// The number of open receipts, and the age of the oldest one, as metrics.
+    /// Metrics of the number of open receipts and the age of the oldest one.
     pub(super) fn open_families(&self) -> Vec<Family> {
         let subscribers = &self.inner.parts.subscribers;
         let mut receipts = self.inner.unconfirmed.receipts();

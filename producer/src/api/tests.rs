@@ -193,7 +193,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     assert_eq!((&receipt["done"], open()), (&json!(true), 0.0));
     assert_eq!(receipt["action"], Value::Null);
 
-    // Of the previous epoch: the node that has confirmed the same sequence counts no more.
+    // The receipt is of the previous epoch, so the confirmation of the same sequence no longer counts.
     let (_, receipt) = get(&api, "/v1/receipts/p:6:1-1").await;
     assert_eq!(receipt["nodes"], expected(0, &[], &["node"]));
     assert_eq!(receipt["done"], false);

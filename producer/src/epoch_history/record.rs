@@ -10,7 +10,8 @@ pub(super) const EPOCHS_MAX: usize = 16;
 /// therefore not recorded; never by the owner of the record.
 pub(super) const UNTRUSTED_OFFSET: u64 = 0;
 
-/// Offset of the rest, which the owner writes at once. It fits a page, so killing the process does not tear a write.
+/// Offset of the rest, which the owner writes in one call. It fits a page, so killing the process does not tear a
+/// write.
 pub(super) const OWNED_OFFSET: u64 = 8;
 
 /// Size of a record in bytes.
@@ -22,7 +23,7 @@ const ENTRY_BYTES: usize = 40;
 /// Id of one boot of the machine; all zeros if unknown.
 pub(super) type BootId = [u8; 16];
 
-/// The end of an epoch, as far as it is known.
+/// The known part of an epoch's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EpochEnd {
     /// Upper bound of its sequences.

@@ -1,4 +1,4 @@
-//! A batch of encoded cookies, usually those of one read of one connection, that is appended to the log at once.
+//! A batch of encoded cookies, usually those of one read of one connection, that is appended to the log under one lock.
 
 use proto::{
     limits::CHUNK_BYTES_MIN,

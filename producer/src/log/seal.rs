@@ -191,8 +191,8 @@ impl Log {
     /// computed from its acceptance time and the time of its chunk; the age in the argument is ignored. It is zero if the
     /// acceptance time is after the chunk's, and at most [`AGE_MICROS_MAX`].
     ///
-    /// Any number of cookies is possible, because full chunks are sealed. The iterator runs under the lock, so pass only some
-    /// hundreds at once.
+    /// Any number of cookies is possible, because full chunks are sealed. The iterator runs under the lock, so pass
+    /// only some hundreds per call.
     ///
     /// # Errors
     /// [`Closed`] after [`Log::close`], unless there are no cookies. None of them is then in the log.

@@ -1,4 +1,4 @@
-//! The limits file: which DSPs are under which limits, and how cookies above a limit are handled.
+//! The limits file: the limits of DSPs, and the handling of cookies above a limit.
 
 use std::sync::Arc;
 

@@ -30,7 +30,7 @@ use crate::log::{Deletion, append_batch::StagedCookie};
 /// The key of the queue that all unlisted DSPs share, and of the global limits; no DSP has this id.
 const SHARED_KEY: u32 = 0;
 
-/// Maximum number of cookies released at once, which bounds how long the lock is held.
+/// Maximum number of cookies released under one lock, which bounds the time that the lock is held.
 pub(super) const RELEASE_BATCH_MAX: usize = 256;
 
 /// All queues.

@@ -161,7 +161,7 @@ impl ReportedLoss {
     /// Times of the observations of this epoch, with the cookies it had accepted. A producer that does not respond
     /// keeps its previous sample, so the start time in the sample determines the epoch, not the time of the
     /// observation.
-    fn looks<'a>(
+    fn observations_of_epoch<'a>(
         &'a self,
         observations: &'a [Observation],
     ) -> impl Iterator<Item = (Instant, u64)> + 'a {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn epoch_end_was_accepted_between_last_sequence_and_next_epoch() {
+    fn cookies_lost_at_an_epoch_end_were_accepted_before_the_next_epoch() {
         let end = LossKind::EpochEnd(57_500_000);
         check_kind(&TWO_EPOCHS, end, (52, 351, 1_500), (4, 8));
         check_kind(&TWO_EPOCHS, end, (52, 1, u64::MAX), (1, 8));

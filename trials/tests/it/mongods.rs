@@ -20,7 +20,7 @@ pub(crate) async fn command(uri: &str, command: Document) -> Result<Document> {
     answer.context(what)
 }
 
-/// Connection string for exactly one server, whatever its role.
+/// Connection string for exactly one server, in any role.
 pub(crate) fn direct(address: SocketAddr) -> String {
     format!("mongodb://{address}/?directConnection=true")
 }

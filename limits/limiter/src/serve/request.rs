@@ -371,7 +371,7 @@ pub(super) fn is_json(headers: &HeaderMap, has_body: bool) -> bool {
     essence.is_some_and(|it| it.trim_ascii().eq_ignore_ascii_case(b"application/json"))
 }
 
-/// Parses a body; an empty one stands for `{}`.
+/// Parses a body; an empty body is parsed as `{}`.
 fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Problem> {
     let body = body.trim_ascii();
     if body.is_empty() {

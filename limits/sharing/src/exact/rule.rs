@@ -23,7 +23,7 @@ pub enum UnsupportedLimit {
     #[error("cannot be exact: its period is not a whole number of microseconds")]
     Nanoseconds,
     /// Lua represents whole numbers exactly up to 2^53.
-    #[error("cannot be exact: burst times period is too large")]
+    #[error("cannot be exact: the product of burst and period is too large")]
     Numbers,
 }
 

@@ -212,7 +212,7 @@ fn tests_of_the_documented_guarantees_exist() -> Result<()> {
     for name in tests {
         let parts = name.split('…').filter(|part| !part.is_empty());
         for part in parts {
-            ensure!(text.contains(part), "{name} is no test");
+            ensure!(text.contains(part), "{name} is not a test");
         }
     }
     Ok(())

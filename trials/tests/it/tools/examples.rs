@@ -143,7 +143,7 @@ async fn run_api_example(file: &str, args: &[&str], token: &str) -> Result<(i32,
 async fn python_example_sends_matches_in_bulk_and_reports_rejected_lines() -> Result<()> {
     let dir = TempDir::new()?;
     let (mut flags, api) = api_flags(&dir, "1,2,3,4,5", "write")?;
-    // The second request must wait until the rows of the first are paid off.
+    // The second request must wait until the row quota has recovered.
     flags.extend(["--api-rows-per-second".to_owned(), "1000".to_owned()]);
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     let producer = Producer::start(&dir, &flags).await?;
@@ -179,7 +179,7 @@ async fn python_example_sends_matches_in_bulk_and_reports_rejected_lines() -> Re
             .wait_lookup(&format!("user-{user}"), expected)
             .await?;
     }
-    // The same requests again: they are answered from their Idempotency-Key.
+    // Repeated requests get the stored responses of their Idempotency-Key.
     let (_, stdout, _) = run_api_example(script, &args, TOKEN).await?;
     assert_eq!(stdout, "2997 accepted, 3 rejected\n");
     assert_eq!(producer.metrics().await?.count(names::APPENDED, &[]), 2_997);
@@ -275,7 +275,7 @@ async fn python_example_deletes_users_and_continues_after_an_interruption() -> R
     here.check_unknown(["alice", "bob"].map(str::to_owned).into_iter())
         .await?;
 
-    // A receipt of before a restart of the producer says nothing: the deletion is repeated.
+    // A receipt from before a restart of the producer is unknown, so the deletion is repeated.
     std::fs::write(
         receipts.join("carol.json"),
         json!({ "user": "carol", "receipt": open["receipt"], "done": false }).to_string(),

@@ -217,7 +217,7 @@ fn rows<'a>(group: impl Iterator<Item = &'a MetricDescription>) -> Result<String
     for it in group {
         ensure!(
             it.name.ends_with("_total") == (it.kind == "counter"),
-            "{}: counters, and only they, end in _total",
+            "{}: only names of counters end in _total",
             it.name
         );
         let labels: Vec<_> = it.labels.keys().map(String::as_str).collect();

@@ -29,7 +29,7 @@ pub struct PendingDecision {
     pub operation: Operation,
     /// The demand on each rule.
     pub rule_requests: Vec<RuleRequest>,
-    /// Time during which the call may not proceed because of feedback, whatever the server decides.
+    /// Time during which the call may not proceed because of feedback, regardless of the server's decision.
     pub pause: Duration,
 }
 
