@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by what this consumer lost: none, exact (number known), bounded (maximum known), unknown. Includes restarts it did not observe.",
+    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), unknown. Includes restarts that the consumer did not observe.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(

@@ -318,6 +318,6 @@ pub const DELETION_OPEN_RECEIPTS: MetricDef = MetricDef::gauge(
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
-    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, and once it has confirmed.",
+    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, after the first confirmation.",
 )
 .by(SUBSCRIBER);

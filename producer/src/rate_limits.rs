@@ -1,4 +1,4 @@
-//! Token buckets by the monotonic clock, for clients of the ports.
+//! Token buckets for clients of the ports, by the monotonic clock.
 
 use std::{
     hash::Hash,
@@ -47,7 +47,8 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
         }
     }
 
-    /// Charges requests to these rates, given by index, or to none. They may be borrowed from up to `max_wait` ahead.
+    /// Charges requests to these rates, given by index, or to none of them. Requests may be charged up to `max_wait`
+    /// ahead.
     pub(crate) fn charge(
         &self,
         rates: &[(usize, K)],

@@ -22,10 +22,11 @@ use crate::{
     tls::server::Handshakes,
 };
 
-/// Start of the year 10000, from which on hyper panics because a [`Date`](http::header::DATE) header cannot express it.
+/// Start of the year 10000. From then on, hyper panics, because a [`Date`](http::header::DATE) header cannot express
+/// the time.
 const DATES_END: Duration = Duration::from_secs(253_402_300_800);
 
-/// Maximum bytes of request headers, and of responses that a client does not read, per connection.
+/// Maximum bytes of request headers, and of unread responses, per connection.
 const BUFFER_BYTES: usize = 16 << 10;
 
 /// Responds to requests with `handler` until the stage stops, and then to those in progress. Without `tls`, in plain text.
@@ -94,7 +95,7 @@ async fn connection<F, B>(
     }
 }
 
-/// Whether responses can have a `Date` now and for a minute.
+/// Whether responses can have a `Date` now and during the next minute.
 fn has_date(now: SystemTime) -> bool {
     now + Duration::from_secs(60) < SystemTime::UNIX_EPOCH + DATES_END
 }

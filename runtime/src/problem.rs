@@ -1,4 +1,4 @@
-//! Problems of an HTTP API (RFC 9457): why a request failed.
+//! Problems of an HTTP API (RFC 9457), which explain why a request failed.
 
 use http::{Extensions, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value};
@@ -94,7 +94,7 @@ impl Problem {
         self
     }
 
-    /// The response. One that asks for a token says of which kind.
+    /// The response. A 401 names the kind of token in `WWW-Authenticate`.
     #[must_use]
     pub fn reply(&self) -> Reply {
         let status = self.kind.status;

@@ -16,10 +16,10 @@ use super::{
     tokens::{Client, Right},
 };
 
-/// Most row errors in a response.
+/// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;
 
-/// Why a row is rejected, as in the response and the metric label.
+/// Why a row is rejected: a value in the response and of the metric label.
 pub(super) type RowError = &'static str;
 
 /// Not a JSON object of the documented keys, or too long.
@@ -31,7 +31,7 @@ pub(super) const BUYER_INVALID: RowError = "buyer_invalid";
 pub(super) const FORBIDDEN_DSP: RowError = "forbidden_dsp";
 /// The DSP is not listed in the settings.
 pub(super) const UNKNOWN_DSP: RowError = "unknown_dsp";
-/// Older than the horizon of deletions.
+/// Older than the retention of deletions.
 pub(super) const TOO_OLD: RowError = "too_old";
 
 pub(super) const ROW_ERRORS: [RowError; 7] = [
@@ -82,15 +82,15 @@ impl Summary {
     }
 }
 
-/// Where rows go.
+/// Receives the rows of a bulk request.
 pub(super) trait Intake {
     /// Collects one row.
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError>;
 
-    /// Whether the collected rows are to be appended.
+    /// Whether the collected rows must be appended.
     fn is_full(&self) -> bool;
 
-    /// Appends the collected rows to the log, and returns how many there were.
+    /// Appends the collected rows to the log, and returns their number.
     fn append(&mut self) -> Result<u64, Problem>;
 
     /// Counts the results in metrics.
@@ -122,10 +122,10 @@ impl Api {
 }
 
 impl Bulk {
-    /// Hands the rows of the body to `intake`.
+    /// Passes the rows of the body to `intake`.
     ///
     /// # Errors
-    /// When the body cannot be read to its end. What was accepted stays.
+    /// When the body cannot be read to its end. Rows accepted before the error stay in the log.
     pub(super) async fn read<I: Intake>(
         &self,
         body: Body,
@@ -144,7 +144,7 @@ impl Bulk {
         Ok((intake, summary))
     }
 
-    /// The response, which a repeated request gets too.
+    /// The response; repeated requests get the same one.
     pub(super) fn reply(self, status: StatusCode, body: &impl Serialize) -> Reply {
         let reply = json(status, body);
         if let Some(pending) = self.pending {
@@ -180,7 +180,7 @@ impl<I: Intake> Rows for Reading<'_, I> {
 }
 
 impl<I: Intake> Drop for Reading<'_, I> {
-    /// Counts the rows, also those of a client that has closed the connection.
+    /// Counts the rows, including those of a client that has closed the connection.
     fn drop(&mut self) {
         let (quotas, summary) = (&self.bulk.api.inner.quotas, &*self.summary);
         quotas.rows(&self.bulk.client.name, summary.accepted + summary.rejected);
@@ -188,7 +188,7 @@ impl<I: Intake> Drop for Reading<'_, I> {
     }
 }
 
-/// Parses a row, which must be an object: serde also reads arrays.
+/// Parses a row, which must be an object, because serde also accepts arrays.
 pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError> {
     if !row.starts_with(b"{") {
         return Err(MALFORMED);
@@ -199,7 +199,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError
 /// The age of a client's time, in microseconds. A time in the future counts as now.
 ///
 /// # Errors
-/// [`TOO_OLD`] beyond the horizon of deletions.
+/// [`TOO_OLD`] if it is older than the retention of deletions.
 pub(super) fn age(now_micros: u64, millis: u64) -> Result<u64, RowError> {
     let age = now_micros.saturating_sub(millis.saturating_mul(1_000));
     if age > DELETION_HORIZON_MICROS {

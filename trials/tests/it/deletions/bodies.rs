@@ -1,4 +1,5 @@
-//! Hostile bodies and untrusted clients of the API: each gets the documented problem, and changes nothing beyond what its response says.
+//! Hostile bodies and untrusted clients of the API: each gets the documented problem, and has no effect beyond its
+//! response.
 
 use std::io::Write as _;
 
@@ -31,7 +32,7 @@ fn gzip(body: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// A body, and the response that it should get.
+/// A body, and its expected response.
 struct Case {
     name: &'static str,
     headers: &'static str,
@@ -194,7 +195,7 @@ async fn check(producer: &Producer, api: &str, case: &Case, is_chunked: bool) ->
     let appended = producer.appended().await? - before;
     ensure!(
         appended == accepted,
-        "{appended} cookies entered the log: {body}"
+        "{appended} cookies were added to the log: {body}"
     );
     Ok(body)
 }
@@ -302,7 +303,7 @@ async fn untrusted_client_changes_nothing() -> Result<()> {
         ("DELETE /v1/users/alice", "", "", 401),
         ("DELETE /v1/users/alice", "an-unknown-token-of-any", "", 401),
         ("DELETE /v1/users/alice", WRITER, "", 403),
-        // It may delete at DSP 17 only.
+        // This token may delete at DSP 17 only.
         ("DELETE /v1/users/alice", DELETER, "", 403),
         ("DELETE /v1/users/alice/dsps/18", DELETER, "", 403),
         ("DELETE /v1/dsps/18?confirm=18", DELETER, "", 403),

@@ -1,7 +1,7 @@
 //! One deletion among many users, with a producer whose clock is behind and a node that is frozen.
 //!
-//! `DELETION_USERS` and `DELETION_FROZEN_SECONDS` override the number of users and how long the node is frozen, for example
-//! with dist builds and `-- --ignored --nocapture one_user_of_millions`.
+//! `DELETION_USERS` and `DELETION_FROZEN_SECONDS` override the number of users and the time that the node is frozen,
+//! for example with dist builds and `-- --ignored --nocapture one_user_of_millions`.
 
 use std::time::{Duration, Instant};
 
@@ -24,13 +24,13 @@ use crate::{
 
 const DSPS: u32 = 3;
 
-/// Largest request.
+/// Maximum number of rows of a request.
 const ROWS_MAX: u64 = 100_000;
 
 /// The user that is deleted.
 const USER: &str = "alice";
 
-/// A node, and how to check what it has stored.
+/// A node, with access to its stored cookies.
 struct Node {
     consumer: Consumer,
     name: &'static str,
@@ -39,7 +39,7 @@ struct Node {
 }
 
 impl Node {
-    /// Whether nothing of the deleted user is visible.
+    /// Whether no cookie of the deleted user is visible.
     async fn is_gone(&self) -> Result<bool> {
         let path = format!("/v1/users/{USER}");
         let is_hidden = admin::get(&self.consumer.admin, &path).await?.status == 404;
@@ -62,7 +62,7 @@ fn old_rows(millis: u128) -> String {
     (1..=DSPS).map(row).collect()
 }
 
-/// Sends rows until the producer accepts them: while a node lags, it does not.
+/// Sends rows until the producer accepts them, which it does not while a node lags.
 async fn send(api: &str, rows: &str) -> Result<()> {
     wait_until(TIMEOUT * 10, "rows are accepted", async || {
         let (status, body) = post(api, "/v1/cookies", rows).await?;
@@ -121,7 +121,7 @@ async fn poll_receipt(
     Ok(())
 }
 
-/// Replays older cookies, with a new one of another user behind them; then checks that only the new one is stored.
+/// Replays older cookies, followed by a new cookie of another user; then checks that only the new one is stored.
 async fn check_replay(api: &str, old: &str, nodes: &[Node], marker: &str) -> Result<()> {
     send(api, old).await?;
     let row = format!("{{\"u\":\"{marker}\",\"d\":1,\"b\":\"m\"}}");
@@ -130,7 +130,11 @@ async fn check_replay(api: &str, old: &str, nodes: &[Node], marker: &str) -> Res
         node.consumer
             .wait_lookup(marker, json!({ "1": "m" }))
             .await?;
-        ensure!(node.is_gone().await?, "{}: {USER} is back", node.name);
+        ensure!(
+            node.is_gone().await?,
+            "{}: a cookie of {USER} is stored again",
+            node.name
+        );
     }
     Ok(())
 }
