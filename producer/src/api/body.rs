@@ -6,20 +6,20 @@
 use std::{
     io::{self, Write as _},
     mem,
-    pin::pin,
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use flate2::write::MultiGzDecoder;
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt as _;
+use runtime::reply::Reply;
 use tokio::{
     task::yield_now,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
-use super::problem::{INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
+use super::problem::{Early, INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
 
 /// Maximum bytes of a body as sent, and after decompression.
 const ENCODED_BYTES_MAX: u64 = 16 << 20;
@@ -38,6 +38,9 @@ const ROWS_MAX: u32 = 100_000;
 
 /// Timeout for receiving a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the rest of a body is awaited after an error.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Encoded bytes that are handled before other tasks run, plain and gzip: some ten microseconds' work.
 const SLICE_BYTES: usize = 4 * 1024;
@@ -92,13 +95,36 @@ fn encoding(headers: &HeaderMap) -> Result<bool, Problem> {
     }
 }
 
+/// Discards the rest of the body of a request that ended early, up to a limit: a client that is still sending it might not read
+/// the response. Only for clients with a token.
+pub(super) async fn discard_rest(
+    result: Result<Reply, Early>,
+    mut body: Body,
+) -> Result<Reply, Early> {
+    let discard = async {
+        let mut left = 2 * ENCODED_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await
+            && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len) as u64)
+        {
+            left = rest;
+        }
+    };
+    if result
+        .as_ref()
+        .is_err_and(|early| early.0.status() != StatusCode::UNAUTHORIZED)
+    {
+        timeout(DISCARD_TIMEOUT, discard).await.ok();
+    }
+    result
+}
+
 /// Reads a body and passes its rows to `rows`. On an error, the rows before the error have already been passed.
 ///
 /// # Errors
 /// 400, 408 or 413, and the errors of `rows`.
 pub(super) async fn read<R: Rows>(
     headers: &HeaderMap,
-    body: Body,
+    body: &mut Body,
     rows: &mut R,
 ) -> Result<(), Problem> {
     let is_gzip = encoding(headers)?;
@@ -109,7 +135,6 @@ pub(super) async fn read<R: Rows>(
         SLICE_BYTES
     };
     let deadline = Instant::now() + BODY_TIMEOUT;
-    let mut body = pin!(body);
     loop {
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| {
             let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());

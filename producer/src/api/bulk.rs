@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use axum::{body::Body, extract::Request};
+use axum::body::Body;
 use http::{StatusCode, request::Parts};
 use proto::limits::DELETION_HORIZON_MICROS;
 use runtime::reply::{Reply, json};
@@ -106,18 +106,16 @@ pub(super) struct Bulk {
 }
 
 impl Api {
-    /// Admits a bulk request of a client with `right`, and returns its body.
-    pub(super) fn admit_bulk(&self, request: Request, right: Right) -> Result<(Bulk, Body), Early> {
-        let (head, body) = request.into_parts();
+    /// Admits a bulk request of a client with `right`.
+    pub(super) fn admit_bulk(&self, head: Parts, right: Right) -> Result<Bulk, Early> {
         let client = self.admit(&head.headers, right)?;
         body::check_headers(&head.headers)?;
-        let bulk = Bulk {
+        Ok(Bulk {
             pending: Pending::admit(self, &client, &head)?,
             api: self.clone(),
             client,
             head,
-        };
-        Ok((bulk, body))
+        })
     }
 }
 
@@ -128,7 +126,7 @@ impl Bulk {
     /// When the body cannot be read to its end. Rows accepted before the error stay in the log.
     pub(super) async fn read<I: Intake>(
         &self,
-        body: Body,
+        body: &mut Body,
         mut intake: I,
     ) -> Result<(I, Summary), Problem> {
         let mut summary = Summary::default();

@@ -8,14 +8,17 @@
 
 use std::{borrow::Cow, time::Instant};
 
-use axum::extract::{Request, State};
-use http::StatusCode;
+use axum::{
+    body::Body,
+    extract::{Request, State},
+};
+use http::{StatusCode, request::Parts};
 use proto::{ids, limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
 use runtime::reply::Reply;
 use serde::Deserialize;
 
 use super::{
-    Api,
+    Api, body,
     bulk::{self, Intake, RowError, Summary},
     problem::{Early, NODES_LAG, Problem, draining},
     tokens::{Client, Right},
@@ -38,10 +41,16 @@ struct Row<'a> {
 
 /// Handles a request.
 pub(super) async fn add(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
-    let (bulk, body) = api.admit_bulk(request, Right::Write)?;
+    let (head, mut body) = request.into_parts();
+    let added = add_all(&api, head, &mut body).await;
+    body::discard_rest(added, body).await
+}
+
+async fn add_all(api: &Api, head: Parts, body: &mut Body) -> Result<Reply, Early> {
+    let bulk = api.admit_bulk(head, Right::Write)?;
     api.check_lag()?;
     let cookies = Cookies {
-        api: &api,
+        api,
         known: api.inner.parts.dsps.known(),
         batch: AppendBatch::default(),
     };

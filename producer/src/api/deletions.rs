@@ -5,15 +5,18 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use axum::extract::{Path, Request, State, rejection::PathRejection};
-use http::{HeaderMap, StatusCode, Uri};
+use axum::{
+    body::Body,
+    extract::{Path, Request, State, rejection::PathRejection},
+};
+use http::{HeaderMap, StatusCode, Uri, request::Parts};
 use proto::ids;
 use runtime::reply::{Reply, json};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    Api,
+    Api, body,
     bulk::{self, Intake, RowError, Summary},
     problem::{Early, FORBIDDEN, INVALID, Problem, draining},
     receipts::Receipt,
@@ -92,9 +95,15 @@ pub(super) async fn delete_one(
 
 /// `POST /v1/deletions`
 pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
-    let (bulk, body) = api.admit_bulk(request, Right::Delete)?;
+    let (head, mut body) = request.into_parts();
+    let deleted = delete_all(&api, head, &mut body).await;
+    body::discard_rest(deleted, body).await
+}
+
+async fn delete_all(api: &Api, head: Parts, body: &mut Body) -> Result<Reply, Early> {
+    let bulk = api.admit_bulk(head, Right::Delete)?;
     let deletions = Deletions {
-        api: &api,
+        api,
         part: Vec::new(),
         first: None,
         last: None,

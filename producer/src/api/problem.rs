@@ -29,7 +29,7 @@ pub(super) fn draining() -> Problem {
 }
 
 /// A response that ends a request early: a problem, or that of an earlier request.
-pub(super) struct Early(Box<Reply>);
+pub(super) struct Early(pub(super) Box<Reply>);
 
 impl From<Reply> for Early {
     fn from(reply: Reply) -> Self {
