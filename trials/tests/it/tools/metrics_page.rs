@@ -38,8 +38,8 @@ This page is for operators: it lists the Prometheus metrics that producer (port 
 at `/metrics` of their admin ports. It is [generated](../CONTRIBUTING.md#code-layout) from the code.
 
 Metrics that end in `_total` are counters and start at 0 with the process, histograms are marked, and all others are gauges.
-Each balance (`a = b + c`) holds in every scrape. `…_max` is the maximum over the last two intervals between scrapes, so that two
-alternating scrapers both see every peak. Labels with fixed values have a series for each value from the start; other labels get
+Each balance (`a = b + c`) holds in every scrape. `…_cookies_max` and `…_bytes_max` are the maximum over the last two intervals
+between scrapes, so that two alternating scrapers both see every peak. Labels with fixed values have a series for each value from the start; other labels get
 a series with their first value.
 ";
 
