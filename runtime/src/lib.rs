@@ -22,7 +22,7 @@ pub mod tls;
 pub mod token;
 pub mod unfinished_store;
 
-use std::time::SystemTime;
+use std::{cell::Cell, time::SystemTime};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -61,4 +61,15 @@ pub fn unix_micros() -> u64 {
             let micros = elapsed.as_secs().saturating_mul(1_000_000);
             micros.saturating_add(elapsed.subsec_micros().into())
         })
+        .saturating_add(CLOCK_AHEAD.get())
+}
+
+thread_local! {
+    static CLOCK_AHEAD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Sets how many microseconds [`unix_micros`] of this thread is ahead of the system clock, for simulations of hosts whose clocks
+/// differ.
+pub fn set_clock_ahead(micros: u64) {
+    CLOCK_AHEAD.set(micros);
 }

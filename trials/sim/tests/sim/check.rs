@@ -10,9 +10,12 @@
 //! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
 //!
 //! Order is checked only if it is certain: by position on one connection, otherwise if the response to one request
-//! arrived before the other was sent. A delayed cookie counts as sent and accepted at its acceptance time. A request
+//! arrived before the other was sent, by the clocks of their producers. A delayed cookie counts as sent and accepted at its acceptance time. A request
 //! without a response may have been accepted at any time, so a store may have its value.
+//!
+//! A store may lack what a [deletion](deletions) may cover, and lacks a deletion only where it may lack a cookie.
 
+pub(crate) mod deletions;
 mod ends;
 
 use std::{
@@ -28,13 +31,14 @@ use launcher::{
 use metric_defs::equations;
 use prometheus::TextEncoder;
 
+use self::deletions::DeletionIndex;
 use crate::{
     UNPOISONED,
     hosts::{IncarnationState, Process},
-    load::{History, Pair, SyncRequest},
+    load::{AcceptanceWindow, History, Pair, SyncRequest},
     loss_reports,
     plan::{FaultClass, Limits, millis},
-    store::Disk,
+    store::{Disk, StoredValue},
     world::World,
 };
 
@@ -59,6 +63,8 @@ struct MissingCookies {
     gaps: Vec<usize>,
     /// Pairs whose last value may have been queued when a producer crashed, by producer.
     queued: BTreeMap<usize, BTreeSet<Pair>>,
+    /// Numbers of the syncs that the store received.
+    received: BTreeSet<usize>,
 }
 
 /// Checks the contents of all stores.
@@ -81,6 +87,8 @@ pub(crate) fn stores(world: &World) -> anyhow::Result<()> {
             missing.gaps.len(),
             describe(&history, &missing.gaps)
         );
+        let deleted = deletions::nothing_is_back(&disk);
+        deleted.with_context(|| process.name.clone())?;
         check_queued(world, process, &disk, &missing)?;
         ends::check(world, process, &counters, &history, &disk, &missing)?;
     }
@@ -141,6 +149,12 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
         let pending = equations::SHAPING.pending.iter();
         let waiting: u64 = pending.map(|term| samples.count(term.count, &[])).sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
+        let unconfirmed = samples.count(names::DELETION_PENDING_SECONDS, &[]);
+        ensure!(
+            unconfirmed == 0,
+            "a deletion of {} is not confirmed after {unconfirmed} s",
+            producer.name
+        );
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);
             let cursor = disk.cursors.get(producer.name.as_str());
@@ -158,8 +172,18 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
         ledger::check(&samples(process)?).with_context(|| process.name.clone())?;
     }
     for consumer in &world.consumers {
-        let up = samples(consumer)?.count(names::STORE_UP, &[]);
-        ensure!(up == 1, "{} reports its store as down", consumer.name);
+        let samples = samples(consumer)?;
+        let count = |name| samples.count(name, &[]);
+        let state = [
+            count(names::STORE_UP),
+            count(names::DELETION_JOBS),
+            count(names::RETRY_QUEUE_COOKIES),
+        ];
+        ensure!(
+            state == [1, 0, 0],
+            "{}: store, deletion jobs and retry queue are {state:?}",
+            consumer.name
+        );
     }
     summarize(world)
 }
@@ -202,35 +226,51 @@ impl<'a> Checker<'a> {
 
     fn missing(&self) -> anyhow::Result<MissingCookies> {
         let (disk, syncs) = (self.disk, &self.history.syncs);
-        ensure!(
-            disk.foreign.is_empty(),
-            "no browser sent {:?}",
-            disk.foreign
-        );
+        let violations = &disk.record.violations;
+        ensure!(violations.is_empty(), "{violations:?}");
+        let repeats = self.repeats();
         for (pair, value) in &disk.durable {
-            let sync = usize::try_from(value.number)
-                .ok()
-                .and_then(|at| syncs.get(at));
-            let is_valid = sync.is_some_and(|sync| sync.pair == *pair);
+            let members = self.members(&repeats, value);
+            let is_valid = members.iter().any(|at| syncs[*at].pair == *pair);
+            let number = usize::try_from(value.number).unwrap_or(usize::MAX);
+            let first = syncs.get(number);
             ensure!(
                 is_valid,
-                "{pair:?} has {value:?}, which belongs to {sync:?}"
+                "{pair:?} has {value:?}, which belongs to {first:?}"
             );
         }
         let mut pairs: BTreeMap<Pair, Vec<usize>> = BTreeMap::new();
         for (at, sync) in syncs.iter().enumerate() {
-            if sync.answered_at.is_some() {
+            if sync.answered_at.is_some() && !sync.is_deletion {
                 pairs.entry(sync.pair).or_default().push(at);
             }
         }
-        let last_received = self.last_received();
-        let mut missing = MissingCookies::default();
+        let received = disk.record.received.iter();
+        let received = received.flat_map(|value| self.members(&repeats, value));
+        let mut missing = MissingCookies {
+            received: received.collect(),
+            ..MissingCookies::default()
+        };
+        let last_received = self.last_received(&missing.received);
+        let deletions = DeletionIndex::new(self.history, |it| self.window(it));
+        let floor = deletions::floor(disk, self.world.plan.floods);
         for (pair, numbers) in pairs {
             let stored = disk.durable.get(&pair);
-            let stored = stored.and_then(|value| usize::try_from(value.number).ok());
             for &at in &numbers {
                 if stored.is_some_and(|stored| !self.is_certainly_later(at, stored)) {
                     continue;
+                }
+                let window = self.window(&syncs[at]);
+                if deletions.may_cover(pair, window) || window.earliest <= floor {
+                    continue;
+                }
+                if syncs[at].value != at {
+                    let earlier = repeats[&syncs[at].value].iter().filter(|it| **it < at);
+                    let earlier = earlier.map(|it| self.window(&syncs[*it]));
+                    let earlier: Vec<_> = earlier.collect();
+                    if !deletions.is_stored_again(disk, &syncs[at], &earlier) {
+                        continue;
+                    }
                 }
                 if self.may_have_been_queued(&syncs[at]) {
                     let queued = missing.queued.entry(syncs[at].producer);
@@ -240,7 +280,7 @@ impl<'a> Checker<'a> {
                 // A received value was superseded in its batch, or lost with uncommitted writes.
                 let was_received = numbers
                     .iter()
-                    .any(|other| *other >= at && disk.received.contains(&(*other as u64)));
+                    .any(|other| *other >= at && missing.received.contains(other));
                 // A queued cookie may have been appended at any later time, or superseded in the queue.
                 let is_limited = self.is_under_limits(&syncs[at]);
                 let log = |sync: &SyncRequest| (sync.producer, sync.incarnation);
@@ -251,27 +291,84 @@ impl<'a> Checker<'a> {
                 if is_limited && numbers.iter().any(supersedes) {
                     continue;
                 }
-                let is_tail = was_received
-                    || is_limited
-                    || !last_received.iter().any(|&last| self.follows(last, at));
-                if is_tail && self.may_lack_tail(&syncs[at])? {
-                    missing.tails.push(at);
-                } else {
-                    missing.gaps.push(at);
-                }
+                let is_tail = was_received || is_limited;
+                self.add_missing(&mut missing, at, is_tail, &last_received)?;
+            }
+        }
+        for (at, deletion) in syncs.iter().enumerate() {
+            let until = |known: &BTreeMap<Pair, u64>| known.get(&deletion.pair).copied();
+            let window = self.window(deletion);
+            let has = |known| until(known).is_some_and(|until| until >= window.earliest);
+            let is_answered = deletion.is_deletion && deletion.answered_at.is_some();
+            if is_answered && !has(&disk.record.durable_deletions) {
+                let was_received = has(&disk.record.deletions);
+                self.add_missing(&mut missing, at, was_received, &last_received)?;
             }
         }
         Ok(missing)
     }
 
-    /// The last sync of each connection that the store received.
-    fn last_received(&self) -> BTreeSet<usize> {
-        let mut last = BTreeMap::new();
-        for &number in &self.disk.received {
-            let at = usize::try_from(number).unwrap_or(usize::MAX);
-            if let Some(sync) = self.history.syncs.get(at) {
-                last.insert(sync.connection, at);
+    /// Adds a sync or a deletion that the store lacks.
+    fn add_missing(
+        &self,
+        missing: &mut MissingCookies,
+        at: usize,
+        is_tail: bool,
+        last_received: &BTreeSet<usize>,
+    ) -> anyhow::Result<()> {
+        let is_tail = is_tail || !last_received.iter().any(|&last| self.follows(last, at));
+        if is_tail && self.may_lack_tail(&self.history.syncs[at])? {
+            missing.tails.push(at);
+        } else {
+            missing.gaps.push(at);
+        }
+        Ok(())
+    }
+
+    /// The syncs of each buyer uid that occurs more than once.
+    fn repeats(&self) -> BTreeMap<usize, Vec<usize>> {
+        let mut repeats: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (at, sync) in self.history.syncs.iter().enumerate() {
+            if sync.value != at {
+                let first = sync.value;
+                repeats.entry(first).or_insert(vec![first]).push(at);
             }
+        }
+        repeats
+    }
+
+    /// The syncs that a received value may come from: those with its buyer uid that may have been accepted at its time.
+    fn members(&self, repeats: &BTreeMap<usize, Vec<usize>>, value: &StoredValue) -> Vec<usize> {
+        let first = usize::try_from(value.number).unwrap_or(usize::MAX);
+        let first = [first];
+        let members = repeats.get(&first[0]).map_or(&first[..], |all| &all[..]);
+        let at = value.accepted_unix_micros;
+        let is_possible = |number: &&usize| {
+            let sync = self.history.syncs.get(**number);
+            sync.is_some_and(|sync| {
+                let window = self.window(sync);
+                !sync.is_deletion && (window.earliest..=window.latest).contains(&at)
+            })
+        };
+        members.iter().filter(is_possible).copied().collect()
+    }
+
+    /// When a sync or a deletion was accepted. A sync has the time of its chunk, which may have begun earlier.
+    fn window(&self, sync: &SyncRequest) -> AcceptanceWindow {
+        let clock_ahead = self.world.producers[sync.producer].clock_ahead;
+        let mut window = sync.acceptance(clock_ahead);
+        if !sync.is_deletion {
+            let margin = u64::try_from(self.margin.as_micros()).expect("milliseconds");
+            window.earliest = window.earliest.saturating_sub(margin);
+        }
+        window
+    }
+
+    /// The last sync of each connection that the store received.
+    fn last_received(&self, received: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let mut last = BTreeMap::new();
+        for &at in received {
+            last.insert(self.history.syncs[at].connection, at);
         }
         last.into_values().collect()
     }
@@ -294,7 +391,7 @@ impl<'a> Checker<'a> {
 
     /// Whether it may have been appended later than it was accepted.
     fn is_under_limits(&self, sync: &SyncRequest) -> bool {
-        let has_limits = self.world.plan.limits.is_some();
+        let has_limits = self.world.plan.limits.is_some() && !sync.is_deletion;
         has_limits && Limits::may_delay(sync.pair.dsp) && sync.released_at.is_none()
     }
 
@@ -314,15 +411,18 @@ impl<'a> Checker<'a> {
         })
     }
 
-    fn is_certainly_later(&self, at: usize, before: usize) -> bool {
-        let (after, earlier) = (&self.history.syncs[at], &self.history.syncs[before]);
-        let Some(answered_at) = earlier.answered_at else {
+    /// Whether a sync was certainly accepted after a stored value with another buyer uid.
+    fn is_certainly_later(&self, at: usize, stored: &StoredValue) -> bool {
+        let sync = &self.history.syncs[at];
+        let number = usize::try_from(stored.number).unwrap_or(usize::MAX);
+        if sync.value == number {
             return false;
-        };
-        if after.connection == earlier.connection {
-            at > before
+        }
+        let before = self.history.syncs.get(number);
+        if before.is_some_and(|before| before.connection == sync.connection) {
+            at > number
         } else {
-            after.sent_at > answered_at + self.margin
+            self.window(sync).earliest > stored.accepted_unix_micros
         }
     }
 

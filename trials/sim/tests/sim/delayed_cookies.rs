@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::{
     UNPOISONED,
-    load::{History, now},
+    load::{History, SyncRequest, now},
     plan::Load,
     stall::Stall,
 };
@@ -43,7 +43,8 @@ impl DelayedSource {
                 let pair = self.load.pair(&mut random);
                 let mut history = self.history.lock().expect(UNPOISONED);
                 let connection = history.connect();
-                let number = history.send(pair, self.producer, incarnation, connection);
+                let sync = SyncRequest::new(pair, self.producer, incarnation, connection);
+                let number = history.send(sync);
                 delayed.push((number, log.unix_micros()));
             }
             random.shuffle(&mut delayed);

@@ -2,7 +2,9 @@
 
 use std::{
     ffi::OsString,
+    io,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use producer::{
@@ -17,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     UNPOISONED,
     delayed_cookies::DelayedSource,
-    network::{ADMIN, GRPC, HTTP, SimListener, SimNetwork, SimStream},
+    network::{ADMIN, API, GRPC, HTTP, SimListener, SimNetwork, SimStream},
     plan::Host,
     stall::Stall,
     store::SimStore,
@@ -27,6 +29,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
+    /// How far its clock is ahead of the simulated time.
+    pub(crate) clock_ahead: Duration,
     pub(crate) incarnations: Mutex<Vec<Incarnation>>,
     pub(crate) stall: Arc<Stall>,
 }
@@ -39,7 +43,7 @@ pub(crate) struct Incarnation {
     pub(crate) state: IncarnationState,
     /// Starts its drain.
     pub(crate) stop: CancellationToken,
-    /// Metrics of a consumer.
+    /// Metrics of a consumer. Those of a producer would keep its files open.
     pub(crate) registry: Registry,
     /// The log of a running producer.
     pub(crate) log: Option<Log>,
@@ -61,9 +65,10 @@ pub(crate) enum IncarnationState {
 }
 
 impl Process {
-    pub(crate) fn new(host: Host) -> Arc<Self> {
+    pub(crate) fn new(host: Host, clock_ahead: Duration) -> Arc<Self> {
         Arc::new(Self {
             name: host.name(),
+            clock_ahead,
             incarnations: Mutex::default(),
             stall: Arc::default(),
         })
@@ -123,7 +128,7 @@ pub(crate) async fn run_producer(
         http: SimListener::bind(HTTP, &stall).await?,
         grpc: SimListener::bind(GRPC, &stall).await?,
         admin: SimListener::bind(ADMIN, &stall).await?,
-        api: None,
+        api: Some(SimListener::bind(API, &stall).await?),
     };
     let config = producer::config::Config::load(arguments)?;
     let limits = config.shaping.clone();
@@ -175,11 +180,35 @@ pub(crate) async fn run_consumer(
 
 /// Scrapes the admin port of a host.
 pub(crate) async fn scrape(host: &str) -> anyhow::Result<String> {
-    let mut stream = SimStream::connect((turmoil::lookup(host), ADMIN).into()).await?;
-    let request = "GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    anyhow::ensure!(page.starts_with("HTTP/1.1 200 "), "{host} returned {page}");
+    let head = "GET /metrics HTTP/1.1\r\nHost: admin\r\nConnection: close\r\n\r\n";
+    let (status, page) = request(host, ADMIN, &[head.as_bytes()], Duration::ZERO).await?;
+    anyhow::ensure!(status == 200, "{host} returned {status} {page}");
     Ok(page)
+}
+
+/// Sends an HTTP request that closes the connection, with a pause before the last part. Returns status and body.
+pub(crate) async fn request(
+    host: &str,
+    port: u16,
+    parts: &[&[u8]],
+    pause: Duration,
+) -> io::Result<(u16, String)> {
+    let mut stream = SimStream::connect((turmoil::lookup(host), port).into()).await?;
+    for (at, part) in parts.iter().enumerate() {
+        if at > 0 && at + 1 == parts.len() && !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        if !part.is_empty() {
+            stream.write_all(part).await?;
+        }
+    }
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or_default();
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
+    let status = status.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((status, body.to_owned()))
 }

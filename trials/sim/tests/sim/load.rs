@@ -1,6 +1,7 @@
 //! Simulated browsers: HTTP requests to the edges, and a history of all requests and responses.
 //!
-//! Each sync has a unique number as its buyer uid, increasing in the order of sending. So a stored value identifies its request.
+//! Each sync has a number, increasing in the order of sending. It is also its buyer uid, unless the sync repeats the buyer uid of
+//! an earlier one. So a stored value and its acceptance time identify the request.
 
 use std::{
     io,
@@ -25,34 +26,95 @@ use crate::{
 /// Timeout of a browser for connections and responses.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// User and DSP.
+/// User and DSP, or the scope of a deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
+    /// [`ALL_USERS`](Self::ALL_USERS) in a deletion of a DSP.
     pub(crate) user: u64,
+    /// 0 in a deletion of a user.
     pub(crate) dsp: u32,
 }
 
-/// One sync. Its number is its index in the history.
+impl Pair {
+    pub(crate) const ALL_USERS: u64 = u64::MAX;
+
+    /// The scopes of deletions that concern this pair.
+    pub(crate) fn scopes(self) -> [Self; 3] {
+        let user = Self::ALL_USERS;
+        [self, Self { dsp: 0, ..self }, Self { user, ..self }]
+    }
+
+    /// Whether a deletion with this scope concerns a pair.
+    pub(crate) fn concerns(self, pair: Self) -> bool {
+        pair.scopes().contains(&self)
+    }
+
+    /// The user id; empty for all users.
+    pub(crate) fn user_text(self) -> String {
+        match self.user {
+            Self::ALL_USERS => String::new(),
+            user => format!("u{user}"),
+        }
+    }
+}
+
+/// One sync or deletion. Its number is its index in the history.
 #[derive(Debug, Clone)]
 pub(crate) struct SyncRequest {
     pub(crate) pair: Pair,
+    pub(crate) is_deletion: bool,
+    /// Number of the first sync with the same buyer uid.
+    pub(crate) value: usize,
+    /// The past time that the client gave it, in microseconds by the clock of the producer.
+    pub(crate) dated: Option<u64>,
     pub(crate) producer: usize,
     /// Incarnation of the producer at the time of the connection.
     pub(crate) incarnation: usize,
     /// Number of the connection, whose requests are accepted in order.
     pub(crate) connection: u64,
     pub(crate) sent_at: Duration,
-    /// Time of its 200 response. It may have been accepted without one.
+    /// Time of its successful response. It may have been accepted without one.
     pub(crate) answered_at: Option<Duration>,
     /// Time of its append, if that was later than its acceptance.
     pub(crate) released_at: Option<Duration>,
 }
 
 impl SyncRequest {
+    /// A sync that is sent now; [`History::send`] numbers it.
+    pub(crate) fn new(pair: Pair, producer: usize, incarnation: usize, connection: u64) -> Self {
+        Self {
+            pair,
+            is_deletion: false,
+            value: usize::MAX,
+            dated: None,
+            producer,
+            incarnation,
+            connection,
+            sent_at: now(),
+            answered_at: None,
+            released_at: None,
+        }
+    }
+
     /// Marks it as accepted when it was sent, and appended now.
     pub(crate) fn set_released(&mut self, now: Duration) {
         self.answered_at = Some(self.sent_at);
         self.released_at = Some(now);
+    }
+
+    /// When it was accepted by the clock of its producer, which is `clock_ahead`. A deletion begins a chunk and has its exact time.
+    pub(crate) fn acceptance(&self, clock_ahead: Duration) -> AcceptanceWindow {
+        let micros = |at: Duration| {
+            u64::try_from((at + clock_ahead).as_micros()).expect("a run takes some minutes")
+        };
+        let (earliest, latest) = match self.dated {
+            Some(at) => (at, at),
+            None => (
+                micros(self.sent_at),
+                self.answered_at.map_or(u64::MAX, micros),
+            ),
+        };
+        AcceptanceWindow { earliest, latest }
     }
 
     /// Earliest and, if known, latest time of its append.
@@ -64,12 +126,20 @@ impl SyncRequest {
     }
 }
 
-/// All syncs of a run.
+/// When a sync or a deletion may have been accepted, in microseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AcceptanceWindow {
+    pub(crate) earliest: u64,
+    /// [`u64::MAX`] without a response.
+    pub(crate) latest: u64,
+}
+
+/// All syncs and deletions of a run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     pub(crate) syncs: Vec<SyncRequest>,
     connections: u64,
-    /// Responses other than 200.
+    /// Unexpected responses.
     pub(crate) rejections: Vec<String>,
 }
 
@@ -80,24 +150,14 @@ impl History {
         self.connections
     }
 
-    /// Records a sync as sent now and returns its number.
-    pub(crate) fn send(
-        &mut self,
-        pair: Pair,
-        producer: usize,
-        incarnation: usize,
-        connection: u64,
-    ) -> usize {
+    /// Records a request and returns its number.
+    pub(crate) fn send(&mut self, request: SyncRequest) -> usize {
+        let number = self.syncs.len();
         self.syncs.push(SyncRequest {
-            pair,
-            producer,
-            incarnation,
-            connection,
-            sent_at: now(),
-            answered_at: None,
-            released_at: None,
+            value: request.value.min(number),
+            ..request
         });
-        self.syncs.len() - 1
+        number
     }
 }
 
@@ -175,7 +235,8 @@ impl Browser {
         let mut requests = String::new();
         for _ in 0..self.random.usize(1..=self.load.burst) {
             let pair = self.load.pair(&mut self.random);
-            let number = history.send(pair, self.producer, incarnation, connection);
+            let sync = SyncRequest::new(pair, self.producer, incarnation, connection);
+            let number = history.send(sync);
             let Pair { user, dsp } = pair;
             requests += &format!(
                 "GET /?d={dsp}&b=b{number} HTTP/1.1\r\nHost: edge\r\nCookie: uid=u{user}\r\n\r\n"

@@ -9,6 +9,8 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, registry::LookupSpan};
 
+use crate::clocks;
+
 thread_local! {
     // All hosts of a run share its one thread.
     static REPORTS: RefCell<BTreeMap<String, Vec<LossReport>>> = const { RefCell::new(BTreeMap::new()) };
@@ -81,6 +83,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogListener {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
+        // turmoil creates the span of a host whenever the host continues.
+        clocks::enter(&fields.name);
         if let Some(span) = context.span(id) {
             span.extensions_mut().insert(Name(fields.name));
         }

@@ -10,14 +10,15 @@
 //! ```
 //!
 //! **Structure.** [`plan`] draws a run from its seed, [`scenarios`] has hand-written plans. [`world`] starts the hosts, injects the faults
-//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies, [`store`] simulates the consumers' stores,
-//! [`loss_reports`] captures what consumers report as lost, and [`check`] compares stores, reports and metrics with the requests.
+//! and waits until the system has settled. [`load`] and [`delayed_cookies`] produce cookies, [`api_client`] sends bulk input and
+//! deletions and looks users up, [`store`] simulates the consumers' stores, [`clocks`] the clocks of hosts, [`loss_reports`] captures
+//! what consumers report as lost, and [`check`] compares stores, reports and metrics with the requests.
 //!
 //! **Real:** both programs with tokio, hyper, h2 and tonic, and the epoch histories on disk. **Simulated:** network, time, random bytes,
 //! browsers, and the stores of consumers.
 //!
-//! **Not covered:** clocks that differ between hosts, suppression of duplicates (each cookie is sent once), and stores that reject single
-//! cookies permanently.
+//! **Not covered:** clocks that jump, suppression of duplicates except after deletions, and stores that reject single cookies
+//! permanently.
 //!
 //! **Tools.** turmoil gives each host a paused tokio runtime and connects them by a simulated network; the programs only take ports and
 //! connections as arguments. madsim would replace tokio and tonic by its own versions, which do not ship. turmoil does not control the
@@ -25,7 +26,9 @@
 //! functions behind them in this binary. Process-wide counters, such as tokio's seeds, cannot be reset, so every seed runs in its own
 //! process. `same_seed_produces_the_same_trace` checks that runs are deterministic.
 
+mod api_client;
 mod check;
+mod clocks;
 mod delayed_cookies;
 mod hosts;
 mod load;

@@ -22,6 +22,7 @@ use crate::{stall::Stall, trace};
 pub(crate) const HTTP: u16 = 8080;
 pub(crate) const GRPC: u16 = 7676;
 pub(crate) const ADMIN: u16 = 9090;
+pub(crate) const API: u16 = 8081;
 
 /// A listening port of the current host.
 pub(crate) struct SimListener {

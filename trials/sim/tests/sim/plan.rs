@@ -28,6 +28,12 @@ pub(crate) struct Plan {
     pub(crate) buffer_bytes: u64,
     /// DSP limits of each producer.
     pub(crate) limits: Option<Limits>,
+    /// Mean pause of the client of an API between two requests.
+    pub(crate) api_pause_millis: u64,
+    /// Whether deletions may fill the table of a consumer, which then has the minimum size.
+    pub(crate) floods: bool,
+    /// How far the clocks of producers, then of consumers, are ahead of the simulated time.
+    pub(crate) clocks_ahead: Vec<Duration>,
     /// Sorted by time.
     pub(crate) faults: Vec<Fault>,
 }
@@ -151,6 +157,8 @@ pub(crate) enum FaultKind {
     Limits(usize, Limits),
     /// A consumer's store loses uncommitted writes and is unavailable.
     StoreCrash(usize),
+    /// A consumer's store cannot write the cookies of a DSP.
+    StoreDsp(usize, u32),
 }
 
 impl Plan {
@@ -188,6 +196,9 @@ impl Plan {
             batch_cookies: r.choice([1_000, 2_000, 100_000]).unwrap_or(1_000),
             buffer_bytes: r.choice([1 << 20, 16 << 20]).unwrap_or(1 << 20),
             limits: r.bool().then(|| Limits::draw(r)),
+            api_pause_millis: 0,
+            floods: false,
+            clocks_ahead: Vec::new(),
             faults: Vec::new(),
         };
         plan.faults = match fault_class {
@@ -198,6 +209,14 @@ impl Plan {
         plan.change_limits(r);
         if fault_class != FaultClass::None && r.bool() {
             plan.stall(r);
+        }
+        plan.api_pause_millis = r.u64(100..1_000);
+        plan.floods = r.u32(0..5) == 0;
+        let clock_ahead_max = r.choice([0, 0, 200, 5_000]).unwrap_or(0);
+        let clocks = (0..producers + consumers).map(|_| millis(r.u64(0..=clock_ahead_max)));
+        plan.clocks_ahead = clocks.collect();
+        if fault_class != FaultClass::None && r.bool() {
+            plan.fail_dsp(r);
         }
         plan.faults.sort_by_key(|fault| fault.at);
         plan
@@ -235,6 +254,16 @@ impl Plan {
             at: self.load.until - millis(r.u64(500..2_500)),
             duration: millis(r.u64(300..2_500)),
             kind: FaultKind::Stall(r.usize(0..self.producers)),
+        });
+    }
+
+    /// Lets a database of a DSP fail, so that its cookies and deletions go to the retry queue.
+    fn fail_dsp(&mut self, r: &mut Rng) {
+        let until = u64::try_from(self.load.until.as_millis()).expect("minutes");
+        self.faults.push(Fault {
+            at: millis(r.u64(1_200..until)),
+            duration: millis(r.u64(500..15_000)),
+            kind: FaultKind::StoreDsp(r.usize(0..self.consumers), r.u32(1..=3)),
         });
     }
 
@@ -359,6 +388,11 @@ impl fmt::Display for Plan {
             self.buffer_bytes
         )?;
         writeln!(f, "  {:?}", self.limits)?;
+        writeln!(
+            f,
+            "  API pause {} ms, floods {}, clocks {:?}",
+            self.api_pause_millis, self.floods, self.clocks_ahead
+        )?;
         for Fault { at, duration, kind } in &self.faults {
             writeln!(f, "  at {at:?} for {duration:?}: {kind:?}")?;
         }

@@ -109,6 +109,9 @@ pub(crate) fn plan(name: &str) -> Option<Plan> {
         flush: millis(200),
         batch_cookies: 100_000,
         buffer_bytes: 16 << 20,
+        api_pause_millis: 500,
+        floods: false,
+        clocks_ahead: vec![Duration::ZERO; 4],
         faults,
     })
 }

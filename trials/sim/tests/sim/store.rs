@@ -1,26 +1,36 @@
 //! A store in memory with the faults of a real one: slow, unavailable, or reporting failures of writes that succeeded. A power loss
 //! loses a random part of the uncommitted writes.
 //!
+//! The database of one DSP may fail alone, as in MongoDB: its cookies and deletions then go to the retry queue.
+//!
 //! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
 
+mod disk;
+
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use bytes::Bytes;
 use consumer::{
-    batch::{Batch, BatchCookie, Cursor},
-    deletions::{Deletion, Deletions, Stored},
+    batch::Batch,
+    deletions::{Deletion, Deletions},
     store::{
-        Expiry, ExpiryResult, LookupResult, Receipt, Store, StoreError, StoreFuture, StoredState,
-        WriteOutcome,
+        Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
+        StoreFuture, StoredState, WriteOutcome,
     },
 };
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
-use crate::{load::Pair, loss_reports, trace};
+pub(crate) use self::disk::{Disk, StoredValue};
+use crate::{loss_reports, trace};
+
+/// The DSPs of all syncs.
+const DSPS: std::ops::RangeInclusive<u32> = 1..=3;
 
 /// How the store responds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,128 +46,6 @@ pub(crate) enum StoreBehavior {
     Hanging,
     /// Executes writes and commits, but reports half of them as failed.
     FalseErrors,
-}
-
-/// The stored value of a pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StoredValue {
-    pub(crate) accepted_unix_micros: u64,
-    /// Number of the sync, from the buyer uid.
-    pub(crate) number: u64,
-}
-
-/// The disk and the volatile state of one consumer's store.
-#[derive(Debug)]
-pub(crate) struct Disk {
-    /// Committed values.
-    pub(crate) durable: BTreeMap<Pair, StoredValue>,
-    /// Uncommitted values.
-    volatile: BTreeMap<Pair, StoredValue>,
-    /// Committed cursors.
-    pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
-    /// Epoch of the first committed cursor of each producer.
-    pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
-    /// Producers and epochs with a committed goodbye.
-    pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
-    /// Deletions, and whether each is committed.
-    deletions: Vec<(Deletion, bool)>,
-    /// Numbers of all syncs that were ever written.
-    pub(crate) received: BTreeSet<u64>,
-    /// Cookies that no browser sent.
-    pub(crate) foreign: Vec<String>,
-    pub(crate) behavior: StoreBehavior,
-    /// Number of power losses.
-    generation: u64,
-    random: fastrand::Rng,
-}
-
-impl Disk {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self {
-            durable: BTreeMap::new(),
-            volatile: BTreeMap::new(),
-            cursors: BTreeMap::new(),
-            first_epochs: BTreeMap::new(),
-            completed: BTreeSet::new(),
-            deletions: Vec::new(),
-            received: BTreeSet::new(),
-            foreign: Vec::new(),
-            behavior: StoreBehavior::Healthy,
-            generation: 0,
-            random: fastrand::Rng::with_seed(seed),
-        }
-    }
-
-    /// Loses a random part of the uncommitted values.
-    pub(crate) fn lose_power(&mut self) {
-        self.generation += 1;
-        let random = &mut self.random;
-        self.deletions
-            .retain(|(_, is_durable)| *is_durable || random.bool());
-        for (pair, value) in std::mem::take(&mut self.volatile) {
-            if self.random.bool() {
-                self.durable.insert(pair, value);
-            }
-        }
-    }
-
-    /// Writes a cookie; returns false if it is stale.
-    fn write(&mut self, cookie: &BatchCookie<'_>) -> bool {
-        let Some((pair, number)) = parse(cookie) else {
-            self.foreign.push(format!("{cookie:?}"));
-            return true;
-        };
-        self.received.insert(number);
-        let known = self.volatile.get(&pair).or_else(|| self.durable.get(&pair));
-        if known.is_some_and(|known| cookie.accepted_unix_micros < known.accepted_unix_micros) {
-            return false;
-        }
-        let value = StoredValue {
-            accepted_unix_micros: cookie.accepted_unix_micros,
-            number,
-        };
-        self.volatile.insert(pair, value);
-        true
-    }
-
-    /// Stores the deletions of a batch and removes the cookies that they cover.
-    fn delete(&mut self, batch: &Batch) {
-        for deletion in batch.latest_deletions() {
-            let user = std::str::from_utf8(&deletion.user_id).ok();
-            let user = user.and_then(|user| user.strip_prefix('u')?.parse::<u64>().ok());
-            let is_kept = |pair: &Pair, value: &StoredValue| {
-                let is_covered = value.accepted_unix_micros <= deletion.until_unix_micros;
-                Some(pair.user) != user || !deletion.concerns(pair.dsp) || !is_covered
-            };
-            self.volatile.retain(|pair, value| is_kept(pair, value));
-            self.durable.retain(|pair, value| is_kept(pair, value));
-            self.deletions.push((deletion, false));
-        }
-    }
-
-    fn commit(&mut self, batch: &Batch) {
-        for (_, is_committed) in &mut self.deletions {
-            *is_committed = true;
-        }
-        for (pair, _) in batch.cookies().filter_map(|cookie| parse(&cookie)) {
-            if let Some(value) = self.volatile.remove(&pair) {
-                self.durable.insert(pair, value);
-            }
-        }
-    }
-}
-
-/// Parses a cookie into its pair and the number of its sync.
-fn parse(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
-    let number = |bytes: &[u8], prefix: &str| {
-        let text = std::str::from_utf8(bytes).ok()?;
-        text.strip_prefix(prefix)?.parse::<u64>().ok()
-    };
-    let pair = Pair {
-        user: number(cookie.user_id, "u")?,
-        dsp: cookie.dsp_id,
-    };
-    Some((pair, number(cookie.buyer_uid, "b")?))
 }
 
 /// The store of one incarnation of a consumer.
@@ -221,33 +109,111 @@ impl SimStore {
     }
 
     async fn write_parts(&self, batch: &Batch) -> Result<WriteOutcome, StoreError> {
+        self.disk().check_deleted(batch);
         let generation = self.respond().await?;
-        self.disk().delete(batch);
+        let mut written = WriteOutcome::default();
+        let deferred = {
+            let mut disk = self.disk();
+            disk.put_deletions(batch);
+            let failing = disk.failing_dsp;
+            let is_deferred = |dsp: &u32| failing == Some(*dsp) || batch.is_deferred(*dsp);
+            let deferred: BTreeSet<u32> = DSPS.filter(is_deferred).collect();
+            disk.remove_deleted(batch, &deferred);
+            deferred
+        };
+        for dsp in &deferred {
+            let indices = (0..).zip(batch.cookies());
+            let indices = indices.filter(|(_, cookie)| cookie.dsp_id == *dsp);
+            let indices: Vec<u32> = indices.map(|(index, _)| index).collect();
+            let mut deletions = batch.deletions().iter();
+            if !indices.is_empty() || deletions.any(|it| it.concerns(*dsp) && !it.is_of_dsp()) {
+                let is_failing = self.disk().failing_dsp == Some(*dsp);
+                written.deferred(*dsp, is_failing.then(|| "failing".into()), indices);
+            }
+        }
         let middle = self.disk().random.usize(0..=batch.len());
-        let mut stale = Vec::new();
         for range in [0..middle, middle..batch.len()] {
             self.respond().await?;
             self.check(generation)?;
             let mut disk = self.disk();
             for at in range {
-                if !disk.write(&batch.cookie(at)) {
-                    stale.push(u32::try_from(at).expect("batches are small"));
+                let cookie = batch.cookie(at);
+                if !deferred.contains(&cookie.dsp_id) && !disk.write(&cookie) {
+                    let at = u32::try_from(at).expect("batches are small");
+                    written.stale.push(at);
                 }
             }
         }
-        trace::record("written", (batch.len(), stale.len()));
+        trace::record("written", (batch.len(), written.stale.len()));
         if self.reports_false_error() {
             return Err(StoreError::Unavailable(
                 "write reported as failed".to_owned(),
             ));
         }
-        let mut receipt = Receipt::default();
-        receipt.0[..8].copy_from_slice(&generation.to_be_bytes());
-        Ok(WriteOutcome {
-            stale,
-            receipt,
-            ..WriteOutcome::default()
-        })
+        written.receipt.0[..8].copy_from_slice(&generation.to_be_bytes());
+        Ok(written)
+    }
+
+    async fn retry_parts(&self, dsp_id: u32, batch: &Batch) -> Result<WriteOutcome, StoreError> {
+        self.disk().check_deleted(batch);
+        let generation = self.respond().await?;
+        if self.disk().failing_dsp == Some(dsp_id) {
+            return Err(StoreError::Unavailable("failing".to_owned()));
+        }
+        let others = DSPS.filter(|dsp| *dsp != dsp_id).collect();
+        self.disk().remove_deleted(batch, &others);
+        let mut written = WriteOutcome::default();
+        self.respond().await?;
+        self.check(generation)?;
+        for (index, cookie) in (0..).zip(batch.cookies()) {
+            if !self.disk().write(&cookie) {
+                written.stale.push(index);
+            }
+        }
+        trace::record("retried", (batch.len(), written.stale.len()));
+        self.respond().await?;
+        self.check(generation)?;
+        self.disk().commit_retry(dsp_id, batch);
+        if self.reports_false_error() {
+            return Err(StoreError::Unavailable(
+                "retry reported as failed".to_owned(),
+            ));
+        }
+        Ok(written)
+    }
+
+    /// Adds or removes entries of the retry queue.
+    async fn change_retry_queue(
+        &self,
+        change: impl FnOnce(&mut Disk) + Send,
+    ) -> Result<(), StoreError> {
+        let generation = self.respond().await?;
+        self.check(generation)?;
+        change(&mut self.disk());
+        if self.reports_false_error() {
+            return Err(StoreError::Unavailable(
+                "change reported as failed".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    async fn remove_all(
+        &self,
+        deletion: &Deletion,
+        stop: &CancellationToken,
+    ) -> Result<Option<u64>, StoreError> {
+        for is_last in [false, true] {
+            self.respond().await?;
+            if stop.is_cancelled() {
+                return Ok(None);
+            }
+            if self.disk().failing_dsp == Some(deletion.dsp_id) {
+                return Err(StoreError::Unavailable("failing".to_owned()));
+            }
+            self.disk().remove_dsp(deletion, is_last);
+        }
+        Ok(Some(0))
     }
 
     async fn commit_parts(&self, batch: &Batch, receipt: Receipt) -> Result<(), StoreError> {
@@ -290,10 +256,8 @@ impl Store for SimStore {
             let disk = self.disk();
             Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
-                deletions: Stored {
-                    deletions: disk.deletions.iter().map(|(it, _)| it.clone()).collect(),
-                    ..Stored::default()
-                },
+                deletions: disk.stored_deletions(),
+                retry_queue: disk.retry_queue.values().map(|full| full.entry).collect(),
                 ..StoredState::default()
             })
         })
@@ -307,10 +271,64 @@ impl Store for SimStore {
         Box::pin(self.commit_parts(batch, receipt))
     }
 
-    fn lookup<'a>(&'a self, _: &'a str, _: &'a Deletions) -> StoreFuture<'a, LookupResult> {
-        // Checks read the disk directly.
-        let reason = "lookups are not simulated".to_owned();
-        Box::pin(std::future::ready(Err(StoreError::Unavailable(reason))))
+    fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
+        Box::pin(async move { self.retry_parts(dsp_id, &batch).await })
+    }
+
+    fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {
+        Box::pin(self.change_retry_queue(move |disk| {
+            for full in entries.iter() {
+                disk.retry_queue.insert(full.entry.number, full.clone());
+            }
+        }))
+    }
+
+    fn read_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, Vec<Bytes>> {
+        Box::pin(async {
+            self.respond().await?;
+            let disk = self.disk();
+            let entries = numbers.iter().filter_map(|it| disk.retry_queue.get(it));
+            Ok(entries.map(|full| full.chunk.clone()).collect())
+        })
+    }
+
+    fn remove_retry_entries<'a>(&'a self, numbers: &'a [u64]) -> StoreFuture<'a, ()> {
+        Box::pin(self.change_retry_queue(move |disk| {
+            disk.retry_queue
+                .retain(|number, _| !numbers.contains(number));
+        }))
+    }
+
+    fn lookup<'a>(
+        &'a self,
+        user_id: &'a str,
+        deletions: &'a Deletions,
+    ) -> StoreFuture<'a, LookupResult> {
+        Box::pin(async move {
+            self.respond().await?;
+            let user = user_id.strip_prefix('u').and_then(|user| user.parse().ok());
+            let deleted = |dsp| deletions.deleted_until(user_id.as_bytes(), dsp);
+            Ok(LookupResult {
+                buyer_uids: self.disk().lookup(user.expect("a user of a plan"), deleted),
+                ..LookupResult::default()
+            })
+        })
+    }
+
+    fn remove_dsp<'a>(
+        &'a self,
+        deletion: &'a Deletion,
+        stop: &'a CancellationToken,
+    ) -> StoreFuture<'a, Option<u64>> {
+        Box::pin(self.remove_all(deletion, stop))
+    }
+
+    fn remove_deletions_until(&self, floor: u64) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            self.respond().await?;
+            self.disk().forget_deletions(floor);
+            Ok(())
+        })
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

@@ -9,11 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use turmoil::Sim;
 
 use crate::{
-    UNPOISONED, check,
+    UNPOISONED,
+    api_client::ApiClient,
+    check, clocks,
     delayed_cookies::DelayedSource,
     hosts::{IncarnationState, Process, run_consumer, run_producer, scrape},
     load::{self, History},
@@ -54,8 +56,13 @@ enum Action {
 
 impl World {
     pub(crate) fn new(plan: Plan) -> Self {
-        let processes =
-            |count, host: fn(usize) -> Host| (0..count).map(host).map(Process::new).collect();
+        let mut clocks = plan.clocks_ahead.iter();
+        let mut processes = |count, host: fn(usize) -> Host| {
+            let hosts = (0..count).map(host).zip(clocks.by_ref());
+            hosts
+                .map(|(host, clock)| Process::new(host, *clock))
+                .collect()
+        };
         let disks = (0..plan.consumers as u64)
             .map(|at| Arc::new(Mutex::new(Disk::new(plan.seed ^ ((at + 1) << 32)))))
             .collect();
@@ -86,6 +93,9 @@ impl World {
             if let Some(limits) = self.plan.limits {
                 write_limits(at, limits);
             }
+        }
+        for process in self.producers.iter().chain(&self.consumers) {
+            clocks::set(&process.name, process.clock_ahead);
         }
         self.add_hosts(&mut sim);
         self.inject_faults(&mut sim)?;
@@ -121,11 +131,28 @@ impl World {
             let history = Arc::clone(&self.history);
             load::browse(at, Arc::clone(process), self.plan.load, history, seed)
         });
-        let browsers = join_all(browsers);
+        let api_clients = (0..self.producers.len()).map(|at| self.api_client(at).run());
+        let (browsers, api_clients) = (join_all(browsers), join_all(api_clients));
         sim.client(Host::Browsers.name(), async {
-            browsers.await;
+            join(browsers, api_clients).await;
             Ok(())
         });
+    }
+
+    fn api_client(&self, at: usize) -> ApiClient {
+        ApiClient {
+            producer: at,
+            process: Arc::clone(&self.producers[at]),
+            load: self.plan.load,
+            pause_millis: self.plan.api_pause_millis,
+            floods: self.plan.floods,
+            consumers: self.consumers.clone(),
+            disks: self.disks.clone(),
+            history: Arc::clone(&self.history),
+            random: fastrand::Rng::with_seed(self.plan.seed ^ ((at as u64 + 1) << 56)),
+            last: BTreeMap::new(),
+            receipts: Vec::new(),
+        }
     }
 
     fn producer(&self, at: usize) -> Vec<OsString> {
@@ -171,6 +198,10 @@ impl World {
             format!("--batch-cookies={}", plan.batch_cookies),
             format!("--buffer-bytes={}", plan.buffer_bytes),
             "--refresh-bytes=1MiB".to_owned(),
+            format!(
+                "--deletion-bytes={}",
+                if plan.floods { "4KiB" } else { "1MiB" }
+            ),
             "--expiry-window=never".to_owned(),
             "--compaction-window=never".to_owned(),
         ];
@@ -286,6 +317,9 @@ impl World {
             FaultKind::Store(at, behavior) => {
                 self.disks[at].lock().expect(UNPOISONED).behavior = behavior
             }
+            FaultKind::StoreDsp(at, dsp) => {
+                self.disks[at].lock().expect(UNPOISONED).failing_dsp = Some(dsp);
+            }
             FaultKind::StoreCrash(at) => {
                 let mut disk = self.disks[at].lock().expect(UNPOISONED);
                 disk.behavior = StoreBehavior::Failing;
@@ -311,6 +345,9 @@ impl World {
             FaultKind::Crash(host) | FaultKind::Restart(host) => start(sim, host),
             FaultKind::Stall(at) => self.producers[at].stall.end(),
             FaultKind::Limits(..) => {}
+            FaultKind::StoreDsp(at, _) => {
+                self.disks[at].lock().expect(UNPOISONED).failing_dsp = None;
+            }
             FaultKind::Store(at, _) | FaultKind::StoreCrash(at) => {
                 self.disks[at].lock().expect(UNPOISONED).behavior = StoreBehavior::Healthy;
             }
@@ -339,7 +376,9 @@ impl World {
             }
         }
         for disk in &self.disks {
-            disk.lock().expect(UNPOISONED).behavior = StoreBehavior::Healthy;
+            let mut disk = disk.lock().expect(UNPOISONED);
+            disk.behavior = StoreBehavior::Healthy;
+            disk.failing_dsp = None;
         }
         for host in hosts.into_iter().filter(|host| *host != Host::Browsers) {
             start(sim, host);

@@ -6,7 +6,7 @@
 //! - If a store lacks cookies of an ended incarnation that its consumer knew, there is a report.
 //! - All reports are counted in the metrics. If the consumer was never killed and is settled, the metrics count nothing else.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use anyhow::{Context as _, ensure};
 use launcher::scrape::names;
@@ -41,6 +41,7 @@ pub(super) fn check(
             history,
             disk,
             lacking: lacking.collect(),
+            received: &missing.received,
             gaps: counters.gap_losses(),
         };
         let of_producer = ends.iter().filter(|end| end.producer == producer.name);
@@ -90,6 +91,8 @@ struct Checker<'a> {
     disk: &'a Disk,
     /// Numbers of the producer's syncs that the consumer's store lacks.
     lacking: Vec<usize>,
+    /// Numbers of all syncs that the store received.
+    received: &'a BTreeSet<usize>,
     /// Number of cookies that the consumer counts as lost in gaps.
     gaps: u64,
 }
@@ -187,14 +190,10 @@ impl Checker<'_> {
 
     /// Whether the consumer received a cookie of the incarnation of a sync.
     fn received(&self, sync: &SyncRequest) -> bool {
-        self.disk.received.iter().any(|&number| {
-            let at = usize::try_from(number).unwrap_or(usize::MAX);
-            let received = self.history.syncs.get(at);
-            received.is_some_and(|received| {
-                received.answered_at.is_some()
-                    && (received.producer, received.incarnation)
-                        == (sync.producer, sync.incarnation)
-            })
+        self.received.iter().any(|&at| {
+            let received = &self.history.syncs[at];
+            received.answered_at.is_some()
+                && (received.producer, received.incarnation) == (sync.producer, sync.incarnation)
         })
     }
 }

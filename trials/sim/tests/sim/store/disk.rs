@@ -1,0 +1,319 @@
+//! The state of one consumer's store: what is durable, what is written but uncommitted, and what the judge remembers of both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use consumer::{
+    batch::{Batch, BatchCookie, Cursor},
+    deletions::{Deletion, Stored},
+    store::FullRetryEntry,
+};
+
+use super::StoreBehavior;
+use crate::load::Pair;
+
+/// The stored value of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StoredValue {
+    /// Number of the sync, from the buyer uid.
+    pub(crate) number: u64,
+    pub(crate) accepted_unix_micros: u64,
+}
+
+/// The disk and the volatile state of one consumer's store.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    /// Committed values.
+    pub(crate) durable: BTreeMap<Pair, StoredValue>,
+    /// Uncommitted values, and `None` for uncommitted removals.
+    volatile: BTreeMap<Pair, Option<StoredValue>>,
+    /// Committed cursors.
+    pub(crate) cursors: BTreeMap<Arc<str>, Cursor>,
+    /// Epoch of the first committed cursor of each producer.
+    pub(crate) first_epochs: BTreeMap<Arc<str>, u64>,
+    /// Producers and epochs with a committed goodbye.
+    pub(crate) completed: BTreeSet<(Arc<str>, u64)>,
+    /// Deletions by scope: committed ones, and all.
+    durable_deletions: BTreeMap<Pair, u64>,
+    deletions: BTreeMap<Pair, u64>,
+    /// Finished deletions of DSPs.
+    finished: BTreeMap<u32, u64>,
+    pub(super) floor: u64,
+    pub(super) retry_queue: BTreeMap<u64, FullRetryEntry>,
+    /// The DSP whose database fails.
+    pub(crate) failing_dsp: Option<u32>,
+    pub(crate) behavior: StoreBehavior,
+    /// Number of power losses.
+    pub(super) generation: u64,
+    pub(super) random: fastrand::Rng,
+    /// What was ever written or committed. Never lost, because only checks read it.
+    pub(crate) record: Record,
+}
+
+/// All that a store ever had.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    /// All cookies that were ever written.
+    pub(crate) received: BTreeSet<StoredValue>,
+    /// Latest deletion of each scope that was ever written.
+    pub(crate) deletions: BTreeMap<Pair, u64>,
+    /// Latest deletion of each scope that was ever committed.
+    pub(crate) durable_deletions: BTreeMap<Pair, u64>,
+    /// Cookies that must not have been written.
+    pub(crate) violations: Vec<String>,
+}
+
+impl Record {
+    /// All cookies with this number that were ever written.
+    pub(crate) fn received_values(&self, number: u64) -> impl Iterator<Item = &StoredValue> {
+        let value = |accepted_unix_micros| StoredValue {
+            number,
+            accepted_unix_micros,
+        };
+        self.received.range(value(0)..=value(u64::MAX))
+    }
+
+    /// Up to which time cookies of a pair are deleted, by durable deletions.
+    pub(crate) fn deleted_until(&self, pair: Pair) -> u64 {
+        let scopes = pair.scopes().into_iter();
+        let times = scopes.filter_map(|scope| self.durable_deletions.get(&scope));
+        times.copied().max().unwrap_or(0)
+    }
+}
+
+impl Disk {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            durable: BTreeMap::new(),
+            volatile: BTreeMap::new(),
+            cursors: BTreeMap::new(),
+            first_epochs: BTreeMap::new(),
+            completed: BTreeSet::new(),
+            durable_deletions: BTreeMap::new(),
+            deletions: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            floor: 0,
+            retry_queue: BTreeMap::new(),
+            failing_dsp: None,
+            behavior: StoreBehavior::Healthy,
+            generation: 0,
+            random: fastrand::Rng::with_seed(seed),
+            record: Record::default(),
+        }
+    }
+
+    /// Loses a random part of the uncommitted writes.
+    pub(crate) fn lose_power(&mut self) {
+        self.generation += 1;
+        for (scope, until) in std::mem::take(&mut self.deletions) {
+            let committed = self.durable_deletions.get(&scope).copied();
+            if committed == Some(until) || self.random.bool() {
+                self.durable_deletions.insert(scope, until);
+            }
+        }
+        self.deletions = self.durable_deletions.clone();
+        for (pair, value) in std::mem::take(&mut self.volatile) {
+            if self.random.bool() {
+                self.make_durable(pair, value);
+            }
+        }
+    }
+
+    fn make_durable(&mut self, pair: Pair, value: Option<StoredValue>) {
+        match value {
+            Some(value) => self.durable.insert(pair, value),
+            None => self.durable.remove(&pair),
+        };
+    }
+
+    /// The value that readers see.
+    fn visible(&self, pair: Pair) -> Option<StoredValue> {
+        match self.volatile.get(&pair) {
+            Some(value) => *value,
+            None => self.durable.get(&pair).copied(),
+        }
+    }
+
+    /// All values that readers see.
+    pub(crate) fn values(&self) -> BTreeMap<Pair, StoredValue> {
+        let pairs = self.durable.keys().chain(self.volatile.keys());
+        let values = pairs.filter_map(|pair| Some((*pair, self.visible(*pair)?)));
+        values.collect()
+    }
+
+    /// Notes cookies of a batch that a deletion covers which was durable when the write of the batch began.
+    pub(super) fn check_deleted(&mut self, batch: &Batch) {
+        for cookie in batch.cookies() {
+            let until = parse(&cookie).map_or(0, |(pair, _)| self.record.deleted_until(pair));
+            if cookie.accepted_unix_micros <= until {
+                let violation = format!("a batch has {cookie:?}, which was deleted until {until}");
+                self.record.violations.push(violation);
+            }
+        }
+    }
+
+    /// Writes a cookie; returns false if it is stale.
+    pub(super) fn write(&mut self, cookie: &BatchCookie<'_>) -> bool {
+        let Some((pair, number)) = parse(cookie) else {
+            let violation = format!("no client sent {cookie:?}");
+            self.record.violations.push(violation);
+            return true;
+        };
+        let value = StoredValue {
+            number,
+            accepted_unix_micros: cookie.accepted_unix_micros,
+        };
+        self.record.received.insert(value);
+        let known = self.visible(pair);
+        if known.is_some_and(|known| value.accepted_unix_micros < known.accepted_unix_micros) {
+            return false;
+        }
+        self.volatile.insert(pair, Some(value));
+        true
+    }
+
+    /// Stores the deletions of a batch.
+    pub(super) fn put_deletions(&mut self, batch: &Batch) {
+        for deletion in batch.latest_deletions() {
+            let scope = scope(&deletion);
+            for known in [&mut self.deletions, &mut self.record.deletions] {
+                let until = known.entry(scope).or_default();
+                *until = deletion.until_unix_micros.max(*until);
+            }
+        }
+    }
+
+    /// Removes what the deletions of a batch cover, except for deletions of DSPs, and nothing of the DSPs `except`.
+    pub(super) fn remove_deleted(&mut self, batch: &Batch, except: &BTreeSet<u32>) {
+        let deletions = batch.deletions().iter();
+        for deletion in deletions.filter(|deletion| !deletion.is_of_dsp()) {
+            self.remove_covered(scope(deletion), deletion.until_unix_micros, except);
+        }
+    }
+
+    fn remove_covered(&mut self, scope: Pair, until: u64, except: &BTreeSet<u32>) {
+        for (pair, value) in self.values() {
+            let is_covered = value.accepted_unix_micros <= until;
+            if is_covered && scope.concerns(pair) && !except.contains(&pair.dsp) {
+                self.volatile.insert(pair, None);
+            }
+        }
+    }
+
+    /// Removes a random half, or all, of what a deletion of a DSP covers, durably.
+    pub(super) fn remove_dsp(&mut self, deletion: &Deletion, is_last: bool) {
+        let scope = scope(deletion);
+        for (pair, value) in self.values() {
+            let is_covered = value.accepted_unix_micros <= deletion.until_unix_micros;
+            if is_covered && scope.concerns(pair) && (is_last || self.random.bool()) {
+                self.volatile.remove(&pair);
+                self.durable.remove(&pair);
+            }
+        }
+        if is_last {
+            self.finished
+                .insert(deletion.dsp_id, deletion.until_unix_micros);
+        }
+    }
+
+    /// Makes the cookies, deletions and removals of a batch durable.
+    pub(super) fn commit(&mut self, batch: &Batch) {
+        for deletion in batch.latest_deletions() {
+            let scope = scope(&deletion);
+            let until = self.deletions.get(&scope).copied().unwrap_or_default();
+            self.durable_deletions.insert(scope, until);
+            let recorded = self.record.durable_deletions.entry(scope).or_default();
+            *recorded = until.max(*recorded);
+            let mut removed = std::mem::take(&mut self.volatile);
+            removed.retain(|pair, value| {
+                let is_removed = value.is_none() && scope.concerns(*pair);
+                if is_removed {
+                    self.durable.remove(pair);
+                }
+                !is_removed
+            });
+            self.volatile = removed;
+        }
+        for (pair, _) in batch.cookies().filter_map(|cookie| parse(&cookie)) {
+            if let Some(value) = self.volatile.remove(&pair) {
+                self.make_durable(pair, value);
+            }
+        }
+    }
+
+    /// Makes the cookies and removals of a retry durable.
+    pub(super) fn commit_retry(&mut self, dsp_id: u32, batch: &Batch) {
+        let cookies = batch.cookies().filter_map(|cookie| parse(&cookie));
+        let written: BTreeSet<Pair> = cookies.map(|(pair, _)| pair).collect();
+        for (pair, value) in std::mem::take(&mut self.volatile) {
+            if written.contains(&pair) || value.is_none() && pair.dsp == dsp_id {
+                self.make_durable(pair, value);
+            } else {
+                self.volatile.insert(pair, value);
+            }
+        }
+    }
+
+    pub(super) fn stored_deletions(&self) -> Stored {
+        let deletions = self.deletions.iter().map(|(scope, until)| Deletion {
+            user_id: scope.user_text().as_bytes().into(),
+            dsp_id: scope.dsp,
+            until_unix_micros: *until,
+        });
+        let deletions: Vec<_> = deletions.collect();
+        let finished = |it: &&Deletion| {
+            it.is_of_dsp() && self.finished.get(&it.dsp_id) != Some(&it.until_unix_micros)
+        };
+        Stored {
+            unfinished: deletions.iter().filter(finished).cloned().collect(),
+            deletions,
+            floor_unix_micros: self.floor,
+        }
+    }
+
+    /// Forgets deletions up to this time.
+    pub(super) fn forget_deletions(&mut self, floor: u64) {
+        self.floor = floor.max(self.floor);
+        for known in [&mut self.deletions, &mut self.durable_deletions] {
+            known.retain(|_, until| *until > floor);
+        }
+    }
+
+    /// The stored buyer uids of a user that no deletion in `deleted` covers, by DSP.
+    pub(super) fn lookup(&self, user: u64, deleted: impl Fn(u32) -> u64) -> BTreeMap<u32, String> {
+        let pairs = (1..=3).map(|dsp| Pair { user, dsp });
+        let found = pairs.filter_map(|pair| {
+            let value = self.visible(pair)?;
+            let is_shown = value.accepted_unix_micros > deleted(pair.dsp);
+            is_shown.then(|| (pair.dsp, format!("b{}", value.number)))
+        });
+        found.collect()
+    }
+}
+
+fn scope(deletion: &Deletion) -> Pair {
+    Pair {
+        user: parse_user(&deletion.user_id).unwrap_or(Pair::ALL_USERS),
+        dsp: deletion.dsp_id,
+    }
+}
+
+fn parse_user(user_id: &[u8]) -> Option<u64> {
+    number(user_id, "u")
+}
+
+/// Parses a cookie into its pair and the number of its sync.
+fn parse(cookie: &BatchCookie<'_>) -> Option<(Pair, u64)> {
+    let pair = Pair {
+        user: parse_user(cookie.user_id)?,
+        dsp: cookie.dsp_id,
+    };
+    Some((pair, number(cookie.buyer_uid, "b")?))
+}
+
+fn number(bytes: &[u8], prefix: &str) -> Option<u64> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    text.strip_prefix(prefix)?.parse::<u64>().ok()
+}
