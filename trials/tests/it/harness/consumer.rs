@@ -1,6 +1,6 @@
 //! A consumer process, with waits on its lookups and metrics.
 
-use std::{path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
 use bench::{
@@ -9,6 +9,7 @@ use bench::{
     programs::{Process, free_address},
     scrape::{Samples, names},
 };
+use futures_util::future::try_join_all;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
@@ -153,9 +154,22 @@ impl Consumer {
 
     /// Waits until the lookup of each user returns exactly its buyer uids in `contents`.
     pub(crate) async fn wait_lookups(&self, contents: &StoreContents) -> Result<()> {
+        /// Most of the time of a lookup is a round trip to the store.
+        const CONNECTIONS: usize = 4;
+        let mut parts = vec![Vec::new(); CONNECTIONS];
+        for (at, user) in contents.iter().enumerate() {
+            parts[at % CONNECTIONS].push(user);
+        }
+        let lookups = parts.into_iter().map(|part| self.wait_lookups_of(part));
+        try_join_all(lookups).await?;
+        Ok(())
+    }
+
+    /// Looks up these users on one connection, one after the other.
+    async fn wait_lookups_of(&self, users: Vec<(&String, &BTreeMap<u32, String>)>) -> Result<()> {
         let mut client = HttpClient::connect(&self.admin).await?;
         let deadline = Instant::now() + TIMEOUT;
-        for (user_id, buyer_uids) in contents {
+        for (user_id, buyer_uids) in users {
             let path = format!("/v1/users/{user_id}");
             let expected = serde_json::json!({"user_id": user_id, "buyer_uids": buyer_uids});
             loop {
