@@ -1,12 +1,13 @@
 //! Writes changes to the store before their responses are sent, and syncs the store every second.
 //!
-//! One thread does all writes; changes that arrive during a write are written together by the next one. A slow disk thus
-//! delays responses, but neither decisions nor the admin port. While a write hangs, calls that change something are
-//! rejected, so that pending changes stay bounded.
+//! One thread does all writes; changes that arrive during a write are written together by the next one. A slow write thus
+//! delays responses, but neither decisions nor the admin port; a slow sync delays nothing. While a write or sync hangs,
+//! calls that change something are rejected, so that pending and unsynced changes stay bounded.
 
 use std::{
     panic::resume_unwind,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -40,8 +41,10 @@ pub struct Saver {
 struct Progress {
     /// Number of write requests.
     requested: u64,
-    /// Start of the current write or sync.
-    busy_since: Option<Instant>,
+    /// Start of the current write.
+    writing_since: Option<Instant>,
+    /// Start of the current sync.
+    syncing_since: Option<Instant>,
     /// All changes before this time are synced.
     synced_at: Instant,
 }
@@ -56,7 +59,8 @@ impl Saver {
         store.sync()?;
         let progress = Progress {
             requested: 0,
-            busy_since: None,
+            writing_since: None,
+            syncing_since: None,
             synced_at: Instant::now(),
         };
         Ok(Self {
@@ -68,12 +72,15 @@ impl Saver {
         })
     }
 
-    /// Whether changes are allowed: no write failed or hangs.
+    /// Whether changes are allowed: no write or sync failed or hangs.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        let busy_since = self.progress().busy_since;
-        let hangs = busy_since.is_some_and(|since| since.elapsed() > HANG_TIMEOUT);
-        !hangs && self.done.borrow().is_ok()
+        let busy_since = {
+            let progress = self.progress();
+            [progress.writing_since, progress.syncing_since]
+        };
+        let hangs = |since: Instant| since.elapsed() > HANG_TIMEOUT;
+        !busy_since.into_iter().flatten().any(hangs) && self.done.borrow().is_ok()
     }
 
     /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
@@ -159,41 +166,61 @@ impl Saver {
 
     /// Writes on request, and syncs every second and at the end.
     fn write(&self, stop: &CancellationToken) -> fjall::Result<()> {
-        let (mut requested, mut synced, mut is_last) = (0, Instant::now(), false);
-        while !is_last {
-            let wait = SYNC_INTERVAL.saturating_sub(synced.elapsed());
-            let is_idle = |progress: &mut Progress| progress.requested == requested;
-            let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
-            requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
-            is_last = stop.is_cancelled();
-            let syncs = is_last || synced.elapsed() >= SYNC_INTERVAL;
-            let (started, changes) = (Instant::now(), self.engine.take_changes());
-            // If only the clock changed, it is written with the next sync.
-            if syncs || changes.len() > 1 {
-                self.timed(|| self.store.write(changes))?;
+        thread::scope(|scope| {
+            let mut sync: Option<ScopedJoinHandle<'_, fjall::Result<()>>> = None;
+            let (mut requested, mut ticked, mut is_last) = (0, Instant::now(), false);
+            while !is_last {
+                let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
+                let is_idle = |progress: &mut Progress| progress.requested == requested;
+                let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
+                requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
+                is_last = stop.is_cancelled();
+                let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
+                let (started, changes) = (Instant::now(), self.engine.take_changes());
+                // If only the clock changed, it is written with the next sync.
+                if ticks || changes.len() > 1 {
+                    self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
+                }
+                self.done.send_modify(|done| *done = Ok(requested));
+                if ticks {
+                    ticked = started;
+                    if is_last || sync.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
+                        sync.take().map_or(Ok(()), join)?;
+                        sync = Some(scope.spawn(move || self.sync(started)));
+                    }
+                }
             }
-            self.done.send_modify(|done| *done = Ok(requested));
-            if syncs {
-                self.timed(|| self.store.sync())?;
-                synced = Instant::now();
-                self.progress().synced_at = started;
-            }
-        }
+            sync.map_or(Ok(()), join)
+        })
+    }
+
+    /// Syncs the changes written until `started`.
+    fn sync(&self, started: Instant) -> fjall::Result<()> {
+        self.timed(|it| &mut it.syncing_since, || self.store.sync())?;
+        self.progress().synced_at = started;
         Ok(())
     }
 
-    /// Runs an operation during which [`Progress::busy_since`] is set.
-    fn timed(&self, operation: impl FnOnce() -> fjall::Result<()>) -> fjall::Result<()> {
+    /// Runs an operation during which a field of [`Progress`] has its start.
+    fn timed(
+        &self,
+        since: fn(&mut Progress) -> &mut Option<Instant>,
+        operation: impl FnOnce() -> fjall::Result<()>,
+    ) -> fjall::Result<()> {
         let started = Instant::now();
-        self.progress().busy_since = Some(started);
+        *since(&mut self.progress()) = Some(started);
         operation()?;
-        self.progress().busy_since = None;
+        *since(&mut self.progress()) = None;
         let took = started.elapsed();
         if took > HANG_TIMEOUT {
             tracing::info!(?took, "state written again; accepting calls");
         }
         Ok(())
     }
+}
+
+fn join(sync: ScopedJoinHandle<'_, fjall::Result<()>>) -> fjall::Result<()> {
+    sync.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@
 //! content of the disk is unknown, so the store must be opened again.
 
 use std::{
+    fs::{self, File},
     io::{Error, ErrorKind},
     path::{Path, PathBuf},
 };
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Slice};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, Slice};
 use runtime::unfinished_store;
 
 use super::engine::Changes;
@@ -34,7 +35,7 @@ impl Store {
     /// # Errors
     /// When the directory is in use or damaged, or an operation fails.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(dir)?;
+        fs::create_dir_all(dir)?;
         let is_new = !unfinished_store::remove(dir)?;
         let database = Database::builder(dir).cache_size(CACHE_BYTES).open();
         let database = database.map_err(unusable)?;
@@ -73,17 +74,28 @@ impl Store {
         batch.commit()
     }
 
-    /// Syncs all written changes to disk.
+    /// Syncs all written changes to disk. Writes continue, while a sync by the database would lock its journal.
     ///
     /// # Errors
     /// When the sync fails; the store is unusable then.
     pub fn sync(&self) -> fjall::Result<()> {
-        if !self.path.try_exists()? {
-            // Writes to removed files succeed but are lost.
-            let error = Error::new(ErrorKind::NotFound, "the directory was removed");
-            return Err(error.into());
+        let mut synced = false;
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "jnl") {
+                match File::open(path).and_then(|journal| journal.sync_data()) {
+                    Ok(()) => synced = true,
+                    // The database removed a journal, because its records are in synced tables.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
         }
-        self.database.persist(PersistMode::SyncData)
+        if synced {
+            return Ok(());
+        }
+        // Writes to removed files succeed but are lost.
+        Err(Error::new(ErrorKind::NotFound, "the journal was removed").into())
     }
 }
 
