@@ -1,6 +1,6 @@
 //! The plan of a run, drawn from its seed only: processes, settings, load, and the time and kind of each fault.
 
-use std::{fmt, time::Duration};
+use std::{fmt, fs, time::Duration};
 
 use fastrand::Rng;
 
@@ -89,8 +89,18 @@ impl Limits {
         dsp != 3
     }
 
-    /// The limits file. Cookies that exceed `max_wait` are requeued soon and often.
-    pub(crate) fn text(self) -> String {
+    /// The name of a producer's limits file.
+    pub(crate) fn file(producer: usize) -> String {
+        format!("limits-{producer}.toml")
+    }
+
+    /// Writes a producer's limits file.
+    pub(crate) fn write(self, producer: usize) {
+        fs::write(Self::file(producer), self.text()).expect("the directory is writable");
+    }
+
+    /// The contents of the limits file. Cookies that exceed `max_wait` are requeued soon and often.
+    fn text(self) -> String {
         let Self {
             rate, second_mode, ..
         } = self;

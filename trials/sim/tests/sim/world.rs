@@ -4,7 +4,10 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fs,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -43,6 +46,8 @@ pub(crate) struct World {
     pub(crate) history: Arc<Mutex<History>>,
     /// Metrics of the last scrape, by host.
     pub(crate) metrics: Arc<Mutex<BTreeMap<String, String>>>,
+    /// Whether all clients have ended. Their last requests may take longer than the load.
+    have_clients_ended: Arc<AtomicBool>,
 }
 
 /// A scheduled action.
@@ -72,6 +77,7 @@ impl World {
             disks,
             history: Arc::default(),
             metrics: Arc::default(),
+            have_clients_ended: Arc::default(),
             plan,
         }
     }
@@ -91,7 +97,7 @@ impl World {
         }
         for at in 0..self.plan.producers {
             if let Some(limits) = self.plan.limits {
-                write_limits(at, limits);
+                limits.write(at);
             }
         }
         for process in self.producers.iter().chain(&self.consumers) {
@@ -133,8 +139,10 @@ impl World {
         });
         let api_clients = (0..self.producers.len()).map(|at| self.api_client(at).run());
         let (browsers, api_clients) = (join_all(browsers), join_all(api_clients));
-        sim.client(Host::Browsers.name(), async {
+        let ended = Arc::clone(&self.have_clients_ended);
+        sim.client(Host::Browsers.name(), async move {
             join(browsers, api_clients).await;
+            ended.store(true, Ordering::Relaxed);
             Ok(())
         });
     }
@@ -172,7 +180,7 @@ impl World {
             let spool = limits
                 .is_spooled
                 .then(|| format!("--limits-spool=spool-{at}"));
-            [format!("--limits={}", limits_file(at))]
+            [format!("--limits={}", Limits::file(at))]
                 .into_iter()
                 .chain(spool)
         });
@@ -198,10 +206,7 @@ impl World {
             format!("--batch-cookies={}", plan.batch_cookies),
             format!("--buffer-bytes={}", plan.buffer_bytes),
             "--refresh-bytes=1MiB".to_owned(),
-            format!(
-                "--deletion-bytes={}",
-                if plan.floods { "4KiB" } else { "1MiB" }
-            ),
+            format!("--deletion-bytes={}KiB", if plan.floods { 4 } else { 999 }),
             "--expiry-window=never".to_owned(),
             "--compaction-window=never".to_owned(),
         ];
@@ -307,7 +312,7 @@ impl World {
                 .process(host)
                 .with_current(|incarnation| incarnation.stop.cancel()),
             FaultKind::Limits(at, limits) => {
-                write_limits(at, limits);
+                limits.write(at);
                 self.producers[at].with_current(|incarnation| {
                     if let Some((file, _)) = &incarnation.limits {
                         file.reload();
@@ -387,6 +392,9 @@ impl World {
 
     /// Waits until all checks pass and keep passing.
     fn settle(&self, sim: &mut Sim<'_>) -> anyhow::Result<check::RunSummary> {
+        while !self.have_clients_ended.load(Ordering::Relaxed) {
+            step(sim)?;
+        }
         let repaired = sim.elapsed();
         let mut round = 0;
         loop {
@@ -465,15 +473,6 @@ impl World {
         let hosts = self.hosts().into_iter();
         hosts.filter(move |other| *other != host)
     }
-}
-
-/// The limits file of a producer.
-fn limits_file(producer: usize) -> String {
-    format!("limits-{producer}.toml")
-}
-
-fn write_limits(producer: usize, limits: Limits) {
-    fs::write(limits_file(producer), limits.text()).expect("the directory is writable");
 }
 
 /// Deletes a producer's epoch history, which is in the memory of its machine.
