@@ -7,13 +7,12 @@
 use std::{
     panic::resume_unwind,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
 use tokio::{
     sync::watch,
-    task::spawn_blocking,
+    task::{JoinError, spawn_blocking},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -132,14 +131,27 @@ impl Saver {
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (saver, stopped) = (Arc::clone(&self), stop.clone());
         let mut writer = spawn_blocking(move || saver.write(&stopped));
+        let syncs = async {
+            loop {
+                sleep(SYNC_INTERVAL).await;
+                if let Err(error) = self.sync().await {
+                    return error;
+                }
+            }
+        };
+        tokio::pin!(syncs);
         let mut hung = false;
         let ended = loop {
             tokio::select! {
-                ended = &mut writer => break ended,
+                ended = &mut writer => break unwind(ended),
+                error = &mut syncs => break Err(error),
                 () = stop.cancelled() => {
                     // Wakes the writer, which then reads `stop`.
                     self.wait_written().await;
-                    break writer.await;
+                    break match unwind(writer.await) {
+                        Ok(()) => self.sync().await,
+                        failed => failed,
+                    };
                 }
                 () = sleep(SYNC_INTERVAL) => {
                     let hangs = !self.is_writable();
@@ -150,7 +162,7 @@ impl Saver {
                 }
             }
         };
-        if let Err(error) = ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic())) {
+        if let Err(error) = ended {
             let error = match error {
                 fjall::Error::Io(error) => error.to_string(),
                 error => error.to_string(),
@@ -164,41 +176,46 @@ impl Saver {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes on request, and syncs every second and at the end.
+    /// Writes on request and every second, and at the end.
     fn write(&self, stop: &CancellationToken) -> fjall::Result<()> {
-        thread::scope(|scope| {
-            let mut sync: Option<ScopedJoinHandle<'_, fjall::Result<()>>> = None;
-            let (mut requested, mut ticked, mut is_last) = (0, Instant::now(), false);
-            while !is_last {
-                let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
-                let is_idle = |progress: &mut Progress| progress.requested == requested;
-                let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
-                requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
-                is_last = stop.is_cancelled();
-                let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
-                let (started, changes) = (Instant::now(), self.engine.take_changes());
-                // If only the clock changed, it is written with the next sync.
-                if ticks || changes.len() > 1 {
-                    self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
-                }
-                self.done.send_modify(|done| *done = Ok(requested));
-                if ticks {
-                    ticked = started;
-                    if is_last || sync.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
-                        sync.take().map_or(Ok(()), join)?;
-                        sync = Some(scope.spawn(move || self.sync(started)));
-                    }
-                }
+        let (mut requested, mut ticked, mut is_last) = (0, Instant::now(), false);
+        while !is_last {
+            let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
+            let is_idle = |progress: &mut Progress| progress.requested == requested;
+            let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
+            requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
+            is_last = stop.is_cancelled();
+            let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
+            let changes = self.engine.take_changes();
+            // If only the clock changed, it is written once a second.
+            if ticks || changes.len() > 1 {
+                self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
             }
-            sync.map_or(Ok(()), join)
-        })
+            let complete =
+                |done: &mut Result<u64, _>| done.as_mut().map(|it| *it = requested).is_ok();
+            if !self.done.send_if_modified(complete) {
+                // A sync has failed.
+                return Ok(());
+            }
+            if ticks {
+                ticked = Instant::now();
+            }
+        }
+        Ok(())
     }
 
-    /// Syncs the changes written until `started`.
-    fn sync(&self, started: Instant) -> fjall::Result<()> {
-        self.timed(|it| &mut it.syncing_since, || self.store.sync())?;
-        self.progress().synced_at = started;
-        Ok(())
+    /// Syncs all written changes.
+    async fn sync(self: &Arc<Self>) -> fjall::Result<()> {
+        let saver = Arc::clone(self);
+        let sync = spawn_blocking(move || {
+            // A write under way is not synced.
+            let writing_since = saver.progress().writing_since;
+            let until = writing_since.unwrap_or_else(Instant::now);
+            saver.timed(|it| &mut it.syncing_since, || saver.store.sync())?;
+            saver.progress().synced_at = until;
+            Ok(())
+        });
+        unwind(sync.await)
     }
 
     /// Runs an operation during which a field of [`Progress`] has its start.
@@ -212,15 +229,16 @@ impl Saver {
         operation()?;
         *since(&mut self.progress()) = None;
         let took = started.elapsed();
-        if took > HANG_TIMEOUT {
+        if took > HANG_TIMEOUT && self.is_writable() {
             tracing::info!(?took, "state written again; accepting calls");
         }
         Ok(())
     }
 }
 
-fn join(sync: ScopedJoinHandle<'_, fjall::Result<()>>) -> fjall::Result<()> {
-    sync.join().unwrap_or_else(|panic| resume_unwind(panic))
+/// The result of a blocking task, whose panic continues here.
+fn unwind<T>(ended: Result<T, JoinError>) -> T {
+    ended.unwrap_or_else(|ended| resume_unwind(ended.into_panic()))
 }
 
 #[cfg(test)]
@@ -231,9 +249,7 @@ mod tests {
     use super::*;
     use crate::serve::engine::{Counting, Options};
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn changes_are_not_allowed_after_a_failed_write() {
-        let dir = TempDir::new().unwrap();
+    fn saver(dir: &TempDir) -> Arc<Saver> {
         let options = Options {
             counters_max: 1,
             counters_bytes_max: 1,
@@ -243,7 +259,13 @@ mod tests {
         };
         let engine = Arc::new(Engine::new(options, &[]));
         let store = Store::open(dir.path()).unwrap();
-        let saver = Arc::new(Saver::new(Arc::clone(&engine), store).unwrap());
+        Arc::new(Saver::new(engine, store).unwrap())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn changes_are_not_allowed_after_a_failed_write() {
+        let dir = TempDir::new().unwrap();
+        let saver = saver(&dir);
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::clone(&saver).run(CancellationToken::new()));
         assert!(saver.wait_written().await);
@@ -252,7 +274,7 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("keyspaces")).unwrap();
         let failed = async {
             loop {
-                engine.save_sources(vec![0; 1 << 20]);
+                saver.engine.save_sources(vec![0; 1 << 20]);
                 if !saver.wait_written().await {
                     return;
                 }
@@ -263,5 +285,20 @@ mod tests {
         let error = saver.state().unwrap_err();
         assert!(error.starts_with("write failed"), "{error}");
         timeout(HANG_TIMEOUT, saver.wait_failed()).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn changes_are_not_allowed_after_a_failed_sync() {
+        let dir = TempDir::new().unwrap();
+        let saver = saver(&dir);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Arc::clone(&saver).run(CancellationToken::new()));
+        assert!(saver.wait_written().await);
+        // Writes into the removed file succeed.
+        std::fs::remove_file(dir.path().join("0.jnl")).unwrap();
+        timeout(Duration::from_secs(60), saver.wait_failed())
+            .await
+            .unwrap();
+        assert!(!saver.wait_written().await && !saver.is_writable());
     }
 }
