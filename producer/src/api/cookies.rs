@@ -23,7 +23,7 @@ use super::{
     problem::{Early, NODES_LAG, Problem, draining},
     tokens::{Client, Right},
 };
-use crate::{edge::dsps::KnownDsps, log::AppendBatch};
+use crate::{edge::dsps::KnownDsps, log::AppendBatch, streams::subscribers::Call};
 
 /// Maximum lag of a node. Beyond it, bulk requests are rejected.
 const LAG_MAX: std::time::Duration = std::time::Duration::from_secs(5);
@@ -121,11 +121,13 @@ impl Intake for Cookies<'_> {
 }
 
 impl Api {
-    /// Rejects bulk requests while a node lags.
+    /// Rejects bulk requests while a node lags. Clients of `GetCookies` do not count: they may read as slowly as they like.
     fn check_lag(&self) -> Result<(), Problem> {
         let parts = &self.inner.parts;
         let nodes = parts.subscribers.snapshot();
-        let connected = nodes.iter().filter(|node| node.connected);
+        let connected = nodes
+            .iter()
+            .filter(|node| node.connected && node.call == Call::Subscribe);
         let lags = parts.log.ages(connected.map(|node| node.position));
         let lag = lags.into_iter().max().unwrap_or_default();
         if lag <= LAG_MAX {

@@ -121,7 +121,8 @@ pub(super) async fn show(
     path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Reply, Early> {
-    api.authorize(&headers, Right::Delete)?;
+    let client = api.authorize(&headers, Right::Delete)?;
+    api.inner.quotas.request(&client.name)?;
     let Path(text) = path?;
     let receipt = Receipt::parse(&text)
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
