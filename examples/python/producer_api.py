@@ -39,7 +39,8 @@ class Api:
                 reason = f"{error.code}: {detail(error)}"
                 if error.code not in RETRIED:
                     raise Failed(reason) from error
-                wait = int(error.headers.get("Retry-After", 1))
+                after = error.headers.get("Retry-After", "")
+                wait = int(after) if after.isdecimal() else 1
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason, backoff = getattr(error, "reason", error), min(2 * backoff, 30)
                 if isinstance(reason, ssl.SSLError):

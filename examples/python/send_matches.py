@@ -4,8 +4,8 @@
 
 Each line of the CSV file has a user id, a DSP id, a buyer uid, and optionally the time of the match in milliseconds since the
 Unix epoch. Rejected lines are printed to stderr; the exit code is then 1. An upload that failed or was interrupted can be
-repeated: the Idempotency-Key of a request is the digest of its rows, so rows already accepted are not sent through again for
-ten minutes, and later they change nothing.
+repeated: the Idempotency-Key of a request is the digest of its rows, so rows already accepted are not processed again for
+ten minutes. Later, rows with a time change nothing, but rows without one count as new matches.
 """
 
 import csv
