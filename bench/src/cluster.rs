@@ -68,7 +68,8 @@ impl Cluster {
             .disable_cleanup(args.keep)
             .tempdir()
             .context("failed to create a directory for the stores; check TMPDIR")?;
-        let state = TempDir::new_in("/dev/shm").context("no directory in /dev/shm")?;
+        let state =
+            TempDir::new_in("/dev/shm").context("failed to create a directory in /dev/shm")?;
         let network = if args.own_network {
             let network = Network::create(args.consumers.get());
             Some(network.context("failed to create network namespaces")?)

@@ -101,14 +101,14 @@ impl App {
             admin: listener,
             network,
         } = dependencies;
-        let metrics = Metrics::register(&registry).context("metrics")?;
+        let metrics = Metrics::register(&registry).context("failed to register metrics")?;
         let credentials = reload::Metrics::register(&registry, "consumer", true)?;
         let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             runtime_config: RuntimeConfig::new(&config),
             config_reloads: live_config::Metrics::register(&registry, "consumer")
-                .context("metrics")?,
+                .context("failed to register metrics")?,
             pipeline: TaskTracker::new(),
             services: TaskTracker::new(),
             stop_reading: CancellationToken::new(),
@@ -122,8 +122,9 @@ impl App {
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
-        register_producers(&registry, producers.clone()).context("metrics")?;
-        register_deletions(&registry, app.deletions.clone()).context("metrics")?;
+        register_producers(&registry, producers.clone()).context("failed to register metrics")?;
+        register_deletions(&registry, app.deletions.clone())
+            .context("failed to register metrics")?;
         let pages = Pages {
             store: Arc::clone(&app.store),
             deletions: app.deletions.clone(),

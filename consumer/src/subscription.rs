@@ -111,7 +111,7 @@ enum StreamEnd {
     Unreachable(String),
     #[error("{}: {}", .0.code(), .0.message())]
     Status(Box<Status>),
-    #[error("replaced by a newer stream of this subscriber name")]
+    #[error("superseded by a newer stream with the same subscriber name")]
     Superseded(Option<Arc<str>>),
     #[error("the producer drained")]
     Drained,

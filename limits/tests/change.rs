@@ -144,7 +144,7 @@ fn usage_follows_a_changed_limit_by_carry_over() {
 
 /// Waiting calls are rescheduled at each change. No interval admits more calls than its rates allow plus one burst.
 #[test]
-fn one_thousand_changes_exceed_no_limit() {
+fn calls_stay_within_limits_across_one_thousand_changes() {
     for seed in 0..10 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut limits = Limits::new(1);

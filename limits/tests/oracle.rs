@@ -263,7 +263,7 @@ fn step_window_admits_calls_up_to_a_step_later_than_a_sliding_log() {
 
 /// Calls of several keys, each under two limits of its own and a global one.
 #[test]
-fn calls_under_several_limits_exceed_none() {
+fn calls_stay_within_several_limits() {
     let mut random = fastrand::Rng::with_seed(21);
     for _ in 0..operations() / 1_000 {
         let mut limits = Limits::new(100);
@@ -378,7 +378,7 @@ fn reschedule(limits: &mut Limits<u32>, id: LimitId, waiting: &mut Vec<(u64, u64
 
 /// Each call has a limit of its key, one of another kind, and a global one.
 #[test]
-fn rescheduled_calls_exceed_none_of_several_limits() {
+fn rescheduled_calls_stay_within_several_limits() {
     let mut random = fastrand::Rng::with_seed(23);
     for _ in 0..operations() / 300 {
         let some = algorithms(&mut random);

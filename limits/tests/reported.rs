@@ -110,7 +110,7 @@ struct Model {
 }
 
 impl Model {
-    /// How much too early each admitted call is, in call order.
+    /// Index of each admitted call and the time by which it was too early, in call order.
     fn too_early(&self) -> Vec<(usize, u64)> {
         let mut order: Vec<_> = self.calls.iter().enumerate().collect();
         order.sort_by_key(|(_, (at, ..))| *at);

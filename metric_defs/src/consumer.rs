@@ -259,7 +259,7 @@ pub const COMPACTION_FREED_BYTES: MetricDef = MetricDef::counter(
 );
 pub const COMPACTIONS: MetricDef = MetricDef::counter(
     "consumer_compactions_total",
-    "Completed compactions of all collections that need it, one per window.",
+    "Completed compaction passes, at most one per window.",
 );
 pub const MAINTENANCE_ERRORS: MetricDef = MetricDef::counter(
     "consumer_maintenance_errors_total",

@@ -336,7 +336,7 @@ impl<L: Listener> Ports<L> {
         let address = |listener: &L| {
             listener
                 .local_addr()
-                .context("a bound listener has an address")
+                .context("failed to read the address of a listener")
         };
         Ok(Addresses {
             http: address(&self.http)?,

@@ -1,8 +1,8 @@
 //! The accept loop of every port, with a bounded number of connections, timeouts and a shared drain.
 //!
 //! A connection is closed if its client takes too long to send request headers, leaves it idle for too long, or does not read.
-//! This costs two relaxed atomic stores per request and one coarse timer per connection, so a timeout of `n` seconds acts
-//! between `n` and `1.5 n` seconds.
+//! This costs two relaxed atomic stores per request and one coarse timer per connection. A timeout of `n` seconds fires after
+//! `n` to `1.5 n` seconds.
 
 mod activity;
 pub mod addresses;

@@ -127,7 +127,8 @@ impl FanOutStep {
         stop: &CancellationToken,
     ) -> Result<Self> {
         // The directory of the epoch history must be in memory.
-        let state = TempDir::new_in("/dev/shm").context("no directory in /dev/shm")?;
+        let state =
+            TempDir::new_in("/dev/shm").context("failed to create a directory in /dev/shm")?;
         let launch = Launch {
             program: &programs.producer,
             name: "producer".to_owned(),

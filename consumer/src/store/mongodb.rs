@@ -179,7 +179,7 @@ impl fmt::Debug for Options {
 struct DspDatabases {
     /// DSPs that had a database at startup, and those that got one from this process.
     slots: BTreeSet<u32>,
-    /// DSPs with a database, by the last list of databases.
+    /// DSPs that had a database when databases were last listed.
     listed: BTreeSet<u32>,
     listed_at: Option<Instant>,
 }

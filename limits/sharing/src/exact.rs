@@ -73,7 +73,7 @@ pub enum ExactError {
     /// The server did not respond in time, or is not connected.
     #[error("sharing server unavailable")]
     Unavailable,
-    /// The server responds to other calls.
+    /// The server responds to other calls; this one got no permit or no reply in time.
     #[error("sharing server overloaded")]
     Busy,
 }

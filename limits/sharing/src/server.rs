@@ -40,7 +40,7 @@ pub enum ServerError {
     #[error(transparent)]
     Redis(RedisError),
     /// The reply is malformed.
-    #[error("malformed reply of the script")]
+    #[error("malformed reply from the script")]
     Form,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Bookings {
     pub(super) before: Usage,
     /// In time order, one per slot.
     list: Vec<Booking>,
-    /// From here on, slots without gaps between them are not listed. `u64::MAX` if there are none.
+    /// Start of the unlisted bookings, which have no gaps between them. `u64::MAX` if there are none.
     sealed: u64,
 }
 

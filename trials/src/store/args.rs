@@ -8,7 +8,7 @@ use clap::Args;
 /// Measure how fast the consumer's code writes cookies into a store.
 ///
 /// With MongoDB, the same documents are also written to other databases by plain unordered inserts of new pairs (the ceiling)
-/// and, with --repeat, by plain upserts guarded by time. MongoDB databases whose names start with `trials-store-` are dropped at
+/// and, with --repeat, by plain upserts that replace only older cookies. MongoDB databases whose names start with `trials-store-` are dropped at
 /// the start and at the end. Ctrl-C ends the run after the current slice, with its summary. The exit code is 1 if the store has
 /// wrong contents at the end.
 #[derive(Debug, Clone, Args)]

@@ -27,7 +27,7 @@ const DUPLICATE: i32 = 11_000;
 pub(super) enum BaselineKind {
     /// Unordered inserts of new pairs: the ceiling.
     Insert,
-    /// Unordered upserts of all cookies, guarded by time: the simple alternative to the consumer.
+    /// Unordered upserts that replace only older cookies: the simple alternative to the consumer.
     Upsert,
 }
 

@@ -90,7 +90,7 @@ impl ConsumerSink {
     pub(super) async fn start(config: Config, rate: Option<NonZeroU32>) -> Result<Self> {
         let runtime = named_runtime(THREADS[0])?;
         let registry = Registry::new();
-        let metrics = Metrics::register(&registry).context("metrics")?;
+        let metrics = Metrics::register(&registry).context("failed to register metrics")?;
         let ledger = metrics.sink.ledger.clone();
         let discards = matches!(config.storage.store, StoreConfig::Discard);
         let stop_retrying = CancellationToken::new();

@@ -60,7 +60,8 @@ impl App {
     /// # Errors
     /// When the state cannot be restored, or a port cannot be opened.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
-        register_process(&registry, "limiter", env!("CARGO_PKG_VERSION")).context("metrics")?;
+        register_process(&registry, "limiter", env!("CARGO_PKG_VERSION"))
+            .context("failed to register metrics")?;
         // If a port were open already, its clients would wait for the restore.
         let restored = restore_state(&config)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
@@ -73,7 +74,7 @@ impl App {
             draining: CancellationToken::new(),
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
             config_reloads: live_config::Metrics::register(&registry, "limiter")
-                .context("metrics")?,
+                .context("failed to register metrics")?,
         };
         let stop = app.services.stop.clone();
         app.services.tasks.spawn(restored.decider.clone().run(stop));
@@ -83,7 +84,8 @@ impl App {
             let stop = app.services.stop.clone();
             app.services.tasks.spawn(watcher.run(stop));
         }
-        let reloads = reload::Metrics::register(&registry, "limiter", false).context("metrics")?;
+        let reloads = reload::Metrics::register(&registry, "limiter", false)
+            .context("failed to register metrics")?;
         let (tasks, stop) = (&app.services.tasks, &app.services.stop);
         if let Some(tokens) = &config.tokens {
             tasks.spawn(Arc::clone(tokens).watch(reloads.clone(), stop.clone()));
@@ -93,7 +95,9 @@ impl App {
             sources.get_or_init(|| restored.sources.clone());
             tasks.spawn(Arc::clone(limits).watch(reloads, stop.clone()));
         }
-        let clock_steps = registry.add(CLOCK_STEPS).context("metrics")?;
+        let clock_steps = registry
+            .add(CLOCK_STEPS)
+            .context("failed to register metrics")?;
         let Decider { engine, clock, .. } = restored.decider.clone();
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -129,7 +133,8 @@ impl App {
             fields: config.api.ratelimit_fields,
             sources: restored.sources.clone(),
             saver: restored.saver.clone(),
-            metrics: metrics::RequestMetrics::register(registry).context("metrics")?,
+            metrics: metrics::RequestMetrics::register(registry)
+                .context("failed to register metrics")?,
         });
         let stop = self.api.stop.clone();
         let handler = move |request| {
@@ -141,7 +146,7 @@ impl App {
             listener,
             None,
             config.api.limits(),
-            connections.context("metrics")?,
+            connections.context("failed to register metrics")?,
             self.api.clone(),
             handler,
         ));
@@ -176,7 +181,9 @@ impl App {
             saver: restored.saver.clone(),
             decider: restored.decider.clone(),
         });
-        state.register(registry).context("metrics")?;
+        state
+            .register(registry)
+            .context("failed to register metrics")?;
         let pages = Pages {
             state,
             draining: self.draining.clone(),
@@ -189,7 +196,8 @@ impl App {
         self.services.tasks.spawn(admin::serve(
             listener,
             admin,
-            listen::Metrics::register(registry, "limiter", "admin").context("metrics")?,
+            listen::Metrics::register(registry, "limiter", "admin")
+                .context("failed to register metrics")?,
             pages,
             self.services.clone(),
         ));

@@ -151,12 +151,12 @@ fn check(grants: &mut Grants, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_exceed_no_quota_and_lose_no_usage() -> Result<()> {
+async fn limiter_stays_within_quotas_across_kills() -> Result<()> {
     check_kills(4, 1).await
 }
 
 #[ignore = "takes half a minute"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hundred_kills_exceed_no_quota_and_lose_no_usage() -> Result<()> {
+async fn limiter_stays_within_quotas_across_a_hundred_kills() -> Result<()> {
     check_kills(100, 2).await
 }

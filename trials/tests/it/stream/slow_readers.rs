@@ -1,5 +1,5 @@
-//! Slow readers: the bytes in flight on their connections are counted and limited. The slowest are disconnected and resume by their
-//! cursors; others are not affected.
+//! Slow readers: the bytes in flight on their connections are counted and limited. The slowest are disconnected and later
+//! resume from their cursors; others are not affected.
 
 use std::time::Duration;
 

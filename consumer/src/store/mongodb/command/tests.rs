@@ -1,4 +1,4 @@
-//! Compares commands with those of the driver, and with the rule for the newest cookie.
+//! Compares encoded commands with the BSON of the driver, and the condition of upserts with `proto::newest`.
 
 use mongodb::bson::{Bson as Value, DateTime, Document, doc};
 

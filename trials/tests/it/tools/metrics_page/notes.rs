@@ -174,7 +174,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limit_share",
-        "Metrics of shares have values only with `[sharing]` in the limits file.",
+        "Share metrics have values only with `[sharing]` in the limits file.",
     ),
     (
         "limiter_shared_decisions_total",
