@@ -222,10 +222,14 @@ impl Disk {
     pub(super) fn commit(&mut self, batch: &Batch) {
         for deletion in batch.latest_deletions() {
             let scope = scope(&deletion);
-            let until = self.deletions.get(&scope).copied().unwrap_or_default();
-            self.durable_deletions.insert(scope, until);
-            let recorded = self.record.durable_deletions.entry(scope).or_default();
-            *recorded = until.max(*recorded);
+            // A later deletion of the scope may be written already, with the next batch.
+            for known in [
+                &mut self.durable_deletions,
+                &mut self.record.durable_deletions,
+            ] {
+                let until = known.entry(scope).or_default();
+                *until = deletion.until_unix_micros.max(*until);
+            }
             let mut removed = std::mem::take(&mut self.volatile);
             removed.retain(|pair, value| {
                 let is_removed = value.is_none() && scope.concerns(*pair);
