@@ -23,6 +23,9 @@ use crate::{
     trace,
 };
 
+/// Earliest time of a row. The table of stored cookies counts in seconds from 1, and a run begins at the Unix epoch.
+const EARLIEST_MILLIS: u64 = 1_000;
+
 /// Timeout of a request. A deletion waits two seconds for a node.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -126,7 +129,10 @@ impl ApiClient {
             0..2 => None,
             2 => Some(now + self.random.u64(1..60_000)),
             3 => Some(now),
-            _ => Some(now.saturating_sub(self.random.u64(0..15_000)).max(1)),
+            _ => Some(
+                now.saturating_sub(self.random.u64(0..15_000))
+                    .max(EARLIEST_MILLIS),
+            ),
         }
     }
 
@@ -147,7 +153,11 @@ impl ApiClient {
         sleep(millis(pause)).await;
         let mut rows = Vec::new();
         if self.random.bool() {
-            rows.push((pair, Some(before.saturating_sub(10).max(1)), None));
+            rows.push((
+                pair,
+                Some(before.saturating_sub(10).max(EARLIEST_MILLIS)),
+                None,
+            ));
         }
         if self.random.bool() {
             rows.push((pair, None, self.last.get(&pair).copied()));
