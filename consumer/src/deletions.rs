@@ -5,7 +5,7 @@
 //! resumed stream, the retry queue, or a queue of DSP limits. An entry is a keyed hash and a time; the store keeps the
 //! ids.
 //!
-//! Entries are kept for [`RETENTION`], longer than any cookie can be in transit, and their number is bounded. Removing
+//! Entries are kept for [`RETENTION_MICROS`], longer than any cookie can be in transit, and their number is bounded. Removing
 //! the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the floor then
 //! count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no deletion
 //! covers them.
@@ -15,13 +15,12 @@
 pub mod jobs;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasher as _, Hasher as _},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use foldhash::fast::RandomState;
@@ -30,10 +29,7 @@ use tokio::sync::{Notify, watch};
 
 /// How long deletions are kept, in microseconds: as long as a cookie can be in transit. Producers release no cookie
 /// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
-const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
-
-/// The same time, for documentation and tests.
-pub const RETENTION: Duration = Duration::from_micros(RETENTION_MICROS);
+pub const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 
 /// Memory of an entry: a hash and a time, in a table that is at least half full.
 const ENTRY_BYTES: usize = 40;
@@ -86,8 +82,8 @@ struct Table {
     floor: u64,
     /// Deletions of DSPs that still have to remove cookies.
     jobs: BTreeMap<u32, u64>,
-    /// Deletions in the retry queue.
-    queued: u64,
+    /// DSPs with deletions in the retry queue.
+    queued: BTreeSet<u32>,
 }
 
 impl Deletion {
@@ -178,8 +174,8 @@ impl Deletions {
     }
 
     /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none.
-    /// Unlike [`until`](Self::until), it ignores the floor: cookies covered by a removed deletion are no longer in the
-    /// store.
+    /// Unlike [`until`](Self::until), it uses the floor only for a DSP with deletions in the retry queue: the store has no
+    /// other cookies that a removed deletion covers.
     #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
@@ -187,8 +183,10 @@ impl Deletions {
         }
         let table = self.table();
         let of = |user_id, dsp_id| table.until.get(&self.hash(user_id, dsp_id)).copied();
-        let scopes = [of(user_id, dsp_id), of(user_id, 0), of(b"", dsp_id)];
-        scopes.into_iter().flatten().max().unwrap_or(0)
+        let floor = table.queued.get(&dsp_id).map(|_| table.floor);
+        let job = table.jobs.get(&dsp_id).copied();
+        let [pair, user, dsp] = [of(user_id, dsp_id), of(user_id, 0), of(b"", dsp_id)];
+        pair.max(user).max(dsp).max(floor).max(job).unwrap_or(0)
     }
 
     /// Whether a cookie of this pair with this acceptance time is deleted. A deletion wins a tie.
@@ -197,7 +195,7 @@ impl Deletions {
         accepted_unix_micros <= self.until(user_id, dsp_id)
     }
 
-    /// Removes deletions that were requested [`RETENTION`] before `now_unix_micros`.
+    /// Removes deletions that were requested [`RETENTION_MICROS`] before `now_unix_micros`.
     pub fn remove_old(&self, now_unix_micros: u64) {
         let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
         self.table().remove_until(before);
@@ -238,9 +236,9 @@ impl Deletions {
         self.notify_durable();
     }
 
-    /// Sets the number of deletions in the retry queue.
-    pub fn set_queued(&self, queued: u64) {
-        self.table().queued = queued;
+    /// Sets the DSPs with deletions in the retry queue.
+    pub fn set_queued(&self, dsps: BTreeSet<u32>) {
+        self.table().queued = dsps;
         self.notify_durable();
     }
 
@@ -248,7 +246,7 @@ impl Deletions {
     #[must_use]
     pub fn are_applied(&self) -> bool {
         let table = self.table();
-        table.queued == 0 && table.jobs.is_empty()
+        table.queued.is_empty() && table.jobs.is_empty()
     }
 
     /// Number of deletions of DSPs that still have to remove cookies.
@@ -389,6 +387,19 @@ mod tests {
             assert!(table.covers(number.to_string().as_bytes(), 1, number));
         }
         assert!(!table.covers(b"other", 1, 1_000));
+    }
+
+    #[test]
+    fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
+        let table = table(&[deletion("u", 1, 10), deletion("", 2, 10)]);
+        table.begin_jobs(&[deletion("", 2, 10)]);
+        table.set_queued([1].into());
+        table.remove_old(RETENTION_MICROS + 10);
+        let hidden = |dsp_id| table.deleted_until(b"u", dsp_id);
+        assert_eq!([hidden(1), hidden(2), hidden(3)], [10, 10, 0]);
+        table.set_queued(BTreeSet::new());
+        table.finish_job(&deletion("", 2, 10));
+        assert_eq!([hidden(1), hidden(2)], [0, 0]);
     }
 
     #[test]

@@ -219,9 +219,9 @@ impl RetryQueue {
 
     fn changed_index(&self, index: &Index) {
         self.metrics.bytes.set(metrics::gauge_value(index.bytes));
-        let entries = index.dsps.values().flat_map(|of_dsp| &of_dsp.entries);
-        self.deletions
-            .set_queued(entries.map(|entry| entry.deletions).sum());
+        let has_deletions = |it: &DspEntries| it.entries.iter().any(|entry| entry.deletions > 0);
+        let dsps = index.dsps.iter().filter(|(_, it)| has_deletions(it));
+        self.deletions.set_queued(dsps.map(|(id, _)| *id).collect());
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
