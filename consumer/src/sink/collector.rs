@@ -90,8 +90,7 @@ impl DedupFilter for AdmissionFilter<'_> {
         } else if cookie.accepted_unix_micros < self.ttls.expired_before(cookie.dsp_id, self.now) {
             DedupDecision::Expired
         } else if self.slots.admits(cookie.dsp_id) {
-            let stored = self.deletions.deleted_until(cookie.user_id, cookie.dsp_id);
-            self.suppression.set_deleted(stored);
+            self.suppression.set_deleted(deleted);
             self.suppression.decide(cookie, fingerprint, batch)
         } else {
             DedupDecision::NoDspSlot
@@ -259,5 +258,52 @@ impl Collector {
                 "drain deadline reached; cookies not yet stored will be redelivered after restart if producers still retain them"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        batch::tests::{chunk, empty},
+        store::WriteOutcome,
+        suppression::outcomes,
+    };
+
+    #[test]
+    fn cookie_is_stored_again_after_its_deletion_left_the_table() {
+        let began = unix_micros();
+        let after = |seconds: u64| began + seconds * 1_000_000;
+        let deletion = |user: &str, seconds| Deletion {
+            user_id: user.as_bytes().into(),
+            dsp_id: 0,
+            until_unix_micros: after(seconds),
+        };
+        let hour = Duration::from_secs(3600);
+        let ttls = Ttls::new(24 * hour, [].into());
+        let mut suppression = Suppression::new(hour, 1 << 20, ttls.clone());
+        // The table has one entry.
+        let deletions = Deletions::new(0);
+        let mut slots = DspSlots::new(BTreeSet::new(), 512);
+        let mut id = BatchId(0);
+        let mut stored = |seconds| {
+            let mut batch = empty(id);
+            id = id.next();
+            let mut filter = AdmissionFilter {
+                slots: &mut slots,
+                ttls: &ttls,
+                now: began,
+                deletions: &deletions,
+                suppression: &mut suppression,
+            };
+            let chunk = chunk(1, after(seconds), &[("u", 1, "b")]);
+            batch.push_filtered(&"p".into(), &chunk, u64::MAX, &mut filter);
+            suppression.record(batch.id(), outcomes(&batch, &WriteOutcome::default()));
+            batch.len()
+        };
+        assert_eq!([stored(0), stored(1)], [1, 0], "the second is a duplicate");
+        deletions.add(&deletion("u", 2));
+        deletions.add(&deletion("v", 3));
+        assert_eq!(stored(4), 1);
     }
 }
