@@ -10,7 +10,7 @@
 //!   with few changed keys.
 //!
 //! With 50 million documents, no index on `t`, and default settings with a cache of 4 GiB, a new user takes 19 µs of CPU of
-//! mongod 6.0.5 instead of 37, and a refresh 72 instead of 147. docs/mongodb-measurements.md shows the effect of each option.
+//! mongod 6.0.5 instead of 37, and a refresh 72 instead of 147. docs/mongodb-measurements.md has the measurements.
 //! Small pages need 30 % more disk space when newly filled.
 //!
 //! Existing collections keep their options: MongoDB accepts these only at creation.
