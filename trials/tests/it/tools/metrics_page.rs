@@ -34,13 +34,13 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-This page is for operators: it lists the Prometheus metrics that producer (port 9090), consumer (9091) and limiter (9098) serve
-at `/metrics` of their admin ports. It is [generated](../CONTRIBUTING.md#code-layout) from the code.
+This page is for operators: it lists the Prometheus metrics at `/metrics` of the admin ports (producer 9090, consumer 9091,
+limiter 9098). It is [generated](../CONTRIBUTING.md#code-layout) from the code.
 
 Metrics that end in `_total` are counters and start at 0 with the process, histograms are marked, and all others are gauges.
-Each balance (`a = b + c`) holds in every scrape. `…_cookies_max` and `…_bytes_max` are the maximum over the last two intervals
-between scrapes, so that two alternating scrapers both see every peak. Labels with fixed values have a series for each value from the start; other labels get
-a series with their first value.
+Sums in a description balance in every scrape. `…_cookies_max` and `…_bytes_max` are the maximum over the last two intervals
+between scrapes, so that two alternating scrapers both see every peak. Labels with fixed values have a series for each value
+from the start.
 ";
 
 /// Sections of the page, by directory of the sources that register the metrics.
