@@ -77,7 +77,7 @@ pub struct Api {
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     /// Number of nodes that must have stored a deletion durably before `DELETE` responds without `at_risk`.
-    pub deletions_need: usize,
+    pub deletion_confirmations: usize,
     /// Maximum requests per second of one token.
     pub requests_per_second: u64,
     /// Maximum rows per second of one token.

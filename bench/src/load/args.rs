@@ -22,8 +22,8 @@ const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 /// Send sync requests to the HTTP port of a producer, and check every response.
 ///
 /// By default, every request has a new random user id (20 hexadecimal digits), a DSP from 1 to 20 and a new random buyer uid.
-/// Ctrl-C ends the load early, with its report. The exit code is 1 if a response was wrong or missing, or if due requests were
-/// not sent.
+/// Ctrl-C ends the load early, with its report. The exit code is 1 if a response was wrong or missing, or if requests were
+/// not sent on schedule.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// URL of the edge; repeatable. Connections are spread over all URLs.

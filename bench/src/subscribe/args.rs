@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::security::SecurityArgs;
 use crate::{report::ReportArgs, values::parse_rate};
 
-/// Open named streams from a producer, and check what arrives.
+/// Open named streams from a producer, and check the received cookies.
 ///
 /// Without --duration or --requests, it runs until Ctrl-C; a report is written in any case. The exit code is 1 if a stream
 /// violated the protocol (a sequence repeated, or missing without a gap), or received fewer cookies than --requests.
@@ -63,8 +63,8 @@ pub enum Call {
 /// Options of a fan-out measurement.
 #[derive(Debug, Clone, Default, Args)]
 pub struct FanOutArgs {
-    /// Numbers of streams whose cost to measure. For each number, a producer is started on this machine and receives that many
-    /// streams and a load for --duration (default 5s).
+    /// Numbers of streams to measure. For each number, a producer is started on this machine, with that many streams and a load
+    /// for --duration (default 5s).
     #[arg(
         long,
         value_name = "N,…",

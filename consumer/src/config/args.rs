@@ -239,7 +239,7 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
-    /// Of several consumers of a server, the setting of the maintenance owner applies. Collections are converted in the expiry
+    /// If several consumers share a server, the setting of the maintenance owner applies. Collections are converted in the expiry
     /// window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: ExpiryMode,

@@ -150,7 +150,7 @@ impl Api {
             last,
         };
         self.inner.unconfirmed.add(first, last);
-        let need = parts.config.deletions_need;
+        let need = parts.config.deletion_confirmations;
         let durable = parts.subscribers.wait_durable(first, last, need);
         let at_risk = timeout(DURABLE_TIMEOUT, durable).await.is_err();
         if at_risk {

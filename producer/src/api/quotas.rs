@@ -69,7 +69,7 @@ mod tests {
 
     fn quotas(requests_per_second: u64, rows_per_second: u64) -> Quotas {
         Quotas::new(Config {
-            deletions_need: 0,
+            deletion_confirmations: 0,
             requests_per_second,
             rows_per_second,
         })

@@ -44,7 +44,7 @@ fn api() -> Api {
         draining: CancellationToken::new(),
         deletions: registry.add(producer::DELETIONS).unwrap(),
         config: Config {
-            deletions_need: 0,
+            deletion_confirmations: 0,
             requests_per_second: 1_000,
             rows_per_second: 1_000_000,
         },

@@ -39,9 +39,9 @@ pub(super) struct ApiArgs {
     )]
     opt_out: bool,
 
-    /// Number of nodes that must have stored a deletion before the API responds without "at_risk"
+    /// Number of nodes that must confirm a deletion before the API responds without "at_risk"
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
-    deletions_need: usize,
+    deletion_confirmations: usize,
 
     /// Maximum requests per second of one API token
     #[arg(
@@ -92,7 +92,7 @@ impl ApiArgs {
             tokens: tokens.and_then(|file| load_files(errors, tokens::File::new(file))),
             opt_out: self.opt_out,
             behavior: crate::api::Config {
-                deletions_need: self.deletions_need,
+                deletion_confirmations: self.deletion_confirmations,
                 requests_per_second: self.api_requests_per_second as u64,
                 rows_per_second: self.api_rows_per_second as u64,
             },

@@ -126,7 +126,7 @@ pub struct Retention {
     )]
     pub queue_cookies: usize,
 
-    /// Time to remember the position of a disconnected subscriber
+    /// Time to keep the position of a disconnected subscriber
     #[arg(
         long,
         group = RELOADED,
@@ -136,9 +136,9 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes to resend to a subscriber that reconnects without a cursor, because they were in flight
+    /// Maximum bytes in flight to send again to a subscriber that reconnects without a cursor
     ///
-    /// Lower if the subscriber announced a smaller receive window.
+    /// Less if the receive window of the subscriber was smaller.
     #[arg(
         long,
         value_name = "BYTES",

@@ -14,7 +14,7 @@ use crate::shaping::limits_file::{self, File, LimitsFile};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSP rate limits")]
 pub(super) struct LimitsArgs {
-    /// TOML file with DSP rate limits, and how to handle cookies over a limit: observe, police or shape
+    /// TOML file with DSP rate limits and the handling of excess cookies: observe, police or shape
     ///
     /// Reloaded when it changes; an invalid version is rejected. Validate a file with `limiter check --for producer`.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]

@@ -66,7 +66,7 @@ runtime::problem_kinds! {
         "Unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
     NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
         "The limiter cannot write its state"
-        "The change is not known to be saved, but may have been counted. Retry after Retry-After. The limiter's log has the cause."
+        "The change may have been counted without being saved. Retry after Retry-After. The limiter's log has the cause."
     SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
         "The server of the shared limits is unavailable"
         "The call was not granted. Retry after Retry-After. Report calls already made with their time (`at`). The rejected request may \
