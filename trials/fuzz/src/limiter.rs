@@ -1,6 +1,6 @@
 //! The limiter's parsers of requests, limits files, and the records in its directory.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use limiter::serve::{
     engine::{self, CallRule, Counting, Engine, Feedback, LIMIT_BYTES_MAX, Options, Target},
@@ -11,6 +11,8 @@ use limits::rules::{Document, NamedLimit, Rules};
 
 /// A time in 2023, in nanoseconds since the Unix epoch.
 const NOW: u64 = 1_700_000_000_000_000_000;
+
+static RULES: LazyLock<Rules> = LazyLock::new(|| Rules::parse(LIMITS).expect("valid limits"));
 
 /// Limits of each algorithm.
 const LIMITS: &str = "
@@ -144,10 +146,10 @@ pub fn limits_file(bytes: &[u8]) {
 /// # Panics
 /// If the property does not hold.
 pub fn record(bytes: &[u8]) {
-    let used = used_records();
-    for (key, value) in &used {
+    static USED: LazyLock<Records> = LazyLock::new(used_records);
+    for (key, value) in &*USED {
         for (key, value) in [(key.as_slice(), bytes), (bytes, value.as_slice())] {
-            let mut records = used.clone();
+            let mut records = USED.clone();
             records.insert(key.to_vec(), value.to_vec());
             restore(records);
         }
@@ -155,8 +157,7 @@ pub fn record(bytes: &[u8]) {
 }
 
 fn restore(mut records: Records) {
-    let rules = Rules::parse(LIMITS).expect("valid limits");
-    let restored = engine(&rules.limits);
+    let restored = engine(&RULES.limits);
     let read: Vec<_> = records.clone().into_iter().collect();
     let Ok(found) = restored.restore(&read, NOW) else {
         return;
@@ -174,15 +175,14 @@ fn restore(mut records: Records) {
     }
     save(&restored, &mut records);
     let read: Vec<_> = records.into_iter().collect();
-    let again = engine(&rules.limits).restore(&read, now);
+    let again = engine(&RULES.limits).restore(&read, now);
     assert!(again.is_ok(), "{again:?}");
 }
 
 /// The records of an engine that has been used.
 #[must_use]
 pub fn used_records() -> Records {
-    let rules = Rules::parse(LIMITS).expect("valid limits");
-    let used = engine(&rules.limits);
+    let used = engine(&RULES.limits);
     for limit in ["a", "b"] {
         for counter in ["k", "l"] {
             let of = [Target { limit, counter }];
