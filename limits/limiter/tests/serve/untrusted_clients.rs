@@ -56,13 +56,17 @@ impl UntrustedClient {
         })
     }
 
-    /// Sends as much as the socket accepts; returns whether it is full.
+    /// Sends up to 1 MiB; returns whether the limiter has read nothing since the last call.
     fn send(&mut self) -> bool {
-        let rest = &self.bytes[self.sent % self.bytes.len()..];
-        let written = self.stream.write(rest);
-        written
-            .map(|bytes| self.sent += bytes)
-            .is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        let before = self.sent;
+        while self.sent < before + (1 << 20) {
+            let rest = &self.bytes[self.sent % self.bytes.len()..];
+            match self.stream.write(rest) {
+                Ok(written) => self.sent += written,
+                Err(error) => return error.kind() == ErrorKind::WouldBlock && self.sent == before,
+            }
+        }
+        false
     }
 }
 
@@ -94,10 +98,12 @@ async fn untrusted_clients_that_read_no_responses_neither_exhaust_memory_nor_blo
     let address: SocketAddr = limiter.address.parse()?;
     trusted_calls(&limiter, 1).await?;
     let before = resident(&limiter)?;
-    let get = "GET /v1/limits/a/k/delay HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    // A small response and a large one, which fills the buffers soon.
+    let paths = ["/v1/limits/a/k/delay", "/v1/openapi.json"];
+    let get = paths.map(|path| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     let post =
         "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65536\r\n\r\n";
-    let many: Arc<[u8]> = get.repeat(250).into_bytes().into();
+    let many: Arc<[u8]> = get.concat().repeat(125).into_bytes().into();
     let large: Arc<[u8]> = format!("{post}{}", " ".repeat(65_536)).into_bytes().into();
     let mut peak = before;
     let mut clients = Vec::new();
