@@ -2,14 +2,7 @@
 //!
 //! A connection processes one request at a time, so a client that does not read responses cannot send further requests.
 
-use std::{
-    convert::Infallible,
-    error::Error,
-    future::Future,
-    pin::pin,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{convert::Infallible, error::Error, future::Future, pin::pin, sync::Arc};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -21,10 +14,6 @@ use crate::{
     listen::{self, Activity, ByteStream, Limits, Listener, Stage, WatchedStream},
     tls::server::Handshakes,
 };
-
-/// Start of the year 10000. From then on, hyper panics, because a [`Date`](http::header::DATE) header cannot express
-/// the time.
-const DATES_END: Duration = Duration::from_secs(253_402_300_800);
 
 /// Maximum bytes of request headers, and of unread responses, per connection.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -68,10 +57,6 @@ async fn connection<F, B>(
     F: Future<Output = Response<B>>,
     B: Body<Error: Error + Send + Sync> + 'static,
 {
-    if !has_date(SystemTime::now()) {
-        tracing::debug!("connection closed: the system clock is after the year 9999");
-        return;
-    }
     let service = service_fn(|request| {
         let (in_progress, response) = (activity.long_request(), handler(request));
         async move {
@@ -92,25 +77,5 @@ async fn connection<F, B>(
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "connection ended");
-    }
-}
-
-/// Whether responses can have a `Date` now and during the next minute.
-fn has_date(now: SystemTime) -> bool {
-    now + Duration::from_secs(60) < SystemTime::UNIX_EPOCH + DATES_END
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clock_after_the_year_9999_is_detected_before_hyper_panics() {
-        let end = SystemTime::UNIX_EPOCH + DATES_END;
-        let last = httpdate::fmt_http_date(end - Duration::from_nanos(1));
-        assert_eq!(last, "Fri, 31 Dec 9999 23:59:59 GMT");
-        assert!(std::panic::catch_unwind(|| httpdate::fmt_http_date(end)).is_err());
-        assert!(has_date(SystemTime::now()));
-        assert!(!has_date(end - Duration::from_secs(1)) && !has_date(end));
     }
 }

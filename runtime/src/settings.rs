@@ -55,7 +55,7 @@ pub const RELOADED: &str = "reloaded";
 /// Group of settings that name [reloaded files](ReloadMode::FileContents).
 pub const CONTENTS: &str = "contents";
 
-/// Value name of settings that are true or false; the flag without a value means true.
+/// Value name of settings that are true or false, false by default; the flag without a value means true.
 pub const BOOLEAN: &str = "true|false";
 
 /// How a change of a setting takes effect while the process runs.
@@ -146,6 +146,9 @@ pub fn command<A: Settings>() -> Command {
             Some([name]) if name == "FILE" => argument.value_hint(ValueHint::FilePath),
             Some([name]) if name == "DIR" => argument.value_hint(ValueHint::DirPath),
             Some([name]) if name == BOOLEAN => argument
+                .action(ArgAction::Set)
+                .value_parser(boolean)
+                .default_value("false")
                 .num_args(0..=1)
                 .require_equals(true)
                 .default_missing_value("true"),

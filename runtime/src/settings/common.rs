@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::ArgAction;
-
-use super::{BOOLEAN, ConfigErrors, RELOADED, boolean, info_commands::InfoArgs, optional};
+use super::{BOOLEAN, ConfigErrors, RELOADED, info_commands::InfoArgs, optional};
 use crate::logging::{self, Filter, Format};
 
 /// The common flags. [`command`](super::command) adds their environment variables, prefixed with the program name.
@@ -37,13 +35,7 @@ pub struct CommonArgs {
     /// Enable profiling and the log filter on the admin port
     ///
     /// Serves /debug/profile and /log-filter (GET, PUT). Any client of the port can then slow the process down or silence its log.
-    #[arg(
-        long,
-        value_name = BOOLEAN,
-        default_value = "false",
-        action = ArgAction::Set,
-        value_parser = boolean
-    )]
+    #[arg(long, value_name = BOOLEAN)]
     debug_endpoints: bool,
 
     #[command(flatten)]
