@@ -4,14 +4,18 @@
 //! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, all cookies of the request's
 //! user id are deleted on all nodes. Syncs with the opt-out cookie get the usual response and are not recorded.
 //!
-//! A form is valid for ten minutes, so that an old request cannot be replayed. Deletions are limited to `RATE` for all
-//! browsers together, because any client can send such a POST with any user id.
+//! Any client other than a browser can send such a POST with any user id, also repeatedly. Deletions are therefore limited for
+//! each address of `X-Forwarded-For`, and for all clients together.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use httparse::Header;
 use prometheus::IntCounter;
 use proto::{ids, limits::USER_ID_BYTES_MAX};
+use runtime::listen::addresses;
 use tokio::time::Instant;
 
 use super::{
@@ -30,14 +34,11 @@ pub(super) const PATH: &str = "/optout";
 /// The name and value of the cookie.
 const COOKIE: &[u8] = b"cookiesync_optout=1";
 
-/// How long a browser keeps the cookie: 400 days, the maximum that browsers accept.
-const COOKIE_SECONDS: u32 = 400 * 24 * 3600;
+/// Rate limits of deletions, and their bursts: of all clients together, and of one address, which many browsers may share.
+const RATES: [Rate; 2] = [("20/s", 1_000), ("1/s", 50)];
 
-/// How long a form is valid.
-const FORM_SECONDS: u64 = 600;
-
-/// Rate limit of deletions by all browsers together, and its burst.
-const RATE: Rate = ("20/s", 1_000);
+/// Maximum number of tracked addresses: more than the total rate and its burst allow while an address has less than its burst.
+const ADDRESSES_MAX: usize = 4_096;
 
 /// The response to a request for the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,8 @@ pub enum Page {
 /// The opt-out page of one producer.
 #[derive(Debug)]
 pub struct OptOut {
-    limit: RateLimits<(), 1>,
+    /// By network of the client; the total has no key.
+    limits: RateLimits<Option<IpAddr>, 2>,
     deletions: IntCounter,
 }
 
@@ -68,7 +70,7 @@ impl OptOut {
     #[must_use]
     pub fn new(deletions: IntCounter) -> Self {
         Self {
-            limit: RateLimits::new([RATE], 1),
+            limits: RateLimits::new(RATES, ADDRESSES_MAX),
             deletions,
         }
     }
@@ -84,14 +86,12 @@ impl OptOut {
         Some(match head.method {
             "GET" | "HEAD" if has_cookie(lines) => Page::OptIn,
             "GET" | "HEAD" => Page::OptOut,
-            "POST" if is_valid_form(head.query, log.unix_micros()) && is_same_origin(lines) => {
-                match parameter(head.query, "choice") {
-                    Some("out") => self.opt_out(lines, log, shaping),
-                    Some("in") => Page::OptedIn,
-                    _ => Page::Forbidden,
-                }
-            }
-            "POST" => Page::Forbidden,
+            "POST" if !is_same_origin(lines) => Page::Forbidden,
+            "POST" => match head.query {
+                "choice=out" => self.opt_out(lines, log, shaping),
+                "choice=in" => Page::OptedIn,
+                _ => Page::Forbidden,
+            },
             _ => return None,
         })
     }
@@ -103,9 +103,11 @@ impl OptOut {
             // The browser has no user id, so there is nothing to delete.
             return Page::OptedOut;
         };
+        let mut rates = vec![(0, None)];
+        rates.extend(client_network(lines).map(|network| (1, Some(network))));
         let charged = self
-            .limit
-            .charge(&[(0, ())], 1, Instant::now(), Duration::ZERO);
+            .limits
+            .charge(&rates, 1, Instant::now(), Duration::ZERO);
         if charged.is_err() {
             return Page::Busy;
         }
@@ -134,33 +136,30 @@ pub(super) fn has_cookie(lines: &[Header<'_>]) -> bool {
 
 /// Whether the `Origin` header states that a page of this origin sent the request. False without the header.
 fn is_same_origin(lines: &[Header<'_>]) -> bool {
-    let value = |name: &str| {
-        let line = lines
-            .iter()
-            .find(|line| line.name.eq_ignore_ascii_case(name));
-        line.map(|line| line.value)
-    };
+    let value = |name| values(lines, name).next();
     // A proxy may have ended TLS, so the scheme is not known here.
     let origin = value("origin").and_then(|origin| {
-        let origin = origin.strip_prefix(b"https:");
-        origin
-            .or_else(|| value("origin")?.strip_prefix(b"http:"))?
-            .strip_prefix(b"//")
+        let of_https = origin.strip_prefix(b"https://");
+        of_https.or_else(|| origin.strip_prefix(b"http://"))
     });
     let is_same = origin.is_some() && origin == value("host");
     is_same && value("sec-fetch-site").is_none_or(|site| site == b"same-origin")
 }
 
-fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let mut parameters = query.split('&');
-    parameters.find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
+/// The network of the client, from the last address of `X-Forwarded-For`: the nearest proxy added it.
+fn client_network(lines: &[Header<'_>]) -> Option<IpAddr> {
+    let last = values(lines, "x-forwarded-for").last()?;
+    let last = str::from_utf8(last).ok()?.rsplit(',').next()?.trim();
+    let address = last.parse::<IpAddr>().ok();
+    let address = address.or_else(|| Some(last.parse::<SocketAddr>().ok()?.ip()));
+    address.map(addresses::network)
 }
 
-/// Whether the form is at most ten minutes old, with a tolerance of five minutes for the clocks of other producers.
-fn is_valid_form(query: &str, now_micros: u64) -> bool {
-    let shown = parameter(query, "at").and_then(|at| at.parse::<u64>().ok());
-    let now = now_micros / 1_000_000;
-    shown.is_some_and(|at| (now.saturating_sub(FORM_SECONDS)..=now + 300).contains(&at))
+fn values<'a>(lines: &[Header<'a>], name: &str) -> impl Iterator<Item = &'a [u8]> {
+    let lines = lines.iter();
+    lines
+        .filter(move |line| line.name.eq_ignore_ascii_case(name))
+        .map(|line| line.value)
 }
 
 impl Page {
@@ -174,58 +173,35 @@ impl Page {
         "optout_busy",
     ];
 
-    /// The status line and the headers of this response only, without the last line break.
-    pub(super) fn status_line(self) -> String {
-        let seconds = match self {
-            Self::OptOut | Self::OptIn => {
-                return "200 OK\r\nvary: cookie\r\nx-frame-options: DENY\r\nreferrer-policy: same-origin\r\n\
-                    content-security-policy: default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
-                    .to_owned();
-            }
-            Self::OptedOut => COOKIE_SECONDS,
-            Self::OptedIn => 0,
-            Self::Forbidden => return "403 Forbidden".to_owned(),
-            Self::Busy => return "503 Service Unavailable\r\nretry-after: 5".to_owned(),
-        };
-        format!(
-            "303 See Other\r\nlocation: {PATH}\r\nset-cookie: cookiesync_optout=1; Max-Age={seconds}; Path=/; \
-             Secure; HttpOnly; SameSite=None"
-        )
-    }
-
-    pub(super) fn content_type(self) -> &'static str {
+    /// The status line and the headers of this response only, without the last line break. The cookie is kept for 400 days, the
+    /// maximum that browsers accept.
+    pub(super) fn status_line(self) -> &'static str {
         match self {
-            Self::OptOut | Self::OptIn => "text/html; charset=utf-8",
-            _ => "text/plain; charset=utf-8",
+            Self::OptOut | Self::OptIn => {
+                "200 OK\r\nvary: cookie\r\nx-frame-options: DENY\r\nreferrer-policy: same-origin\r\n\
+                content-security-policy: default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+            }
+            Self::OptedOut => {
+                "303 See Other\r\nlocation: /optout\r\n\
+                set-cookie: cookiesync_optout=1; Max-Age=34560000; Path=/; Secure; HttpOnly; SameSite=None"
+            }
+            Self::OptedIn => {
+                "303 See Other\r\nlocation: /optout\r\n\
+                set-cookie: cookiesync_optout=1; Max-Age=0; Path=/; Secure; HttpOnly; SameSite=None"
+            }
+            Self::Forbidden => "403 Forbidden",
+            Self::Busy => "503 Service Unavailable\r\nretry-after: 5",
         }
     }
 
-    /// The body, at this second since the Unix epoch.
-    pub(super) fn body(self, now_seconds: u64) -> String {
-        let (state, choice, button) = match self {
-            Self::OptIn => (
-                "This browser has opted out. Its syncs are not recorded.",
-                "in",
-                "Opt in again",
-            ),
-            Self::OptOut => (
-                "Advertising partners may link this browser to their own ids. Opting out deletes these links on all our \
-                 servers and stops the recording of new ones in this browser.",
-                "out",
-                "Opt out",
-            ),
-            Self::OptedOut | Self::OptedIn => return String::new(),
-            Self::Forbidden => return "reload the opt-out page and use its button\n".to_owned(),
-            Self::Busy => {
-                return "too many opt-outs at the moment; retry in a few seconds\n".to_owned();
-            }
-        };
-        format!(
-            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\
-             <title>Opt out</title><style>body{{font:1.1rem/1.5 system-ui,sans-serif;max-width:34rem;margin:4rem auto;\
-             padding:0 1rem}}button{{font:inherit;padding:.5rem 1rem}}</style><h1>Opt out</h1><p>{state}</p>\
-             <form method=post action='{PATH}?choice={choice}&amp;at={now_seconds}'><button>{button}</button></form></html>\n"
-        )
+    pub(super) fn body(self) -> &'static str {
+        match self {
+            Self::OptOut => include_str!("opt_out/out.html"),
+            Self::OptIn => include_str!("opt_out/in.html"),
+            Self::OptedOut | Self::OptedIn => "",
+            Self::Forbidden => "reload the opt-out page and use its button\n",
+            Self::Busy => "too many opt-outs at the moment; retry in a few seconds\n",
+        }
     }
 }
 
@@ -265,13 +241,36 @@ mod tests {
         }
     }
 
-    #[test]
-    fn form_is_valid_for_ten_minutes() {
-        let now = 1_800_000_000;
-        let is_valid = |at: u64| is_valid_form(&format!("choice=out&at={at}"), now * 1_000_000);
-        assert!(is_valid(now) && is_valid(now - FORM_SECONDS) && is_valid(now + 300));
-        assert!(!is_valid(now - FORM_SECONDS - 1) && !is_valid(now + 301));
-        assert!(!is_valid_form("choice=out", now) && !is_valid_form("at=x", now));
+    #[tokio::test(start_paused = true)]
+    async fn one_address_cannot_use_up_the_rate_of_all() {
+        let opt_out = OptOut::new(IntCounter::new("deletions", "deletions").unwrap());
+        let log = Log::new(crate::log::Config {
+            epoch: 1,
+            bytes_max: 1 << 20,
+            chunk_bytes: proto::limits::CHUNK_BYTES_DEFAULT,
+            chunk_age: Duration::from_secs(60),
+            idle_after: Duration::from_secs(60),
+        });
+        let opted_out = |forwarded: &str| {
+            let lines = lines(&[
+                ("Cookie", "uid=alice"),
+                ("X-Forwarded-For", "203.0.113.9"),
+                ("x-forwarded-for", forwarded),
+            ]);
+            let page = |_: &u64| opt_out.opt_out(&lines, &log, None) == Page::OptedOut;
+            (0..100).filter(page).count()
+        };
+        // The client may send the header, too; the nearest proxy appends the last address.
+        assert_eq!(opted_out("198.51.100.1"), 50);
+        assert_eq!(opted_out("192.0.2.1, 198.51.100.1"), 0);
+        assert_eq!(opted_out("198.51.100.1:567"), 0);
+        assert_eq!(opted_out("2001:db8::1"), 50);
+        assert_eq!(opted_out("2001:db8::2"), 0);
+        assert_eq!(opted_out("198.51.100.2"), 50);
+        for address in 0..20 {
+            opted_out(&format!("192.0.2.{address}"));
+        }
+        assert_eq!(opted_out("198.51.100.3"), 0, "the rate of all is used up");
     }
 
     #[test]

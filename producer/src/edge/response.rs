@@ -1,9 +1,6 @@
 //! Responses of the edge. The only place that maps outcomes to HTTP.
 
-use std::{
-    borrow::Cow,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use super::{opt_out::Page, request::Rejection};
 
@@ -41,32 +38,32 @@ pub struct ResponseOptions {
 }
 
 impl Outcome {
-    fn status_line(self) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
+    fn status_line(self) -> &'static str {
+        match self {
             Self::Accepted | Self::OptedOut => "200 OK",
-            Self::OptOut(page) => return page.status_line().into(),
+            Self::OptOut(page) => page.status_line(),
             Self::Rejected(_) | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
-        })
+        }
     }
 
-    fn body(self, now_seconds: u64) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
+    fn body(self) -> &'static str {
+        match self {
             Self::Accepted | Self::OptedOut => "",
-            Self::OptOut(page) => return page.body(now_seconds).into(),
+            Self::OptOut(page) => page.body(),
             Self::Rejected(rejection) => rejection.reason(),
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",
             Self::Malformed => "not an HTTP/1 request\n",
-        })
+        }
     }
 
     fn content_type(self) -> &'static str {
         match self {
-            Self::OptOut(page) => page.content_type(),
+            Self::OptOut(Page::OptOut | Page::OptIn) => "text/html; charset=utf-8",
             _ => "text/plain; charset=utf-8",
         }
     }
@@ -115,7 +112,7 @@ impl Responses {
     }
 
     fn encode(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        let body = outcome.body(self.second.unwrap_or_default().as_secs());
+        let body = outcome.body();
         let close = if options.close {
             "connection: close\r\n"
         } else {
