@@ -53,8 +53,9 @@ def send(api, part):
     }
     summary = api.request("POST", "/v1/cookies", gzip.compress(body, mtime=0), headers)
     errors = [(part[error["row"] - 1][0], error["reason"]) for error in summary["errors"]]
-    if summary.get("errors_omitted"):
-        errors.append((f"{part[0][0]}-{part[-1][0]}", f"{summary['errors_omitted']} more rejected rows"))
+    more = summary["rejected"] + summary["dropped"] - len(errors)
+    if more:
+        errors.append((f"{part[0][0]}-{part[-1][0]}", f"{more} more rejected rows, {summary['dropped']} above a limit of the DSP"))
     return summary["accepted"], errors
 
 

@@ -296,7 +296,7 @@ pub const API_REQUESTS: MetricDef = MetricDef::counter(
 .by(&["code"]);
 pub const API_ROWS: MetricDef = MetricDef::counter(
     "producer_api_rows_total",
-    "Rows of bulk requests with matches, by outcome: accepted, or the reason of the rejection.",
+    "Rows of bulk requests, by outcome: accepted, dropped by a limit of the DSP, or the reason of the rejection.",
 )
 .by(&["outcome"]);
 pub const DELETIONS: MetricDef = MetricDef::counter(
@@ -308,16 +308,17 @@ pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
     "Deletion requests that got a response before enough nodes had stored the deletions. A crash of the producer may lose these deletions.",
 );
-pub const DELETION_PENDING_SECONDS: MetricDef = MetricDef::gauge(
-    "producer_deletion_pending_seconds",
-    "Age of the oldest deletion that a known node has not confirmed; 0 if there is none.",
-);
-pub const DELETION_OPEN_RECEIPTS: MetricDef = MetricDef::gauge(
-    "producer_deletion_open_receipts",
-    "Receipts since the oldest one that a known node has not confirmed; up to 10000.",
+pub const LAST_DELETION: MetricDef = MetricDef::gauge(
+    "producer_last_deletion_sequence",
+    "Sequence of the newest deletion in the log; 0 if there is none in this epoch.",
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
     "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, after the first confirmation.",
+)
+.by(SUBSCRIBER);
+pub const APPLIED: MetricDef = MetricDef::gauge(
+    "producer_subscriber_applied_sequence",
+    "Newest sequence up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe, after the first confirmation.",
 )
 .by(SUBSCRIBER);

@@ -18,7 +18,6 @@ mod cookies;
 mod deletions;
 mod idempotency;
 mod problem;
-mod quotas;
 mod receipts;
 pub mod tokens;
 
@@ -41,19 +40,26 @@ use runtime::{
     metrics::Registry,
     reload::Reloader,
     tls::server::Handshakes,
+    token,
 };
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use self::{
-    bulk::ROW_ERRORS,
+    bulk::ROW_OUTCOMES,
     idempotency::Idempotency,
-    problem::{Early, FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, UNAUTHORIZED},
-    quotas::Quotas,
-    receipts::Unconfirmed,
-    tokens::{Client, Right},
+    problem::{FORBIDDEN, KINDS, METHOD, NOT_FOUND, Problem, TOO_MANY, UNAUTHORIZED},
+    tokens::Client,
 };
-use crate::{edge::dsps::Dsps, log::Log, shaping::Shaping, streams::subscribers::Subscribers};
+use crate::{
+    config::ApiLimits, edge::dsps::Dsps, log::Log, rate_limits::RateLimits, shaping::Shaping,
+    streams::subscribers::Subscribers,
+};
+
+/// Indices of the rate limits.
+const REQUESTS: usize = 0;
+const ROWS: usize = 1;
 
 /// Description of the API in OpenAPI 3.1.
 const OPENAPI: &str = include_str!("api/openapi.json");
@@ -67,21 +73,14 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
+/// Maximum memory: that of all requests at the same time, and of the responses that can be repeated.
+pub(crate) const MEMORY_BYTES: usize = LIMITS.connections_max * body::REQUEST_BYTES
+    + token::TOKENS_MAX * idempotency::CLIENT_BYTES_MAX;
+
 /// The API of one producer.
 #[derive(Debug, Clone)]
 pub struct Api {
     inner: Arc<Inner>,
-}
-
-/// Settings of the API.
-#[derive(Debug, Clone, Copy)]
-pub struct Config {
-    /// Number of nodes that must have stored a deletion durably before `DELETE` responds without `at_risk`.
-    pub deletion_confirmations: usize,
-    /// Maximum requests per second of one token.
-    pub requests_per_second: u64,
-    /// Maximum rows per second of one token.
-    pub rows_per_second: u64,
 }
 
 /// The parts of a producer that the API uses.
@@ -101,18 +100,18 @@ pub struct Parts {
     pub draining: CancellationToken,
     /// Counts deletions by scope.
     pub deletions: IntCounterVec,
-    /// Settings of the API.
-    pub config: Config,
+    /// Limits of the API.
+    pub limits: ApiLimits,
 }
 
 #[derive(Debug)]
 struct Inner {
     parts: Parts,
     tokens: Option<Arc<Reloader<tokens::File>>>,
-    quotas: Quotas,
+    /// By name of the token.
+    rates: RateLimits<String, 2>,
     idempotency: Idempotency,
     metrics: Metrics,
-    unconfirmed: Unconfirmed,
 }
 
 /// Metrics of the API.
@@ -138,26 +137,27 @@ impl Api {
             rows: registry.add(producer::API_ROWS)?,
             at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
         };
-        metrics.rows.with_label_values(&["accepted"]);
-        for reason in ROW_ERRORS {
-            metrics.rows.with_label_values(&[reason]);
+        for outcome in ROW_OUTCOMES {
+            metrics.rows.with_label_values(&[outcome]);
         }
         for kind in KINDS {
             metrics.requests.with_label_values(&[kind.status.as_str()]);
         }
-        let api = Self {
+        let rates = [
+            parts.limits.api_requests_per_second,
+            parts.limits.api_rows_per_second,
+        ];
+        // With bursts of one second.
+        let rates = rates.map(|rate| (format!("{rate}/s"), rate as u64));
+        Ok(Self {
             inner: Arc::new(Inner {
-                quotas: Quotas::new(parts.config),
+                rates: RateLimits::new(rates, 2 * token::TOKENS_MAX),
                 idempotency: Idempotency::default(),
                 parts,
                 tokens,
                 metrics,
-                unconfirmed: Unconfirmed::default(),
             }),
-        };
-        let read = api.clone();
-        registry.read(move || read.open_families())?;
-        Ok(api)
+        })
     }
 
     fn router(&self) -> Router {
@@ -170,12 +170,10 @@ impl Api {
             .route("/v1/receipts/{receipt}", get(receipts::show))
             .route("/v1/openapi.json", get(openapi))
             .fallback(async || {
-                let detail = "GET /v1/openapi.json lists all paths";
-                Early::from(Problem::new(NOT_FOUND, detail))
+                Problem::new(NOT_FOUND, "GET /v1/openapi.json lists all paths").reply()
             })
             .method_not_allowed_fallback(async || {
-                let detail = "GET /v1/openapi.json lists all methods";
-                Early::from(Problem::new(METHOD, detail))
+                Problem::new(METHOD, "GET /v1/openapi.json lists all methods").reply()
             })
             .layer(middleware::from_fn_with_state(
                 self.clone(),
@@ -205,29 +203,51 @@ impl Api {
         http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
     }
 
-    /// Returns the client of a request, if it has the right `right`.
-    fn authorize(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
-        let Some(tokens) = &self.inner.tokens else {
-            return Ok(tokens::local());
+    /// Returns the client of a request, if it has the right `right` and is below its rate of requests.
+    fn authorize(&self, headers: &HeaderMap, right: &str) -> Result<Arc<Client>, Problem> {
+        let client = match &self.inner.tokens {
+            Some(tokens) => tokens.current().authenticate(headers),
+            None => Ok(tokens::local()),
         };
-        let client = tokens.current().authenticate(headers);
         let client = client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
-        if client.permissions.has(right) {
-            Ok(client)
-        } else {
+        if !client.permissions.has(right) {
             let detail = format!("the token does not grant the right `{right}`");
-            Err(Problem::new(FORBIDDEN, detail))
+            return Err(Problem::new(FORBIDDEN, detail));
         }
+        self.charge(&client, REQUESTS, 1, Duration::ZERO)?;
+        Ok(client)
     }
 
     /// Admits a request that changes something, of a client with `right`.
-    fn admit(&self, headers: &HeaderMap, right: Right) -> Result<Arc<Client>, Problem> {
+    fn admit(&self, headers: &HeaderMap, right: &str) -> Result<Arc<Client>, Problem> {
         let client = self.authorize(headers, right)?;
         if self.inner.parts.draining.is_cancelled() {
             return Err(problem::draining());
         }
-        self.inner.quotas.request(&client.name)?;
         Ok(client)
+    }
+
+    /// Charges requests or rows of a client. Returns the time to wait, up to `wait_max`.
+    ///
+    /// # Errors
+    /// 429 if it would be longer.
+    fn charge(
+        &self,
+        client: &Client,
+        rate: usize,
+        count: u64,
+        wait_max: Duration,
+    ) -> Result<Duration, Problem> {
+        let demand = [(rate, client.name.clone())];
+        let charged = self
+            .inner
+            .rates
+            .charge(&demand, count, Instant::now(), wait_max);
+        charged.map_err(|exceeded| {
+            let what = ["requests", "rows"][rate];
+            let problem = Problem::new(TOO_MANY, format!("too many {what} for this token"));
+            problem.retry_after(exceeded.retry_after.as_secs() + 1)
+        })
     }
 }
 
@@ -237,7 +257,7 @@ async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -
     let is_foreign = api.inner.tokens.is_none() && caller::is_foreign(headers, uri);
     let response = if is_foreign {
         let detail = "without --api-tokens, only local programs may use this port";
-        Early::from(Problem::new(FORBIDDEN, detail)).into_response()
+        Problem::new(FORBIDDEN, detail).reply().into_response()
     } else {
         next.run(request).await
     };

@@ -177,7 +177,7 @@ impl App {
                 subscribers: app.subscribers.clone(),
                 draining: app.draining.clone(),
                 deletions,
-                config: config.api.behavior,
+                limits: config.api.limits,
             };
             let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
             if let Some(tokens) = config.api.tokens.clone() {

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use runtime::settings::{self, Common, ConfigErrors, Settings};
 
 pub use self::{
-    api::ApiConfig,
+    api::{ApiConfig, ApiLimits},
     args::{Args, Network, ResourceLimits, Retention, Shutdown},
     shaping::LimitsConfig,
 };

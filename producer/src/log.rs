@@ -130,6 +130,8 @@ pub struct Stats {
     pub span: Span,
     /// Cookies appended since start, sealed or not.
     pub appended: u64,
+    /// The sequence of the newest deletion; 0 without one.
+    pub last_deletion: Sequence,
     /// Counters of sealed chunks.
     pub sealed: SealCounts,
     /// Bytes of the ring.
@@ -230,6 +232,7 @@ impl Log {
         Stats {
             span: ring.span(),
             appended: open.appended(),
+            last_deletion: open.last_deletion,
             sealed: open.sealed,
             bytes: ring.bytes,
             bytes_max: self.shared.config.bytes_max,

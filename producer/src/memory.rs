@@ -1,9 +1,9 @@
 //! Maximum memory of a producer: the bound that each component enforces, and the sum of all bounds.
 //!
-//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the API, the admin port, and kernel
-//! memory for sockets, which also counts against the limit of a container.
+//! This is the worst case of all ports together. It excludes profiles (`--debug-endpoints`), the admin port, and kernel memory for
+//! sockets, which also counts against the limit of a container.
 
-use crate::{config::Config, edge, server, streams};
+use crate::{api, config::Config, edge, server, streams};
 
 /// Memory without connections and cookies: program, threads, metrics, and free memory that the allocator retains.
 const PROCESS_BYTES: u64 = 64 << 20;
@@ -21,7 +21,7 @@ pub struct ComponentMemory {
 
 /// Memory bounds of all components under these settings.
 #[must_use]
-pub fn components(config: &Config) -> [ComponentMemory; 9] {
+pub fn components(config: &Config) -> [ComponentMemory; 10] {
     let component = |what, bound, count: usize, each: usize| ComponentMemory {
         what,
         bound,
@@ -76,6 +76,12 @@ pub fn components(config: &Config) -> [ComponentMemory; 9] {
             bound: "`queue_bytes` in `--limits`, per shaped DSP",
             bytes: config.shaping.queue_bytes_max(),
         },
+        component(
+            "API requests, and responses that can be repeated",
+            "with `--api`: 256 connections, 64 MiB of responses",
+            usize::from(config.api.address.is_some()),
+            api::MEMORY_BYTES,
+        ),
         ComponentMemory {
             what: "process",
             bound: "64 MiB",

@@ -48,14 +48,14 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
     }
 
     /// Charges requests to these rates, given by index, or to none of them. Requests may be charged up to `max_wait`
-    /// ahead.
+    /// ahead; returns the time until then.
     pub(crate) fn charge(
         &self,
         rates: &[(usize, K)],
         requests: u64,
         now: Instant,
         max_wait: Duration,
-    ) -> Result<(), Exceeded> {
+    ) -> Result<Duration, Exceeded> {
         let demand = |(rate, key): &(usize, K)| Demand {
             limit: self.ids[*rate],
             key: key.clone(),
@@ -65,8 +65,10 @@ impl<K: Hash + Eq + Clone, const N: usize> RateLimits<K, N> {
         let nanos = now.saturating_duration_since(self.started).as_nanos();
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let Decision::Refused { limit, reason } = limits.reserve(&demands, nanos, max_wait) else {
-            return Ok(());
+        let (limit, reason) = match limits.reserve(&demands, nanos, max_wait) {
+            Decision::Now => return Ok(Duration::ZERO),
+            Decision::At { at, .. } => return Ok(Duration::from_nanos(at.saturating_sub(nanos))),
+            Decision::Refused { limit, reason } => (limit, reason),
         };
         Err(Exceeded {
             rate: self.ids.iter().position(|id| *id == limit).unwrap_or(0),

@@ -167,19 +167,25 @@ impl Shaping {
     ///
     /// Holds the lock until the cookies are in the log, so that no later cookie of the same user and DSP is released first.
     ///
+    /// Returns the number of cookies that exceeded their limits and were dropped.
+    ///
     /// # Errors
     /// [`Closed`] when the log is closed. The cookies within their limits count as released even then.
-    pub fn append(&self, batch: &mut AppendBatch, read_at: Instant) -> Result<(), Closed> {
+    pub fn append(&self, batch: &mut AppendBatch, read_at: Instant) -> Result<u64, Closed> {
         let now = self.nanos(read_at);
         let mut state = self.state();
         self.update_shares(&mut state);
         let log = &self.shared.log;
         // While draining, the log is about to close and rejects the batch.
+        let mut dropped = 0;
         if !state.is_draining {
             let mut is_queued = false;
+            let aged_at = batch.aged_at();
             batch.retain(|cookie| {
-                let admission = state.shaper.offer(cookie, now, || log.unix_micros());
+                let unix_micros = || aged_at.unwrap_or_else(|| log.unix_micros());
+                let admission = state.shaper.offer(cookie, now, unix_micros);
                 is_queued |= admission == Admission::Queued;
+                dropped += u64::from(admission == Admission::Dropped);
                 admission == Admission::Release
             });
             if is_queued && state.shaper.due() < state.next_wake {
@@ -188,7 +194,8 @@ impl Shaping {
                 self.shared.wake.notify_one();
             }
         }
-        log.append(batch)
+        log.append(batch)?;
+        Ok(dropped)
     }
 
     /// Drops the queued cookies that these deletions cover.

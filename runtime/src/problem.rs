@@ -8,11 +8,11 @@ use crate::reply::{Reply, content};
 /// A problem type.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Last segment of its URI.
+    /// Last segment of its URI; empty for `about:blank`, whose meaning is that of its status.
     pub name: &'static str,
     /// HTTP status.
     pub status: StatusCode,
-    /// Short description.
+    /// Short description; empty for that of the status.
     pub title: &'static str,
     /// How to resolve it; may be empty.
     pub advice: &'static str,
@@ -21,14 +21,14 @@ pub struct Kind {
 /// Defines a constant for each problem type, and `KINDS` with all of them.
 #[macro_export]
 macro_rules! problem_kinds {
-    ($($id:ident $status:ident $name:literal $title:literal $($advice:literal)?)+) => {
+    ($($id:ident $status:ident $($name:literal $title:literal $($advice:literal)?)?)+) => {
         $(
-            #[doc = $title]
+            #[doc = concat!("A problem with the status ", stringify!($status), $(": ", $title)?)]
             pub const $id: &$crate::problem::Kind = &$crate::problem::Kind {
-                name: $name,
+                name: concat!($($name)?),
                 status: ::http::StatusCode::$status,
-                title: $title,
-                advice: concat!($($advice)?),
+                title: concat!($($title)?),
+                advice: concat!($($($advice)?)?),
             };
         )+
         /// All problem types.
@@ -99,8 +99,12 @@ impl Problem {
     pub fn reply(&self) -> Reply {
         let status = self.kind.status;
         let mut body = self.members.clone();
-        body.insert("type".to_owned(), self.kind.uri().into());
-        body.insert("title".to_owned(), self.kind.title.into());
+        if self.kind.name.is_empty() {
+            body.insert("title".to_owned(), status.canonical_reason().into());
+        } else {
+            body.insert("type".to_owned(), self.kind.uri().into());
+            body.insert("title".to_owned(), self.kind.title.into());
+        }
         body.insert("status".to_owned(), status.as_u16().into());
         if !self.detail.is_empty() {
             body.insert("detail".to_owned(), self.detail.as_str().into());

@@ -1,25 +1,21 @@
 //! Bulk bodies: NDJSON, plain or gzip, read line by line within bounds.
 //!
-//! A request holds the current frame, one partial line, and the decoder: some 100 KiB, regardless of the size of the
-//! body.
+//! A request holds one frame, the lines of one slice of it, and the decoder: up to [`REQUEST_BYTES`], whatever the body.
 
 use std::{
-    io::{self, Write as _},
+    hash::{DefaultHasher, Hasher as _},
+    io::Write as _,
     mem,
     time::Duration,
 };
 
 use axum::body::{Body, Bytes};
 use flate2::write::MultiGzDecoder;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
-use runtime::reply::Reply;
-use tokio::{
-    task::yield_now,
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::problem::{Early, INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
+use super::problem::{INVALID, MEDIA_TYPE, Problem, SLOW, TOO_LARGE};
 
 /// Maximum bytes of a body as sent, and after decompression.
 const ENCODED_BYTES_MAX: u64 = 16 << 20;
@@ -33,7 +29,7 @@ const RATIO_FROM_BYTES: u64 = 256 << 10;
 /// Maximum bytes of a row.
 pub(super) const ROW_BYTES_MAX: usize = 4 * 1024;
 
-/// Maximum number of rows of a request.
+/// Maximum number of rows of a request, with empty ones.
 const ROWS_MAX: u32 = 100_000;
 
 /// Timeout for receiving a body.
@@ -44,230 +40,158 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Encoded bytes that are handled before other tasks run, plain and gzip: some ten microseconds' work.
 const SLICE_BYTES: usize = 4 * 1024;
-const GZIP_SLICE_BYTES: usize = 512;
+const GZIP_SLICE_BYTES: usize = 256;
 
-/// Receives the rows of a body.
-pub(super) trait Rows {
-    /// Handles one row; `None` if it is longer than [`ROW_BYTES_MAX`]. Rows are numbered from 1.
-    ///
-    /// # Errors
-    /// When the request cannot continue.
-    fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem>;
+/// Maximum memory of a request: two buffers, each of up to twice the bytes that deflate expands a slice to (1,032:1), the
+/// decoder, and the buffers of the connection.
+pub(crate) const REQUEST_BYTES: usize = 4 * 1032 * GZIP_SLICE_BYTES + (192 << 10);
 
-    /// Called before more of the body is awaited, which may take long.
-    ///
-    /// # Errors
-    /// When the request cannot continue.
-    fn flush(&mut self) -> Result<(), Problem>;
-}
-
-/// Checks the headers of a bulk request.
-///
-/// # Errors
-/// 413 or 415.
-pub(super) fn check_headers(headers: &HeaderMap) -> Result<(), Problem> {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let media_type = text(header::CONTENT_TYPE).and_then(|it| it.split(';').next());
-    if !media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case("application/x-ndjson")) {
-        let detail = "expected Content-Type: application/x-ndjson";
-        return Err(Problem::new(MEDIA_TYPE, detail));
-    }
-    encoding(headers)?;
-    let length = text(header::CONTENT_LENGTH).and_then(|it| it.parse::<u64>().ok());
-    match length {
-        Some(length) if length > ENCODED_BYTES_MAX => Err(too_large()),
-        _ => Ok(()),
-    }
-}
-
-/// Whether the body is compressed with gzip.
-fn encoding(headers: &HeaderMap) -> Result<bool, Problem> {
-    match headers
-        .get(header::CONTENT_ENCODING)
-        .map(|it| it.as_bytes())
-    {
-        None | Some(b"identity") => Ok(false),
-        Some(b"gzip") => Ok(true),
-        Some(_) => {
-            let detail = "expected Content-Encoding: gzip or identity";
-            Err(Problem::new(MEDIA_TYPE, detail))
-        }
-    }
-}
-
-/// Discards the rest of the body of a request that ended early, up to a limit: a client that is still sending it might not read
-/// the response. Only for clients with a token.
-pub(super) async fn discard_rest(
-    result: Result<Reply, Early>,
-    mut body: Body,
-) -> Result<Reply, Early> {
-    let discard = async {
-        let mut left = 2 * ENCODED_BYTES_MAX;
-        while let Some(Ok(frame)) = body.frame().await
-            && let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len) as u64)
-        {
-            left = rest;
-        }
-    };
-    if result
-        .as_ref()
-        .is_err_and(|early| early.0.status() != StatusCode::UNAUTHORIZED)
-    {
-        timeout(DISCARD_TIMEOUT, discard).await.ok();
-    }
-    result
-}
-
-/// Reads a body and passes its rows to `rows`. On an error, the rows before the error have already been passed.
-///
-/// # Errors
-/// 400, 408 or 413, and the errors of `rows`.
-pub(super) async fn read<R: Rows>(
-    headers: &HeaderMap,
-    body: &mut Body,
-    rows: &mut R,
-) -> Result<(), Problem> {
-    let is_gzip = encoding(headers)?;
-    let mut reader = Reader::new(is_gzip, rows);
-    let slice_bytes = if is_gzip {
-        GZIP_SLICE_BYTES
-    } else {
-        SLICE_BYTES
-    };
-    let deadline = Instant::now() + BODY_TIMEOUT;
-    loop {
-        let frame = timeout_at(deadline, body.frame()).await.map_err(|_| {
-            let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());
-            Problem::new(SLOW, detail)
-        })?;
-        let Some(frame) = frame else {
-            return reader.end();
-        };
-        let broken = |_| Problem::new(INVALID, "the connection closed before the end of the body");
-        let Ok(data) = frame.map_err(broken)?.into_data() else {
-            continue;
-        };
-        for slice in data.chunks(slice_bytes) {
-            reader.put(slice)?;
-            reader.rows.flush()?;
-            yield_now().await;
-        }
-    }
-}
-
-/// Decodes a body and splits it into rows.
-struct Reader<'a, R> {
-    rows: &'a mut R,
-    decoder: Decoder,
-    /// Bytes of a row whose end has not arrived, at the beginning of the decoder's output.
-    partial: usize,
-    /// Whether that row is already too long, so that its rest is skipped.
-    is_too_long: bool,
-    count: u32,
+/// Reads the rows of a body.
+pub(super) struct Rows<'a> {
+    body: &'a mut Body,
+    /// When the body must have been received.
+    pub(super) deadline: Instant,
+    gzip: Option<MultiGzDecoder<Vec<u8>>>,
+    /// Received bytes that are not decoded yet.
+    frame: Bytes,
+    has_ended: bool,
+    /// Decoded bytes, and how many of them are handled.
+    output: Vec<u8>,
+    handled: usize,
     encoded: u64,
     decoded: u64,
+    /// Rows so far.
+    pub(super) count: u32,
+    /// Hash of the body as sent, independent of how it was split.
+    pub(super) digest: DefaultHasher,
 }
 
-/// Appends decoded bytes to its output: up to half a megabyte for a slice of gzip.
-enum Decoder {
-    Identity(Vec<u8>),
-    Gzip(Box<MultiGzDecoder<Vec<u8>>>),
-}
-
-impl Decoder {
-    fn put(&mut self, encoded: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Identity(output) => output.write_all(encoded),
-            Self::Gzip(decoder) => decoder.write_all(encoded),
+impl<'a> Rows<'a> {
+    /// Checks the headers of a bulk request.
+    ///
+    /// # Errors
+    /// 413 or 415.
+    pub(super) fn new(headers: &HeaderMap, body: &'a mut Body) -> Result<Self, Problem> {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let media_type = text(header::CONTENT_TYPE).and_then(|it| it.split(';').next());
+        if !media_type.is_some_and(|it| it.trim().eq_ignore_ascii_case("application/x-ndjson")) {
+            let detail = "expected Content-Type: application/x-ndjson";
+            return Err(Problem::new(MEDIA_TYPE, detail));
         }
-    }
-
-    fn output(&mut self) -> &mut Vec<u8> {
-        match self {
-            Self::Identity(output) => output,
-            Self::Gzip(decoder) => decoder.get_mut(),
+        let encoding = headers.get(header::CONTENT_ENCODING);
+        let gzip = match encoding.map(|it| it.as_bytes()) {
+            None | Some(b"identity") => None,
+            Some(b"gzip") => Some(MultiGzDecoder::new(Vec::new())),
+            Some(_) => {
+                let detail = "expected Content-Encoding: gzip or identity";
+                return Err(Problem::new(MEDIA_TYPE, detail));
+            }
+        };
+        let length = text(header::CONTENT_LENGTH).and_then(|it| it.parse::<u64>().ok());
+        if length.is_some_and(|length| length > ENCODED_BYTES_MAX) {
+            return Err(too_large());
         }
-    }
-}
-
-impl<'a, R: Rows> Reader<'a, R> {
-    fn new(is_gzip: bool, rows: &'a mut R) -> Self {
-        Self {
-            rows,
-            decoder: if is_gzip {
-                Decoder::Gzip(Box::new(MultiGzDecoder::new(Vec::new())))
-            } else {
-                Decoder::Identity(Vec::new())
-            },
-            partial: 0,
-            is_too_long: false,
-            count: 0,
+        Ok(Self {
+            body,
+            deadline: Instant::now() + BODY_TIMEOUT,
+            gzip,
+            frame: Bytes::new(),
+            has_ended: false,
+            output: Vec::new(),
+            handled: 0,
             encoded: 0,
             decoded: 0,
-        }
+            count: 0,
+            digest: DefaultHasher::new(),
+        })
     }
 
-    fn put(&mut self, encoded: &[u8]) -> Result<(), Problem> {
+    /// Receives more rows, after all rows so far were handled; false at the end.
+    ///
+    /// # Errors
+    /// 400, 408 or 413.
+    pub(super) async fn receive(&mut self) -> Result<bool, Problem> {
+        if self.has_ended {
+            return Ok(false);
+        }
+        if self.frame.is_empty() {
+            let frame = timeout_at(self.deadline, self.body.frame()).await;
+            let frame = frame.map_err(|_| {
+                let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());
+                Problem::new(SLOW, detail)
+            })?;
+            let frame = frame.transpose().map_err(|_| {
+                Problem::new(INVALID, "the connection closed before the end of the body")
+            })?;
+            self.has_ended = frame.is_none();
+            let data = frame.and_then(|frame| frame.into_data().ok());
+            self.frame = data.unwrap_or_default();
+        }
+        let slice_bytes = match self.gzip {
+            Some(_) => GZIP_SLICE_BYTES,
+            None => SLICE_BYTES,
+        };
+        let slice = self.frame.split_to(slice_bytes.min(self.frame.len()));
+        self.digest.write(&slice);
+        self.decode(&slice)?;
+        Ok(true)
+    }
+
+    fn decode(&mut self, encoded: &[u8]) -> Result<(), Problem> {
+        let before = self.output.len();
+        if let Some(gzip) = &mut self.gzip {
+            let decoded = gzip.write_all(encoded);
+            let decoded = decoded.and_then(|()| match self.has_ended {
+                true => gzip.try_finish(),
+                false => Ok(()),
+            });
+            decoded.map_err(|_| Problem::new(INVALID, "the body is not valid gzip"))?;
+            self.output.append(gzip.get_mut());
+        } else {
+            self.output.extend_from_slice(encoded);
+        }
         self.encoded += encoded.len() as u64;
-        if self.encoded > ENCODED_BYTES_MAX {
-            return Err(too_large());
-        }
-        let decoded = self.decoder.put(encoded);
-        self.split()?;
-        decoded.map_err(|_| invalid_gzip())
-    }
-
-    /// Finishes decompression and passes the last row.
-    fn end(&mut self) -> Result<(), Problem> {
-        if let Decoder::Gzip(decoder) = &mut self.decoder {
-            decoder.try_finish().map_err(|_| invalid_gzip())?;
-        }
-        self.split()?;
-        let row = mem::take(self.decoder.output());
-        self.row(&row)
-    }
-
-    /// Hands over the complete rows of the decoder's output.
-    fn split(&mut self) -> Result<(), Problem> {
-        let mut output = mem::take(self.decoder.output());
-        self.decoded += (output.len() - self.partial) as u64;
+        self.decoded += (self.output.len() - before) as u64;
         let is_bomb = self.decoded > RATIO_FROM_BYTES && self.decoded / RATIO_MAX > self.encoded;
-        if self.decoded > DECODED_BYTES_MAX || is_bomb {
+        if self.encoded > ENCODED_BYTES_MAX || self.decoded > DECODED_BYTES_MAX || is_bomb {
             return Err(too_large());
         }
-        let mut begin = 0;
-        for end in memchr::memchr_iter(b'\n', &output) {
-            self.row(&output[begin..end])?;
-            begin = end + 1;
+        if self.has_ended && self.output.last().is_some_and(|it| *it != b'\n') {
+            self.output.push(b'\n');
         }
-        output.drain(..begin);
-        if output.len() > ROW_BYTES_MAX {
-            self.is_too_long = true;
-            output.clear();
-        }
-        self.partial = output.len();
-        *self.decoder.output() = output;
         Ok(())
     }
 
-    /// Hands over a row. Passes a row to `rows`; ignores empty lines.
-    fn row(&mut self, row: &[u8]) -> Result<(), Problem> {
-        let (row, was_too_long) = (row.trim_ascii(), mem::take(&mut self.is_too_long));
-        if row.is_empty() && !was_too_long {
-            return Ok(());
-        }
-        self.count += 1;
-        if self.count > ROWS_MAX {
+    /// The next row, which may be empty; `None` if more must be received. A row that is too long is cut, but not to
+    /// [`ROW_BYTES_MAX`] or less.
+    ///
+    /// # Errors
+    /// 413.
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Problem> {
+        let Some(length) = memchr::memchr(b'\n', &self.output[self.handled..]) else {
+            self.output.drain(..mem::take(&mut self.handled));
+            self.output.truncate(ROW_BYTES_MAX + 1);
+            return Ok(None);
+        };
+        if self.count == ROWS_MAX {
             let detail = format!("maximum: {ROWS_MAX} rows");
             return Err(Problem::new(TOO_LARGE, detail));
         }
-        let is_valid = !was_too_long && row.len() <= ROW_BYTES_MAX;
-        self.rows.row(self.count, is_valid.then_some(row))
+        self.count += 1;
+        let row = &self.output[self.handled..][..length];
+        self.handled += length + 1;
+        Ok(Some(if length > ROW_BYTES_MAX {
+            row
+        } else {
+            row.trim_ascii()
+        }))
     }
 }
 
-fn invalid_gzip() -> Problem {
-    Problem::new(INVALID, "the body is not valid gzip")
+/// Discards the rest of a body after an error, for a while: a client that is still sending it might not read the response.
+pub(super) async fn discard(body: &mut Body) {
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    timeout(DISCARD_TIMEOUT, rest).await.ok();
 }
 
 fn too_large() -> Problem {
@@ -285,27 +209,50 @@ mod tests {
 
     use super::*;
 
-    #[derive(Default)]
-    struct Lengths(Vec<Option<usize>>);
-
-    impl Rows for Lengths {
-        fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem> {
-            self.0.push(row.map(<[u8]>::len));
-            assert_eq!(number as usize, self.0.len());
-            Ok(())
+    /// The lengths of the rows, up to the first error, and whether there was none. Empty rows are omitted.
+    async fn lengths(is_gzip: bool, body: &[u8], part: usize) -> (Vec<usize>, bool) {
+        let mut headers = HeaderMap::new();
+        let ndjson = "application/x-ndjson".parse().unwrap();
+        headers.insert(header::CONTENT_TYPE, ndjson);
+        if is_gzip {
+            headers.insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
         }
-
-        fn flush(&mut self) -> Result<(), Problem> {
-            Ok(())
-        }
+        let parts = body.chunks(part).map(Bytes::copy_from_slice).collect();
+        let mut body = Body::new(Parts(parts));
+        let mut rows = Rows::new(&headers, &mut body).unwrap();
+        let mut lengths = Vec::new();
+        let is_ok = loop {
+            match rows.receive().await {
+                Ok(true) => {}
+                Ok(false) => break true,
+                Err(_) => break false,
+            }
+            loop {
+                match rows.next() {
+                    Ok(Some(row)) => lengths.extend((!row.is_empty()).then_some(row.len())),
+                    Ok(None) => break,
+                    Err(_) => return (lengths, false),
+                }
+            }
+            assert!(rows.output.capacity() <= 2 * 1032 * GZIP_SLICE_BYTES);
+        };
+        (lengths, is_ok)
     }
 
-    fn decode(is_gzip: bool, body: &[u8], part: usize) -> (Vec<Option<usize>>, bool) {
-        let mut rows = Lengths::default();
-        let mut reader = Reader::new(is_gzip, &mut rows);
-        let put = body.chunks(part).try_for_each(|part| reader.put(part));
-        let is_ok = put.and_then(|()| reader.end()).is_ok();
-        (rows.0, is_ok)
+    /// A body of these parts.
+    struct Parts(std::collections::VecDeque<Bytes>);
+
+    impl http_body::Body for Parts {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            let part = self.0.pop_front();
+            std::task::Poll::Ready(part.map(|part| Ok(http_body::Frame::data(part))))
+        }
     }
 
     fn gzip(body: &[u8]) -> Vec<u8> {
@@ -314,33 +261,45 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    #[test]
-    fn rows_are_the_same_however_the_body_is_split_and_compressed() {
-        let long = "x".repeat(ROW_BYTES_MAX + 1);
+    #[tokio::test]
+    async fn rows_are_the_same_however_the_body_is_split_and_compressed() {
+        let long = "x".repeat(2 * ROW_BYTES_MAX);
+        let spaces = " ".repeat(2 * ROW_BYTES_MAX);
         let full = "y".repeat(ROW_BYTES_MAX);
-        let body = format!("ab\n\n  \r\ncde\r\n{long}\n{full}\nend");
-        let expected = [Some(2), Some(3), None, Some(ROW_BYTES_MAX), Some(3)];
+        let body = format!("ab\n\n  \r\ncde\r\n{long}\n{spaces}z\n{full}\nend");
         for part in [1, 2, 3, 1000, usize::MAX] {
-            let plain = decode(false, body.as_bytes(), part);
-            assert_eq!(plain, (expected.to_vec(), true), "{part}");
-            assert_eq!(decode(true, &gzip(body.as_bytes()), part), plain, "{part}");
+            for is_gzip in [false, true] {
+                let body = match is_gzip {
+                    true => gzip(body.as_bytes()),
+                    false => body.clone().into_bytes(),
+                };
+                let (mut lengths, is_ok) = lengths(is_gzip, &body, part).await;
+                assert!(is_ok);
+                for too_long in &mut lengths[2..4] {
+                    assert!(std::mem::take(too_long) > ROW_BYTES_MAX, "{part}");
+                }
+                assert_eq!(lengths, [2, 3, 0, 0, ROW_BYTES_MAX, 3], "{part}");
+            }
         }
     }
 
-    #[test]
-    fn decompression_bombs_and_too_many_rows_are_rejected_early() {
-        let bomb = gzip(&vec![b'\n'; 64 << 20]);
+    #[tokio::test]
+    async fn decompression_bombs_and_too_many_rows_are_rejected_early() {
+        let bomb = gzip(&vec![b' '; 64 << 20]);
         assert!(bomb.len() < 100 << 10);
-        assert!(!decode(true, &bomb, SLICE_BYTES).1);
-        let (rows, is_ok) = decode(false, "x\n".repeat(ROWS_MAX as usize + 1).as_bytes(), 4096);
-        assert_eq!((rows.len(), is_ok), (ROWS_MAX as usize, false));
+        assert!(!lengths(true, &bomb, usize::MAX).await.1);
+        let rows = ROWS_MAX as usize;
+        for (count, is_ok) in [(rows, true), (rows + 1, false)] {
+            let all = lengths(false, "x\n".repeat(count).as_bytes(), usize::MAX).await;
+            assert_eq!((all.0.len(), all.1), (rows, is_ok));
+        }
     }
 
-    #[test]
-    fn truncated_or_corrupt_gzip_is_an_error() {
+    #[tokio::test]
+    async fn truncated_or_corrupt_gzip_is_an_error() {
         let whole = gzip(b"ab\ncd\n");
-        assert!(decode(true, &whole, 3).1);
-        assert!(!decode(true, &whole[..whole.len() - 4], 3).1);
-        assert!(!decode(true, b"plain text", 3).1);
+        assert!(lengths(true, &whole, 3).await.1);
+        assert!(!lengths(true, &whole[..whole.len() - 4], 3).await.1);
+        assert!(!lengths(true, b"plain text", 3).await.1);
     }
 }

@@ -1,23 +1,30 @@
-//! Bulk requests: their admission, the results of their rows, and their response.
+//! Bulk requests: their admission, their rows, and their response.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{hash::Hasher as _, sync::Arc};
 
-use axum::body::Body;
+use axum::{body::Body, extract::Request};
 use http::{StatusCode, request::Parts};
 use proto::limits::DELETION_HORIZON_MICROS;
-use runtime::reply::{Reply, json};
+use runtime::reply::Reply;
 use serde::{Deserialize, Serialize};
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep},
+};
 
 use super::{
-    Api,
-    body::{self, Rows},
-    idempotency::Pending,
-    problem::{Early, Problem},
-    tokens::{Client, Right},
+    Api, ROWS,
+    body::{self, ROW_BYTES_MAX, Rows},
+    idempotency::{FirstResponse, Key},
+    problem::{Problem, UNAUTHORIZED},
+    tokens::Client,
 };
 
 /// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;
+
+/// Rows that are charged to the limit of their token and then appended to the log.
+const BATCH_ROWS_MAX: u32 = 256;
 
 /// Why a row is rejected: a value in the response and of the metric label.
 pub(super) type RowError = &'static str;
@@ -34,7 +41,10 @@ pub(super) const UNKNOWN_DSP: RowError = "unknown_dsp";
 /// Older than the retention of deletions.
 pub(super) const TOO_OLD: RowError = "too_old";
 
-pub(super) const ROW_ERRORS: [RowError; 7] = [
+/// The values of the metric label.
+pub(super) const ROW_OUTCOMES: [&str; 9] = [
+    "accepted",
+    "dropped",
     MALFORMED,
     USER_INVALID,
     DSP_INVALID,
@@ -47,13 +57,13 @@ pub(super) const ROW_ERRORS: [RowError; 7] = [
 /// The results of the rows.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Summary {
-    pub(super) accepted: u64,
+    /// Rows in the log, or in the queue of the limit of their DSP.
+    accepted: u64,
+    /// Valid rows that exceeded the limit of their DSP.
+    dropped: u64,
     rejected: u64,
+    /// The first rejected rows.
     pub(super) errors: Vec<ErrorRow>,
-    /// Rejected rows that are not in `errors`.
-    errors_omitted: u64,
-    #[serde(skip)]
-    pub(super) by_reason: BTreeMap<RowError, u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -62,146 +72,177 @@ pub(super) struct ErrorRow {
     reason: RowError,
 }
 
-impl Summary {
-    fn reject(&mut self, row: u32, reason: RowError) {
-        self.rejected += 1;
-        *self.by_reason.entry(reason).or_default() += 1;
-        if self.errors.len() < ERRORS_MAX {
-            self.errors.push(ErrorRow { row, reason });
-        } else {
-            self.errors_omitted += 1;
-        }
-    }
-
-    /// `complete`, or 207 when rows were rejected.
-    pub(super) fn status(&self, complete: StatusCode) -> StatusCode {
-        match self.rejected {
-            0 => complete,
-            _ => StatusCode::MULTI_STATUS,
-        }
-    }
-}
-
 /// Receives the rows of a bulk request.
 pub(super) trait Intake {
+    /// The right that a request needs.
+    const RIGHT: &'static str;
+
     /// Collects one row.
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError>;
 
     /// Whether the collected rows must be appended.
-    fn is_full(&self) -> bool;
+    fn is_full(&self) -> bool {
+        false
+    }
 
-    /// Appends the collected rows to the log, and returns their number.
-    fn append(&mut self) -> Result<u64, Problem>;
+    /// Appends the collected rows to the log; returns how many were accepted and how many dropped.
+    fn append(&mut self) -> Result<[u64; 2], Problem>;
 
-    /// Counts the results in metrics.
-    fn count(&self, summary: &Summary);
+    /// Status and JSON of the response, once all rows are appended. The status is 207 instead if some rows were not accepted.
+    async fn finish(self, summary: Summary) -> Result<(StatusCode, String), Problem>;
 }
 
 /// A bulk request that was admitted.
-pub(super) struct Bulk {
-    api: Api,
+struct Bulk<'a, I> {
+    api: &'a Api,
     client: Arc<Client>,
-    head: Parts,
-    pending: Option<Pending>,
+    rows: Rows<'a>,
+    intake: I,
+    summary: Summary,
+    /// How many rows were charged to the limit of the token.
+    charged: u32,
 }
 
 impl Api {
-    /// Admits a bulk request of a client with `right`.
-    pub(super) fn admit_bulk(&self, head: Parts, right: Right) -> Result<Bulk, Early> {
-        let client = self.admit(&head.headers, right)?;
-        body::check_headers(&head.headers)?;
-        Ok(Bulk {
-            pending: Pending::admit(self, &client, &head)?,
-            api: self.clone(),
-            client,
-            head,
-        })
-    }
-}
-
-impl Bulk {
-    /// Passes the rows of the body to `intake`.
-    ///
-    /// # Errors
-    /// When the body cannot be read to its end. Rows accepted before the error stay in the log.
-    pub(super) async fn read<I: Intake>(
+    /// Handles a bulk request. Calls `intake` if the client has the right.
+    pub(super) async fn bulk<I: Intake>(
         &self,
+        request: Request,
+        intake: impl FnOnce() -> Result<I, Problem>,
+    ) -> Reply {
+        let (head, mut body) = request.into_parts();
+        let handled = self.handle_bulk(&head, &mut body, intake).await;
+        if handled
+            .as_ref()
+            .is_err_and(|problem| problem.kind != UNAUTHORIZED)
+        {
+            body::discard(&mut body).await;
+        }
+        handled.unwrap_or_else(|problem| problem.reply())
+    }
+
+    async fn handle_bulk<I: Intake>(
+        &self,
+        head: &Parts,
         body: &mut Body,
-        mut intake: I,
-    ) -> Result<(I, Summary), Problem> {
-        let mut summary = Summary::default();
-        let mut reading = Reading {
-            bulk: self,
-            intake: &mut intake,
-            summary: &mut summary,
+        intake: impl FnOnce() -> Result<I, Problem>,
+    ) -> Result<Reply, Problem> {
+        let client = self.admit(&head.headers, I::RIGHT)?;
+        let mut bulk = Bulk {
+            api: self,
+            rows: Rows::new(&head.headers, body)?,
+            intake: intake()?,
+            summary: Summary::default(),
+            charged: 0,
+            client,
         };
-        let read = body::read(&self.head.headers, body, &mut reading).await;
-        let read = read.and(reading.flush());
-        drop(reading);
-        read.map_err(|problem| problem.with("accepted", summary.accepted))?;
-        Ok((intake, summary))
+        let key = Key::admit(self, &bulk.client.name, head)?;
+        if let Some(first) = key.as_ref().and_then(|key| key.first.as_ref()) {
+            return first.repeat(bulk.skip().await?);
+        }
+        let read = bulk.read().await;
+        read.map_err(|problem| problem.with("accepted", bulk.summary.accepted))?;
+        let is_complete = bulk.summary.rejected + bulk.summary.dropped == 0;
+        let (complete, body) = bulk.intake.finish(bulk.summary).await?;
+        let response = FirstResponse {
+            digest: bulk.rows.digest.finish(),
+            status: if is_complete {
+                complete
+            } else {
+                StatusCode::MULTI_STATUS
+            },
+            body: body.into(),
+        };
+        let reply = response.reply();
+        if let Some(key) = key {
+            key.finish(response);
+        }
+        Ok(reply)
     }
 
-    /// The response; repeated requests get the same one.
-    pub(super) fn reply(self, status: StatusCode, body: &impl Serialize) -> Reply {
-        let reply = json(status, body);
-        if let Some(pending) = self.pending {
-            pending.finish(&reply);
-        }
-        reply
+    /// Counts rows in metrics.
+    fn count_rows(&self, outcome: &str, count: u64) {
+        let rows = &self.inner.metrics.rows;
+        rows.with_label_values(&[outcome]).inc_by(count);
     }
 }
 
-/// The rows of a request while they are read.
-struct Reading<'a, I: Intake> {
-    bulk: &'a Bulk,
-    intake: &'a mut I,
-    summary: &'a mut Summary,
-}
-
-impl<I: Intake> Rows for Reading<'_, I> {
-    fn row(&mut self, number: u32, row: Option<&[u8]>) -> Result<(), Problem> {
-        let read = row.ok_or(MALFORMED);
-        if let Err(reason) = read.and_then(|row| self.intake.row(row, &self.bulk.client)) {
-            self.summary.reject(number, reason);
-        }
-        if self.intake.is_full() {
-            self.flush()?;
+impl<I: Intake> Bulk<'_, I> {
+    /// Passes all rows to the intake. On an error, some rows are already in the log.
+    async fn read(&mut self) -> Result<(), Problem> {
+        while self.rows.receive().await? {
+            while let Some(row) = self.rows.next()? {
+                if !row.is_empty()
+                    && let Err(reason) = self.intake.row(row, &self.client)
+                {
+                    self.reject(reason);
+                }
+                if self.intake.is_full() || self.rows.count - self.charged == BATCH_ROWS_MAX {
+                    self.append().await?;
+                }
+            }
+            self.append().await?;
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), Problem> {
-        self.summary.accepted += self.intake.append()?;
-        Ok(())
+    /// Receives the body without using it; returns its digest.
+    async fn skip(&mut self) -> Result<u64, Problem> {
+        while self.rows.receive().await? {
+            while self.rows.next()?.is_some() {}
+            yield_now().await;
+        }
+        Ok(self.rows.digest.finish())
     }
-}
 
-impl<I: Intake> Drop for Reading<'_, I> {
-    /// Counts the rows, including those of a client that has closed the connection.
-    fn drop(&mut self) {
-        let (quotas, summary) = (&self.bulk.api.inner.quotas, &*self.summary);
-        quotas.rows(&self.bulk.client.name, summary.accepted + summary.rejected);
-        self.intake.count(summary);
+    fn reject(&mut self, reason: RowError) {
+        self.api.count_rows(reason, 1);
+        self.summary.rejected += 1;
+        if self.summary.errors.len() < ERRORS_MAX {
+            let row = self.rows.count;
+            self.summary.errors.push(ErrorRow { row, reason });
+        }
+    }
+
+    /// Appends the collected rows, and waits while the token exceeds its rate of rows.
+    ///
+    /// The rows are appended first: the age of a row was computed when it was read.
+    async fn append(&mut self) -> Result<(), Problem> {
+        let rows = self.rows.count - self.charged;
+        let wait_max = self.rows.deadline.saturating_duration_since(Instant::now());
+        let charged = self.api.charge(&self.client, ROWS, rows.into(), wait_max);
+        let wait = charged?;
+        self.charged = self.rows.count;
+        let [accepted, dropped] = self.intake.append()?;
+        self.summary.accepted += accepted;
+        self.summary.dropped += dropped;
+        self.api.count_rows("accepted", accepted);
+        self.api.count_rows("dropped", dropped);
+        if wait.is_zero() {
+            yield_now().await;
+        } else {
+            sleep(wait).await;
+        }
+        Ok(())
     }
 }
 
 /// Parses a row, which must be an object, because serde also accepts arrays.
 pub(super) fn parse<'a, T: Deserialize<'a>>(row: &'a [u8]) -> Result<T, RowError> {
-    if !row.starts_with(b"{") {
+    if row.len() > ROW_BYTES_MAX || !row.starts_with(b"{") {
         return Err(MALFORMED);
     }
     serde_json::from_slice(row).map_err(|_| MALFORMED)
 }
 
-/// The age of a client's time, in microseconds. A time in the future counts as now.
+/// The time of a row in microseconds since the Unix epoch: that of the client, or now if it is later.
 ///
 /// # Errors
 /// [`TOO_OLD`] if it is older than the retention of deletions.
-pub(super) fn age(now_micros: u64, millis: u64) -> Result<u64, RowError> {
-    let age = now_micros.saturating_sub(millis.saturating_mul(1_000));
-    if age > DELETION_HORIZON_MICROS {
+pub(super) fn time(now_micros: u64, millis: u64) -> Result<u64, RowError> {
+    let time = millis.saturating_mul(1_000).min(now_micros);
+    if now_micros - time > DELETION_HORIZON_MICROS {
         return Err(TOO_OLD);
     }
-    Ok(age)
+    Ok(time)
 }

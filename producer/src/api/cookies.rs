@@ -2,26 +2,23 @@
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Rows
 //! take the way of a browser's match, through the limits of their DSP into the log, some kilobytes under one lock. A row
-//! with a time is ordered by it. Its age is computed when it is read, so it enters the log before more of the body is awaited:
-//! otherwise it would look newer than it is. A row older than the horizon of deletions is rejected: it might bring back what
-//! was deleted.
+//! with a time is ordered by it, and never looks newer than it is. A row older than the horizon of deletions is rejected: it
+//! might bring back what was deleted.
 
 use std::{borrow::Cow, time::Instant};
 
-use axum::{
-    body::Body,
-    extract::{Request, State},
-};
-use http::{StatusCode, request::Parts};
+use axum::extract::{Request, State};
+use http::StatusCode;
 use proto::{ids, limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
 use runtime::reply::Reply;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::{
-    Api, body,
+    Api,
     bulk::{self, Intake, RowError, Summary},
-    problem::{Early, NODES_LAG, Problem, draining},
-    tokens::{Client, Right},
+    problem::{Problem, TOO_MANY, draining},
+    tokens::{Client, WRITE},
 };
 use crate::{edge::dsps::KnownDsps, log::AppendBatch, streams::subscribers::Call};
 
@@ -40,22 +37,16 @@ struct Row<'a> {
 }
 
 /// Handles a request.
-pub(super) async fn add(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
-    let (head, mut body) = request.into_parts();
-    let added = add_all(&api, head, &mut body).await;
-    body::discard_rest(added, body).await
-}
-
-async fn add_all(api: &Api, head: Parts, body: &mut Body) -> Result<Reply, Early> {
-    let bulk = api.admit_bulk(head, Right::Write)?;
-    api.check_lag()?;
-    let cookies = Cookies {
-        api,
-        known: api.inner.parts.dsps.known(),
-        batch: AppendBatch::default(),
+pub(super) async fn add(State(api): State<Api>, request: Request) -> Reply {
+    let intake = || {
+        api.check_lag()?;
+        Ok(Cookies {
+            api: &api,
+            known: api.inner.parts.dsps.known(),
+            batch: AppendBatch::default(),
+        })
     };
-    let (_, summary) = bulk.read(body, cookies).await?;
-    Ok(bulk.reply(summary.status(StatusCode::OK), &summary))
+    api.bulk(request, intake).await
 }
 
 /// Puts cookies into the log.
@@ -66,6 +57,8 @@ struct Cookies<'a> {
 }
 
 impl Intake for Cookies<'_> {
+    const RIGHT: &'static str = WRITE;
+
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
         let row: Row<'_> = bulk::parse(row)?;
         if !ids::is_user_id(row.u.as_bytes()) {
@@ -83,16 +76,20 @@ impl Intake for Cookies<'_> {
         if self.known.rejects(row.d) {
             return Err(bulk::UNKNOWN_DSP);
         }
-        let age_micros = match row.t {
-            None => 0,
-            Some(millis) => bulk::age(self.api.inner.parts.log.unix_micros(), millis)?,
-        };
-        self.batch.push(&CookieRef {
+        let cookie = CookieRef {
             user_id: &row.u,
             dsp_id: row.d,
             buyer_uid: &row.b,
-            age_micros,
-        });
+            age_micros: 0,
+        };
+        match row.t {
+            None => self.batch.push(&cookie),
+            Some(millis) => {
+                let now = self.api.inner.parts.log.unix_micros();
+                let accepted = bulk::time(now, millis)?;
+                self.batch.push_accepted(&cookie, accepted, now);
+            }
+        }
         Ok(())
     }
 
@@ -100,23 +97,19 @@ impl Intake for Cookies<'_> {
         self.batch.is_full()
     }
 
-    fn append(&mut self) -> Result<u64, Problem> {
+    fn append(&mut self) -> Result<[u64; 2], Problem> {
         let count = u64::from(self.batch.count());
         let parts = &self.api.inner.parts;
-        let appended = match &parts.shaping {
+        let dropped = match &parts.shaping {
             Some(shaping) => shaping.append(&mut self.batch, Instant::now()),
-            None => parts.log.append(&mut self.batch),
+            None => parts.log.append(&mut self.batch).map(|()| 0),
         };
-        appended.map_err(|_| draining())?;
-        Ok(count)
+        let dropped = dropped.map_err(|_| draining())?;
+        Ok([count - dropped, dropped])
     }
 
-    fn count(&self, summary: &Summary) {
-        let rows = |outcome| self.api.inner.metrics.rows.with_label_values(&[outcome]);
-        rows("accepted").inc_by(summary.accepted);
-        for (reason, count) in &summary.by_reason {
-            rows(reason).inc_by(*count);
-        }
+    async fn finish(self, summary: Summary) -> Result<(StatusCode, String), Problem> {
+        Ok((StatusCode::OK, json!(summary).to_string()))
     }
 }
 
@@ -134,6 +127,6 @@ impl Api {
             return Ok(());
         }
         let detail = format!("the slowest node is {} s behind", lag.as_secs());
-        Err(Problem::new(NODES_LAG, detail).retry_after(LAG_MAX.as_secs()))
+        Err(Problem::new(TOO_MANY, detail).retry_after(LAG_MAX.as_secs()))
     }
 }

@@ -3,32 +3,27 @@
 //! A deletion is a record in the log. The response is sent when enough nodes have stored it durably, or after two
 //! seconds with `"at_risk": true`. Before a node has stored it, a crash of this producer loses it, like a match.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use axum::{
-    body::Body,
-    extract::{Path, Request, State, rejection::PathRejection},
-};
-use http::{HeaderMap, StatusCode, Uri, request::Parts};
+use axum::extract::{Path, Request, State, rejection::PathRejection};
+use http::{HeaderMap, StatusCode, Uri};
 use proto::ids;
-use runtime::reply::{Reply, json};
-use serde::{Deserialize, Serialize};
+use runtime::reply::{self, Reply};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    Api, body,
+    Api,
     bulk::{self, Intake, RowError, Summary},
-    problem::{Early, FORBIDDEN, INVALID, Problem, draining},
-    receipts::Receipt,
-    tokens::{Client, Right},
+    problem::{FORBIDDEN, Failure, INVALID, Problem, draining},
+    receipts::receipt,
+    tokens::{Client, DELETE},
 };
 use crate::log::{Deletion, Sequence};
 
 /// Maximum time that a response waits for nodes.
 const DURABLE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Number of deletions appended to the log under one lock.
-const BATCH_MAX: usize = 256;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,20 +34,11 @@ struct Row<'a> {
     t: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct Accepted {
-    receipt: String,
-    accepted_at: String,
-    at_risk: bool,
-    #[serde(flatten)]
-    rows: Option<Summary>,
-}
-
 /// What a path names.
 #[derive(Deserialize)]
 pub(super) struct Scope {
     user: Option<String>,
-    dsp: Option<String>,
+    dsp: Option<NonZeroU32>,
 }
 
 /// `DELETE /v1/users/{user}`, `DELETE /v1/users/{user}/dsps/{dsp}` and `DELETE /v1/dsps/{dsp}?confirm={dsp}`
@@ -61,68 +47,53 @@ pub(super) async fn delete_one(
     path: Result<Path<Scope>, PathRejection>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Reply, Early> {
-    let client = api.admit(&headers, Right::Delete)?;
-    let Path(path) = path?;
-    let scope = match (&path.user, &path.dsp) {
+) -> Result<Reply, Failure> {
+    let client = api.admit(&headers, DELETE)?;
+    let Path(Scope { user, dsp }) = path?;
+    let scope = match (&user, dsp) {
         (Some(_), None) => "user",
         (Some(_), Some(_)) => "pair",
         _ => "dsp",
     };
-    let dsp_id = path.dsp.as_deref().map(parse_dsp).transpose()?;
-    let confirm = path.dsp.map(|dsp| format!("confirm={dsp}"));
-    if scope == "dsp" && uri.query() != confirm.as_deref() {
+    let dsp_id = dsp.map_or(0, NonZeroU32::get);
+    if scope == "dsp" && uri.query() != Some(&*format!("confirm={dsp_id}")) {
         let detail =
             "this deletes all cookies of the DSP; to confirm it, add the query confirm=DSP";
         return Err(Problem::new(INVALID, detail).into());
     }
-    let deletion = deletion(path.user.unwrap_or_default(), dsp_id.unwrap_or(0));
-    check(&deletion, &client).map_err(|error| match error {
-        bulk::FORBIDDEN_DSP => Problem::new(
-            FORBIDDEN,
-            "the token does not grant all DSPs of this deletion",
-        ),
-        _ => Problem::new(
-            INVALID,
-            "a user id is 1 to 64 printable ASCII characters without space",
-        ),
-    })?;
+    if user
+        .as_ref()
+        .is_some_and(|user| !ids::is_user_id(user.as_bytes()))
+    {
+        let detail = "a user id is 1 to 64 printable ASCII characters without space";
+        return Err(Problem::new(INVALID, detail).into());
+    }
+    if !client.permissions.may_use(dsp_id) {
+        let detail = "the token does not grant all DSPs of this deletion";
+        return Err(Problem::new(FORBIDDEN, detail).into());
+    }
+    let deletion = Deletion {
+        user_id: user.unwrap_or_default(),
+        dsp_id,
+        until_unix_micros: None,
+    };
     let sequence = in_log(api.append_deletions(vec![deletion])?).await?;
-    api.inner.parts.deletions.with_label_values(&[scope]).inc();
-    let accepted = api.accepted(sequence, sequence, None).await;
-    Ok(json(StatusCode::ACCEPTED, &accepted))
+    api.count_deletions(scope, 1);
+    let accepted = api.accepted(sequence, sequence, json!({})).await;
+    Ok(reply::json(StatusCode::ACCEPTED, &accepted))
 }
 
 /// `POST /v1/deletions`
-pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Result<Reply, Early> {
-    let (head, mut body) = request.into_parts();
-    let deleted = delete_all(&api, head, &mut body).await;
-    body::discard_rest(deleted, body).await
-}
-
-async fn delete_all(api: &Api, head: Parts, body: &mut Body) -> Result<Reply, Early> {
-    let bulk = api.admit_bulk(head, Right::Delete)?;
-    let deletions = Deletions {
-        api,
-        part: Vec::new(),
-        first: None,
-        last: None,
+pub(super) async fn delete_many(State(api): State<Api>, request: Request) -> Reply {
+    let intake = || {
+        Ok(Deletions {
+            api: &api,
+            part: Vec::new(),
+            first: None,
+            last: None,
+        })
     };
-    // Without a receipt the client repeats all of it, which changes nothing.
-    let (deletions, summary) = bulk.read(body, deletions).await?;
-    let Some((first, count)) = deletions.first else {
-        let errors = serde_json::to_value(&summary.errors).unwrap_or_default();
-        let problem = Problem::new(INVALID, "no row is a valid deletion");
-        return Err(problem.with("errors", errors).into());
-    };
-    let mut last = in_log(first).await?;
-    let first = last + 1 - count;
-    if let Some(appended) = deletions.last {
-        last = in_log(appended).await?;
-    }
-    let status = summary.status(StatusCode::ACCEPTED);
-    let accepted = api.accepted(first, last, Some(summary)).await;
-    Ok(bulk.reply(status, &accepted))
+    api.bulk(request, intake).await
 }
 
 impl Api {
@@ -139,29 +110,24 @@ impl Api {
         appended.map_err(|_| draining())
     }
 
-    /// The response to deletions with these sequences, once enough nodes have them.
-    async fn accepted(&self, first: Sequence, last: Sequence, rows: Option<Summary>) -> Accepted {
+    fn count_deletions(&self, scope: &str, count: u64) {
+        let deletions = &self.inner.parts.deletions;
+        deletions.with_label_values(&[scope]).inc_by(count);
+    }
+
+    /// Adds the receipt of deletions with these sequences to a response, once enough nodes have them.
+    async fn accepted(&self, first: Sequence, last: Sequence, mut response: Value) -> Value {
         let parts = &self.inner.parts;
-        let accepted_at = jiff::Timestamp::now().to_string();
-        let receipt = Receipt {
-            producer: parts.producer_id.clone(),
-            epoch: parts.log.epoch(),
-            first,
-            last,
-        };
-        self.inner.unconfirmed.add(first, last);
-        let need = parts.config.deletion_confirmations;
+        response["accepted_at"] = jiff::Timestamp::now().to_string().into();
+        let need = parts.limits.deletion_confirmations;
         let durable = parts.subscribers.wait_durable(first, last, need);
         let at_risk = timeout(DURABLE_TIMEOUT, durable).await.is_err();
         if at_risk {
             self.inner.metrics.at_risk.inc();
         }
-        Accepted {
-            receipt: receipt.to_string(),
-            accepted_at,
-            at_risk,
-            rows,
-        }
+        response["at_risk"] = at_risk.into();
+        response["receipt"] = receipt(parts, first, last).into();
+        response
     }
 }
 
@@ -176,30 +142,31 @@ struct Deletions<'a> {
 }
 
 impl Intake for Deletions<'_> {
+    const RIGHT: &'static str = DELETE;
+
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
         let row: Row<'_> = bulk::parse(row)?;
+        let dsp_id = row.d.unwrap_or(0);
+        if !ids::is_user_id(row.u.as_bytes()) {
+            return Err(bulk::USER_INVALID);
+        }
         if row.d == Some(0) {
             return Err(bulk::DSP_INVALID);
         }
-        let now = self.api.inner.parts.log.unix_micros();
-        let until = row.t.map(|millis| bulk::age(now, millis)).transpose()?;
-        let deletion = Deletion {
-            until_unix_micros: until.map(|age| now - age),
-            ..deletion(row.u.into_owned(), row.d.unwrap_or(0))
-        };
-        if deletion.user_id.is_empty() {
-            return Err(bulk::USER_INVALID);
+        if !client.permissions.may_use(dsp_id) {
+            return Err(bulk::FORBIDDEN_DSP);
         }
-        check(&deletion, client)?;
-        self.part.push(deletion);
+        let now = self.api.inner.parts.log.unix_micros();
+        let until = row.t.map(|millis| bulk::time(now, millis));
+        self.part.push(Deletion {
+            user_id: row.u.into_owned(),
+            dsp_id,
+            until_unix_micros: until.transpose()?,
+        });
         Ok(())
     }
 
-    fn is_full(&self) -> bool {
-        self.part.len() >= BATCH_MAX
-    }
-
-    fn append(&mut self) -> Result<u64, Problem> {
+    fn append(&mut self) -> Result<[u64; 2], Problem> {
         let part = std::mem::take(&mut self.part);
         let count = part.len() as u64;
         if count > 0 {
@@ -209,40 +176,24 @@ impl Intake for Deletions<'_> {
                 Some(_) => self.last = Some(appended),
             }
         }
-        Ok(count)
+        self.api.count_deletions("bulk", count);
+        Ok([count, 0])
     }
 
-    fn count(&self, summary: &Summary) {
-        let deletions = &self.api.inner.parts.deletions;
-        let bulk = deletions.with_label_values(&["bulk"]);
-        bulk.inc_by(summary.accepted);
+    /// Without a receipt, the client repeats all of it, which changes nothing.
+    async fn finish(self, summary: Summary) -> Result<(StatusCode, String), Problem> {
+        let Some((first, count)) = self.first else {
+            let problem = Problem::new(INVALID, "no row is a valid deletion");
+            return Err(problem.with("errors", json!(summary.errors)));
+        };
+        let mut last = in_log(first).await?;
+        let first = last + 1 - count;
+        if let Some(appended) = self.last {
+            last = in_log(appended).await?;
+        }
+        let response = self.api.accepted(first, last, json!(summary)).await;
+        Ok((StatusCode::ACCEPTED, response.to_string()))
     }
-}
-
-/// A deletion of all cookies accepted before the deletion is appended to the log.
-fn deletion(user_id: String, dsp_id: u32) -> Deletion {
-    Deletion {
-        user_id,
-        dsp_id,
-        until_unix_micros: None,
-    }
-}
-
-/// Checks the ids, and that the client may delete them. Only a deletion of a DSP has no user.
-fn check(deletion: &Deletion, client: &Client) -> Result<(), RowError> {
-    let is_of_dsp = deletion.user_id.is_empty() && deletion.dsp_id > 0;
-    if !is_of_dsp && !ids::is_user_id(deletion.user_id.as_bytes()) {
-        return Err(bulk::USER_INVALID);
-    }
-    if !client.permissions.may_use(deletion.dsp_id) {
-        return Err(bulk::FORBIDDEN_DSP);
-    }
-    Ok(())
-}
-
-fn parse_dsp(text: &str) -> Result<u32, Problem> {
-    let dsp_id = text.parse().ok().filter(|dsp_id| ids::is_dsp_id(*dsp_id));
-    dsp_id.ok_or_else(|| Problem::new(INVALID, "a DSP id is a decimal from 1 to 4294967295"))
 }
 
 /// Waits until deletions are in the log.

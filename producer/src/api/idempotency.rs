@@ -6,61 +6,89 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::request::Parts;
-use http_body::Body as _;
-use runtime::reply::Reply;
+use bytes::Bytes;
+use http::{StatusCode, request::Parts};
+use runtime::reply::{Reply, content};
 
 use super::{
     Api,
-    problem::{CONFLICT, Early, INVALID, Problem},
-    tokens::Client,
+    problem::{IN_PROGRESS, INVALID, OTHER_BODY, Problem},
 };
 
 /// Time for which a response is kept.
 const RETENTION: Duration = Duration::from_secs(600);
 
-/// Most responses that are kept; beyond them none is. With [`RESPONSE_BYTES_MAX`], at most 80 MiB.
-const RESPONSES_MAX: usize = 10_000;
+/// Maximum bytes of the responses of a client: thousands, or hundreds with many row errors. Beyond it, the oldest end early.
+pub(crate) const CLIENT_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum bytes of a kept response: more than a hundred row errors take.
-const RESPONSE_BYTES_MAX: u64 = 8 * 1024;
+/// Bytes of a request without the body of its response, with the longest key and path.
+const REQUEST_BYTES: usize = 256;
 
 /// Maximum bytes of a key.
 const KEY_BYTES_MAX: usize = 128;
 
-/// Client, path and key.
-type Key = (String, String, String);
-
-/// The responses by key.
+/// The requests with a key by client, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Idempotency(Mutex<HashMap<Key, Kept>>);
+pub(super) struct Idempotency(Mutex<HashMap<String, Vec<KeyedRequest>>>);
 
-/// When a response was sent, and what it was.
 #[derive(Debug)]
-enum Kept {
-    InProgress,
-    Reply(Instant, Reply),
+struct KeyedRequest {
+    /// Path and key.
+    key: String,
+    at: Instant,
+    /// `None` while it is in progress.
+    response: Option<FirstResponse>,
 }
 
-/// The key of a request in progress. If it is dropped before [`finish`](Self::finish), the key can be used again.
-pub(super) struct Pending {
-    key: Option<Key>,
+/// The response to the first request with a key.
+#[derive(Debug, Clone)]
+pub(super) struct FirstResponse {
+    /// Digest of the body of the request.
+    pub(super) digest: u64,
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+}
+
+/// The key of a request. If it is dropped before [`finish`](Self::finish), it can be used again.
+pub(super) struct Key {
     api: Api,
+    client: String,
+    key: String,
+    /// If the request is a repetition.
+    pub(super) first: Option<FirstResponse>,
 }
 
-impl Idempotency {
-    fn kept(&self) -> MutexGuard<'_, HashMap<Key, Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl FirstResponse {
+    pub(super) fn reply(&self) -> Reply {
+        content(self.status, "application/json", self.body.clone())
+    }
+
+    /// The response to a request with the same key, whose body has this digest.
+    ///
+    /// # Errors
+    /// 422 if it is another body.
+    pub(super) fn repeat(&self, digest: u64) -> Result<Reply, Problem> {
+        if digest == self.digest {
+            return Ok(self.reply());
+        }
+        let detail = "a request with this Idempotency-Key had another body";
+        Err(Problem::new(OTHER_BODY, detail))
     }
 }
 
-impl Pending {
+impl KeyedRequest {
+    fn bytes(&self) -> usize {
+        let body = self.response.as_ref().map_or(0, |it| it.body.len());
+        REQUEST_BYTES + self.key.len() + body
+    }
+}
+
+impl Key {
     /// Looks up the key of a request; `None` if it has none.
     ///
     /// # Errors
-    /// The response of the first request with this key; 400 for an invalid key, 409 while another request with the key is in
-    /// progress.
-    pub(super) fn admit(api: &Api, client: &Client, head: &Parts) -> Result<Option<Self>, Early> {
+    /// 400 for an invalid key, 409 while another request with the key is in progress.
+    pub(super) fn admit(api: &Api, client: &str, head: &Parts) -> Result<Option<Self>, Problem> {
         let Some(key) = head.headers.get("idempotency-key") else {
             return Ok(None);
         };
@@ -70,44 +98,59 @@ impl Pending {
             let detail = format!("Idempotency-Key: expected 1 to {KEY_BYTES_MAX} ASCII characters");
             Problem::new(INVALID, detail)
         })?;
-        let path = head.uri.path().to_owned();
-        let key = (client.name.clone(), path, key.to_owned());
-        let mut kept = api.inner.idempotency.kept();
-        kept.retain(|_, kept| match kept {
-            Kept::InProgress => true,
-            Kept::Reply(at, _) => at.elapsed() < RETENTION,
-        });
-        match kept.get(&key) {
-            Some(Kept::Reply(_, reply)) => Err(reply.clone().into()),
-            Some(Kept::InProgress) => {
-                Err(Problem::new(CONFLICT, "retry later").retry_after(1).into())
+        let key = format!("{} {key}", head.uri.path());
+        let mut all = api.inner.idempotency.requests();
+        let requests = all.entry(client.to_owned()).or_default();
+        requests.retain(|it| it.response.is_none() || it.at.elapsed() < RETENTION);
+        let first = match requests.iter().find(|it| it.key == key) {
+            Some(KeyedRequest { response: None, .. }) => {
+                let detail = "a request with this Idempotency-Key is in progress";
+                return Err(Problem::new(IN_PROGRESS, detail).retry_after(1));
             }
+            Some(first) => first.response.clone(),
             None => {
-                kept.insert(key.clone(), Kept::InProgress);
-                Ok(Some(Self {
-                    key: Some(key),
-                    api: api.clone(),
-                }))
+                requests.push(KeyedRequest {
+                    key: key.clone(),
+                    at: Instant::now(),
+                    response: None,
+                });
+                None
             }
-        }
+        };
+        Ok(Some(Self {
+            api: api.clone(),
+            client: client.to_owned(),
+            key,
+            first,
+        }))
     }
 
-    /// Keeps the response, if there is capacity.
-    pub(super) fn finish(mut self, reply: &Reply) {
-        let mut kept = self.api.inner.idempotency.kept();
-        if reply.body().size_hint().lower() <= RESPONSE_BYTES_MAX
-            && kept.len() <= RESPONSES_MAX
-            && let Some(key) = self.key.take()
-        {
-            kept.insert(key, Kept::Reply(Instant::now(), reply.clone()));
+    /// Keeps the response.
+    pub(super) fn finish(self, response: FirstResponse) {
+        let mut all = self.api.inner.idempotency.requests();
+        let requests = all.entry(self.client.clone()).or_default();
+        if let Some(request) = requests.iter_mut().find(|it| it.key == self.key) {
+            request.at = Instant::now();
+            request.response = Some(response);
+        }
+        let mut bytes: usize = requests.iter().map(KeyedRequest::bytes).sum();
+        while bytes > CLIENT_BYTES_MAX {
+            bytes -= requests.remove(0).bytes();
         }
     }
 }
 
-impl Drop for Pending {
+impl Drop for Key {
     fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
-            self.api.inner.idempotency.kept().remove(&key);
+        let mut all = self.api.inner.idempotency.requests();
+        if let Some(requests) = all.get_mut(&self.client) {
+            requests.retain(|it| it.response.is_some() || it.key != self.key);
         }
+    }
+}
+
+impl Idempotency {
+    fn requests(&self) -> MutexGuard<'_, HashMap<String, Vec<KeyedRequest>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

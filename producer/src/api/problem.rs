@@ -1,62 +1,48 @@
-//! Problem types of the API; the OpenAPI file lists them.
+//! Problems of the API. Their type is `about:blank`: the status says what to do, and the detail says why.
 
 use axum::{
     extract::rejection::PathRejection,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, StatusCode, header};
 pub(super) use runtime::problem::Problem;
-use runtime::reply::Reply;
 
 runtime::problem_kinds! {
-    INVALID BAD_REQUEST "invalid-request" "Invalid request"
-    UNAUTHORIZED UNAUTHORIZED "unauthorized" "Missing or invalid token"
-    FORBIDDEN FORBIDDEN "forbidden" "Not permitted"
-    NOT_FOUND NOT_FOUND "not-found" "Not found"
-    METHOD METHOD_NOT_ALLOWED "method-not-allowed" "Method not allowed"
-    CONFLICT CONFLICT "in-progress" "A request with this Idempotency-Key is in progress"
-    SLOW REQUEST_TIMEOUT "too-slow" "The body did not arrive in time"
-    TOO_LARGE PAYLOAD_TOO_LARGE "too-large" "The body is too large"
-    MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "media-type" "Unsupported media type or encoding"
-    WRONG_PRODUCER MISDIRECTED_REQUEST "wrong-producer" "The receipt is from another producer"
-    TOO_MANY TOO_MANY_REQUESTS "rate-limit" "Rate limit exceeded"
-    NODES_LAG TOO_MANY_REQUESTS "nodes-lag" "A node lags behind"
-    DRAINING SERVICE_UNAVAILABLE "draining" "The producer is shutting down"
+    INVALID BAD_REQUEST
+    UNAUTHORIZED UNAUTHORIZED
+    FORBIDDEN FORBIDDEN
+    NOT_FOUND NOT_FOUND
+    METHOD METHOD_NOT_ALLOWED
+    IN_PROGRESS CONFLICT
+    SLOW REQUEST_TIMEOUT
+    TOO_LARGE PAYLOAD_TOO_LARGE
+    MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE
+    WRONG_PRODUCER MISDIRECTED_REQUEST
+    OTHER_BODY UNPROCESSABLE_ENTITY
+    TOO_MANY TOO_MANY_REQUESTS
+    DRAINING SERVICE_UNAVAILABLE
 }
 
 pub(super) fn draining() -> Problem {
-    Problem::new(DRAINING, "use another producer").retry_after(1)
+    Problem::new(DRAINING, "the producer is shutting down: use another one").retry_after(1)
 }
 
-/// A response that ends a request early: a problem, or that of an earlier request.
-pub(super) struct Early(pub(super) Box<Reply>);
+/// The problem that a handler responds with.
+pub(super) struct Failure(Problem);
 
-impl From<Reply> for Early {
-    fn from(reply: Reply) -> Self {
-        Self(Box::new(reply))
-    }
-}
-
-impl From<Problem> for Early {
+impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
-        let mut reply = problem.reply();
-        // Otherwise the rest of the body would be parsed as the next request.
-        if reply.status() != StatusCode::NOT_FOUND {
-            let close = HeaderValue::from_static("close");
-            reply.headers_mut().insert(header::CONNECTION, close);
-        }
-        reply.into()
+        Self(problem)
     }
 }
 
-impl From<PathRejection> for Early {
+impl From<PathRejection> for Failure {
     fn from(rejection: PathRejection) -> Self {
-        Problem::new(INVALID, rejection.body_text()).into()
+        Self(Problem::new(INVALID, rejection.body_text()))
     }
 }
 
-impl IntoResponse for Early {
+impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        (*self.0).into_response()
+        self.0.reply().into_response()
     }
 }

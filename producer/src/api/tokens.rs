@@ -6,7 +6,7 @@
 //! privacy    w9Zc2Lx6Hd4Jf8Ps1Qv0     *        delete
 //! ```
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use runtime::token;
 
@@ -21,17 +21,14 @@ pub(super) type Client = token::Client<Grant>;
 pub struct Grant {
     /// The DSPs it may write or delete; `None` for all.
     dsps: Option<BTreeSet<u32>>,
-    rights: BTreeSet<Right>,
+    rights: BTreeSet<&'static str>,
 }
 
-/// A right of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Right {
-    /// To add matches.
-    Write,
-    /// To delete, and to read receipts.
-    Delete,
-}
+/// The right to add matches.
+pub(super) const WRITE: &str = "write";
+
+/// The right to delete, and to read receipts.
+pub(super) const DELETE: &str = "delete";
 
 /// The client of a port without tokens, which is on loopback.
 pub(super) fn local() -> Arc<Client> {
@@ -39,28 +36,19 @@ pub(super) fn local() -> Arc<Client> {
         name: String::new(),
         permissions: Grant {
             dsps: None,
-            rights: [Right::Write, Right::Delete].into(),
+            rights: [WRITE, DELETE].into(),
         },
     })
 }
 
 impl Grant {
-    pub(super) fn has(&self, right: Right) -> bool {
-        self.rights.contains(&right)
+    pub(super) fn has(&self, right: &str) -> bool {
+        self.rights.contains(right)
     }
 
     /// Whether it may write or delete cookies of this DSP; of all DSPs if that is 0.
     pub(super) fn may_use(&self, dsp_id: u32) -> bool {
         self.dsps.as_ref().is_none_or(|dsps| dsps.contains(&dsp_id))
-    }
-}
-
-impl fmt::Display for Right {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Write => "write",
-            Self::Delete => "delete",
-        })
     }
 }
 
@@ -74,8 +62,8 @@ impl token::Permissions for Grant {
             _ => Err("expected DSP ids separated by commas, or *".to_owned()),
         };
         let right = |text: &str| match text {
-            "write" => Ok(Right::Write),
-            "delete" => Ok(Right::Delete),
+            WRITE => Ok(WRITE),
+            DELETE => Ok(DELETE),
             _ => Err("unknown right; expected write, delete or write,delete".to_owned()),
         };
         Ok(Self {
@@ -101,9 +89,9 @@ mod tests {
             [0, 1, 2, 3].map(|dsp| one.may_use(dsp)),
             [false, true, true, false]
         );
-        assert!(one.has(Right::Write) && !one.has(Right::Delete));
+        assert!(one.has(WRITE) && !one.has(DELETE));
         let two = Grant::parse(&["*", "write,delete"]).unwrap();
-        assert!(two.may_use(0) && two.may_use(3) && two.has(Right::Delete));
+        assert!(two.may_use(0) && two.may_use(3) && two.has(DELETE));
         for invalid in [["0", "write"], ["x", "write"], ["*", "admin"]] {
             assert!(Grant::parse(&invalid).is_err(), "{invalid:?}");
         }

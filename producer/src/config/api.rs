@@ -2,11 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use clap::ArgAction;
 use runtime::{
     connect::credentials::load_files,
     reload::{NamedFile, Reloader},
-    settings::{BOOLEAN, CONTENTS, ConfigErrors, address, boolean, count},
+    settings::{BOOLEAN, CONTENTS, ConfigErrors, address, count, optional},
 };
 
 use crate::api::tokens;
@@ -18,7 +17,7 @@ pub(super) struct ApiArgs {
     /// Address of the HTTP API for bulk input and deletions; empty for no API
     ///
     /// It uses --tls-cert and --tls-key. Without --api-tokens it must be a loopback address.
-    #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional_address)]
+    #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
     api: std::option::Option<SocketAddr>,
 
     /// File with the API's tokens: NAME TOKEN DSPS RIGHTS per line
@@ -30,18 +29,19 @@ pub(super) struct ApiArgs {
     /// Serve a page at /optout on the sync port, with which browser users opt out
     ///
     /// Opting out sets a cookie and deletes the user's cookies on all nodes. Syncs with that cookie are not recorded.
-    #[arg(
-        long,
-        value_name = BOOLEAN,
-        default_value = "false",
-        action = ArgAction::Set,
-        value_parser = boolean
-    )]
+    #[arg(long, value_name = BOOLEAN)]
     opt_out: bool,
 
+    #[command(flatten)]
+    limits: ApiLimits,
+}
+
+/// Limits of the API.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct ApiLimits {
     /// Number of nodes that must confirm a deletion before the API responds without "at_risk"
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=1_000))]
-    deletion_confirmations: usize,
+    pub deletion_confirmations: usize,
 
     /// Maximum requests per second of one API token
     #[arg(
@@ -51,7 +51,7 @@ pub(super) struct ApiArgs {
         hide_short_help = true,
         value_parser = count(1..=1_000_000)
     )]
-    api_requests_per_second: usize,
+    pub api_requests_per_second: usize,
 
     /// Maximum rows per second of one API token
     #[arg(
@@ -59,9 +59,9 @@ pub(super) struct ApiArgs {
         value_name = "COUNT",
         default_value = "500000",
         hide_short_help = true,
-        value_parser = count(1..=100_000_000)
+        value_parser = count(1_000..=100_000_000)
     )]
-    api_rows_per_second: usize,
+    pub api_rows_per_second: usize,
 }
 
 /// The validated settings of the API.
@@ -73,8 +73,8 @@ pub struct ApiConfig {
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Whether the sync port serves the opt-out page.
     pub opt_out: bool,
-    /// Settings of the API's behavior.
-    pub behavior: crate::api::Config,
+    /// Limits of the API.
+    pub limits: ApiLimits,
 }
 
 impl ApiArgs {
@@ -91,18 +91,7 @@ impl ApiArgs {
             address: self.api,
             tokens: tokens.and_then(|file| load_files(errors, tokens::File::new(file))),
             opt_out: self.opt_out,
-            behavior: crate::api::Config {
-                deletion_confirmations: self.deletion_confirmations,
-                requests_per_second: self.api_requests_per_second as u64,
-                rows_per_second: self.api_rows_per_second as u64,
-            },
+            limits: self.limits,
         }
-    }
-}
-
-fn optional_address(text: &str) -> Result<Option<SocketAddr>, String> {
-    match text {
-        "" => Ok(None),
-        text => address(text).map(Some),
     }
 }

@@ -12,6 +12,8 @@ use proto::{
 pub struct AppendBatch {
     encoded: Vec<u8>,
     count: u32,
+    /// The time that ages refer to; `None` if each cookie is accepted when it is appended.
+    aged_at: Option<u64>,
 }
 
 /// A cookie of a batch, decoded on demand.
@@ -35,6 +37,24 @@ impl AppendBatch {
         assert!(!self.is_full(), "a full batch is appended first");
         wire::put_cookie(&mut self.encoded, cookie);
         self.count += 1;
+    }
+
+    /// Encodes a cookie that was accepted at `accepted`. `now` is the current time of the log; both in microseconds since the
+    /// Unix epoch.
+    ///
+    /// # Panics
+    /// Like [`push`](Self::push).
+    pub fn push_accepted(&mut self, cookie: &CookieRef<'_>, accepted: u64, now: u64) {
+        let age_micros = self.aged_at.get_or_insert(now).saturating_sub(accepted);
+        self.push(&CookieRef {
+            age_micros,
+            ..*cookie
+        });
+    }
+
+    /// The time that the ages of its cookies refer to, if any has one.
+    pub(crate) fn aged_at(&self) -> Option<u64> {
+        self.aged_at
     }
 
     /// Whether it must be appended before another cookie is pushed.
@@ -79,7 +99,7 @@ impl AppendBatch {
 
     pub(super) fn clear(&mut self) {
         self.encoded.clear();
-        self.count = 0;
+        (self.count, self.aged_at) = (0, None);
     }
 }
 

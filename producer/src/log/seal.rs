@@ -35,6 +35,8 @@ pub(super) struct Open {
     progress: Option<Box<dyn Progress>>,
     /// Deletions that begin the next chunk.
     pending: Pending,
+    /// The sequence of the newest deletion.
+    pub(super) last_deletion: Sequence,
     /// The last sequence that may be used before the next call of `progress`.
     reserved: Sequence,
     pub(super) sealed: SealCounts,
@@ -63,6 +65,7 @@ impl Open {
             opened: Instant::now(),
             closed: false,
             pending: Pending::default(),
+            last_deletion: 0,
             reserved: if progress.is_some() { 0 } else { Sequence::MAX },
             progress,
             sealed: SealCounts::default(),
@@ -165,15 +168,24 @@ fn empty_buffer(chunk_bytes: usize) -> Vec<u8> {
 impl Log {
     /// Appends the cookies of `batch` and empties it. When this returns, they are in the log.
     ///
-    /// Costs one lock, one clock reading and one copy per batch; per chunk, one allocation and a wake-up of all readers.
+    /// Costs one lock, one clock reading and one copy per batch; per chunk, one allocation and a wake-up of all readers. If a
+    /// cookie of the batch has an acceptance time, all are encoded again under the lock, with their ages in the chunk.
     ///
     /// # Errors
     /// [`Closed`] after [`Log::close`], unless the batch is empty. The batch is then unchanged.
     pub fn append(&self, batch: &mut AppendBatch) -> Result<(), Closed> {
         if batch.is_empty() {
+            batch.clear();
             return Ok(());
         }
         self.append_by(|open, now| {
+            if let Some(aged_at) = batch.aged_at() {
+                return batch.retain(|staged| {
+                    let cookie = staged.cookie();
+                    self.put(open, now, cookie, aged_at - cookie.age_micros);
+                    false
+                });
+            }
             self.seal_if_full(open, batch.encoded().len());
             open.begin(now, &self.shared);
             open.reserve(batch.count());
@@ -251,8 +263,9 @@ impl Log {
                 let until = deletion.until_unix_micros.unwrap_or(now);
                 self.put(open, now, record, until);
             }
+            open.last_deletion = open.appended();
             // The caller may have stopped waiting.
-            appended.send(open.appended()).ok();
+            appended.send(open.last_deletion).ok();
         }
     }
 

@@ -76,10 +76,12 @@ pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -
         family(*metric, samples)
     });
     let ages = each().map(|it| (labels(it.subscriber), it.age.as_secs_f64()));
-    let durable = with_series().filter_map(|subscriber| {
-        let durable = subscriber.durable?;
-        Some((labels(subscriber), as_f64(durable)))
-    });
+    let confirmed = |at: usize| {
+        with_series().filter_map(move |subscriber| {
+            let positions = subscriber.confirmed?;
+            Some((labels(subscriber), as_f64(positions[at])))
+        })
+    };
     let lost = with_series().flat_map(|subscriber| {
         let [name, call] = labels(subscriber);
         [
@@ -100,7 +102,8 @@ pub(super) fn read(subscribers: &[Snapshot], ages: &[Duration], stats: &Stats) -
     metrics
         .chain([
             family(producer::LAG_SECONDS, ages),
-            family(producer::DURABLE, durable),
+            family(producer::DURABLE, confirmed(0)),
+            family(producer::APPLIED, confirmed(1)),
             family(producer::SUBSCRIBER_LOST, lost),
             family(producer::RESUMES, resumed),
             value(producer::SUBSCRIBERS_WITHOUT_SERIES, without_series),

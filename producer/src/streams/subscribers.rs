@@ -273,9 +273,9 @@ impl Subscribers {
         Ok(())
     }
 
-    /// Whether each node has carried out the deletions with these sequences.
+    /// Whether each node has carried out the deletions with these sequences; in the order of their names.
     #[must_use]
-    pub fn confirmed(&self, first: Sequence, last: Sequence) -> Vec<(String, Confirmed)> {
+    pub fn confirmed(&self, first: Sequence, last: Sequence) -> Vec<Confirmed> {
         let table = self.table();
         let nodes = table
             .by_name
@@ -311,7 +311,7 @@ impl Subscribers {
         all.sort_by(|a, b| (a.call, &a.name).cmp(&(b.call, &b.name)));
         let confirmations = self.confirmations();
         for queue in all.iter_mut().filter(|queue| queue.call == Call::Subscribe) {
-            queue.durable = confirmations.durable(&queue.name);
+            queue.confirmed = confirmations.positions(&queue.name);
         }
         all
     }
@@ -407,7 +407,7 @@ impl Subscriber {
             position: state.account.position(),
             joined: state.account.joined(),
             high_water: state.account.high_water(),
-            durable: None,
+            confirmed: None,
             totals: state.account.totals,
             resumes: state.resumes,
             lag_max: state.lag.get(),

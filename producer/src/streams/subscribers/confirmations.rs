@@ -117,10 +117,10 @@ impl Confirmations {
         }
     }
 
-    /// The last position that a node has confirmed, if any.
-    pub(super) fn durable(&self, name: &str) -> Option<Sequence> {
+    /// The last positions that a node has confirmed as durable and as applied, if any.
+    pub(super) fn positions(&self, name: &str) -> Option<[Sequence; 2]> {
         let node = self.nodes.get(name).filter(|node| node.has_confirmed);
-        node.map(|node| node.durable)
+        node.map(|node| [node.durable, node.applied])
     }
 
     /// Number of nodes that have stored these sequences durably.
@@ -129,13 +129,14 @@ impl Confirmations {
         self.nodes.values().filter(has).count()
     }
 
-    /// Whether each node has carried out the deletions with these sequences. `subscribers` are the current ones.
+    /// Whether each node has carried out the deletions with these sequences, in the order of their names. `subscribers` are the
+    /// current ones.
     pub(super) fn states<'a>(
         &self,
         subscribers: impl Iterator<Item = (&'a str, Received)>,
         first: Sequence,
         last: Sequence,
-    ) -> Vec<(String, Confirmed)> {
+    ) -> Vec<Confirmed> {
         let mut states: BTreeMap<String, Confirmed> = BTreeMap::new();
         for (name, node) in &self.nodes {
             let state = if node.received.joined > last {
@@ -160,6 +161,6 @@ impl Confirmations {
                 Confirmed::Unknown
             };
         }
-        states.into_iter().collect()
+        states.into_values().collect()
     }
 }

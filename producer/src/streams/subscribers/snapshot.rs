@@ -20,8 +20,8 @@ pub struct Snapshot {
     pub position: Sequence,
     /// The first sequence that is accounted for.
     pub joined: Sequence,
-    /// The last position that its node has confirmed as durable, if any.
-    pub durable: Option<Sequence>,
+    /// The last positions that its node has confirmed as durable and as applied, if any.
+    pub confirmed: Option<[Sequence; 2]>,
     /// The sequence after the newest one ever delivered or lost.
     pub high_water: Sequence,
     /// Its counters.

@@ -149,12 +149,7 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
         let pending = equations::SHAPING.pending.iter();
         let waiting: u64 = pending.map(|term| samples.count(term.count, &[])).sum();
         ensure!(waiting == 0, "{waiting} wait at {}", producer.name);
-        let unconfirmed = samples.count(names::DELETION_PENDING_SECONDS, &[]);
-        ensure!(
-            unconfirmed == 0,
-            "a deletion of {} is not confirmed after {unconfirmed} s",
-            producer.name
-        );
+        let deletion = samples.count(names::LAST_DELETION, &[]);
         for (consumer, disk) in world.consumers.iter().zip(&world.disks) {
             let disk = disk.lock().expect(UNPOISONED);
             let cursor = disk.cursors.get(producer.name.as_str());
@@ -162,6 +157,11 @@ pub(crate) fn metrics(world: &World) -> anyhow::Result<RunSummary> {
                 .filter(|cursor| incarnation_of(producer, cursor.epoch) == producer.incarnation());
             let received = current.map_or(0, |cursor| cursor.sequence);
             let (from, to) = (&producer.name, &consumer.name);
+            let applied = samples.count(names::APPLIED, &[("subscriber", to.as_str())]);
+            ensure!(
+                applied >= deletion,
+                "{to} has confirmed {applied} of {from}, not the deletion {deletion}"
+            );
             ensure!(
                 received == appended,
                 "{to} has received {received} of {appended} cookies of {from}"

@@ -38,8 +38,6 @@ struct Case {
     headers: &'static str,
     body: Vec<u8>,
     status: u16,
-    /// The end of the problem's type; empty for a summary.
-    problem: &'static str,
 }
 
 const NDJSON: &str = "content-type: application/x-ndjson\r\n";
@@ -50,100 +48,62 @@ fn cases() -> Result<Vec<Case>> {
     let block: String = (0..MIB / 4_000).map(|_| padded_row(&mut random)).collect();
     let valid = b"{\"u\":\"u\",\"d\":1,\"b\":\"b\"}\n";
     let deep = "[".repeat(4_000).into_bytes();
-    let case = |name, headers, body, status, problem| Case {
+    let case = |name, headers, body, status| Case {
         name,
         headers,
         body,
         status,
-        problem,
     };
     let of_parts = |parts: &[&[u8]]| parts.concat();
     Ok(vec![
-        case(
-            "ratio over 100:1",
-            GZIP,
-            gzip(&vec![b'\n'; 4 * MIB])?,
-            413,
-            "too-large",
-        ),
+        case("ratio over 100:1", GZIP, gzip(&vec![b'\n'; 4 * MIB])?, 413),
         case(
             "over 64 MiB inflated",
             GZIP,
             gzip(block.as_bytes())?.repeat(66),
             413,
-            "too-large",
         ),
-        case(
-            "over 16 MiB",
-            NDJSON,
-            block.repeat(18).into_bytes(),
-            413,
-            "too-large",
-        ),
+        case("over 16 MiB", NDJSON, block.repeat(18).into_bytes(), 413),
         case(
             "endless line",
             NDJSON,
             of_parts(&[&[b'x'; MIB], b"\n", valid]),
             207,
-            "",
         ),
         case(
             "a million invalid rows",
             NDJSON,
             b"x\n".repeat(1_000_000),
             413,
-            "too-large",
         ),
-        case(
-            "100,000 invalid rows",
-            NDJSON,
-            b"x\n".repeat(100_000),
-            207,
-            "",
-        ),
-        case("only line breaks", NDJSON, vec![b'\n'; 2 * MIB], 200, ""),
-        case(
-            "deep JSON",
-            NDJSON,
-            of_parts(&[&deep, b"\n", valid]),
-            207,
-            "",
-        ),
+        case("100,000 invalid rows", NDJSON, b"x\n".repeat(100_000), 207),
+        case("only line breaks", NDJSON, vec![b'\n'; 2 * MIB], 413),
+        case("deep JSON", NDJSON, of_parts(&[&deep, b"\n", valid]), 207),
         case(
             "invalid UTF-8",
             NDJSON,
             of_parts(&[b"{\"u\":\"\xff\"}\n", valid]),
             207,
-            "",
         ),
         case(
             "incomplete row",
             NDJSON,
             of_parts(&[valid, &valid[..20]]),
             207,
-            "",
         ),
-        case(
-            "incomplete gzip",
-            GZIP,
-            gzip(valid)?[..20].to_vec(),
-            400,
-            "invalid-request",
-        ),
-        case("no gzip", GZIP, valid.to_vec(), 400, "invalid-request"),
+        case("incomplete gzip", GZIP, gzip(valid)?[..20].to_vec(), 400),
+        case("no gzip", GZIP, valid.to_vec(), 400),
         case(
             "other media type",
             "content-type: text/plain\r\n",
             valid.repeat(8 * MIB / valid.len()),
             415,
-            "media-type",
         ),
         case(
             "other encoding",
             "content-type: application/x-ndjson\r\ncontent-encoding: br\r\n",
             valid.to_vec(),
             415,
-            "media-type",
         ),
     ])
 }
@@ -186,9 +146,11 @@ async fn check(producer: &Producer, api: &str, case: &Case, is_chunked: bool) ->
     let before = producer.appended().await?;
     let (status, body) = send(api, case, is_chunked).await?;
     ensure!(status == case.status, "{status} {body}");
-    if !case.problem.is_empty() {
-        let expected = format!("/v1/problems/{}", case.problem);
-        ensure!(body["type"] == expected.as_str(), "{body}");
+    if status >= 400 {
+        ensure!(
+            body["status"] == status && body["type"] == Value::Null,
+            "{body}"
+        );
     }
     let accepted = body["accepted"].as_u64().unwrap_or(0);
     let appended = producer.appended().await? - before;
@@ -213,10 +175,7 @@ async fn hostile_body_gets_its_problem_and_changes_nothing_more() -> Result<()> 
                 "over 16 MiB" if !is_chunked => ensure!(body["accepted"] == Value::Null, "{body}"),
                 "100,000 invalid rows" => {
                     let errors = body["errors"].as_array().map(Vec::len);
-                    ensure!(
-                        errors == Some(100) && body["errors_omitted"] == 99_900,
-                        "{body}"
-                    );
+                    ensure!(errors == Some(100) && body["rejected"] == 100_000, "{body}");
                 }
                 "endless line" | "deep JSON" | "invalid UTF-8" => {
                     let error = json!([{ "row": 1, "reason": "malformed" }]);
@@ -324,23 +283,21 @@ async fn untrusted_client_changes_nothing() -> Result<()> {
     }
 
     let host = &producer.http;
-    let now = jiff::Timestamp::now().as_second();
-    let form = |at: i64| format!("/optout?choice=out&at={at}");
     let own = format!("origin: http://{host}\r\n");
-    for (request, origin, expected) in [
-        (format!("GET {}", form(now)), own.as_str(), 200),
-        (format!("POST {}", form(now)), "", 403),
-        (format!("POST {}", form(now)), "origin: null\r\n", 403),
+    for (method, query, origin, expected) in [
+        ("GET", "choice=out", own.as_str(), 200),
+        ("POST", "choice=out", "", 403),
+        ("POST", "choice=out", "origin: null\r\n", 403),
         (
-            format!("POST {}", form(now)),
+            "POST",
+            "choice=out",
             "origin: https://evil.example\r\n",
             403,
         ),
-        (format!("POST {}", form(now - 601)), &own, 403),
-        ("POST /optout?choice=out".to_owned(), &own, 403),
-        (format!("DELETE {}", form(now)), &own, 405),
+        ("POST", "choice=none", &own, 403),
+        ("DELETE", "choice=out", &own, 405),
     ] {
-        let head = format!("{request} HTTP/1.1\r\n{origin}cookie: uid=alice");
+        let head = format!("{method} /optout?{query} HTTP/1.1\r\n{origin}cookie: uid=alice");
         let (status, response) = call(host, &head, "").await?;
         ensure!(status == expected, "{head}: {status} {response}");
     }

@@ -78,26 +78,18 @@ pub(crate) fn receipt(
     body: &str,
 ) -> anyhow::Result<()> {
     let status: Value = serde_json::from_str(body)?;
-    let nodes = &status["nodes"];
-    let confirmed = nodes["confirmed"].as_u64().context("no count")?;
-    let is_listed = |name: &str| {
-        let lists = [&nodes["pending"], &nodes["unknown"]];
-        let mut names = lists.into_iter().filter_map(Value::as_array).flatten();
-        names.any(|listed| listed == name)
-    };
+    let confirmed = status["nodes"]["confirmed"].as_u64();
+    let confirmed = confirmed.context("no count")?;
     let deletions = receipt.deletions.iter().map(|it| &history.syncs[*it]);
-    let nodes = client.consumers.iter().zip(&client.disks);
-    let clean = nodes.filter(|(consumer, disk)| {
+    let clean = client.disks.iter().filter(|disk| {
         let disk = disk.lock().expect(UNPOISONED);
-        let mut deletions = deletions.clone();
-        !is_listed(&consumer.name)
-            && deletions.all(|deletion| {
-                let until = deletion.acceptance(client.process.clock_ahead).earliest;
-                let mut values = disk.values().into_iter().filter(|(pair, value)| {
-                    deletion.pair.concerns(*pair) && value.accepted_unix_micros <= until
-                });
-                has(&disk, client, deletion) && values.next().is_none()
-            })
+        deletions.clone().all(|deletion| {
+            let until = deletion.acceptance(client.process.clock_ahead).earliest;
+            let mut values = disk.values().into_iter().filter(|(pair, value)| {
+                deletion.pair.concerns(*pair) && value.accepted_unix_micros <= until
+            });
+            has(&disk, client, deletion) && values.next().is_none()
+        })
     });
     let clean = clean.count() as u64;
     ensure!(

@@ -114,6 +114,11 @@ pub(super) const LABELS: &[Label] = &[
         "call",
         "`subscribe`",
     ),
+    label(
+        "producer_subscriber_applied_sequence",
+        "call",
+        "`subscribe`",
+    ),
     label("limiter_shared_decisions_total", "decided_by", ""),
     label("producer_build_info", "version", ""),
     label("producer_build_info", "commit", "`unknown` without git"),
