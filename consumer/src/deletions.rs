@@ -67,6 +67,7 @@ struct Shared {
     table: Mutex<Table>,
     /// Whether any cookie can be covered. If not, checking a cookie takes no lock.
     covers_any: AtomicBool,
+    is_loaded: AtomicBool,
     entries_max: usize,
     hasher: RandomState,
     /// Notified when a deletion of a DSP was added.
@@ -114,6 +115,7 @@ impl Deletions {
             shared: Arc::new(Shared {
                 table: Mutex::default(),
                 covers_any: AtomicBool::new(false),
+                is_loaded: AtomicBool::new(false),
                 entries_max: (bytes_max / ENTRY_BYTES).max(1),
                 hasher: RandomState::default(),
                 jobs_changed: Notify::new(),
@@ -134,6 +136,13 @@ impl Deletions {
         }
         drop(table);
         self.begin_jobs(&stored.unfinished);
+        self.shared.is_loaded.store(true, Ordering::Release);
+    }
+
+    /// Whether the deletions in the store were added. Until then, it is unknown which cookies in the store are deleted.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.shared.is_loaded.load(Ordering::Acquire)
     }
 
     /// Adds a deletion.

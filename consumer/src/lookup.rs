@@ -1,7 +1,8 @@
 //! `GET /v1/users/<user id>`: the stored buyer uids of a user, as JSON.
 //!
 //! If some DSPs cannot be read, the response has the results of the other DSPs, and names the failed DSPs. If it has no
-//! results, it is a 503, because the user may exist.
+//! results, it is a 503, because the user may exist. So is every response before the deletions are loaded, because the store may
+//! still have deleted cookies.
 
 use http::StatusCode;
 use percent_encoding::percent_decode_str;
@@ -37,6 +38,9 @@ pub async fn page(store: &dyn Store, deletions: &Deletions, path: &str) -> Optio
             return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
         }
     };
+    if !deletions.is_loaded() {
+        return Some(unreadable("deletions are not loaded yet"));
+    }
     Some(match store.lookup(&user_id, deletions).await {
         Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
@@ -77,15 +81,42 @@ mod tests {
         ttl::Ttls,
     };
 
+    async fn open(dir: &tempfile::TempDir) -> EmbeddedStore {
+        let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
+        let store = EmbeddedStore::open(dir.path().to_path_buf(), ttls);
+        store.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn lookup_fails_until_the_deletions_are_loaded() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let store = open(&dir).await;
+        let now = unix_micros();
+        // The job of the DSP has not removed the cookie yet.
+        let (cookie, deletion) = ([("u", 1, "b")], [("", 1, "")]);
+        let batch = batch(&[chunk(1, now, &cookie), chunk(2, now, &deletion)]);
+        store.write(Arc::new(batch)).await.unwrap();
+        let deletions = Deletions::default();
+        let status = async || {
+            page(&store, &deletions, "/v1/users/u")
+                .await
+                .unwrap()
+                .status()
+        };
+        assert_eq!(status().await, 503);
+        deletions.load(&store.load().await.unwrap().deletions);
+        assert_eq!(status().await, 404);
+    }
+
     #[tokio::test]
     async fn buyer_uids_are_ordered_by_dsp_and_errors_are_json() {
         let dir = tempfile::TempDir::new().unwrap();
-        let ttls = Ttls::new(Duration::from_secs(60), BTreeMap::new());
-        let store = EmbeddedStore::open(dir.path().to_path_buf(), ttls);
-        let store = store.await.unwrap();
+        let store = open(&dir).await;
         let cookies = [("u/1", 100, "b\"ü"), ("u/1", 9, "nine")];
         let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));
         store.write(batch).await.unwrap();
+        let deletions = Deletions::default();
+        deletions.load(&[]);
         let long = format!("/v1/users/{}", "u".repeat(65));
         for (path, status, body) in [
             (
@@ -103,15 +134,11 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
             (&long, 400, r#"{"error":"invalid user id"#),
         ] {
-            let reply = page(&store, &Deletions::new(1), path).await.unwrap();
+            let reply = page(&store, &deletions, path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
             let content = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
-        assert!(
-            page(&store, &Deletions::new(1), "/v1/elsewhere")
-                .await
-                .is_none()
-        );
+        assert!(page(&store, &deletions, "/v1/elsewhere").await.is_none());
     }
 }

@@ -14,8 +14,9 @@ pub fn lookup(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else {
         return;
     };
-    let store = DiscardStore::default();
-    let answer = lookup::page(&store, &Deletions::default(), path).now_or_never();
+    let (store, deletions) = (DiscardStore::default(), Deletions::default());
+    deletions.load(&[]);
+    let answer = lookup::page(&store, &deletions, path).now_or_never();
     let answer = answer.expect("the discard store responds immediately");
     let is_user_path = path.starts_with("/v1/users/");
     let Some(answer) = answer else {
