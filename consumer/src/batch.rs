@@ -167,26 +167,20 @@ impl Batch {
         &self.deletions
     }
 
-    /// The deletions, only the latest of each scope.
-    #[must_use]
-    pub fn latest_deletions(&self) -> Vec<Deletion> {
-        let mut latest = self.deletions.clone();
-        latest.sort_by(|a, b| {
-            let scope = |it: &Deletion| (it.user_id.clone(), it.dsp_id);
-            let by_time = b.until_unix_micros.cmp(&a.until_unix_micros);
-            scope(a).cmp(&scope(b)).then(by_time)
-        });
-        latest.dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
-        latest
-    }
-
-    /// Removes the cookies that a deletion covers. Must be called once, after the last push.
+    /// Removes the cookies that a deletion covers, and all deletions but the latest of each scope. Must be called once,
+    /// after the last push.
     pub fn remove_deleted(&mut self, deletions: &Deletions) {
+        let by_scope = |a: &Deletion, b: &Deletion| {
+            let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));
+            scopes.then(b.until_unix_micros.cmp(&a.until_unix_micros))
+        };
+        self.deletions.sort_by(by_scope);
+        self.deletions
+            .dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
         let chunks = &self.chunks;
         let before = self.entries.len();
         self.entries.retain(|entry| {
-            let accepted = entry.accepted_unix_micros;
-            !deletions.covers(entry.user_id(chunks), entry.dsp_id, accepted)
+            entry.accepted_unix_micros > deletions.until(entry.user_id(chunks), entry.dsp_id)
         });
         self.counts.deleted += (before - self.entries.len()) as u64;
         self.index.clear();

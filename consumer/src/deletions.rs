@@ -5,10 +5,10 @@
 //! resumed stream, the retry queue, or a queue of DSP limits. An entry is a keyed hash and a time; the store keeps the
 //! ids.
 //!
-//! Entries are kept for [`RETENTION_MICROS`], longer than any cookie can be in transit, and their number is bounded. Removing
-//! the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the floor then
-//! count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no deletion
-//! covers them.
+//! Entries are kept for `RETENTION_MICROS`, longer than any cookie can be in transit, and their number is bounded.
+//! Removing the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the
+//! floor then count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no
+//! deletion covers them.
 //!
 //! Cost of a cookie: a comparison while there are no deletions, then three hashes and lookups.
 
@@ -25,16 +25,16 @@ use std::{
 
 use foldhash::fast::RandomState;
 use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 /// How long deletions are kept, in microseconds: as long as a cookie can be in transit. Producers release no cookie
 /// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
-pub const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
+const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 
 /// Memory of an entry: a hash and a time, in a table that is at least half full.
 const ENTRY_BYTES: usize = 40;
 
-/// A deletion.
+/// A deletion, or the floor of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deletion {
     /// The user; empty for all users of the DSP.
@@ -45,15 +45,13 @@ pub struct Deletion {
     pub until_unix_micros: u64,
 }
 
-/// The deletions in a store.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stored {
-    /// All stored deletions.
-    pub deletions: Vec<Deletion>,
-    /// Deletions of DSPs that have not removed all of their cookies yet.
-    pub unfinished: Vec<Deletion>,
-    /// See [`Deletions::floor`].
-    pub floor_unix_micros: u64,
+/// A deletion in a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredDeletion {
+    /// The deletion.
+    pub deletion: Deletion,
+    /// Whether a deletion of a DSP has removed all of its cookies.
+    pub is_finished: bool,
 }
 
 /// The table of one node; clones share it.
@@ -70,10 +68,8 @@ struct Shared {
     is_loaded: AtomicBool,
     entries_max: usize,
     hasher: RandomState,
-    /// Notified when a deletion of a DSP was added.
-    jobs_changed: Notify,
     /// Changes when deletions become durable or take effect.
-    durable: watch::Sender<()>,
+    changes: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -88,16 +84,26 @@ struct Table {
 }
 
 impl Deletion {
+    /// The floor of a table, which stores keep like a deletion.
+    #[must_use]
+    pub fn floor(until_unix_micros: u64) -> Self {
+        Self {
+            user_id: Box::default(),
+            dsp_id: 0,
+            until_unix_micros,
+        }
+    }
+
     /// Whether it covers all users of one DSP.
     #[must_use]
     pub fn is_of_dsp(&self) -> bool {
-        self.user_id.is_empty()
+        self.user_id.is_empty() && self.dsp_id > 0
     }
 
-    /// Whether cookies of this DSP are concerned.
+    /// Whether it removes cookies of a user from the collection of this DSP.
     #[must_use]
-    pub fn concerns(&self, dsp_id: u32) -> bool {
-        self.dsp_id == 0 || self.dsp_id == dsp_id
+    pub fn removes_from(&self, dsp_id: u32) -> bool {
+        !self.user_id.is_empty() && (self.dsp_id == 0 || self.dsp_id == dsp_id)
     }
 }
 
@@ -118,53 +124,36 @@ impl Deletions {
                 is_loaded: AtomicBool::new(false),
                 entries_max: (bytes_max / ENTRY_BYTES).max(1),
                 hasher: RandomState::default(),
-                jobs_changed: Notify::new(),
-                durable: watch::Sender::new(()),
+                changes: watch::Sender::new(()),
             }),
         }
     }
 
     /// Adds the deletions in the store.
-    pub fn load(&self, stored: &Stored) {
-        let mut table = self.table();
-        table.floor = table.floor.max(stored.floor_unix_micros);
-        self.shared
-            .covers_any
-            .fetch_or(table.floor > 0, Ordering::Relaxed);
-        for deletion in &stored.deletions {
-            self.insert(&mut table, deletion);
+    pub fn load(&self, stored: &[StoredDeletion]) {
+        for it in stored {
+            self.add(&it.deletion);
         }
-        drop(table);
-        self.begin_jobs(&stored.unfinished);
+        let unfinished = stored.iter().filter(|it| !it.is_finished);
+        self.begin_jobs(unfinished.map(|it| &it.deletion));
         self.shared.is_loaded.store(true, Ordering::Release);
     }
 
-    /// Whether the deletions in the store were added. Until then, it is unknown which cookies in the store are deleted.
+    /// Whether the deletions in the store were added. Until then, deleted cookies in the store are not known.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.shared.is_loaded.load(Ordering::Acquire)
     }
 
-    /// Adds a deletion.
+    /// Adds a deletion or a floor.
     pub fn add(&self, deletion: &Deletion) {
-        self.insert(&mut self.table(), deletion);
-    }
-
-    /// Starts the jobs of deletions that have become durable: all earlier cookies are in the store. Must be called
-    /// before their durability is reported.
-    pub fn begin_jobs(&self, durable: &[Deletion]) {
         let mut table = self.table();
-        for deletion in durable.iter().filter(|deletion| deletion.is_of_dsp()) {
-            let until = table.jobs.entry(deletion.dsp_id).or_default();
-            *until = deletion.until_unix_micros.max(*until);
-        }
-        drop(table);
-        self.shared.jobs_changed.notify_one();
-    }
-
-    fn insert(&self, table: &mut Table, deletion: &Deletion) {
         let hash = self.hash(&deletion.user_id, deletion.dsp_id);
-        let until = table.until.entry(hash).or_default();
+        let until = if deletion.user_id.is_empty() && deletion.dsp_id == 0 {
+            &mut table.floor
+        } else {
+            table.until.entry(hash).or_default()
+        };
         *until = deletion.until_unix_micros.max(*until);
         self.shared.covers_any.store(true, Ordering::Relaxed);
         if table.until.len() > self.shared.entries_max {
@@ -172,49 +161,53 @@ impl Deletions {
         }
     }
 
+    /// Starts the jobs of deletions that have become durable: all earlier cookies are in the store. Must be called
+    /// before their durability is reported.
+    pub fn begin_jobs<'a>(&self, durable: impl IntoIterator<Item = &'a Deletion>) {
+        let mut table = self.table();
+        for deletion in durable.into_iter().filter(|it| it.is_of_dsp()) {
+            let until = table.jobs.entry(deletion.dsp_id).or_default();
+            *until = deletion.until_unix_micros.max(*until);
+        }
+    }
+
     /// Time up to which arriving cookies of this pair count as deleted, in microseconds since the Unix epoch; 0 for
     /// none.
     #[must_use]
     pub fn until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
-        if !self.shared.covers_any.load(Ordering::Relaxed) {
-            return 0;
-        }
-        self.deleted_until(user_id, dsp_id).max(self.floor())
+        self.latest(user_id, dsp_id, |table| table.floor)
     }
 
     /// Time up to which stored cookies of this pair are deleted, in microseconds since the Unix epoch; 0 for none.
     /// Unlike [`until`](Self::until), it uses the floor only for a DSP with deletions in the retry queue: the store has no
-    /// other cookies that a removed deletion covers.
+    /// other cookies that a removed deletion covers, except those of unfinished jobs.
     #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
+        self.latest(user_id, dsp_id, |table| {
+            let floor = table.queued.get(&dsp_id).map(|_| table.floor);
+            let job = table.jobs.get(&dsp_id).copied();
+            floor.max(job).unwrap_or(0)
+        })
+    }
+
+    /// The latest time of the deletions that cover this pair, and of `removed` deletions.
+    fn latest(&self, user_id: &[u8], dsp_id: u32, removed: impl FnOnce(&Table) -> u64) -> u64 {
         if !self.shared.covers_any.load(Ordering::Relaxed) {
             return 0;
         }
+        let scopes = [(user_id, dsp_id), (user_id, 0), (b"", dsp_id)];
+        let hashes = scopes.map(|(user_id, dsp_id)| self.hash(user_id, dsp_id));
         let table = self.table();
-        let of = |user_id, dsp_id| table.until.get(&self.hash(user_id, dsp_id)).copied();
-        let floor = table.queued.get(&dsp_id).map(|_| table.floor);
-        let job = table.jobs.get(&dsp_id).copied();
-        let [pair, user, dsp] = [of(user_id, dsp_id), of(user_id, 0), of(b"", dsp_id)];
-        pair.max(user).max(dsp).max(floor).max(job).unwrap_or(0)
+        let times = hashes.iter().filter_map(|hash| table.until.get(hash));
+        times.copied().fold(removed(&table), u64::max)
     }
 
-    /// Whether a cookie of this pair with this acceptance time is deleted. A deletion wins a tie.
-    #[must_use]
-    pub fn covers(&self, user_id: &[u8], dsp_id: u32, accepted_unix_micros: u64) -> bool {
-        accepted_unix_micros <= self.until(user_id, dsp_id)
-    }
-
-    /// Removes deletions that were requested [`RETENTION_MICROS`] before `now_unix_micros`.
-    pub fn remove_old(&self, now_unix_micros: u64) {
-        let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
-        self.table().remove_until(before);
-    }
-
-    /// Time up to which all cookies count as deleted, in microseconds since the Unix epoch, because earlier deletions
-    /// were removed from the table. 0 if none was removed.
-    #[must_use]
-    pub fn floor(&self) -> u64 {
-        self.table().floor
+    /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`. Returns the floor: the time up
+    /// to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for none.
+    pub fn remove_old(&self, now_unix_micros: u64) -> u64 {
+        let mut table = self.table();
+        table.remove_until(now_unix_micros.saturating_sub(RETENTION_MICROS));
+        table.floor
     }
 
     /// Number of deletions, and its maximum.
@@ -223,16 +216,16 @@ impl Deletions {
         (self.table().until.len(), self.shared.entries_max)
     }
 
-    /// A deletion of a DSP that still has to remove cookies.
+    /// The deletions of DSPs that still have to remove cookies.
     #[must_use]
-    pub fn next_job(&self) -> Option<Deletion> {
+    pub fn jobs(&self) -> Vec<Deletion> {
         let table = self.table();
-        let (dsp_id, until) = table.jobs.first_key_value()?;
-        Some(Deletion {
+        let jobs = table.jobs.iter().map(|(dsp_id, until)| Deletion {
             user_id: Box::default(),
             dsp_id: *dsp_id,
             until_unix_micros: *until,
-        })
+        });
+        jobs.collect()
     }
 
     /// Ends a job that has removed all of its cookies.
@@ -242,13 +235,13 @@ impl Deletions {
             table.jobs.remove(&job.dsp_id);
         }
         drop(table);
-        self.notify_durable();
+        self.notify();
     }
 
     /// Sets the DSPs with deletions in the retry queue.
     pub fn set_queued(&self, dsps: BTreeSet<u32>) {
         self.table().queued = dsps;
-        self.notify_durable();
+        self.notify();
     }
 
     /// Whether every durable deletion has taken effect: none is in the retry queue, and none has a job.
@@ -258,26 +251,15 @@ impl Deletions {
         table.queued.is_empty() && table.jobs.is_empty()
     }
 
-    /// Number of deletions of DSPs that still have to remove cookies.
-    #[must_use]
-    pub fn jobs(&self) -> usize {
-        self.table().jobs.len()
-    }
-
-    /// Returns when a deletion of a DSP was added since the last call.
-    pub async fn jobs_changed(&self) {
-        self.shared.jobs_changed.notified().await;
-    }
-
     /// Notifies waiters that deletions became durable or took effect.
-    pub fn notify_durable(&self) {
-        self.shared.durable.send_replace(());
+    pub fn notify(&self) {
+        self.shared.changes.send_replace(());
     }
 
     /// Changes when deletions become durable or take effect.
     #[must_use]
-    pub fn durable(&self) -> watch::Receiver<()> {
-        self.shared.durable.subscribe()
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.shared.changes.subscribe()
     }
 
     fn hash(&self, user_id: &[u8], dsp_id: u32) -> u64 {
@@ -329,6 +311,13 @@ mod tests {
         }
     }
 
+    fn stored(deletion: Deletion, is_finished: bool) -> StoredDeletion {
+        StoredDeletion {
+            deletion,
+            is_finished,
+        }
+    }
+
     fn table(deletions: &[Deletion]) -> Deletions {
         let table = Deletions::new(1 << 20);
         deletions.iter().for_each(|deletion| table.add(deletion));
@@ -339,8 +328,6 @@ mod tests {
     fn check(table: &Deletions, user: &str, dsp_id: u32, until: u64) {
         let user = user.as_bytes();
         assert_eq!(table.until(user, dsp_id), until);
-        assert!(table.covers(user, dsp_id, until), "a deletion wins a tie");
-        assert!(!table.covers(user, dsp_id, until + 1));
     }
 
     #[test]
@@ -373,15 +360,20 @@ mod tests {
     #[test]
     fn removed_deletion_raises_the_floor_that_still_covers_its_cookies() {
         let table = table(&[deletion("u", 1, 10), deletion("v", 1, RETENTION_MICROS + 5)]);
-        table.remove_old(RETENTION_MICROS + 9);
+        assert_eq!(table.remove_old(RETENTION_MICROS + 9), 0);
         check(&table, "u", 1, 10);
-        table.remove_old(RETENTION_MICROS + 10);
-        assert_eq!((table.floor(), table.size().0), (10, 1));
+        assert_eq!(table.remove_old(RETENTION_MICROS + 10), 10);
+        assert_eq!(table.size().0, 1);
         check(&table, "anybody", 7, 10);
         check(&table, "v", 1, RETENTION_MICROS + 5);
         // Only the times of removed deletions raise the floor.
-        table.remove_old(RETENTION_MICROS + 1_000);
-        assert_eq!(table.floor(), 10);
+        assert_eq!(table.remove_old(RETENTION_MICROS + 1_000), 10);
+        // A restart keeps the floor, which covers cookies that arrive, but not those in the store.
+        let restarted = Deletions::new(1 << 20);
+        restarted.load(&[stored(Deletion::floor(10), false)]);
+        check(&restarted, "anybody", 7, 10);
+        assert_eq!(restarted.deleted_until(b"anybody", 7), 0);
+        assert!(restarted.are_applied());
     }
 
     #[test]
@@ -393,9 +385,9 @@ mod tests {
         let (size, max) = table.size();
         assert!((80..=100).contains(&size) && max == 100, "{size}");
         for number in 1..=1_000 {
-            assert!(table.covers(number.to_string().as_bytes(), 1, number));
+            assert!(table.until(number.to_string().as_bytes(), 1) >= number);
         }
-        assert!(!table.covers(b"other", 1, 1_000));
+        assert!(table.until(b"other", 1) < 1_000);
     }
 
     #[test]
@@ -414,19 +406,20 @@ mod tests {
     #[test]
     fn job_of_a_dsp_continues_until_it_is_finished_also_after_a_restart() {
         let table = table(&[deletion("", 3, 40)]);
-        assert_eq!(table.next_job(), None, "the deletion is not durable yet");
+        assert_eq!(table.jobs(), [], "the deletion is not durable yet");
         table.begin_jobs(&[deletion("u", 1, 40), deletion("", 3, 40)]);
-        let job = table.next_job().unwrap();
+        let [job] = table.jobs().try_into().unwrap();
         table.begin_jobs(&[deletion("", 3, 50)]);
         table.finish_job(&job);
-        let job = table.next_job().unwrap();
+        let [job] = table.jobs().try_into().unwrap();
         assert_eq!(job, deletion("", 3, 50));
         table.finish_job(&job);
-        assert_eq!(table.next_job(), None);
-        table.load(&Stored {
-            unfinished: vec![job.clone()],
-            ..Stored::default()
-        });
-        assert_eq!(table.next_job(), Some(job));
+        assert_eq!(table.jobs(), []);
+        table.load(&[
+            stored(deletion("", 2, 60), true),
+            stored(job.clone(), false),
+        ]);
+        assert_eq!(table.jobs(), [job]);
+        check(&table, "u", 2, 60);
     }
 }

@@ -246,8 +246,8 @@ fn pack_dsp(batch: &Batch, dsp_id: u32, indices: &[u32]) -> Vec<FullRetryEntry> 
 
 /// The deletions of users that concern a DSP, as entries of this DSP without numbers.
 fn pack_deletions(batch: &Batch, dsp_id: u32) -> Vec<FullRetryEntry> {
-    let of_dsp = |it: &&Deletion| it.concerns(dsp_id) && !it.is_of_dsp();
-    let deletions: Vec<&Deletion> = batch.deletions().iter().filter(of_dsp).collect();
+    let deletions = batch.deletions().iter();
+    let deletions: Vec<&Deletion> = deletions.filter(|it| it.removes_from(dsp_id)).collect();
     let parts = deletions.chunks(ENTRY_COOKIES_MAX).map(|part| {
         let records = part.iter().map(|deletion| BatchCookie {
             user_id: &deletion.user_id,

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    deletions::{self, Deletion, Deletions},
+    deletions::{Deletion, Deletions, StoredDeletion},
 };
 
 /// The future of a store operation.
@@ -60,7 +60,7 @@ pub struct StoredState {
     /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
     pub retry_queue: Vec<RetryEntry>,
     /// The stored deletions.
-    pub deletions: deletions::Stored,
+    pub deletions: Vec<StoredDeletion>,
 }
 
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
@@ -330,7 +330,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Some(0))))
     }
 
-    /// Removes deletions up to the time `floor`, and stores that time.
+    /// Stores the [floor](Deletion::floor), and removes earlier deletions.
     ///
     /// # Errors
     /// When the store fails; a later call removes them too.

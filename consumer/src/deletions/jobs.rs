@@ -14,6 +14,7 @@ const REMOVAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Runs until `stop`. An unfinished job continues after the next start.
 pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: CancellationToken) {
+    let mut changes = deletions.changes();
     let mut remove_at = Instant::now();
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
     while !stop.is_cancelled() {
@@ -21,46 +22,56 @@ pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: Cancellation
             remove_at = Instant::now() + REMOVAL_INTERVAL;
             remove_old(&deletions, &*store).await;
         }
-        match deletions.next_job() {
-            Some(job) => remove_dsp(&deletions, &*store, &job, &mut backoff, &stop).await,
-            None => tokio::select! {
-                () = stop.cancelled() => {}
-                () = deletions.jobs_changed() => {}
-                () = sleep_until(remove_at) => {}
-            },
+        changes.mark_unchanged();
+        let mut has_failed = false;
+        // A DSP whose database fails does not block the others.
+        for job in deletions.jobs() {
+            has_failed |= !remove_dsp(&deletions, &*store, &job, &stop).await;
+        }
+        if has_failed {
+            stop.run_until_cancelled(sleep(backoff.delay())).await;
+            continue;
+        }
+        backoff.reset();
+        tokio::select! {
+            () = stop.cancelled() => {}
+            Ok(()) = changes.changed() => {}
+            () = sleep_until(remove_at) => {}
         }
     }
 }
 
 async fn remove_old(deletions: &Deletions, store: &dyn Store) {
-    deletions.remove_old(unix_micros());
-    let floor = deletions.floor();
+    let floor = deletions.remove_old(unix_micros());
+    // The store must keep the deletions of unfinished jobs for the next start.
+    let jobs = deletions.jobs();
     if floor > 0
+        && jobs.iter().all(|job| job.until_unix_micros >= floor)
         && let Err(error) = store.remove_deletions_until(floor).await
     {
         tracing::warn!(%error, "failed to remove old deletions; retrying in an hour");
     }
 }
 
+/// Returns false if it failed.
 async fn remove_dsp(
     deletions: &Deletions,
     store: &dyn Store,
     job: &Deletion,
-    backoff: &mut Backoff,
     stop: &CancellationToken,
-) {
+) -> bool {
     let dsp_id = job.dsp_id;
     tracing::info!(dsp_id, "deleting all cookies of a DSP");
     match store.remove_dsp(job, stop).await {
         Ok(Some(removed)) => {
             deletions.finish_job(job);
-            backoff.reset();
             tracing::info!(dsp_id, removed, "deleted all cookies of a DSP");
         }
         Ok(None) => {}
         Err(error) => {
             tracing::warn!(dsp_id, %error, "failed to delete the cookies of a DSP, retrying");
-            stop.run_until_cancelled(sleep(backoff.delay())).await;
+            return false;
         }
     }
+    true
 }

@@ -17,7 +17,7 @@ pub fn register(registry: &Registry, deletions: Deletions) -> Result<()> {
         vec![
             count(consumer::DELETION_TABLE, entries),
             count(consumer::DELETION_TABLE_MAX, max),
-            count(consumer::DELETION_JOBS, deletions.jobs()),
+            count(consumer::DELETION_JOBS, deletions.jobs().len()),
         ]
     })
 }

@@ -156,8 +156,7 @@ impl Collector {
                     due_at = None;
                     let next = batch.next();
                     self.update_slot_metrics();
-                    let mut full = std::mem::replace(&mut batch, next);
-                    self.finish(&mut full);
+                    let full = std::mem::replace(&mut batch, next);
                     batch_sender.send(full, idle).await?;
                 }
                 item = buffer.pop(), if !batch.is_full() => {
@@ -176,19 +175,11 @@ impl Collector {
             }
         }
         if !batch.is_empty() {
-            self.finish(&mut batch);
             self.update_slot_metrics();
             let idle = batch_sender.wait_idle().await;
             batch_sender.send(batch, idle).await?;
         }
         Ok(())
-    }
-
-    /// Removes the cookies that deletions of this batch cover.
-    fn finish(&self, batch: &mut Batch) {
-        if !batch.deletions().is_empty() {
-            batch.remove_deleted(&self.deletions);
-        }
     }
 
     fn add(&mut self, batch: &mut Batch, item: Item) {

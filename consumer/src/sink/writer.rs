@@ -175,6 +175,10 @@ impl Writer {
 
     fn receive(&self, (mut batch, idle): (Batch, OwnedSemaphorePermit)) -> NextBatch {
         batch.defer_dsps(self.retry_queue.dsps());
+        // Cookies that arrived before a deletion of this batch.
+        if !batch.deletions().is_empty() {
+            batch.remove_deleted(self.retry_queue.deletions());
+        }
         NextBatch {
             batch: Arc::new(batch),
             idle,
@@ -384,7 +388,7 @@ impl Writer {
         deletions.begin_jobs(batch.deletions());
         self.health.producers().record_commit(batch.cursors());
         if !batch.deletions().is_empty() {
-            deletions.notify_durable();
+            deletions.notify();
         }
         for end in batch.completed_epochs() {
             metrics.producer_drains.inc();

@@ -304,11 +304,12 @@ impl Inner {
         let newest = recent.newest();
         let capacity = batch.len() + batch.cursors().len() + 1;
         let mut slots = self.slots();
-        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
-            .durability(Some(PersistMode::SyncData));
+        let mut writes = self.synced_writes(capacity);
         let mut done = WriteOutcome::default();
         let mut value = Vec::with_capacity(8 + BUYER_UID_BYTES_MAX);
-        self.delete(batch, &mut writes)?;
+        if !batch.deletions().is_empty() {
+            self.delete(batch.deletions())?;
+        }
         // In key order, which is efficient for the tree.
         for index in batch.by_user() {
             let cookie = batch.cookie(index as usize);
@@ -334,6 +335,11 @@ impl Inner {
         }
         writes.commit()?;
         Ok(done)
+    }
+
+    fn synced_writes(&self, capacity: usize) -> OwnedWriteBatch {
+        OwnedWriteBatch::with_capacity(self.database.clone(), capacity)
+            .durability(Some(PersistMode::SyncData))
     }
 
     fn has_newer(&self, key: &[u8], accepted: u64) -> fjall::Result<bool> {

@@ -29,10 +29,10 @@ pub(super) struct Confirmations {
 impl Confirmations {
     /// Sends confirmations until it is dropped, or until the producer responds that it does not support them.
     pub(super) async fn run(self) {
-        let mut durable_changes = self.context.deletions.durable();
+        let mut changes = self.context.deletions.changes();
         let (mut applied, mut reported) = (0, None);
         loop {
-            durable_changes.mark_unchanged();
+            changes.mark_unchanged();
             let position = self.context.producers.durable(&self.producer);
             if let Some((epoch, durable)) = position
                 && epoch == self.epoch
@@ -51,7 +51,7 @@ impl Confirmations {
                 }
             }
             tokio::select! {
-                Ok(()) = durable_changes.changed() => {}
+                Ok(()) = changes.changed() => {}
                 () = sleep(INTERVAL) => {}
             }
         }

@@ -1,10 +1,10 @@
 //! Deletions in the embedded store.
 //!
-//! They are stored in the same atomic write as the cookies of their batch, which also removes the covered cookies. A
+//! They are stored in one atomic write with the removal of the covered cookies, before the cookies of their batch. A
 //! deletion of a DSP scans all cookies, in steps of [`STEP_KEYS`] with a pause after each step. A step holds the
 //! writers' lock for some milliseconds.
 
-use std::{collections::HashSet, ops::Bound, time::Duration};
+use std::{ops::Bound, time::Duration};
 
 use fjall::{OwnedWriteBatch, PersistMode};
 use tokio::time::sleep;
@@ -13,13 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     EmbeddedStore, Inner,
     records::{
-        CookieKey, DELETION_PREFIX, FLOOR_KEY, be_u64, decode_deletion, deletion_key,
-        deletion_value, dsp_of, user_prefix,
+        DELETION_PREFIX, be_u64, decode_deletion, deletion_key, deletion_value, dsp_of, user_prefix,
     },
 };
 use crate::{
-    batch::Batch,
-    deletions::{Deletion, Stored},
+    deletions::{Deletion, StoredDeletion},
     store::StoreError,
 };
 
@@ -41,87 +39,59 @@ impl EmbeddedStore {
             let step = self.run(move |inner| inner.remove_step(&now, begin));
             let (of_step, last) = step.await?;
             removed += of_step;
-            let Some(last) = last else { break };
+            let Some(last) = last else {
+                return Ok(Some(removed));
+            };
             from = Bound::Excluded(last);
             tokio::select! {
                 () = stop.cancelled() => return Ok(None),
                 () = sleep(PAUSE) => {}
             }
         }
-        let finished = deletion.clone();
-        self.run(move |inner| inner.finish(&finished)).await?;
-        Ok(Some(removed))
     }
 }
 
 impl Inner {
-    pub(super) fn load_deletions(&self) -> fjall::Result<Stored> {
-        let mut stored = Stored::default();
-        if let Some(floor) = self.meta.get(FLOOR_KEY)? {
-            stored.floor_unix_micros = be_u64(&floor).unwrap_or_default();
-        }
+    pub(super) fn load_deletions(&self) -> fjall::Result<Vec<StoredDeletion>> {
+        let mut stored = Vec::new();
         for pair in self.meta.prefix(DELETION_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            if let Some((deletion, is_finished)) = decode_deletion(&key, &value) {
-                if !is_finished {
-                    stored.unfinished.push(deletion.clone());
-                }
-                stored.deletions.push(deletion);
-            }
+            stored.extend(decode_deletion(&key, &value));
         }
         Ok(stored)
     }
 
-    /// Adds the changes of a batch's deletions to `writes`. The caller holds the writers' lock.
-    pub(super) fn delete(&self, batch: &Batch, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
-        if batch.deletions().is_empty() {
-            return Ok(());
-        }
-        // One write batch must not both remove and insert a key. An inserted cookie is newer than those that the
-        // deletion covers.
-        let written: HashSet<Vec<u8>> = batch
-            .cookies()
-            .map(|cookie| CookieKey::new(&cookie).as_slice().to_vec())
-            .collect();
-        for deletion in &batch.latest_deletions() {
-            self.keep(deletion, writes)?;
-            let mut remove = |key: &[u8], value: &[u8]| {
-                let is_covered = be_u64(value).is_some_and(|at| at <= deletion.until_unix_micros);
-                if is_covered && !written.contains(key) {
-                    writes.remove(&self.cookies, key);
-                }
-            };
-            if deletion.is_of_dsp() {
-                // A job removes these cookies.
-            } else if deletion.dsp_id == 0 {
-                for pair in self.cookies.prefix(user_prefix(&deletion.user_id)) {
-                    let (key, value) = pair.into_inner()?;
-                    remove(&key, &value);
-                }
-            } else {
-                let key = CookieKey::of(&deletion.user_id, deletion.dsp_id);
-                if let Some(value) = self.cookies.get(key.as_slice())? {
-                    remove(key.as_slice(), &value);
+    /// Stores deletions, and removes the cookies that deletions of users cover. The caller holds the writers' lock.
+    pub(super) fn delete(&self, deletions: &[Deletion]) -> fjall::Result<()> {
+        let mut writes = self.synced_writes(deletions.len());
+        for deletion in deletions {
+            if self.kept(deletion)? < Some(deletion.until_unix_micros) {
+                let value = deletion_value(deletion, false);
+                writes.insert(&self.meta, deletion_key(deletion), value);
+            }
+            if deletion.user_id.is_empty() {
+                // The job of the DSP removes these cookies.
+                continue;
+            }
+            for pair in self.cookies.prefix(user_prefix(&deletion.user_id)) {
+                let (key, value) = pair.into_inner()?;
+                let is_concerned = dsp_of(&key).is_some_and(|dsp_id| deletion.removes_from(dsp_id));
+                if is_concerned && is_covered(&value, deletion) {
+                    writes.remove(&self.cookies, &*key);
                 }
             }
         }
-        Ok(())
+        writes.commit()
     }
 
-    /// Stores a deletion, unless a later one of the same scope is stored.
-    fn keep(&self, deletion: &Deletion, writes: &mut OwnedWriteBatch) -> fjall::Result<()> {
-        let key = deletion_key(deletion);
-        let kept = self.meta.get(&key)?;
-        let kept = kept.as_deref().and_then(be_u64).unwrap_or_default();
-        if deletion.until_unix_micros > kept {
-            let is_finished = !deletion.is_of_dsp();
-            writes.insert(&self.meta, key, deletion_value(deletion, is_finished));
-        }
-        Ok(())
+    /// The time of the stored deletion of this scope.
+    fn kept(&self, deletion: &Deletion) -> fjall::Result<Option<u64>> {
+        let kept = self.meta.get(deletion_key(deletion))?;
+        Ok(kept.as_deref().and_then(be_u64))
     }
 
-    /// Removes what the deletion covers in the next keys. Returns how many cookies it removed, and the last key, or `None` at
-    /// the end.
+    /// Removes what the deletion covers in the next keys. Returns how many cookies it removed, and the last key. At the end,
+    /// it returns `None` and records that the deletion is finished.
     fn remove_step(
         &self,
         deletion: &Deletion,
@@ -129,13 +99,11 @@ impl Inner {
     ) -> fjall::Result<(u64, Option<Vec<u8>>)> {
         // No newer cookie is written between the read and the removal.
         let _writing = self.recent();
-        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0)
-            .durability(Some(PersistMode::Buffer));
+        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
         let (mut removed, mut last) = (0, None);
         for (count, pair) in (1..).zip(self.cookies.range((from, Bound::Unbounded))) {
             let (key, value) = pair.into_inner()?;
-            let is_covered = be_u64(&value).is_some_and(|at| at <= deletion.until_unix_micros);
-            if dsp_of(&key) == Some(deletion.dsp_id) && is_covered {
+            if dsp_of(&key) == Some(deletion.dsp_id) && is_covered(&value, deletion) {
                 writes.remove(&self.cookies, &*key);
                 removed += 1;
             }
@@ -144,31 +112,32 @@ impl Inner {
                 break;
             }
         }
-        writes.commit()?;
-        Ok((removed, last))
-    }
-
-    /// Records that a deletion of a DSP has removed all cookies, in the same durable write as the last removals.
-    fn finish(&self, deletion: &Deletion) -> fjall::Result<()> {
-        let _writing = self.recent();
-        let key = deletion_key(deletion);
-        let kept = self.meta.get(&key)?;
-        if kept.as_deref().and_then(be_u64) == Some(deletion.until_unix_micros) {
-            self.meta.insert(key, deletion_value(deletion, true))?;
+        let is_end = last.is_none();
+        if is_end && self.kept(deletion)? == Some(deletion.until_unix_micros) {
+            let value = deletion_value(deletion, true);
+            writes.insert(&self.meta, deletion_key(deletion), value);
         }
-        self.database.persist(PersistMode::SyncData)
+        writes.commit()?;
+        if is_end {
+            self.database.persist(PersistMode::SyncData)?;
+        }
+        Ok((removed, last))
     }
 
     pub(super) fn remove_deletions_until(&self, floor: u64) -> fjall::Result<()> {
         let _writing = self.recent();
-        let mut writes = OwnedWriteBatch::with_capacity(self.database.clone(), 0);
-        writes.insert(&self.meta, FLOOR_KEY, floor.to_be_bytes());
+        self.delete(&[Deletion::floor(floor)])?;
         for pair in self.meta.prefix(DELETION_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            if be_u64(&value).is_some_and(|until| until <= floor) {
-                writes.remove(&self.meta, &*key);
+            if be_u64(&value).is_some_and(|until| until < floor) {
+                self.meta.remove(key)?;
             }
         }
-        writes.commit()
+        Ok(())
     }
+}
+
+/// Whether a deletion of its user or DSP covers a cookie with this value.
+fn is_covered(value: &[u8], deletion: &Deletion) -> bool {
+    be_u64(value).is_some_and(|at| at <= deletion.until_unix_micros)
 }

@@ -7,7 +7,7 @@ use proto::limits::USER_ID_BYTES_MAX;
 
 use crate::{
     batch::{BatchCookie, Cursor},
-    deletions::Deletion,
+    deletions::{Deletion, StoredDeletion},
 };
 
 pub(super) const NEWEST_KEY: &[u8] = b"newest";
@@ -15,7 +15,6 @@ pub(super) const LAYOUT_KEY: &[u8] = b"layout";
 pub(super) const LAYOUT: &[u8] = b"1";
 pub(super) const CURSOR_PREFIX: &[u8] = b"cursor/";
 pub(super) const DELETION_PREFIX: &[u8] = b"deletion/";
-pub(super) const FLOOR_KEY: &[u8] = b"deletion-floor";
 /// Part of the format on disk, like the other keys.
 pub(super) const SLOT_PREFIX: &[u8] = b"place/";
 
@@ -117,14 +116,14 @@ pub(super) fn deletion_value(deletion: &Deletion, is_finished: bool) -> Vec<u8> 
     value
 }
 
-/// A deletion, and whether it is finished.
-pub(super) fn decode_deletion(key: &[u8], value: &[u8]) -> Option<(Deletion, bool)> {
+pub(super) fn decode_deletion(key: &[u8], value: &[u8]) -> Option<StoredDeletion> {
     let (user_id, dsp) = key.strip_prefix(DELETION_PREFIX)?.split_last_chunk::<4>()?;
-    let deletion = Deletion {
-        user_id: user_id.strip_suffix(&[0])?.into(),
-        dsp_id: u32::from_be_bytes(*dsp),
-        until_unix_micros: be_u64(value)?,
-    };
-    let is_finished = !deletion.is_of_dsp() || value.get(8) == Some(&1);
-    Some((deletion, is_finished))
+    Some(StoredDeletion {
+        deletion: Deletion {
+            user_id: user_id.strip_suffix(&[0])?.into(),
+            dsp_id: u32::from_be_bytes(*dsp),
+            until_unix_micros: be_u64(value)?,
+        },
+        is_finished: value.get(8) == Some(&1),
+    })
 }

@@ -1,61 +1,71 @@
 //! Deletions in MongoDB: database `cookiesync`, collection `deletions`, `{_id: {u: <user>, d: <DSP>}, t: <microseconds>}`, with
-//! an empty user for a DSP (and `done` once its job has removed everything) and 0 for all DSPs of a user. The document `floor`
-//! has the time up to which deletions were removed.
+//! an empty user for a DSP and 0 for all DSPs of a user. `done` is the time up to which the job of a DSP has removed its cookies.
+//! The document without user and DSP is the floor.
 //!
 //! A deletion is stored before the cookies that it covers are removed. A removal never concerns cookies accepted later,
 //! so a command that timed out and is executed late is harmless. The cookies of a batch are written after its removals.
 
-use std::{collections::BTreeMap, future::IntoFuture};
+use std::collections::BTreeMap;
 
 use futures_util::TryStreamExt;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    COOKIES, Inner,
-    connection::{Connection, run, with_timeout, write},
-    date, deleted_before,
-    error_class::{Failure, write_errors},
+    Inner,
+    connection::{Connection, with_timeout, write},
+    deleted_before,
+    error_class::Failure,
     number,
-    sweep::DspScan,
+    sweep::{DELETES_PER_COMMAND_MAX, Documents, delete, expired},
 };
 use crate::{
     batch::Batch,
-    deletions::{Deletion, Stored},
+    deletions::{Deletion, StoredDeletion},
     store::StoreError,
 };
 
 const COLLECTION: &str = "deletions";
 
-/// Maximum number of deletions per command.
-const PER_COMMAND_MAX: usize = 1_000;
-
-/// The document with the time up to which deletions were removed.
-const FLOOR: &str = "floor";
+/// Number of documents that a step of a job scans.
+const SCAN_STEP: usize = 5_000;
 
 impl Inner {
-    pub(super) async fn read_deletions(&self) -> Result<Stored, StoreError> {
+    pub(super) async fn read_deletions(&self) -> Result<Vec<StoredDeletion>, StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
         with_timeout(async {
-            let mut stored = Stored::default();
-            let mut found = collection.find(doc! {}).await?;
-            while let Some(document) = found.try_next().await? {
-                let Some(until) = document.get("t").and_then(number) else {
-                    continue;
-                };
-                if document.get_str("_id").is_ok_and(|id| id == FLOOR) {
-                    stored.floor_unix_micros = until;
-                } else if let Some(deletion) = decode(&document, until) {
-                    if deletion.is_of_dsp() && !document.get_bool("done").unwrap_or(false) {
-                        stored.unfinished.push(deletion.clone());
-                    }
-                    stored.deletions.push(deletion);
-                }
-            }
-            Ok(stored)
+            let found = collection.find(doc! {}).await?;
+            let deletions = found.try_filter_map(async |it| Ok(decode(&it)));
+            deletions.try_collect().await
         })
         .await
+    }
+
+    /// Sets the time `field` of deletions, unless it is later.
+    async fn put_deletions(
+        &self,
+        deletions: &[Deletion],
+        field: &str,
+        concern: &Document,
+    ) -> Result<(), StoreError> {
+        let database = self.own_database(self.connection().await?);
+        for part in deletions.chunks(DELETES_PER_COMMAND_MAX) {
+            let updates = part.iter().map(|deletion| {
+                doc! {
+                    "q": { "_id": id(deletion) },
+                    "u": { "$max": { field: micros(deletion.until_unix_micros) } },
+                    "upsert": true,
+                }
+            });
+            let command = doc! {
+                "update": COLLECTION,
+                "updates": updates.collect::<Vec<_>>(),
+                "writeConcern": concern,
+            };
+            write(&database, command, COLLECTION).await?;
+        }
+        Ok(())
     }
 
     /// Stores the deletions of a batch, and adds the DSPs that they concern to the DSPs whose collections are written.
@@ -65,16 +75,8 @@ impl Inner {
         batch: &Batch,
         by_dsp: &mut BTreeMap<u32, Vec<u32>>,
     ) -> Result<(), StoreError> {
-        let deletions = batch.latest_deletions();
-        for part in deletions.chunks(PER_COMMAND_MAX) {
-            let updates: Vec<Document> = part.iter().flat_map(keep).collect();
-            let command = doc! {
-                "update": COLLECTION,
-                "updates": updates,
-                "writeConcern": &connection.concern,
-            };
-            write(&self.own_database(connection), command, COLLECTION).await?;
-        }
+        self.put_deletions(batch.deletions(), "t", &connection.concern)
+            .await?;
         let slots = self.dsps().slots.clone();
         for dsp_id in slots.into_iter().filter(|it| has_removals(batch, *it)) {
             by_dsp.entry(dsp_id).or_default();
@@ -90,34 +92,18 @@ impl Inner {
         batch: &Batch,
         mut replied: impl FnMut(),
     ) -> Result<(), Failure> {
-        if batch.deletions().is_empty() {
-            return Ok(());
-        }
-        let mut by_time: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
-        for deletion in batch.deletions() {
-            if deletion.concerns(dsp_id)
-                && !deletion.is_of_dsp()
-                && let Ok(user_id) = std::str::from_utf8(&deletion.user_id)
-            {
-                let users = by_time.entry(deletion.until_unix_micros).or_default();
-                users.push(user_id);
-            }
+        let mut by_time: BTreeMap<u64, Vec<Bson>> = BTreeMap::new();
+        let deletions = batch.deletions().iter();
+        for deletion in deletions.filter(|it| it.removes_from(dsp_id)) {
+            let before = deleted_before(deletion.until_unix_micros);
+            let user_id = String::from_utf8_lossy(&deletion.user_id).into_owned();
+            by_time.entry(before).or_default().push(user_id.into());
         }
         let database = self.database(connection, dsp_id);
-        for (until, users) in by_time {
-            for part in users.chunks(PER_COMMAND_MAX) {
-                let covered = doc! { "_id": { "$in": part }, "t": { "$lte": date(until) } };
-                let command = doc! {
-                    "delete": COOKIES,
-                    "ordered": false,
-                    "deletes": [{ "q": covered, "limit": 0, "hint": { "_id": 1 } }],
-                    "writeConcern": &connection.concern,
-                };
-                let reply = run(database.run_command(command)).await?;
+        for (before, users) in by_time {
+            for part in users.chunks(DELETES_PER_COMMAND_MAX) {
+                delete(connection, &database, part, before).await?;
                 replied();
-                if let Some(error) = write_errors(&reply)?.next() {
-                    return Err(error.failure());
-                }
             }
         }
         Ok(())
@@ -130,15 +116,18 @@ impl Inner {
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
         let connection = self.connection().await?;
+        let database = self.database(connection, deletion.dsp_id);
+        let before = deleted_before(deletion.until_unix_micros);
         let mut removed = 0;
-        if let Some(mut scan) = DspScan::begin(self, connection, deletion.dsp_id).await? {
-            let before = deleted_before(deletion.until_unix_micros);
-            loop {
+        if self.has_cookies(&database).await? {
+            let mut documents = Documents::begin(connection, database.clone()).await?;
+            while !documents.is_at_end() {
                 let began = Instant::now();
-                let Some(now) = scan.step(before).await? else {
-                    break;
-                };
-                removed += now;
+                let found = documents.next(SCAN_STEP).await?;
+                let covered = expired(found, |_| before).into_values().flatten();
+                for ids in covered.collect::<Vec<_>>().chunks(DELETES_PER_COMMAND_MAX) {
+                    removed += delete(connection, &database, ids, before).await?;
+                }
                 // The pauses keep the scan below half of the time.
                 tokio::select! {
                     () = stop.cancelled() => return Ok(None),
@@ -146,56 +135,24 @@ impl Inner {
                 }
             }
         }
-        let command = doc! {
-            "update": COLLECTION,
-            "updates": [{
-                "q": { "_id": id(deletion), "t": micros(deletion.until_unix_micros) },
-                "u": { "$set": { "done": true } },
-            }],
-            "writeConcern": connection.journaled(),
-        };
-        write(&self.own_database(connection), command, COLLECTION).await?;
+        let finished = std::slice::from_ref(deletion);
+        self.put_deletions(finished, "done", &connection.journaled())
+            .await?;
         Ok(Some(removed))
     }
 
     pub(super) async fn delete_old_deletions(&self, floor: u64) -> Result<(), StoreError> {
-        let connection = self.connection().await?;
-        let command = doc! {
-            "update": COLLECTION,
-            "updates": [{
-                "q": { "_id": FLOOR },
-                "u": { "$max": { "t": micros(floor) } },
-                "upsert": true,
-            }],
-            "writeConcern": connection.journaled(),
-        };
-        write(&self.own_database(connection), command, COLLECTION).await?;
-        let old = doc! { "_id": { "$ne": FLOOR }, "t": { "$lte": micros(floor) } };
-        let collection = self.own_collection(COLLECTION).await?;
-        with_timeout(collection.delete_many(old).into_future()).await?;
-        Ok(())
+        let concern = self.connection().await?.journaled();
+        self.put_deletions(&[Deletion::floor(floor)], "t", &concern)
+            .await?;
+        let old = doc! { "t": { "$lt": micros(floor) } };
+        self.delete_own(COLLECTION, old).await
     }
 }
 
 /// Whether the deletions of a batch remove cookies from a DSP's collection.
 pub(super) fn has_removals(batch: &Batch, dsp_id: u32) -> bool {
-    let mut deletions = batch.deletions().iter();
-    deletions.any(|it| it.concerns(dsp_id) && !it.is_of_dsp())
-}
-
-/// The operations that store a deletion, unless a later one is stored. A later deletion of a DSP resets `done`.
-fn keep(deletion: &Deletion) -> Vec<Document> {
-    let (id, until) = (id(deletion), micros(deletion.until_unix_micros));
-    if deletion.is_of_dsp() {
-        let (fresh, newer) = (doc! { "t": until, "done": false }, doc! { "$lt": until });
-        vec![
-            doc! { "q": { "_id": &id, "t": newer }, "u": { "$set": &fresh } },
-            doc! { "q": { "_id": id }, "u": { "$setOnInsert": fresh }, "upsert": true },
-        ]
-    } else {
-        let keep = doc! { "$max": { "t": until } };
-        vec![doc! { "q": { "_id": id }, "u": keep, "upsert": true }]
-    }
+    batch.deletions().iter().any(|it| it.removes_from(dsp_id))
 }
 
 fn id(deletion: &Deletion) -> Document {
@@ -207,11 +164,16 @@ fn micros(unix_micros: u64) -> i64 {
     i64::try_from(unix_micros).unwrap_or(i64::MAX)
 }
 
-fn decode(document: &Document, until_unix_micros: u64) -> Option<Deletion> {
+fn decode(document: &Document) -> Option<StoredDeletion> {
     let id = document.get_document("_id").ok()?;
-    Some(Deletion {
-        user_id: id.get_str("u").ok()?.as_bytes().into(),
-        dsp_id: u32::try_from(id.get_i64("d").ok()?).ok()?,
-        until_unix_micros,
+    let until_unix_micros = number(document.get("t")?)?;
+    let done = document.get("done").and_then(number).unwrap_or_default();
+    Some(StoredDeletion {
+        deletion: Deletion {
+            user_id: id.get_str("u").ok()?.as_bytes().into(),
+            dsp_id: u32::try_from(id.get_i64("d").ok()?).ok()?,
+            until_unix_micros,
+        },
+        is_finished: done >= until_unix_micros,
     })
 }

@@ -37,14 +37,15 @@ use super::{
 };
 use crate::store::{Expiry, StoreError, SweepProgress};
 use pace::{StepTiming, SweepPace};
-use pass::{Pass, SweptDocument, expired};
+pub(super) use pass::expired;
+use pass::{Pass, SweptDocument};
 pub(super) use record::SweepRecord;
 
 /// The collection of records.
 const RECORDS: &str = "sweeps";
 
 /// Maximum number of documents per delete command. Each takes 5 to 12 µs.
-const DELETES_PER_COMMAND_MAX: usize = 1_000;
+pub(super) const DELETES_PER_COMMAND_MAX: usize = 1_000;
 
 /// Interval of lease renewals during a sweep.
 const LEASE_INTERVAL: Duration = Duration::from_secs(300);
@@ -54,9 +55,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// If the window never closes, a sweep starts no further collection after this time, so that other maintenance can run.
 const SWEEP_MAX: Duration = Duration::from_secs(3600);
-
-/// Number of documents per step of a [`DspScan`].
-const SCAN_STEP: usize = 5_000;
 
 /// Sweep records by namespace.
 pub(super) type SweepRecords = BTreeMap<String, SweepRecord>;
@@ -90,7 +88,7 @@ struct DueCollection {
 }
 
 /// Reads the documents of a collection in natural order.
-struct Documents {
+pub(super) struct Documents {
     database: Database,
     session: ClientSession,
     /// The cursor id of the server; 0 at the end.
@@ -245,7 +243,7 @@ impl Sweep<'_> {
                 documents: found.len() as u64,
                 ..StepTiming::default()
             };
-            let is_complete = pass.scan(&found) || documents.cursor == Some(0);
+            let is_complete = pass.scan(&found) || documents.is_at_end();
             for (before, ids) in expired(found, before) {
                 for ids in ids.chunks(DELETES_PER_COMMAND_MAX) {
                     if self.expiry.stop.is_cancelled() {
@@ -306,57 +304,8 @@ impl Sweep<'_> {
     }
 }
 
-/// Scans the collection of one DSP and removes cookies up to a time.
-pub(super) struct DspScan<'a> {
-    connection: &'a Connection,
-    documents: Documents,
-}
-
-impl<'a> DspScan<'a> {
-    /// Begins at the first document; `None` if the DSP has no collection of cookies.
-    pub(super) async fn begin(
-        store: &Inner,
-        connection: &'a Connection,
-        dsp_id: u32,
-    ) -> Result<Option<Self>, StoreError> {
-        let database = store.database(connection, dsp_id);
-        if !store.has_cookies(&database).await.map_err(unavailable)? {
-            return Ok(None);
-        }
-        let documents = Documents::begin(connection, database).await?;
-        Ok(Some(Self {
-            connection,
-            documents,
-        }))
-    }
-
-    /// Reads the next documents and removes those that were accepted before `before`, in microseconds since the Unix
-    /// epoch. Returns the number of removed cookies, or `None` at the end.
-    pub(super) async fn step(&mut self, before: u64) -> Result<Option<u64>, StoreError> {
-        if self.documents.cursor == Some(0) {
-            return Ok(None);
-        }
-        let seen = self.documents.next(SCAN_STEP).await.map_err(unavailable)?;
-        let mut removed = 0;
-        let covered = expired(seen, |_| before).into_values().flatten();
-        for ids in covered.collect::<Vec<_>>().chunks(DELETES_PER_COMMAND_MAX) {
-            let database = &self.documents.database;
-            let deleted = delete(self.connection, database, ids, before).await;
-            removed += deleted.map_err(unavailable)?;
-        }
-        Ok(Some(removed))
-    }
-}
-
-fn unavailable(failure: Failure) -> StoreError {
-    match failure {
-        Failure::Server(error) => error,
-        Failure::Dsp(reason) => StoreError::Unavailable(reason),
-    }
-}
-
 /// Deletes the documents that were accepted before `before`; returns their number.
-async fn delete(
+pub(super) async fn delete(
     connection: &Connection,
     database: &Database,
     ids: &[Bson],
@@ -378,7 +327,10 @@ async fn delete(
 }
 
 impl Documents {
-    async fn begin(connection: &Connection, database: Database) -> Result<Self, StoreError> {
+    pub(super) async fn begin(
+        connection: &Connection,
+        database: Database,
+    ) -> Result<Self, StoreError> {
         Ok(Self {
             database,
             session: with_timeout(connection.client.start_session().into_future()).await?,
@@ -386,8 +338,13 @@ impl Documents {
         })
     }
 
+    /// Whether all documents were read.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.cursor == Some(0)
+    }
+
     /// The next documents, up to `limit`.
-    async fn next(&mut self, limit: usize) -> Result<Vec<SweptDocument>, Failure> {
+    pub(super) async fn next(&mut self, limit: usize) -> Result<Vec<SweptDocument>, Failure> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let command = match self.cursor {
             Some(cursor) => doc! { "getMore": cursor, "collection": COOKIES, "batchSize": limit },

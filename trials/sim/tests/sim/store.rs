@@ -126,7 +126,7 @@ impl SimStore {
             let indices = indices.filter(|(_, cookie)| cookie.dsp_id == *dsp);
             let indices: Vec<u32> = indices.map(|(index, _)| index).collect();
             let mut deletions = batch.deletions().iter();
-            if !indices.is_empty() || deletions.any(|it| it.concerns(*dsp) && !it.is_of_dsp()) {
+            if !indices.is_empty() || deletions.any(|it| it.removes_from(*dsp)) {
                 let is_failing = self.disk().failing_dsp == Some(*dsp);
                 written.deferred(*dsp, is_failing.then(|| "failing".into()), indices);
             }

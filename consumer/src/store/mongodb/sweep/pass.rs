@@ -8,7 +8,7 @@ use super::super::date;
 
 /// The fields of a document that a sweep reads.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct SweptDocument {
+pub(in super::super) struct SweptDocument {
     pub(super) id: Bson,
     /// `None` if the document is not a cookie.
     pub(super) accepted: Option<DateTime>,
@@ -51,7 +51,7 @@ impl Pass {
 
 /// Ids of the documents that were accepted before the time that `before` returns for them, by this time, in microseconds since
 /// the Unix epoch.
-pub(super) fn expired(
+pub(in super::super) fn expired(
     found: Vec<SweptDocument>,
     before: impl Fn(&Bson) -> u64,
 ) -> BTreeMap<u64, Vec<Bson>> {

@@ -7,7 +7,7 @@ use std::{
 
 use consumer::{
     batch::{Batch, BatchCookie, Cursor},
-    deletions::{Deletion, Stored},
+    deletions::{Deletion, StoredDeletion},
     store::FullRetryEntry,
 };
 
@@ -176,8 +176,8 @@ impl Disk {
 
     /// Stores the deletions of a batch.
     pub(super) fn put_deletions(&mut self, batch: &Batch) {
-        for deletion in batch.latest_deletions() {
-            let scope = scope(&deletion);
+        for deletion in batch.deletions() {
+            let scope = scope(deletion);
             for known in [&mut self.deletions, &mut self.record.deletions] {
                 let until = known.entry(scope).or_default();
                 *until = deletion.until_unix_micros.max(*until);
@@ -220,8 +220,8 @@ impl Disk {
 
     /// Makes the cookies, deletions and removals of a batch durable.
     pub(super) fn commit(&mut self, batch: &Batch) {
-        for deletion in batch.latest_deletions() {
-            let scope = scope(&deletion);
+        for deletion in batch.deletions() {
+            let scope = scope(deletion);
             // A later deletion of the scope may be written already, with the next batch.
             for known in [
                 &mut self.durable_deletions,
@@ -260,21 +260,20 @@ impl Disk {
         }
     }
 
-    pub(super) fn stored_deletions(&self) -> Stored {
-        let deletions = self.deletions.iter().map(|(scope, until)| Deletion {
-            user_id: scope.user_text().as_bytes().into(),
-            dsp_id: scope.dsp,
-            until_unix_micros: *until,
+    pub(super) fn stored_deletions(&self) -> Vec<StoredDeletion> {
+        let deletions = self.deletions.iter().map(|(scope, until)| StoredDeletion {
+            deletion: Deletion {
+                user_id: scope.user_text().as_bytes().into(),
+                dsp_id: scope.dsp,
+                until_unix_micros: *until,
+            },
+            is_finished: self.finished.get(&scope.dsp) == Some(until),
         });
-        let deletions: Vec<_> = deletions.collect();
-        let finished = |it: &&Deletion| {
-            it.is_of_dsp() && self.finished.get(&it.dsp_id) != Some(&it.until_unix_micros)
-        };
-        Stored {
-            unfinished: deletions.iter().filter(finished).cloned().collect(),
-            deletions,
-            floor_unix_micros: self.floor,
-        }
+        let floor = (self.floor > 0).then(|| StoredDeletion {
+            deletion: Deletion::floor(self.floor),
+            is_finished: true,
+        });
+        deletions.chain(floor).collect()
     }
 
     /// Forgets deletions up to this time.
