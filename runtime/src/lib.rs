@@ -22,7 +22,7 @@ pub mod tls;
 pub mod token;
 pub mod unfinished_store;
 
-use std::{cell::Cell, time::SystemTime};
+use std::time::SystemTime;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -55,21 +55,24 @@ pub fn raise_open_files() -> u64 {
 /// Microseconds since the Unix epoch by the system clock; 0 before 1970.
 #[must_use]
 pub fn unix_micros() -> u64 {
-    SystemTime::now()
+    let micros = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |elapsed| {
             let micros = elapsed.as_secs().saturating_mul(1_000_000);
             micros.saturating_add(elapsed.subsec_micros().into())
-        })
-        .saturating_add(CLOCK_AHEAD.get())
+        });
+    #[cfg(debug_assertions)]
+    let micros = micros.saturating_add(simulated_clock::AHEAD.get());
+    micros
 }
 
-thread_local! {
-    static CLOCK_AHEAD: Cell<u64> = const { Cell::new(0) };
-}
+/// Clocks of simulated hosts. Optimized builds do not have it.
+#[cfg(debug_assertions)]
+pub mod simulated_clock {
+    use std::cell::Cell;
 
-/// Sets how many microseconds [`unix_micros`] of this thread is ahead of the system clock, for simulations of hosts whose clocks
-/// differ.
-pub fn set_clock_ahead(micros: u64) {
-    CLOCK_AHEAD.set(micros);
+    thread_local! {
+        /// How many microseconds [`unix_micros`](super::unix_micros) of this thread is ahead of the system clock.
+        pub static AHEAD: Cell<u64> = const { Cell::new(0) };
+    }
 }

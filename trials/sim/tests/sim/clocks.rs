@@ -16,5 +16,5 @@ pub(crate) fn set(host: &str, ahead: Duration) {
 /// Uses the clock of a host until the next call.
 pub(crate) fn enter(host: &str) {
     let ahead = CLOCKS.with_borrow(|clocks| clocks.get(host).copied());
-    runtime::set_clock_ahead(ahead.unwrap_or(0));
+    runtime::simulated_clock::AHEAD.set(ahead.unwrap_or(0));
 }
