@@ -14,7 +14,7 @@
 
 mod body;
 mod bulk;
-mod cookies;
+pub mod cookies;
 mod deletions;
 mod idempotency;
 mod problem;

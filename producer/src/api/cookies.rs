@@ -25,15 +25,40 @@ use crate::{edge::dsps::KnownDsps, log::AppendBatch, streams::subscribers::Call}
 /// Maximum lag of a node. Beyond it, bulk requests are rejected.
 const LAG_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
-#[derive(Deserialize)]
+/// A match in a row.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row<'a> {
+pub struct Row<'a> {
+    /// The user id.
     #[serde(borrow)]
-    u: Cow<'a, str>,
-    d: u32,
+    pub u: Cow<'a, str>,
+    /// The DSP id.
+    pub d: u32,
+    /// The buyer uid.
     #[serde(borrow)]
-    b: Cow<'a, str>,
-    t: Option<u64>,
+    pub b: Cow<'a, str>,
+    /// When it was accepted, in milliseconds since the Unix epoch; `None` for now.
+    pub t: Option<u64>,
+}
+
+impl<'a> Row<'a> {
+    /// Parses a row and checks its ids.
+    ///
+    /// # Errors
+    /// With the reason in the response.
+    pub fn parse(row: &'a [u8]) -> Result<Self, &'static str> {
+        let row: Self = bulk::parse(row)?;
+        if !ids::is_user_id(row.u.as_bytes()) {
+            return Err(bulk::USER_INVALID);
+        }
+        if !ids::is_dsp_id(row.d) {
+            return Err(bulk::DSP_INVALID);
+        }
+        if ids::check_buyer_uid(&row.b, BUYER_UID_BYTES_MAX).is_err() {
+            return Err(bulk::BUYER_INVALID);
+        }
+        Ok(row)
+    }
 }
 
 /// Handles a request.
@@ -60,16 +85,7 @@ impl Intake for Cookies<'_> {
     const RIGHT: &'static str = WRITE;
 
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
-        let row: Row<'_> = bulk::parse(row)?;
-        if !ids::is_user_id(row.u.as_bytes()) {
-            return Err(bulk::USER_INVALID);
-        }
-        if !ids::is_dsp_id(row.d) {
-            return Err(bulk::DSP_INVALID);
-        }
-        if ids::check_buyer_uid(&row.b, BUYER_UID_BYTES_MAX).is_err() {
-            return Err(bulk::BUYER_INVALID);
-        }
+        let row = Row::parse(row)?;
         if !client.permissions.may_use(row.d) {
             return Err(bulk::FORBIDDEN_DSP);
         }

@@ -6,6 +6,7 @@ mod chunk;
 mod limiter;
 mod lookup;
 mod request;
+mod rows;
 mod settings;
 
 pub use self::{
@@ -13,5 +14,6 @@ pub use self::{
     limiter::{call, limits_file, record, used_records},
     lookup::lookup,
     request::request,
+    rows::rows,
     settings::settings,
 };

@@ -74,7 +74,11 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let headers = [&b"uidx"[..], header.as_bytes()];
     let again = request::parse(&query, headers.into_iter(), &mut scratch);
     assert_eq!(again, Ok(*cookie));
+    check_chunk(cookie);
+}
 
+/// Checks that a cookie is unchanged after a chunk.
+pub(crate) fn check_chunk(cookie: &CookieRef<'_>) {
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     wire::put_cookie(&mut buffer, cookie);
     let header = ChunkHeader {

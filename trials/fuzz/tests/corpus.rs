@@ -41,6 +41,11 @@ fn request_parsing_does_not_depend_on_splits_or_escapes() {
 }
 
 #[test]
+fn accepted_rows_are_valid_and_unchanged_after_encoding() {
+    check("rows", 5, MUTATIONS, fuzz::rows);
+}
+
+#[test]
 fn chunk_decoding_matches_prost_and_counts_every_cookie() {
     check("chunk", 10, MUTATIONS, fuzz::chunk);
 }
