@@ -29,7 +29,7 @@ pub fn parse_time(text: &str, min: Duration) -> Result<Duration, String> {
         return Ok(time);
     }
     let [min, max] = [min, TIME_MAX].map(humantime::format_duration);
-    Err(format!("not from {min} to {max}"))
+    Err(format!("expected {min} to {max}"))
 }
 
 /// Parses a fraction from 0 to 1.

@@ -117,7 +117,7 @@ impl Writer {
             tracing::warn!(
                 file = %self.files.newest.display(),
                 reason = kind(&rejected[0].reason),
-                "store permanently rejected cookies; writing them to the dead-letter file"
+                "the store rejected cookies permanently; writing them to the dead-letter file"
             );
         }
         let letters = rejected.len() as u64;

@@ -1,7 +1,7 @@
 //! Subscription to one producer address: connects, resumes, checks sequences and pushes into the [`buffer`].
 //!
-//! Reading waits only while the buffer is full. A lost stream is reopened with backoff, which is reset when something was
-//! received, not by a mere connection. The stream resumes after the last *pushed* item, and after a restart of this process
+//! Reading waits only while the buffer is full. A lost stream is reopened with backoff, which is reset by the first message
+//! after `Hello`, not by a connection. The stream resumes after the last *pushed* item, and after a restart of this process
 //! from the cursors in the store.
 //!
 //! Logs state changes only (connected, disconnected, rejected), not connection attempts.
@@ -235,10 +235,10 @@ impl Subscription {
                 self.lost = Some(producer);
             }
             (LoggedState::Nothing, _) => {
-                tracing::warn!(%address, origin, why, "no producer at this address, retrying")
+                tracing::warn!(%address, origin, why, "no stream from this address, retrying")
             }
             (LoggedState::Down(_), _) => {
-                tracing::info!(%address, origin, why, "no producer at this address, retrying")
+                tracing::info!(%address, origin, why, "no stream from this address, retrying")
             }
         }
     }

@@ -112,7 +112,7 @@ pub(crate) async fn poll(
         }
         if Instant::now() > deadline {
             bail!(
-                "after {STORED_TIMEOUT:?} {method} http://{address}{path} still returns {} {}",
+                "{method} http://{address}{path} still returns {} {} after {STORED_TIMEOUT:?}",
                 response.status,
                 response.body.trim()
             );

@@ -159,7 +159,7 @@ impl HttpClient {
         Ok(Response { body, ..response })
     }
 
-    /// Reads the next response without a body, such as one to a HEAD request.
+    /// Reads the headers of the next response, which has no body, such as one to a HEAD request.
     ///
     /// # Errors
     /// If no response arrives.

@@ -397,7 +397,7 @@ impl Process {
             self.check()?;
             if Instant::now() >= deadline {
                 bail!(
-                    "{} accepts no connections after {timeout:?}; last log lines:\n{}",
+                    "{} accepted no connection within {timeout:?}; last log lines:\n{}",
                     self.name,
                     self.last_lines(20)
                 );

@@ -57,7 +57,7 @@ pub const RETRY_QUEUE_RECOVERED: MetricDef = MetricDef::counter(
 );
 pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
     "consumer_retry_queue_cookies",
-    "Cookies in the retry queue because the store is failing for their DSP.",
+    "Cookies in the retry queue, because the database of their DSP is failing or being created.",
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), unknown. Includes restarts that the consumer did not observe.",
+    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), unknown. Includes restarts that the consumer did not observe. A producer that never returned counts as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -238,7 +238,7 @@ pub const COMPACTION_WINDOW_OPEN: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRED: MetricDef = MetricDef::counter(
     "consumer_expired_total",
-    "Expired cookies found for deletion, including older values.",
+    "Expired cookies deleted. The embedded store also counts replaced values.",
 );
 pub const SWEPT: MetricDef = MetricDef::counter(
     "consumer_swept_total",

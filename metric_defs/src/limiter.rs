@@ -8,7 +8,7 @@ const LIMIT: &[&str] = &["limit"];
 
 pub const DECISIONS: MetricDef = MetricDef::counter(
     "limiter_decisions_total",
-    "Reservations by outcome: granted immediately (now), granted for later (delayed), or impossible within the maximum wait (refused).",
+    "Reservations by outcome: granted immediately (now), granted for later (delayed), or not granted (refused).",
 )
 .by(&["limit", "outcome"]);
 pub const DELAYS: MetricDef =
@@ -40,11 +40,11 @@ pub const QUOTA_USED: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const LIMIT_COUNTERS: MetricDef = MetricDef::gauge(
     "limiter_limit_counters",
-    "Counters of a limit in use, one per rule.",
+    "Counters in use under a limit. A counter counts once for each rule of its limit.",
 )
 .by(LIMIT);
 pub const COUNTERS: MetricDef =
-    MetricDef::gauge("limiter_counters", "Counters of all limits, one per rule.");
+    MetricDef::gauge("limiter_counters", "Counters in use under all limits.");
 pub const COUNTERS_MAX: MetricDef = MetricDef::gauge(
     "limiter_counters_max",
     "Maximum number of counters (--counters).",

@@ -43,7 +43,7 @@ pub const LOG_COOKIES: MetricDef =
     MetricDef::gauge("producer_log_cookies", "Sealed cookies in the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
-    "Age of the oldest chunk in the log. A subscriber that is disconnected for less than this loses nothing, unless --queue-cookies is reached first.",
+    "Age of the oldest chunk in the log. A node that is disconnected for less than this loses nothing. A subscriber without a cursor also loses cookies beyond --queue-cookies.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",

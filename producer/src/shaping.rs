@@ -249,7 +249,7 @@ impl Shaping {
     /// Appends released cookies under the lock, so that no later cookie of the same user and DSP is released first.
     fn append_released(&self, state: &mut ShapingState, released: &[QueuedCookie]) {
         if !append(&self.shared.log, released) {
-            // A bug: the log is closed after this task has ended.
+            // This would be a bug: the log is closed only after this task has ended.
             tracing::error!(
                 cookies = released.len(),
                 "lost released cookies: the log is closed"

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::reply::{Reply, json};
 
-/// A component that must work for the process to be ready.
+/// A component of a process, with its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Component {
     /// Its stable name.

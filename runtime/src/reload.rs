@@ -337,7 +337,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers `<process>_credential_reloads_total`, and `<process>_tls_certificate_expiry_unix_seconds` if the process has
+    /// Registers `<process>_file_reloads_total`, and `<process>_tls_certificate_expiry_unix_seconds` if the process has
     /// certificates.
     ///
     /// # Errors
@@ -348,7 +348,7 @@ impl Metrics {
         has_certificates: bool,
     ) -> prometheus::Result<Self> {
         let reloads = MetricDef::counter(
-            "credential_reloads_total",
+            "file_reloads_total",
             "Reloads of changed files, by kind of file and outcome.",
         );
         let expiry = MetricDef::gauge(
@@ -402,7 +402,7 @@ impl ExpiryLog {
                     Validity::Valid => {}
                     Validity::ExpiresSoon => tracing::warn!(kind, days, "certificate expires soon"),
                     Validity::Expired => {
-                        tracing::error!(kind, "certificate expired; peers will reject connections");
+                        tracing::error!(kind, "certificate expired; TLS connections can fail");
                     }
                 }
             }

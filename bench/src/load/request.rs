@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_urls_are_rejected_without_their_credentials() {
+    fn error_of_an_invalid_url_omits_its_credentials() {
         for url in ["https://a/", "/path", "a:1", "http://me:secret@a:1/"] {
             let error = Template::new(&url.parse().unwrap()).unwrap_err();
             assert!(!error.to_string().contains("secret"), "{error}");

@@ -104,7 +104,9 @@ pub struct StorageArgs {
     )]
     pub store: StoreConfig,
 
-    /// Maximum time to collect a batch before writing it
+    /// Time after its first cookie at which a batch is written, if the store is idle
+    ///
+    /// A batch of 5,000 cookies is written earlier. While the store is busy, a batch grows up to --batch-cookies.
     #[arg(
         long,
         value_name = "TIME",
@@ -185,7 +187,7 @@ pub struct RetentionArgs {
 
     /// Suppress a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
     ///
-    /// A suppressed cookie may expire up to this much early.
+    /// A suppressed cookie may expire early, by up to this interval or half of its time to live, whichever is shorter.
     #[arg(
         long,
         value_name = "TIME",
@@ -194,7 +196,9 @@ pub struct RetentionArgs {
     )]
     pub refresh_interval: Duration,
 
-    /// Memory for duplicate detection, 26 bytes per (user, DSP) pair. When it is full, the oldest entries are evicted
+    /// Memory for duplicate detection, about 50 bytes per pair of user and DSP
+    ///
+    /// With less memory, pairs are evicted, and their duplicates are written.
     #[arg(
         long,
         value_name = "BYTES",

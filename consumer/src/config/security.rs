@@ -27,7 +27,7 @@ pub(super) struct SecurityArgs {
     #[arg(long, value_name = "NAME", default_value = "")]
     tls_server_name: String,
 
-    /// File with the bearer token for the producers in its first line
+    /// File with bearer tokens, one per line; the first is sent to the producers
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     token_file: String,
 }

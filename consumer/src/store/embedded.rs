@@ -156,7 +156,7 @@ impl EmbeddedStore {
         Box::pin(async move {
             match tokio::task::spawn_blocking(move || work(&inner)).await {
                 Ok(done) => done.map_err(store_error),
-                Err(error) => Err(StoreError::Broken(format!("a task failed: {error}"))),
+                Err(error) => Err(StoreError::Broken(format!("a store task failed: {error}"))),
             }
         })
     }

@@ -68,7 +68,7 @@ pub fn report(
                 warn,
                 lost = 0_u64,
                 tail_known = tail.is_some(),
-                "producer restarted; nothing lost at its end, but some cookies were lost in gaps"
+                "producer restarted; nothing lost at the end of its epoch, but some cookies were lost in gaps"
             );
         }
         TailLoss::None => {
@@ -92,7 +92,7 @@ pub fn report(
             log!(
                 warn,
                 lost,
-                "producer restarted; cookies after this sequence are lost (exact number)"
+                "producer restarted; cookies after this sequence are lost, and their exact number is known"
             );
         }
         TailLoss::Bounded(cookies_max) => {
@@ -110,13 +110,13 @@ pub fn report(
             metrics.uncertain_restarts.inc();
             log!(
                 warn,
-                "producer restarted after an unclean shutdown; number of lost cookies is unknown"
+                "producer restarted, and the end of its epoch is not recorded; number of lost cookies is unknown"
             );
         }
     }
 }
 
-/// Logs and counts that a producer without a clean shutdown never returned.
+/// Logs and counts that a producer never returned, and that its shutdown was not observed.
 pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
     metrics.restarts.with_label_values(&["unknown"]).inc();
     metrics.uncertain_restarts.inc();
@@ -125,7 +125,7 @@ pub fn report_gone(metrics: &metrics::Subscription, cursor: &Cursor) {
         producer,
         epoch,
         sequence,
-        "producer disappeared after an unclean shutdown; number of lost cookies is unknown"
+        "producer did not return, and its shutdown was not observed; number of lost cookies is unknown"
     );
 }
 

@@ -66,7 +66,7 @@ impl Trace {
         let mut fields = line.split(',').map(|field| field.trim().trim_matches('"'));
         let time = parse_time(fields.next().unwrap_or_default())?;
         let at = u64::try_from(time.as_nanos()).ok();
-        let at = at.context("invalid time: after the year 2554; use seconds")?;
+        let at = at.context("the time is after the year 2554; write it in seconds")?;
         let key = fields.next();
         let key = key.context("missing key: use time,key or time,key,requests")?;
         let requests = fields.next().filter(|field| !field.is_empty());

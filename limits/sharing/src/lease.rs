@@ -216,7 +216,7 @@ impl Lease {
                 LeaseReply::TermsMismatch => "[sharing] settings differ from those of the group",
                 _ => "another process uses the same member name",
             };
-            tracing::error!(reason, group = %self.inner.config.group, "sharing server rejected this process; shared limits admit no calls");
+            tracing::error!(reason, group = %self.inner.config.group, "sharing server rejected this process; its share of every shared limit is 0");
         }
         self.publish(member, user);
         Ok(member.has_released_share(&before, now))

@@ -5,8 +5,8 @@
 //! | [`lease`] | by each process, within its share of the rate; at every instant, all shares add up to at most the limit | high rates: one request per second to the server |
 //! | [`exact`] | by the server, for every call | small limits and quotas |
 //!
-//! No call waits for the server longer than the budget of 50 ms: shares are renewed in the background. Without the server, limits do not
-//! open: each process continues with its own smaller share.
+//! In lease mode, no call waits for the server. In exact mode, a call waits for up to `timeout` (50 ms by default). Without the server,
+//! limits are never exceeded: each process continues with a smaller share, or with none.
 //!
 //! [`terms`] and [`member`] are pure. The server's part is `lease.lua`; `tests/model/mod.rs` is the same in Rust, with a proof.
 //! [`dsp_limits`] checks which limits files a producer supports.

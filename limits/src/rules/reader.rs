@@ -249,10 +249,13 @@ impl Reader<'_> {
             self.error("unknown", format!("limit {name} is global already"));
         }
         if from_call && (global || is_default) {
-            self.error(&path, "from_call excludes global, and use as `unknown`");
+            self.error(
+                &path,
+                "with from_call, a limit cannot be global or `unknown`",
+            );
         }
         if from_call && (keys.is_some() || rules.is_some()) {
-            let what = "from_call excludes keys and rules: each call has its own rule";
+            let what = "with from_call, a limit has no keys or rules: calls provide them";
             self.error(&path, what);
         }
         if global && keys.is_some() {

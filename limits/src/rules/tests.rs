@@ -341,14 +341,14 @@ fn limit_with_from_call_has_neither_keys_nor_rules() {
     assert!(limit.from_call && limit.keys.is_empty() && limit.rules.is_empty());
     assert!(rules.to_string().contains("a: each counter, by the rule"));
     for (top, more, expected) in [
-        ("", "keys = [1]", "excludes keys and rules"),
+        ("", "keys = [1]", "has no keys or rules"),
         (
             "",
             "rules = [{ id = \"r\", rate = \"1/s\" }]",
-            "excludes keys and rules",
+            "has no keys or rules",
         ),
-        ("", "global = true", "excludes global"),
-        ("unknown = \"a\"\n", "", "use as `unknown`"),
+        ("", "global = true", "cannot be global"),
+        ("unknown = \"a\"\n", "", "or `unknown`"),
     ] {
         let text = format!("{top}{other}[limits.a]\nfrom_call = true\n{more}");
         let errors = Rules::parse(&text).unwrap_err().to_string();

@@ -22,7 +22,7 @@ pub(super) struct ApiArgs {
 
     /// File with the API's tokens: NAME TOKEN DSPS RIGHTS per line
     ///
-    /// DSPS is a comma-separated list or `*`; RIGHTS is `write`, `delete` or both. Every request must then carry a token.
+    /// DSPS is a comma-separated list or `*`; RIGHTS is `write`, `delete` or `write,delete`. Every request must then carry a token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 

@@ -22,9 +22,7 @@ pub(super) struct DspsArgs {
     )]
     dsps: Vec<Option<u32>>,
 
-    /// How to handle cookies of DSPs not listed in --dsps: accept, or reject with 400
-    ///
-    /// `refuse` requires --dsps.
+    /// How to handle cookies of DSPs not listed in --dsps: `accept`, or `refuse` with a 400, which requires --dsps
     #[arg(
         long,
         group = RELOADED,

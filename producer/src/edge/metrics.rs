@@ -24,7 +24,7 @@ pub struct Metrics {
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
     method_not_allowed: IntCounter,
-    head_too_large: IntCounter,
+    headers_too_large: IntCounter,
     malformed: IntCounter,
     /// Time from reading requests to encoding their responses.
     pub(super) seconds: Latency,
@@ -50,7 +50,7 @@ impl Metrics {
                 .collect(),
             not_found: outcome("not_found"),
             method_not_allowed: outcome("method_not_allowed"),
-            head_too_large: outcome("head_too_large"),
+            headers_too_large: outcome("headers_too_large"),
             malformed: outcome("malformed"),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, series)?,
@@ -72,7 +72,7 @@ impl Metrics {
             Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
-            Outcome::HeadTooLarge => self.head_too_large.inc(),
+            Outcome::HeadTooLarge => self.headers_too_large.inc(),
             Outcome::Malformed => self.malformed.inc(),
         }
     }

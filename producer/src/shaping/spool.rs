@@ -88,7 +88,7 @@ impl Spool {
             Err(error) if error.kind() == ErrorKind::InvalidData => {
                 let moved_to = with_suffix(&self.path, ".damaged");
                 let moved = fs::rename(&self.path, &moved_to);
-                tracing::error!(%path, %error, moved_to = %moved_to.display(), ?moved, "failed to read the spool");
+                tracing::error!(%path, %error, moved_to = %moved_to.display(), ?moved, "the spool is corrupt; its cookies are lost");
                 None
             }
             Err(error) => {

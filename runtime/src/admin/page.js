@@ -125,7 +125,7 @@ const PROGRAMS = {
         notes: [["limit", now("producer_log_limit_bytes"), bytes], ["cookies", now("producer_log_cookies"), short]] },
       { title: "Log retention", headline: [now("producer_log_retained_seconds"), time] },
       { title: "Delivered", headline: [perSecond("producer_subscriber_delivered_cookies_total"), rate], graph: true,
-        notes: [["connected subscribers", now("producer_subscriber_connected"), integer],
+        notes: [["subscribers", now("producer_subscriber_connected"), integer],
           ["in flight", now("producer_in_flight_bytes"), bytes]] },
     ],
     tables: [

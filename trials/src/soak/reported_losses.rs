@@ -94,11 +94,11 @@ impl ReportedLoss {
                 (first, last, LossKind::Gap)
             }
             _ if line.message.starts_with("producer restarted")
-                || line.message.starts_with("producer disappeared") =>
+                || line.message.starts_with("producer did not return") =>
             {
                 let first = line.sequence?.saturating_add(1);
                 let plural = |cookies: u64| first.saturating_add(cookies - 1);
-                // A producer that disappeared has no next epoch.
+                // A producer that did not return has no next epoch.
                 let end = LossKind::EpochEnd(line.new_epoch.unwrap_or(u64::MAX));
                 (first, cookies.map_or(u64::MAX, plural), end)
             }

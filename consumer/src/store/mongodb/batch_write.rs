@@ -115,7 +115,7 @@ impl<'a> BatchWrite<'a> {
             match timeout(SILENCE_MAX, self.tasks.next()).await {
                 Ok(Some(Ok((dsp_id, result)))) => self.finish(dsp_id, result).await?,
                 Ok(Some(Err(error))) => {
-                    return Err(StoreError::Broken(format!("a task failed: {error}")));
+                    return Err(StoreError::Broken(format!("batch write failed: {error}")));
                 }
                 Ok(None) => return Ok(()),
                 Err(_) if !self.waiting.is_empty() => writers += 1,

@@ -238,7 +238,7 @@ impl Inner {
         });
         match timeout(BUILD_TIMEOUT, &mut task).await {
             Ok(Ok(created)) => created.map(|()| true).map_err(|error| failure(&error)),
-            Ok(Err(error)) => Err(StoreError::Broken(format!("a task failed: {error}")).into()),
+            Ok(Err(error)) => Err(StoreError::Broken(format!("indexing failed: {error}")).into()),
             Err(_) => Ok(false),
         }
     }

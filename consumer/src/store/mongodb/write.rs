@@ -110,7 +110,7 @@ impl Inner {
     ) -> Result<BTreeMap<u32, Vec<u32>>, StoreError> {
         let batch = Arc::clone(batch);
         let sorted = tokio::task::spawn_blocking(move || command::by_dsp(&batch)).await;
-        sorted.map_err(|error| StoreError::Broken(format!("a task failed: {error}")))
+        sorted.map_err(|error| StoreError::Broken(format!("batch sort failed: {error}")))
     }
 
     fn finds_first(&self, dsp_id: u32) -> bool {

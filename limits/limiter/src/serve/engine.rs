@@ -73,7 +73,7 @@ pub struct Target<'a> {
     pub counter: &'a str,
 }
 
-/// What delays a call. Prints as `limit/rule`, or `learned` for partner feedback.
+/// What delays a call. Prints as `limit/rule`, or `feedback` for partner feedback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Binding {
     /// A rule of a limit.
@@ -91,7 +91,7 @@ impl fmt::Display for Binding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule { limit, rule } => write!(f, "{limit}/{rule}"),
-            Self::Feedback => f.write_str("learned"),
+            Self::Feedback => f.write_str("feedback"),
         }
     }
 }

@@ -147,7 +147,7 @@ fn call_response(endpoint: Endpoint, slot: &Slot, has_effect: bool) -> Reply {
     match endpoint {
         Endpoint::Delay | Endpoint::Reserve => {}
         Endpoint::Increment => body.counted = Some(has_effect),
-        Endpoint::Feedback => body.learned = Some(has_effect),
+        Endpoint::Feedback => body.applied = Some(has_effect),
     }
     json(StatusCode::OK, &body)
 }

@@ -2,7 +2,7 @@
 //!
 //! One thread does all writes; changes that arrive during a write are written together by the next one. A slow write thus
 //! delays responses, but neither decisions nor the admin port; a slow sync delays nothing. While a write or sync hangs,
-//! calls that change something are rejected, so that pending and unsynced changes stay bounded.
+//! all calls except delay queries are rejected, so that pending and unsynced changes stay bounded.
 
 use std::{
     panic::resume_unwind,
@@ -156,7 +156,7 @@ impl Saver {
                 () = sleep(SYNC_INTERVAL) => {
                     let hangs = !self.is_writable();
                     if hangs && !hung {
-                        tracing::warn!("a write of the state hangs; rejecting calls that change something");
+                        tracing::warn!("a write of the state hangs; rejecting all calls except delay queries");
                     }
                     hung = hangs;
                 }

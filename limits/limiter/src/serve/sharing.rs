@@ -101,7 +101,7 @@ impl Decider {
         ])
     }
 
-    /// Describes how calls are decided, with an error if they are not; `None` without shared limits.
+    /// Describes how calls are decided; an error if they are refused because the server is unavailable. `None` without shared limits.
     #[must_use]
     pub fn state(&self) -> Option<Result<String, String>> {
         let shared = self.shared.as_ref()?;

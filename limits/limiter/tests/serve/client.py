@@ -14,7 +14,7 @@ sys.path.insert(0, generated)
 from limiter_client import AuthenticatedClient, Client  # noqa: E402
 from limiter_client.api.default import delay, feedback, increment, reserve  # noqa: E402
 from limiter_client.api.default import get_limit  # noqa: E402
-from limiter_client.models import Counted, Feedback, Increment, Learned, Problem, Reserve, Slot  # noqa: E402
+from limiter_client.models import Counted, Feedback, FeedbackResult, Increment, Problem, Reserve, Slot  # noqa: E402
 from limiter_client.models import Limit  # noqa: E402
 
 client = AuthenticatedClient(base_url=url, token=token)
@@ -43,8 +43,8 @@ assert int(response.headers["Retry-After"]) >= problem.wait, response.headers
 assert response.headers["X-RateLimit-Limit"] == "2" and response.headers["X-RateLimit-Remaining"] == "0", response.headers
 assert 0 < int(response.headers["X-RateLimit-Reset"]) <= int(response.headers["Retry-After"]), response.headers
 
-learned = feedback.sync("a", "new", client=client, body=Feedback(status=429, retry_after="7"))
-assert isinstance(learned, Learned) and learned.learned and learned.binding == "learned", learned
+result = feedback.sync("a", "new", client=client, body=Feedback(status=429, retry_after="7"))
+assert isinstance(result, FeedbackResult) and result.applied and result.binding == "feedback", result
 
 unknown = delay.sync("c", "k", client=client)
 assert isinstance(unknown, Problem) and unknown.type_.value.endswith("unknown-limit"), unknown

@@ -18,10 +18,10 @@ async fn clean_restart_keeps_the_exact_state() -> Result<()> {
         body(&response, 200);
     }
     let feedback = "{\"status\": 429, \"retry_after\": \"3000\"}";
-    let learned = client
+    let result = client
         .post("/v1/limits/a/other/feedback", &[], feedback)
         .await?;
-    assert_eq!(body(&learned, 200)["learned"], true);
+    assert_eq!(body(&result, 200)["applied"], true);
     for _ in 0..2 {
         limiter.stop().await?;
         limiter.restart().await?;
@@ -29,7 +29,7 @@ async fn clean_restart_keeps_the_exact_state() -> Result<()> {
         let mut client = limiter.client().await?;
         let next = client.get("/v1/limits/a/other/delay", &[]).await?;
         let next = body(&next, 200);
-        assert_eq!(next["binding"], "learned");
+        assert_eq!(next["binding"], "feedback");
         let wait = next["wait"].as_f64();
         ensure!(wait.is_some_and(|it| it > 0.0 && it <= 3_000.0), "{next}");
     }

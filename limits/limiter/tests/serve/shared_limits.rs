@@ -198,13 +198,13 @@ async fn clients_of_two_limiters_get_distinct_slots_and_wait_for_them() -> Resul
 
     // Feedback restricts calls of the limiter that receives it only.
     let feedback = json!({ "status": 429, "retry_after": "3000" }).to_string();
-    let learned = client
+    let result = client
         .post("/v1/limits/slots/l/feedback", &[], &feedback)
         .await?;
-    let learned = body(&learned, 200);
+    let result = body(&result, 200);
     assert_eq!(
-        (&learned["learned"], &learned["binding"]),
-        (&json!(true), &json!("learned"))
+        (&result["applied"], &result["binding"]),
+        (&json!(true), &json!("feedback"))
     );
     body(&reserve(&mut client, "slots/l", 1, 30).await?, 429);
     let mut other = limiters[0].client().await?;

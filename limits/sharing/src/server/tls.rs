@@ -48,7 +48,7 @@ impl Tls {
                 let signing = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
                     pem::Error::Io(error) => file_error("tls_key", key, error),
                     // The error may contain part of the key.
-                    _ => file_error("tls_key", key, "contains no private key"),
+                    _ => file_error("tls_key", key, "contains no valid private key"),
                 })?;
                 let what = "unsupported key, or it does not match tls_cert";
                 let config = builder.with_client_auth_cert(chain, signing);

@@ -78,11 +78,11 @@ impl Confirmations {
         account: &Account,
     ) -> bool {
         let node = self.node(name, account);
-        let is_news = node.durable < durable || node.applied < applied;
+        let is_raised = node.durable < durable || node.applied < applied;
         node.has_confirmed = true;
         node.durable = durable;
         node.applied = applied;
-        is_news
+        is_raised
     }
 
     /// Records a stream, so that a node is listed before its first confirmation.
@@ -93,7 +93,7 @@ impl Confirmations {
     fn node(&mut self, name: &str, account: &Account) -> &mut Node {
         self.count += 1;
         if !self.nodes.contains_key(name) {
-            self.make_room();
+            self.evict_oldest();
         }
         let received = account.received();
         let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
@@ -108,7 +108,7 @@ impl Confirmations {
         node
     }
 
-    fn make_room(&mut self) {
+    fn evict_oldest(&mut self) {
         if self.nodes.len() >= NODES_MAX {
             let oldest = self.nodes.iter().min_by_key(|(_, node)| node.number);
             if let Some(name) = oldest.map(|(name, _)| name.clone()) {

@@ -219,7 +219,7 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
     let mut consumer = Consumer::start(&dir, "node", &[&producer], "none", &flags).await?;
 
     // Rotation: the producer accepts both tokens, the consumer switches, then the old token is removed.
-    let reloads = "producer_credential_reloads_total";
+    let reloads = "producer_file_reloads_total";
     write(path, "tokens", &format!("{TOKEN}\n{NEW_TOKEN}\n"))?;
     wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
     Stream::open(&producer, "late", false, with(&own)).await?;
@@ -227,7 +227,7 @@ async fn token_grants_access_and_is_rotated_without_a_rejection() -> Result<()> 
     write(path, "own", NEW_TOKEN)?;
     wait_until(TIMEOUT, "the consumer has reloaded its token", async || {
         let metrics = consumer.metrics().await?;
-        Ok(metrics.count("consumer_credential_reloads_total", &[]) == 1)
+        Ok(metrics.count("consumer_file_reloads_total", &[]) == 1)
     })
     .await?;
     write(path, "tokens", NEW_TOKEN)?;
@@ -261,7 +261,7 @@ async fn replaced_certificate_applies_to_new_connections_and_an_invalid_one_is_i
     let mut stream = Stream::open(&producer, "early", true, with_ca(&old)).await?;
     Stream::expect_rejected(&producer, true, with_ca(&new), "not signed by an authority").await?;
 
-    let reloads = "producer_credential_reloads_total";
+    let reloads = "producer_file_reloads_total";
     after.write_identity(path, "server")?;
     wait_counted(&producer, reloads, ("outcome", "done"), 1).await?;
     Stream::expect_rejected(&producer, true, with_ca(&old), "not signed by an authority").await?;

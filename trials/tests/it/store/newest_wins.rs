@@ -465,7 +465,8 @@ async fn cookies_accepted_after_a_pause_win_over_those_accepted_elsewhere_during
     let (mut waiting, mut served) = (connect_all(&paused).await?, connect_all(&active).await?);
     let mut accepted = 2 * USERS;
     for round in 0..ROUNDS {
-        // The producer is paused during these: a chunk is open, and sockets are polled before timers.
+        // The producer is paused while it handles these requests, so that a chunk is open. When it continues, it may read sockets
+        // before its timers run.
         for user in &mut waiting {
             user.send_repeats(REPEATS).await?;
         }

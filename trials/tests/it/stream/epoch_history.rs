@@ -250,7 +250,7 @@ async fn undelivered_cookies_of_a_drained_producer_are_counted_exactly() -> Resu
     let metrics = pair
         .expect_restart(
             "exact",
-            "cookies after this sequence are lost (exact number)",
+            "cookies after this sequence are lost, and their exact number is known",
         )
         .await?;
     let reason = [("reason", "producer_ended")];

@@ -158,7 +158,9 @@ fn files(dir: &TempDir) -> Result<Files> {
     let limits = root().join("examples/producer-limits.toml");
     let mut of_producer = flags("--tls-client-ca", "producer")?;
     of_producer.push(format!("--limits={}", limits.display()));
+    let tokens = write(path, "api-tokens", "partner a-token-that-is-good * write\n")?;
     of_producer.push("--api=127.0.0.1:0".to_owned());
+    of_producer.push(format!("--api-tokens={tokens}"));
     Ok(Files {
         of_producer,
         of_consumer: flags("--tls-ca", "consumer")?,

@@ -104,7 +104,7 @@ async fn unreachable_producer_and_store_are_logged_as_warnings() -> Result<()> {
     let dir = TempDir::new()?;
     let unreachable = ["http://127.0.0.1:1"];
     let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
-    let no_producer = "WARN consumer::subscription: no producer at this address, retrying";
+    let no_producer = "WARN consumer::subscription: no stream from this address, retrying";
     wait_logged(&consumer.process, no_producer).await?;
     let uri = "mongodb://127.0.0.1:1";
     let consumer = Consumer::spawn(&dir, "other", &unreachable, uri, &[]).await?;

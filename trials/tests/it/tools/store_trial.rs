@@ -123,7 +123,7 @@ async fn written_cookies_are_kept_on_request() -> Result<()> {
 }
 
 #[tokio::test]
-async fn embedded_store_is_measured_in_its_own_directory() -> Result<()> {
+async fn embedded_trial_removes_its_directory_and_rejects_an_existing_one() -> Result<()> {
     let dir = TempDir::new()?;
     let path = dir.path().join("store");
     let flags = ["--repeat=0.8", "--repeat-changed=1"];

@@ -33,8 +33,8 @@ impl Pass {
         }
     }
 
-    /// Scans the next documents. Returns whether all documents that existed at the beginning are scanned: newer ones follow
-    /// after them.
+    /// Scans the next documents. Returns whether all documents that existed at the beginning are scanned: newer ones
+    /// follow.
     pub(super) fn scan(&mut self, found: &[SweptDocument]) -> bool {
         let had_all = self.scanned >= self.documents;
         self.scanned += found.len() as u64;
@@ -49,8 +49,8 @@ impl Pass {
     }
 }
 
-/// Ids of the documents that were accepted before the time that `before` returns for them, by this time, in microseconds since
-/// the Unix epoch.
+/// Ids of the documents to delete, grouped by the time that `before` returned for them, in microseconds since the Unix epoch:
+/// each document was accepted before it.
 pub(in super::super) fn expired(
     found: Vec<SweptDocument>,
     before: impl Fn(&Bson) -> u64,

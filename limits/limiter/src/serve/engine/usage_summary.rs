@@ -1,4 +1,4 @@
-//! Usage of all limits, for metrics and `/readyz`. The lock is held for one part of the counters at a time.
+//! Usage of all limits, for metrics and `/readyz`. The lock is held for up to 256 counters at a time.
 
 use std::{sync::Arc, time::Duration};
 

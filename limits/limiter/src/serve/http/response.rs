@@ -12,14 +12,14 @@ pub(in super::super) struct SlotBody {
     pub(super) counted: Option<bool>,
     /// For feedback: whether it restricts the counter.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) learned: Option<bool>,
+    pub(super) applied: Option<bool>,
     /// Start of the slot (RFC 3339), with nanosecond precision.
     at: String,
     /// Time of the limiter's clock at the response.
     now: String,
     /// Seconds from `now` to `at`; 0 if the call may proceed. Independent of the client's clock.
     wait: f64,
-    /// What delays the call: `limit/rule`, `learned` for partner feedback, or null.
+    /// What delays the call: `limit/rule`, `feedback` for partner feedback, or null.
     binding: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl SlotBody {
         let wait = slot.at.saturating_sub(slot.now) as f64 / 1e9;
         Self {
             counted: None,
-            learned: None,
+            applied: None,
             at: timestamp(slot.at),
             now: timestamp(slot.now),
             wait,
