@@ -111,12 +111,6 @@ struct Inner {
     /// By name of the token.
     rates: RateLimits<String, 2>,
     idempotency: Idempotency,
-    metrics: Metrics,
-}
-
-/// Metrics of the API.
-#[derive(Debug, Clone)]
-struct Metrics {
     requests: IntCounterVec,
     rows: IntCounterVec,
     at_risk: IntCounter,
@@ -132,16 +126,13 @@ impl Api {
         tokens: Option<Arc<Reloader<tokens::File>>>,
         registry: &Registry,
     ) -> anyhow::Result<Self> {
-        let metrics = Metrics {
-            requests: registry.add(producer::API_REQUESTS)?,
-            rows: registry.add(producer::API_ROWS)?,
-            at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
-        };
+        let requests: IntCounterVec = registry.add(producer::API_REQUESTS)?;
+        let rows: IntCounterVec = registry.add(producer::API_ROWS)?;
         for outcome in ROW_OUTCOMES {
-            metrics.rows.with_label_values(&[outcome]);
+            rows.with_label_values(&[outcome]);
         }
         for kind in KINDS {
-            metrics.requests.with_label_values(&[kind.status.as_str()]);
+            requests.with_label_values(&[kind.status.as_str()]);
         }
         let rates = [
             parts.limits.api_requests_per_second,
@@ -153,9 +144,11 @@ impl Api {
             inner: Arc::new(Inner {
                 rates: RateLimits::new(rates, 2 * token::TOKENS_MAX),
                 idempotency: Idempotency::default(),
+                at_risk: registry.add(producer::DELETIONS_AT_RISK)?,
                 parts,
                 tokens,
-                metrics,
+                requests,
+                rows,
             }),
         })
     }
@@ -262,7 +255,7 @@ async fn check_and_count(State(api): State<Api>, request: Request, next: Next) -
         next.run(request).await
     };
     let status = response.status();
-    let requests = &api.inner.metrics.requests;
+    let requests = &api.inner.requests;
     requests.with_label_values(&[status.as_str()]).inc();
     response
 }

@@ -62,8 +62,8 @@ pub(super) struct Rows<'a> {
     decoded: u64,
     /// Rows so far.
     pub(super) count: u32,
-    /// Hash of the body as sent, independent of how it was split.
-    pub(super) digest: DefaultHasher,
+    /// Hash of the body as sent, independent of how it was split; only if the request has an `Idempotency-Key`.
+    digest: Option<DefaultHasher>,
 }
 
 impl<'a> Rows<'a> {
@@ -102,7 +102,9 @@ impl<'a> Rows<'a> {
             encoded: 0,
             decoded: 0,
             count: 0,
-            digest: DefaultHasher::new(),
+            digest: headers
+                .contains_key("idempotency-key")
+                .then(DefaultHasher::new),
         })
     }
 
@@ -132,9 +134,16 @@ impl<'a> Rows<'a> {
             None => SLICE_BYTES,
         };
         let slice = self.frame.split_to(slice_bytes.min(self.frame.len()));
-        self.digest.write(&slice);
+        if let Some(digest) = &mut self.digest {
+            digest.write(&slice);
+        }
         self.decode(&slice)?;
         Ok(true)
+    }
+
+    /// The digest of the body so far.
+    pub(super) fn digest(&self) -> u64 {
+        self.digest.as_ref().map_or(0, DefaultHasher::finish)
     }
 
     fn decode(&mut self, encoded: &[u8]) -> Result<(), Problem> {

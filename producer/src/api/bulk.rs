@@ -1,6 +1,6 @@
 //! Bulk requests: their admission, their rows, and their response.
 
-use std::{hash::Hasher as _, sync::Arc};
+use std::sync::Arc;
 
 use axum::{body::Body, extract::Request};
 use http::{StatusCode, request::Parts};
@@ -112,10 +112,7 @@ impl Api {
     ) -> Reply {
         let (head, mut body) = request.into_parts();
         let handled = self.handle_bulk(&head, &mut body, intake).await;
-        if handled
-            .as_ref()
-            .is_err_and(|problem| problem.kind != UNAUTHORIZED)
-        {
+        if handled.as_ref().is_err_and(|it| it.kind != UNAUTHORIZED) {
             body::discard(&mut body).await;
         }
         handled.unwrap_or_else(|problem| problem.reply())
@@ -142,14 +139,13 @@ impl Api {
         }
         let read = bulk.read().await;
         read.map_err(|problem| problem.with("accepted", bulk.summary.accepted))?;
-        let is_complete = bulk.summary.rejected + bulk.summary.dropped == 0;
+        let incomplete = bulk.summary.rejected + bulk.summary.dropped;
         let (complete, body) = bulk.intake.finish(bulk.summary).await?;
         let response = FirstResponse {
-            digest: bulk.rows.digest.finish(),
-            status: if is_complete {
-                complete
-            } else {
-                StatusCode::MULTI_STATUS
+            digest: bulk.rows.digest(),
+            status: match incomplete {
+                0 => complete,
+                _ => StatusCode::MULTI_STATUS,
             },
             body: body.into(),
         };
@@ -162,7 +158,7 @@ impl Api {
 
     /// Counts rows in metrics.
     fn count_rows(&self, outcome: &str, count: u64) {
-        let rows = &self.inner.metrics.rows;
+        let rows = &self.inner.rows;
         rows.with_label_values(&[outcome]).inc_by(count);
     }
 }
@@ -192,7 +188,7 @@ impl<I: Intake> Bulk<'_, I> {
             while self.rows.next()?.is_some() {}
             yield_now().await;
         }
-        Ok(self.rows.digest.finish())
+        Ok(self.rows.digest())
     }
 
     fn reject(&mut self, reason: RowError) {
@@ -210,14 +206,14 @@ impl<I: Intake> Bulk<'_, I> {
     async fn append(&mut self) -> Result<(), Problem> {
         let rows = self.rows.count - self.charged;
         let wait_max = self.rows.deadline.saturating_duration_since(Instant::now());
-        let charged = self.api.charge(&self.client, ROWS, rows.into(), wait_max);
-        let wait = charged?;
+        let api = self.api;
+        let wait = api.charge(&self.client, ROWS, rows.into(), wait_max)?;
         self.charged = self.rows.count;
         let [accepted, dropped] = self.intake.append()?;
         self.summary.accepted += accepted;
         self.summary.dropped += dropped;
-        self.api.count_rows("accepted", accepted);
-        self.api.count_rows("dropped", dropped);
+        api.count_rows("accepted", accepted);
+        api.count_rows("dropped", dropped);
         if wait.is_zero() {
             yield_now().await;
         } else {

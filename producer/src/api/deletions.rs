@@ -123,7 +123,7 @@ impl Api {
         let durable = parts.subscribers.wait_durable(first, last, need);
         let at_risk = timeout(DURABLE_TIMEOUT, durable).await.is_err();
         if at_risk {
-            self.inner.metrics.at_risk.inc();
+            self.inner.at_risk.inc();
         }
         response["at_risk"] = at_risk.into();
         response["receipt"] = receipt(parts, first, last).into();

@@ -304,7 +304,7 @@ async fn oldest_responses_end_when_a_client_has_too_many() {
             .0
     };
     let rejected = || {
-        let rows = &api.inner.metrics.rows;
+        let rows = &api.inner.rows;
         rows.with_label_values(&["malformed"]).get()
     };
     for key in 0..400 {
@@ -472,7 +472,7 @@ async fn rows_enter_the_log_before_more_of_the_body_arrives() {
         }
     }
     // The client closed the connections; its rows are counted nevertheless.
-    let count = |reason: &str| api.inner.metrics.rows.with_label_values(&[reason]).get();
+    let count = |reason: &str| api.inner.rows.with_label_values(&[reason]).get();
     assert_eq!((count("accepted"), count("malformed")), (2, 2));
     let deletions = &api.inner.parts.deletions;
     assert_eq!(deletions.with_label_values(&["bulk"]).get(), 1);

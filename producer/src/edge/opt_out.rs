@@ -137,7 +137,7 @@ pub(super) fn has_cookie(lines: &[Header<'_>]) -> bool {
 /// Whether the `Origin` header states that a page of this origin sent the request. False without the header.
 fn is_same_origin(lines: &[Header<'_>]) -> bool {
     let value = |name| values(lines, name).next();
-    // A proxy may have ended TLS, so the scheme is not known here.
+    // A proxy may have ended TLS, so the scheme is not known here. `Sec-Fetch-Site` covers it.
     let origin = value("origin").and_then(|origin| {
         let of_https = origin.strip_prefix(b"https://");
         of_https.or_else(|| origin.strip_prefix(b"http://"))
@@ -228,11 +228,12 @@ mod tests {
             (vec![host, ("Origin", "https://evil.example")], false),
             (vec![host, ("Origin", "null")], false),
             (vec![("Origin", "https://sync.example")], false),
+            // An attacker on the network can serve the host over HTTP.
             (
                 vec![
                     host,
-                    ("Origin", "https://sync.example"),
-                    ("Sec-Fetch-Site", "same-site"),
+                    ("Origin", "http://sync.example"),
+                    ("Sec-Fetch-Site", "cross-site"),
                 ],
                 false,
             ),

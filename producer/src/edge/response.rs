@@ -4,9 +4,6 @@ use std::time::{Duration, SystemTime};
 
 use super::{opt_out::Page, request::Rejection};
 
-/// The last second that a `date` header can express, at the end of the year 9999.
-const DATES_END: Duration = Duration::from_secs(253_402_300_799);
-
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -82,9 +79,8 @@ pub struct Responses {
 }
 
 impl Responses {
-    /// Sets the date header of later responses, at most the end of the year 9999.
+    /// Sets the date header of later responses.
     pub fn set_time(&mut self, now: SystemTime) {
-        let now = now.min(SystemTime::UNIX_EPOCH + DATES_END);
         let since_epoch = now
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
@@ -173,14 +169,6 @@ mod tests {
         check(Outcome::MethodNotAllowed, true, false, &allow);
         let with_body = format!("{allow}use GET or HEAD\n");
         check(Outcome::MethodNotAllowed, false, false, &with_body);
-    }
-
-    #[test]
-    fn date_is_limited_to_the_year_9999() {
-        let mut responses = Responses::default();
-        responses.set_time(SystemTime::UNIX_EPOCH + DATES_END + Duration::from_secs(1));
-        let end = "date: Fri, 31 Dec 9999 23:59:59 GMT\r\n";
-        assert_eq!(responses.date, end);
     }
 
     #[test]
