@@ -18,6 +18,7 @@ pub mod limits_file;
 pub mod metrics;
 pub mod problem;
 pub mod request;
+mod response;
 pub mod saver;
 pub mod service;
 pub mod sharing;

@@ -6,8 +6,6 @@
 //! Without tokens the port listens on loopback, and requests from pages of other sites are rejected: by the host name, and
 //! because requests with an effect must have a JSON content type, which such pages cannot send.
 
-mod response;
-
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::{Body as _, Incoming};
@@ -19,11 +17,11 @@ use serde_json::json as object;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::response::SlotBody;
 use super::{
     engine::{CallError, Slot},
     problem::{self, Problem, rejected},
     request::{Endpoint, GET, LimitedCall, Path, Query, is_json},
+    response::SlotBody,
     service::Service,
 };
 
@@ -163,4 +161,25 @@ fn check_method(method: &Method, allowed: &'static str) -> Result<(), Problem> {
             format!("{method} is not allowed here; use {allowed}"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn openapi_lists_every_problem_type() {
+        let description: Value = serde_json::from_str(OPENAPI).unwrap();
+        let types = &description["components"]["schemas"]["Problem"]["properties"]["type"]["enum"];
+        let types: Vec<&str> = types
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        let kinds: Vec<String> = problem::KINDS.iter().map(|kind| kind.uri()).collect();
+        assert_eq!(types, kinds);
+    }
 }

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::super::{clock::timestamp, engine::Slot};
+use super::{clock::timestamp, engine::Slot};
 
 /// Earliest time for a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(in super::super) struct SlotBody {
+pub(super) struct SlotBody {
     /// For reported calls: false if they are too old to have an effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) counted: Option<bool>,
@@ -24,7 +24,7 @@ pub(in super::super) struct SlotBody {
 }
 
 impl SlotBody {
-    pub(in super::super) fn of(slot: &Slot) -> Self {
+    pub(super) fn of(slot: &Slot) -> Self {
         #[expect(
             clippy::cast_precision_loss,
             reason = "the precision is at least a microsecond"
