@@ -6,9 +6,8 @@
 //! Without tokens the port listens on loopback, and requests from pages of other sites are rejected: by the host name, and
 //! because requests with an effect must have a JSON content type, which such pages cannot send.
 
-use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use runtime::{
     rate_limit::{HeaderFormat, Quota},
     reply::{Reply, content, json, text},
@@ -22,7 +21,7 @@ use super::{
     problem::{self, Problem, rejected},
     request::{Endpoint, GET, LimitedCall, Path, Query, is_json},
     response::SlotBody,
-    service::Service,
+    service::{self, Service},
 };
 
 /// Description of the API in OpenAPI 3.1.
@@ -32,20 +31,20 @@ impl Service {
     /// Handles a request. A reservation that waits returns at its slot, or when `stop` is cancelled.
     pub(super) async fn http(&self, request: Request<Incoming>, stop: &CancellationToken) -> Reply {
         let began = Instant::now();
-        let path = request.uri().path().to_owned();
-        let path = Path::of(&path);
+        let (head, body) = request.into_parts();
+        let path = Path::of(head.uri.path());
         let endpoint = match &path {
             Ok(Path::Call(endpoint, _)) => Some(*endpoint),
             _ => None,
         };
-        let (head, body) = request.into_parts();
-        let mut body = Some(body);
-        let response = match path {
-            Ok(path) => self.route(path, &head, &mut body, stop, began).await,
-            Err(problem) => Err(problem),
+        let body = service::read_body(body).await;
+        let is_read = body.is_ok();
+        let response = match (path, body) {
+            (Ok(path), Ok(body)) => self.route(path, &head, &body, stop, began).await,
+            (Err(problem), _) | (_, Err(problem)) => Err(problem),
         };
         let mut response = response.unwrap_or_else(|problem| self.problem(&problem));
-        if body.is_some_and(|body| !body.is_end_stream()) {
+        if !is_read {
             // The next request would start after the rest of this body.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
@@ -54,12 +53,11 @@ impl Service {
         response
     }
 
-    /// Leaves `body` in place unless it is read completely.
     async fn route(
         &self,
         path: Path<'_>,
         head: &Parts,
-        body: &mut Option<Incoming>,
+        body: &[u8],
         stop: &CancellationToken,
         began: Instant,
     ) -> Result<Reply, Problem> {
@@ -68,16 +66,12 @@ impl Service {
             Path::Call(endpoint, first) => {
                 check_method(&head.method, endpoint.methods())?;
                 let query = Query::of(head.uri.query().unwrap_or_default())?;
-                let has_body = body.as_ref().is_some_and(|body| !body.is_end_stream());
-                let body = match endpoint {
-                    Endpoint::Delay => Bytes::new(),
-                    _ if !is_json(&head.headers, has_body) => {
-                        return Err(Problem::new(problem::MEDIA_TYPE, ""));
-                    }
-                    _ => self.body(body).await?,
-                };
+                let is_post = endpoint != Endpoint::Delay;
+                if is_post && !is_json(&head.headers, !body.is_empty()) {
+                    return Err(Problem::new(problem::MEDIA_TYPE, ""));
+                }
                 let now = self.decider.clock.now();
-                let mut call = LimitedCall::read(endpoint, first, query, &body, now)?;
+                let mut call = LimitedCall::read(endpoint, first, query, body, now)?;
                 let result = self.process(&mut call, &client, stop, began).await;
                 let slot = match &result {
                     Ok((slot, _)) => Some(slot),

@@ -123,27 +123,20 @@ impl Service {
         let wait = wait.saturating_sub(decided_at.elapsed());
         stop.run_until_cancelled(sleep(wait.min(WAIT_MAX))).await;
     }
+}
 
-    /// Reads a body, and sets it to `None` once it is read completely.
-    ///
-    /// # Errors
-    /// When the body is too large or too slow.
-    pub(super) async fn body(&self, body: &mut Option<Incoming>) -> Result<Bytes, Problem> {
-        let Some(incoming) = body else {
-            return Ok(Bytes::new());
-        };
-        if incoming.size_hint().lower() > BODY_BYTES_MAX as u64 {
-            return Err(Problem::new(problem::TOO_LARGE, ""));
-        }
-        let read = Limited::new(incoming, BODY_BYTES_MAX).collect();
-        match timeout(BODY_TIMEOUT, read).await {
-            Err(_) => Err(Problem::new(problem::SLOW, "")),
-            Ok(Err(_)) => Err(Problem::new(problem::TOO_LARGE, "")),
-            Ok(Ok(read)) => {
-                *body = None;
-                Ok(read.to_bytes())
-            }
-        }
+/// Reads the body of a request.
+///
+/// # Errors
+/// When the body is too large or too slow.
+pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Problem> {
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(Problem::new(problem::TOO_LARGE, ""));
+    }
+    match timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await {
+        Err(_) => Err(Problem::new(problem::SLOW, "")),
+        Ok(Err(_)) => Err(Problem::new(problem::TOO_LARGE, "")),
+        Ok(Ok(read)) => Ok(read.to_bytes()),
     }
 }
 

@@ -153,31 +153,21 @@ async fn http_2_is_rejected() -> Result<()> {
 }
 
 #[tokio::test]
-async fn response_before_the_body_is_read_closes_the_connection() -> Result<()> {
+async fn only_an_unread_body_closes_the_connection() -> Result<()> {
     let dir = TempDir::new()?;
     let mut limiter = with_token(&dir).await?;
     let head =
         "POST /v1/limits/a/k/reserve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n";
-    for (more, status) in [
-        ("", 401),
-        ("Authorization: Bearer one-token-of-16b\r\n", 415),
-        (
-            "Authorization: Bearer one-token-of-16b\r\nContent-Type: application/json\r\n",
-            413,
-        ),
-    ] {
-        let response = until_end(&limiter, format!("{head}{more}\r\n{{").as_bytes())?;
-        let response = String::from_utf8(response)?.to_ascii_lowercase();
-        ensure!(
-            response.starts_with(&format!("http/1.1 {status}")),
-            "{response}"
-        );
-        ensure!(response.contains("\r\nconnection: close\r\n"), "{response}");
-    }
+    let response = until_end(&limiter, format!("{head}\r\n{{").as_bytes())?;
+    let response = String::from_utf8(response)?.to_ascii_lowercase();
+    ensure!(response.starts_with("http/1.1 413"), "{response}");
+    ensure!(response.contains("\r\nconnection: close\r\n"), "{response}");
     // After a complete request, the connection stays open.
     let mut client = limiter.client().await?;
     for _ in 0..2 {
         body(&client.get("/v1/limits/a/k/delay", &[]).await?, 401);
+        let reserve = client.post("/v1/limits/a/k/reserve", &[], "{}");
+        body(&reserve.await?, 401);
     }
     limiter.stop().await
 }
