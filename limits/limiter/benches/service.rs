@@ -1,12 +1,13 @@
 //! Throughput, latency and CPU cost of decisions by `limiter serve` over HTTP, compared with decisions in Redis.
 //!
-//! `cargo bench -p limiter --bench service -- [SECONDS]` runs each backend for this time (default: 5), with random counters of
-//! one limit that grants every call:
+//! `cargo bench -p limiter --bench service -- [SECONDS] [PROGRAM]` runs each backend for this time (default: 5), with random
+//! counters of one limit that grants every call, and another build of `limiter` if its path is given. One thread runs the
+//! 32 clients:
 //!
 //! | backend | decision |
 //! |---|---|
 //! | `http` | `limiter serve`: sequential reservations on each of 32 connections |
-//! | `http at 5,000/s` | the same as an open loop: calls are sent on schedule, and latency counts from the scheduled time |
+//! | `http at 5,000/s` | the same as an open loop: latency counts from the time at which a call is scheduled |
 //! | `exact` | the script of `limits-sharing` in Redis, 32 concurrent decisions |
 //! | `window` | `INCR` and `EXPIRE` in Redis: a fixed window, which is a weaker limit |
 //!
@@ -14,14 +15,13 @@
 
 use std::{
     env, fs,
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    path::Path,
+    path::{Path, PathBuf},
     process, thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures_util::future::try_join_all;
 use hdrhistogram::Histogram;
 use launcher::{limiter::Limiter, redis::Redis, tools::redis_server_or_skip};
 use limits::Algorithm;
@@ -30,8 +30,15 @@ use limits_sharing::{
     exact::{Config, ExactLimits, ExactRule, Operation, Outcome, RuleRequest},
 };
 use tokio::{
-    runtime::{Handle, Runtime},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    runtime::{Builder, Runtime},
+    sync::{
+        Mutex,
+        mpsc::{Receiver, channel},
+    },
     task::JoinSet,
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -42,32 +49,39 @@ const COUNTERS: u64 = 100_000;
 const CLIENTS: usize = 32;
 const SCHEDULED_PER_SECOND: u32 = 5_000;
 
-/// Requests a decision for a counter; an error unless the call is granted immediately.
-type Client = Box<dyn FnMut(u64) -> Result<()> + Send>;
+/// Times of scheduled calls, relative to the start. Each is received by a client without a call.
+type Schedule = Mutex<Receiver<Duration>>;
 
 fn main() -> Result<()> {
     let seconds = env::args().find_map(|argument| argument.parse().ok());
     let length = Duration::from_secs(seconds.unwrap_or(5));
-    let runtime = Runtime::new()?;
+    let program = env::args_os().skip(1).map(PathBuf::from);
+    let program = program.into_iter().find(|argument| argument.is_file());
+    let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_limiter").into());
+    let runtime = Builder::new_current_thread().enable_all().build()?;
     let dir = tempfile::tempdir()?;
-    over_http(&runtime, dir.path(), length)?;
+    over_http(&runtime, &program, dir.path(), length)?;
     match redis_server_or_skip() {
         Some(program) => in_redis(&runtime, &program, dir.path(), length),
         None => Ok(()),
     }
 }
 
-fn over_http(runtime: &Runtime, dir: &Path, length: Duration) -> Result<()> {
-    let program = Path::new(env!("CARGO_BIN_EXE_limiter"));
+fn over_http(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> Result<()> {
     let limits = format!(
         "[limits.{LIMIT}]\nrules = [{{ id = \"all\", rate = \"{RATE}\", burst = {BURST} }}]\n"
     );
     let limiter = runtime.block_on(Limiter::start(program, dir, &limits, &[]))?;
     let server = limiter.process.id();
-    measure("http", server, length, None, http(&limiter.address)?)?;
     let interval = Duration::from_secs(1) / SCHEDULED_PER_SECOND;
-    let clients = http(&limiter.address)?;
-    measure("http at 5,000/s", server, length, Some(interval), clients)
+    for (name, interval) in [("http", None), ("http at 5,000/s", Some(interval))] {
+        let streams = (0..CLIENTS).map(|_| TcpStream::connect(&limiter.address));
+        let clients = runtime.block_on(try_join_all(streams))?.into_iter();
+        let clients =
+            clients.map(|mut stream| async move |counter| reserve(&mut stream, counter).await);
+        measure(runtime, name, server, length, interval, clients)?;
+    }
+    Ok(())
 }
 
 fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> Result<()> {
@@ -82,47 +96,43 @@ fn in_redis(runtime: &Runtime, program: &Path, dir: &Path, length: Duration) -> 
     let stop = CancellationToken::new();
     let mut running = JoinSet::new();
     running.spawn_on(exact.run(stop.clone()), runtime.handle());
-    while !exact.is_connected() {
-        thread::sleep(Duration::from_millis(10));
-    }
+    runtime.block_on(async {
+        while !exact.is_connected() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    });
     let rule = ExactRule::new(&Algorithm::token_bucket(RATE, BURST)?.into())?;
-    let by_script = || -> Client { by_script(runtime.handle().clone(), exact, rule) };
-    let clients = (0..CLIENTS).map(|_| by_script()).collect();
-    measure("exact", server, length, None, clients)?;
+    let clients = (0..CLIENTS).map(|_| async |counter| by_script(exact, rule, counter).await);
+    measure(runtime, "exact", server, length, None, clients)?;
     stop.cancel();
 
     let client = redis::Client::open(url)?;
     let connection = runtime.block_on(client.get_multiplexed_async_connection())?;
-    let by_window = || -> Client { by_window(runtime.handle().clone(), connection.clone()) };
-    let clients = (0..CLIENTS).map(|_| by_window()).collect();
-    measure("window", server, length, None, clients)
+    let clients = (0..CLIENTS).map(|_| {
+        let mut connection = connection.clone();
+        async move |counter| by_window(&mut connection, counter).await
+    });
+    measure(runtime, "window", server, length, None, clients)
 }
 
-/// Runs each client in its own thread and prints the results. With an interval, the calls of all clients are scheduled this
-/// far apart.
+/// Runs all clients, which return an error unless a call for a counter is granted immediately, and prints the results. With
+/// an interval, calls are scheduled this far apart, and wait while every client has one.
 fn measure(
+    runtime: &Runtime,
     name: &str,
     server: u32,
     length: Duration,
     interval: Option<Duration>,
-    clients: Vec<Client>,
+    clients: impl Iterator<Item = impl AsyncFnMut(u64) -> Result<()>>,
 ) -> Result<()> {
     let cpu_before = [cpu(process::id())?, cpu(server)?];
     let began = Instant::now();
-    let count = u32::try_from(clients.len())?;
-    let nanos = thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for (at, client) in (0..count).zip(clients) {
-            // Offset of this client's first call, and time between two of its calls.
-            let schedule = interval.map(|interval| (interval * at, interval * count));
-            threads.push(scope.spawn(move || decide(client, began, length, schedule)));
-        }
-        let mut all = Histogram::<u64>::new(3)?;
-        for thread in threads {
-            all.add(thread.join().expect("a client does not panic")?)?;
-        }
-        anyhow::Ok(all)
-    })?;
+    let schedule = interval.map(|interval| schedule(began, length, interval));
+    let decided = clients.map(|client| decide(client, began, length, schedule.as_ref()));
+    let mut nanos = Histogram::<u64>::new(3)?;
+    for of_client in runtime.block_on(try_join_all(decided))? {
+        nanos.add(of_client)?;
+    }
     let seconds = began.elapsed().as_secs_f64();
     let decisions = nanos.len() as f64;
     let own = (cpu(process::id())? - cpu_before[0]).as_secs_f64() * 1e6 / decisions;
@@ -139,49 +149,50 @@ fn measure(
     Ok(())
 }
 
-fn decide(
-    mut client: Client,
+/// Schedules calls in a thread, because timers of tokio have a resolution of a millisecond.
+fn schedule(began: Instant, length: Duration, interval: Duration) -> Schedule {
+    let (calls, schedule) = channel(CLIENTS);
+    thread::spawn(move || {
+        // By default, the kernel may end a sleep 50 µs late.
+        fs::write("/proc/thread-self/timerslack_ns", "1").ok();
+        for due in (0..).map(|call| interval * call) {
+            thread::sleep(due.saturating_sub(began.elapsed()));
+            if due >= length || calls.blocking_send(due).is_err() {
+                break;
+            }
+        }
+    });
+    Mutex::new(schedule)
+}
+
+async fn decide(
+    mut client: impl AsyncFnMut(u64) -> Result<()>,
     began: Instant,
     length: Duration,
-    schedule: Option<(Duration, Duration)>,
+    schedule: Option<&Schedule>,
 ) -> Result<Histogram<u64>> {
-    // By default, the kernel may end a sleep 50 µs late.
-    fs::write("/proc/thread-self/timerslack_ns", "1").ok();
     let mut nanos = Histogram::new(3)?;
     let mut random = fastrand::Rng::new();
-    for call in 0_u32.. {
-        let due = schedule.map_or_else(|| began.elapsed(), |(first, each)| first + each * call);
-        if due >= length {
-            break;
-        }
-        thread::sleep(due.saturating_sub(began.elapsed()));
-        client(random.u64(..COUNTERS))?;
+    loop {
+        let due = match schedule {
+            Some(calls) => calls.lock().await.recv().await,
+            None => Some(began.elapsed()).filter(|now| *now < length),
+        };
+        let Some(due) = due else { return Ok(nanos) };
+        client(random.u64(..COUNTERS)).await?;
         nanos.record(u64::try_from((began.elapsed() - due).as_nanos())?)?;
     }
-    Ok(nanos)
 }
 
-fn http(address: &str) -> Result<Vec<Client>> {
-    let connect = |_| {
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        let decide = move |counter| reserve(&mut stream, counter);
-        anyhow::Ok(Box::new(decide) as Client)
-    };
-    (0..CLIENTS).map(connect).collect()
-}
-
-fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
-    const BODY: &str = "{\"max_wait\":0}";
+async fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
     let request = format!(
         "POST /v1/limits/{LIMIT}/{counter}/reserve HTTP/1.1\r\nhost: localhost\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{BODY}",
-        BODY.len()
+         content-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
     );
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(request.as_bytes()).await?;
     let (mut buffer, mut received) = ([0; 4096], 0);
     loop {
-        let bytes = stream.read(&mut buffer[received..])?;
+        let bytes = stream.read(&mut buffer[received..]).await?;
         ensure!(bytes > 0, "the limiter closed the connection");
         received += bytes;
         let text = str::from_utf8(&buffer[..received])?;
@@ -202,40 +213,36 @@ fn reserve(stream: &mut TcpStream, counter: u64) -> Result<()> {
     }
 }
 
-fn by_script(runtime: Handle, exact: &'static ExactLimits, rule: ExactRule) -> Client {
-    Box::new(move |counter| {
-        let request = RuleRequest {
-            name: LIMIT.into(),
-            rule,
-            key: counter.to_string().into(),
-            requests: 1,
-        };
-        let operation = Operation::Reserve {
-            max_wait: Duration::ZERO,
-        };
-        match runtime.block_on(exact.decide(&[request], operation, Duration::ZERO)) {
-            Ok(decision) if decision.outcome == Outcome::Now => Ok(()),
-            Ok(decision) => bail!("a call was not granted: {decision:?}"),
-            Err(error) => bail!("no decision: {error}"),
-        }
-    })
+async fn by_script(exact: &ExactLimits, rule: ExactRule, counter: u64) -> Result<()> {
+    let request = RuleRequest {
+        name: LIMIT.into(),
+        rule,
+        key: counter.to_string().into(),
+        requests: 1,
+    };
+    let operation = Operation::Reserve {
+        max_wait: Duration::ZERO,
+    };
+    match exact.decide(&[request], operation, Duration::ZERO).await {
+        Ok(decision) if decision.outcome == Outcome::Now => Ok(()),
+        Ok(decision) => bail!("a call was not granted: {decision:?}"),
+        Err(error) => bail!("no decision: {error}"),
+    }
 }
 
-fn by_window(runtime: Handle, mut connection: redis::aio::MultiplexedConnection) -> Client {
+async fn by_window(connection: &mut redis::aio::MultiplexedConnection, counter: u64) -> Result<()> {
     const WINDOW_SECONDS: u64 = 60;
-    Box::new(move |counter| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-        let key = format!("{LIMIT}:{counter}:{}", now.as_secs() / WINDOW_SECONDS);
-        let mut pipeline = redis::pipe();
-        pipeline.cmd("INCR").arg(&key);
-        pipeline
-            .cmd("EXPIRE")
-            .arg(&key)
-            .arg(2 * WINDOW_SECONDS)
-            .ignore();
-        let (_count,): (u64,) = runtime.block_on(pipeline.query_async(&mut connection))?;
-        Ok(())
-    })
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let key = format!("{LIMIT}:{counter}:{}", now.as_secs() / WINDOW_SECONDS);
+    let mut pipeline = redis::pipe();
+    pipeline.cmd("INCR").arg(&key);
+    pipeline
+        .cmd("EXPIRE")
+        .arg(&key)
+        .arg(2 * WINDOW_SECONDS)
+        .ignore();
+    let (_count,): (u64,) = pipeline.query_async(connection).await?;
+    Ok(())
 }
 
 /// CPU time used by a process.
