@@ -11,7 +11,7 @@ use std::{
 };
 
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
     task::{JoinError, spawn_blocking},
     time::{sleep, timeout},
 };
@@ -32,14 +32,14 @@ pub struct Saver {
     progress: Mutex<Progress>,
     /// Wakes the writer.
     wake: Condvar,
-    /// Number of completed write requests, or the error after which no write is possible.
-    done: watch::Sender<Result<u64, String>>,
+    /// The error after which no write is possible. Every change wakes the main thread.
+    failure: watch::Sender<Option<String>>,
 }
 
 #[derive(Debug)]
 struct Progress {
-    /// Number of write requests.
-    requested: u64,
+    /// Responses that wait for the next write.
+    waiting: Vec<oneshot::Sender<()>>,
     /// Start of the current write.
     writing_since: Option<Instant>,
     /// Start of the current sync.
@@ -57,7 +57,7 @@ impl Saver {
         store.write(engine.take_changes())?;
         store.sync()?;
         let progress = Progress {
-            requested: 0,
+            waiting: Vec::new(),
             writing_since: None,
             syncing_since: None,
             synced_at: Instant::now(),
@@ -67,7 +67,7 @@ impl Saver {
             store,
             progress: Mutex::new(progress),
             wake: Condvar::new(),
-            done: watch::Sender::new(Ok(0)),
+            failure: watch::Sender::new(None),
         })
     }
 
@@ -79,28 +79,22 @@ impl Saver {
             [progress.writing_since, progress.syncing_since]
         };
         let hangs = |since: Instant| since.elapsed() > HANG_TIMEOUT;
-        !busy_since.into_iter().flatten().any(hangs) && self.done.borrow().is_ok()
+        !busy_since.into_iter().flatten().any(hangs) && self.failure.borrow().is_none()
     }
 
     /// Waits until all current changes of the engine are written; returns false if a write failed or hangs.
     pub async fn wait_written(&self) -> bool {
-        let mut done = self.done.subscribe();
-        let request = {
-            let mut progress = self.progress();
-            progress.requested += 1;
-            progress.requested
-        };
+        let (response, written) = oneshot::channel();
+        self.progress().waiting.push(response);
         self.wake.notify_one();
-        let is_over = |done: &Result<u64, _>| done.as_ref().map_or(true, |done| *done >= request);
-        let waited = timeout(HANG_TIMEOUT, done.wait_for(is_over)).await;
-        matches!(waited, Ok(Ok(done)) if done.is_ok())
+        matches!(timeout(HANG_TIMEOUT, written).await, Ok(Ok(())))
     }
 
     /// Waits until a write fails. No further write is possible then.
     pub async fn wait_failed(&self) {
-        let mut done = self.done.subscribe();
+        let mut failure = self.failure.subscribe();
         // The sender lives as long as `self`.
-        done.wait_for(Result::is_err).await.ok();
+        failure.wait_for(Option::is_some).await.ok();
     }
 
     /// Time since the last sync.
@@ -114,7 +108,7 @@ impl Saver {
     /// # Errors
     /// When a write failed, or the last sync was too long ago.
     pub fn state(&self) -> Result<String, String> {
-        if let Err(error) = &*self.done.borrow() {
+        if let Some(error) = &*self.failure.borrow() {
             return Err(format!("write failed: {error}"));
         }
         let age = self.age();
@@ -168,7 +162,8 @@ impl Saver {
                 error => error.to_string(),
             };
             tracing::error!(error, "failed to write the state; shutting down");
-            self.done.send_modify(|done| *done = Err(error));
+            self.failure.send_replace(Some(error));
+            self.progress().waiting.clear();
         }
     }
 
@@ -178,12 +173,14 @@ impl Saver {
 
     /// Writes on request and every second, and at the end.
     fn write(&self, stop: &CancellationToken) -> fjall::Result<()> {
-        let (mut requested, mut ticked, mut is_last) = (0, Instant::now(), false);
+        let (mut ticked, mut is_last) = (Instant::now(), false);
         while !is_last {
             let wait = SYNC_INTERVAL.saturating_sub(ticked.elapsed());
-            let is_idle = |progress: &mut Progress| progress.requested == requested;
+            let is_idle = |progress: &mut Progress| progress.waiting.is_empty();
             let woken = self.wake.wait_timeout_while(self.progress(), wait, is_idle);
-            requested = woken.unwrap_or_else(PoisonError::into_inner).0.requested;
+            let (progress, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            let count = progress.waiting.len();
+            drop(progress);
             is_last = stop.is_cancelled();
             let ticks = is_last || ticked.elapsed() >= SYNC_INTERVAL;
             let changes = self.engine.take_changes();
@@ -191,11 +188,14 @@ impl Saver {
             if ticks || changes.len() > 1 {
                 self.timed(|it| &mut it.writing_since, || self.store.write(changes))?;
             }
-            let complete =
-                |done: &mut Result<u64, _>| done.as_mut().map(|it| *it = requested).is_ok();
-            if !self.done.send_if_modified(complete) {
+            if self.failure.borrow().is_some() {
                 // A sync has failed.
                 return Ok(());
+            }
+            let written: Vec<_> = self.progress().waiting.drain(..count).collect();
+            for response in written {
+                // The client may have disconnected.
+                response.send(()).ok();
             }
             if ticks {
                 ticked = Instant::now();
