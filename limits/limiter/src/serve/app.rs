@@ -32,7 +32,7 @@ use super::{
 };
 
 /// Time between two comparisons with the system clock, and two evictions of idle counters.
-const TICK_INTERVAL: Duration = Duration::from_millis(200);
+const TICK_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Minimum usage, in thousandths of a quota, at which `/readyz` names the counter.
 const QUOTA_NAMED_PERMILLE: u64 = 800;

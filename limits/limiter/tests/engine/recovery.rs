@@ -134,7 +134,7 @@ fn calls_granted_by_the_server_beyond_the_counter_limit_do_not_prevent_a_restore
 /// Tidies at the interval of a running limiter.
 fn tidy(engine: &Engine, from: u64, to: u64) {
     (from..=to)
-        .step_by(200_000_000)
+        .step_by(25_000_000)
         .for_each(|now| engine.tidy(now));
 }
 
@@ -163,6 +163,24 @@ fn counters_that_replaced_idle_ones_are_restored() {
     for counter in (0..10_010).filter(|it| !idle.contains(it)) {
         let next = other.delay(&[of("a", &counter.to_string())], 2, true, now);
         assert!(next.unwrap().at > now, "{counter}");
+    }
+}
+
+#[test]
+fn evictions_are_divided_among_writes() {
+    let engine = fresh("[limits.a]\nrules = [{ id = 'r', rate = '1/s' }]");
+    for counter in 0..5_000 {
+        let slot = engine.reserve(None, &[of("a", &counter.to_string())], 1, HOUR, START);
+        assert_eq!(slot.map(|slot| slot.at), Ok(START));
+    }
+    // Each write also has the clock.
+    assert_eq!(engine.take_changes().len(), 5_001);
+    let (now, mut evicted) = (START + 2 * SECOND, 0);
+    while evicted < 5_000 {
+        engine.tidy(now);
+        let of_write = engine.take_changes().len() - 1;
+        assert!((1..=128).contains(&of_write), "{of_write}");
+        evicted += of_write;
     }
 }
 
