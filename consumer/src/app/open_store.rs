@@ -4,12 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     config::{Config, StoreConfig},
-    store::{
-        Store,
-        discard::DiscardStore,
-        embedded::EmbeddedStore,
-        mongodb::{MongodbStore, Options},
-    },
+    store::{Store, discard::DiscardStore, embedded::EmbeddedStore, mongodb::MongodbStore},
 };
 
 /// Opens the configured store. MongoDB is not contacted yet.
@@ -22,14 +17,7 @@ pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             let (dir, ttls) = (dir.clone(), config.retention.ttls());
             Arc::new(EmbeddedStore::open(dir, ttls).await?)
         }
-        StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(Options {
-            uri: uri.clone(),
-            name: config.producers.name.clone(),
-            prefix: config.mongodb.mongodb_prefix.clone(),
-            writers: config.mongodb.mongodb_writers,
-            ttls: config.retention.ttls(),
-            expiry: config.maintenance.expiry,
-        })),
+        StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(config.mongodb_store(uri))),
         StoreConfig::Discard => Arc::new(DiscardStore::default()),
     })
 }

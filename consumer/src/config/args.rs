@@ -10,14 +10,14 @@ use jiff::tz::TimeZone;
 use runtime::settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time};
 
 use super::{
-    ProducerUrl, StoreConfig,
+    Config, ProducerUrl, StoreConfig,
     parse::{
         TTL_MIN, parse_dsp, parse_dsp_ttl, parse_name, parse_prefix, parse_producer, parse_store,
         parse_time_zone,
     },
     security::SecurityArgs,
 };
-use crate::{maintenance_window::Window, store::mongodb::ExpiryMode, ttl::Ttls};
+use crate::{maintenance_window::Window, store::mongodb, ttl::Ttls};
 
 /// Upper bound of sizes in memory and on disk, to reject typing errors.
 const BYTES_MAX: usize = 1 << 40;
@@ -246,7 +246,7 @@ pub struct MaintenanceArgs {
     /// If several consumers share a server, the setting of the maintenance owner applies. Collections are converted in the expiry
     /// window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
-    pub expiry: ExpiryMode,
+    pub expiry: mongodb::ExpiryMode,
 
     /// When to compact MongoDB collections: hours such as 03:00-06:00, never or always
     #[arg(long, group = RELOADED, value_name = "WINDOW", default_value = "03:00-06:00")]
@@ -310,5 +310,19 @@ impl RetentionArgs {
     #[must_use]
     pub fn ttls(&self) -> Ttls {
         Ttls::new(self.ttl, self.dsp_ttl.iter().copied().collect())
+    }
+}
+
+impl Config {
+    /// Options of the MongoDB store with this connection string.
+    pub(crate) fn mongodb_store(&self, uri: &str) -> mongodb::Options {
+        mongodb::Options {
+            uri: uri.to_owned(),
+            name: self.producers.name.clone(),
+            prefix: self.mongodb.mongodb_prefix.clone(),
+            writers: self.mongodb.mongodb_writers,
+            ttls: self.retention.ttls(),
+            expiry: self.maintenance.expiry,
+        }
     }
 }
