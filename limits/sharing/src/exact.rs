@@ -1,9 +1,9 @@
 //! Exact limits: the server decides on every call, under all of its limits in one script run. This is for small limits
 //! and quotas: each call costs one request to the server.
 //!
-//! All keys of a group are in one hash slot of a cluster. Time is the server's clock in microseconds. A decision takes
-//! at most the budget. After a few calls without a reply, a circuit breaker stops requests for a second. During this
-//! second the caller decides. A call whose reply is late may have been counted.
+//! Time is the server's clock in microseconds. A decision takes at most the budget. After a few calls without a reply, a
+//! circuit breaker stops requests for a second. During this second the caller decides. A call whose reply is late may have
+//! been counted.
 //!
 //! The number of requests in flight is bounded, so that the server can process all of them within the budget. A caller waits for up to half
 //! of the budget to send its request; if it gives up, the call was not counted. A server that replies to other calls counts as available.

@@ -164,8 +164,7 @@ impl Lease {
                         link = None;
                     }
                     self.record_result(Some(&error));
-                    // Follow a redirect only once: two nodes may redirect to each other.
-                    failures == 1 && matches!(error, ServerError::Moved)
+                    false
                 }
             };
             // Jitter spreads the requests of all members. A member that released a share confirms it soon.

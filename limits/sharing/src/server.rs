@@ -15,21 +15,12 @@ use tokio::{task::JoinSet, time::timeout};
 pub use self::address::Address;
 pub(crate) use self::breaker::Breaker;
 
-/// Maximum number of cluster nodes to try for one hash slot.
-const NODES_MAX: usize = 3;
-
 /// The error of a request to the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// There was no reply in time.
     #[error("no reply within {0:?}")]
     Timeout(Duration),
-    /// Another cluster node has the group. A new connection finds it.
-    #[error("the group's hash slot is on another cluster node")]
-    Moved,
-    /// The group is migrating to another cluster node.
-    #[error("the group's hash slot is migrating to another cluster node")]
-    Moving,
     /// The server is not the primary.
     #[error("the server is a read-only replica")]
     Replica,
@@ -47,8 +38,6 @@ pub enum ServerError {
 impl From<RedisError> for ServerError {
     fn from(error: RedisError) -> Self {
         match error.kind() {
-            ErrorKind::Server(ServerErrorKind::Moved) => Self::Moved,
-            ErrorKind::Server(ServerErrorKind::Ask | ServerErrorKind::TryAgain) => Self::Moving,
             ErrorKind::Server(ServerErrorKind::ReadOnly) => Self::Replica,
             _ => Self::Redis(error),
         }
@@ -87,7 +76,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Connects and loads a script, within `within`. In a cluster, follows redirects to the node of the group. Rejects read-only replicas.
+    /// Connects and loads a script, within `within`. Rejects read-only replicas.
     pub(crate) async fn open(
         address: &Address,
         script: &'static str,
@@ -95,15 +84,8 @@ impl Link {
         within: Duration,
     ) -> Result<Self, ServerError> {
         let open = async {
-            let mut at = address.clone();
-            for _ in 0..NODES_MAX {
-                let link = Self::to(&at, script, within).await?;
-                match link.redirect_of(group).await? {
-                    Some(node) => at = address.with_node(&node).ok_or(ServerError::Form)?,
-                    None => return Ok(link),
-                }
-            }
-            Err(ServerError::Moved)
+            let link = Self::to(address, script, within).await?;
+            link.check_writable(group).await.map(|()| link)
         };
         timeout(within, open)
             .await
@@ -140,22 +122,12 @@ impl Link {
         })
     }
 
-    /// The cluster node that has the group, if it is another one. Sends a write without effect, which replicas reject.
-    async fn redirect_of(&self, group: &str) -> Result<Option<String>, ServerError> {
+    /// Sends a write without effect, which replicas reject.
+    async fn check_writable(&self, group: &str) -> Result<(), ServerError> {
         let mut connection = self.connection.clone();
-        let reply: Result<Value, _> = redis::cmd("DEL")
-            .arg(format!("cookiesync:{{{group}}}:nothing"))
-            .query_async(&mut connection)
-            .await;
-        let Err(error) = reply else { return Ok(None) };
-        match error.kind() {
-            ErrorKind::Server(ServerErrorKind::Moved) => {
-                Ok(error.redirect_node().map(|(node, _)| node.to_owned()))
-            }
-            // Keys that have not migrated yet are still served here.
-            ErrorKind::Server(ServerErrorKind::Ask) => Ok(None),
-            _ => Err(error.into()),
-        }
+        let mut write = redis::cmd("DEL");
+        write.arg(format!("cookiesync:{{{group}}}:nothing"));
+        Ok(write.query_async(&mut connection).await?)
     }
 
     /// Runs the script and waits up to `within` for the reply.

@@ -6,8 +6,7 @@ use limits::rules::Sharing;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, lookup_host},
-    task::JoinSet,
+    net::TcpStream,
 };
 
 use super::{ServerError, tls::Tls};
@@ -109,29 +108,14 @@ impl Address {
         self.info.redis_settings()
     }
 
-    /// The address of another node of the same cluster.
-    pub(super) fn with_node(&self, node: &str) -> Option<Self> {
-        let (host, port) = node.rsplit_once(':')?;
-        let host = host.trim_matches(['[', ']']);
-        // An empty host is that of the redirecting node.
-        let host = match self.info.addr() {
-            ConnectionAddr::Tcp(known, _) if host.is_empty() => known.as_str(),
-            _ => host,
-        };
-        let address = ConnectionAddr::Tcp(host.to_owned(), port.parse().ok()?);
-        Some(Self {
-            info: self.info.clone().set_addr(address),
-            tls: self.tls.clone(),
-        })
-    }
-
     /// Connects. A TLS handshake may take up to half of `within`.
     pub(super) async fn connect(&self, within: Duration) -> Result<Box<dyn Stream>, ServerError> {
         let failed = |error: io::Error| ServerError::Redis(error.into());
         let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
             return Err(failed(io::ErrorKind::Unsupported.into()));
         };
-        let stream = connect_first(host, *port).await.map_err(failed)?;
+        let stream = TcpStream::connect((host.as_str(), *port)).await;
+        let stream = stream.map_err(failed)?;
         // Requests are small and must not be delayed.
         stream.set_nodelay(true).map_err(failed)?;
         match &self.tls {
@@ -145,22 +129,6 @@ impl Address {
             }
         }
     }
-}
-
-/// Connects to all addresses of a host concurrently, and returns the first connection.
-async fn connect_first(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut attempts = JoinSet::new();
-    for address in lookup_host((host, port)).await? {
-        attempts.spawn(TcpStream::connect(address));
-    }
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    while let Some(attempt) = attempts.join_next().await {
-        match attempt.unwrap_or_else(|panic| Err(panic.into())) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => failed = error,
-        }
-    }
-    Err(failed)
 }
 
 /// The URL without TLS, if it is one with TLS.
@@ -210,15 +178,6 @@ mod tests {
     }
 
     #[test]
-    fn redirect_replaces_host_and_port() {
-        let address = Address::parse("redis://me:secret@10.0.0.1:7000").unwrap();
-        let shown = |node| address.with_node(node).map(|it| it.to_string());
-        assert_eq!(shown("10.0.0.2:7001").as_deref(), Some("10.0.0.2:7001"));
-        assert_eq!(shown(":7002").as_deref(), Some("10.0.0.1:7002"));
-        assert_eq!(shown("nothing"), None);
-    }
-
-    #[test]
     fn tls_requires_authorities_and_certificate_checks() {
         let secure = "redis = 'rediss://me:secret@10.0.0.1:7000'";
         for (keys, expected) in [
@@ -243,7 +202,6 @@ mod tests {
             );
         }
         let address = of(&format!("{secure}\ntls_ca = '/nowhere/ca.pem'")).unwrap();
-        assert!(address.with_node("10.0.0.2:7001").unwrap().tls.is_some());
         let error = address.check().unwrap_err();
         assert!(
             error.starts_with("sharing.tls_ca: /nowhere/ca.pem: "),

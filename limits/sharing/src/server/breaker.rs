@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::{Address, Link, ServerError};
@@ -45,15 +45,9 @@ impl Breaker {
                 Ok(link) => {
                     tracing::info!(%server, "sharing server available");
                     is_reported = false;
-                    let opened = Instant::now();
                     self.failures.store(0, Ordering::Relaxed);
                     self.link.send_replace(Some(link));
-                    let error = self.wait_for_failure().await;
-                    // Follow redirects at most once per pause: two nodes may redirect to each other.
-                    if matches!(error, ServerError::Moved) && opened.elapsed() >= OPEN_FOR {
-                        continue;
-                    }
-                    error
+                    self.wait_for_failure().await
                 }
                 Err(error) => error,
             };
@@ -112,10 +106,7 @@ async fn open(
     budget: Duration,
 ) -> Result<Link, ServerError> {
     let link = Link::open(server, script, group, OPEN_FOR).await?;
-    match timeout(budget, link.redirect_of(group)).await {
-        Ok(Ok(None)) => Ok(link),
-        Ok(Ok(Some(_))) => Err(ServerError::Moved),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(ServerError::Timeout(budget)),
-    }
+    let checked = timeout(budget, link.check_writable(group)).await;
+    checked.unwrap_or(Err(ServerError::Timeout(budget)))?;
+    Ok(link)
 }

@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-pub(crate) mod cluster;
 pub(crate) mod proxy;
 
 use std::{

@@ -7,7 +7,6 @@
 )]
 
 mod busy;
-mod cluster;
 mod exact;
 mod failover;
 mod lease;
