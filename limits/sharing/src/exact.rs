@@ -21,7 +21,6 @@ use std::{
     time::Duration,
 };
 
-use redis::Value;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -114,8 +113,8 @@ impl ExactLimits {
         stop.run_until_cancelled(keep).await;
     }
 
-    /// Decides on a call: all rules count it, or none. Its slot is at least `pause` from now. Requests with the same rule and key are added
-    /// up.
+    /// Decides on a call: all rules count it, or none. Its slot is at least `pause` from now. No two requests may have the same rule and
+    /// key.
     ///
     /// # Errors
     /// If there is no reply within the budget. The call may have been counted, unless it never got a permit.
@@ -138,15 +137,14 @@ impl ExactLimits {
         };
         let replies = self.replies();
         let rest = budget.saturating_sub(began.elapsed());
-        let merged = merge(requests);
-        let (keys, arguments) = self.script_call(requests, &merged, operation, pause);
+        let (keys, arguments) = self.script_call(requests, operation, pause);
         let sender = link.clone();
         let reply = self.requests.spawn(async move {
             let _permit = permit;
             sender.run(&keys, &arguments, rest).await
         });
         let reply = reply.await.unwrap_or(Err(ServerError::Timeout(budget)));
-        match reply.and_then(|values| decision_of(requests, &merged, &values)) {
+        match reply.and_then(|values| ExactDecision::read(&values)) {
             Ok(decision) => {
                 self.breaker.record_success();
                 self.replies.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +176,6 @@ impl ExactLimits {
     fn script_call(
         &self,
         requests: &[RuleRequest],
-        merged: &[(usize, u64)],
         operation: Operation,
         pause: Duration,
     ) -> (Vec<String>, Vec<String>) {
@@ -188,50 +185,12 @@ impl ExactLimits {
             let length = name.len();
             format!("cookiesync:{{{group}}}:exact:{length}:{name}:{key}")
         };
-        let keys = merged.iter().map(|(index, _)| key(&requests[*index]));
-        let rules = merged.iter().map(|(index, _)| requests[*index].rule);
-        let mut arguments = operation.arguments(rules, pause);
-        for (index, count) in merged {
-            arguments.extend(requests[*index].rule.arguments(*count));
+        let mut arguments = operation.arguments(requests.iter().map(|it| it.rule), pause);
+        for it in requests {
+            arguments.extend(it.rule.arguments(it.requests));
         }
-        (keys.collect(), arguments)
+        (requests.iter().map(key).collect(), arguments)
     }
-}
-
-/// Parses the script's reply, and maps it from merged to original requests.
-fn decision_of(
-    requests: &[RuleRequest],
-    merged: &[(usize, u64)],
-    values: &[Value],
-) -> Result<ExactDecision, ServerError> {
-    let mut decision = ExactDecision::read(values)?;
-    let index_of = |index: usize| merged.get(index).map(|(index, _)| *index);
-    decision.binding = decision.binding.and_then(index_of);
-    let all = merged.iter().zip(&decision.remaining);
-    let remaining = |request: &RuleRequest| {
-        let mut all = all.clone();
-        let found = all.find(|((index, _), _)| is_same(&requests[*index], request));
-        found.map(|(_, remaining)| *remaining)
-    };
-    decision.remaining = requests.iter().filter_map(remaining).collect();
-    Ok(decision)
-}
-
-fn is_same(one: &RuleRequest, other: &RuleRequest) -> bool {
-    (&one.name, &one.key) == (&other.name, &other.key)
-}
-
-/// The indexes of requests with distinct rules and keys, and the number of requests of each.
-fn merge(requests: &[RuleRequest]) -> Vec<(usize, u64)> {
-    let mut all: Vec<(usize, u64)> = Vec::with_capacity(requests.len());
-    for (index, request) in requests.iter().enumerate() {
-        let mut known = all.iter_mut();
-        match known.find(|(it, _)| is_same(&requests[*it], request)) {
-            Some((_, count)) => *count = count.saturating_add(request.requests),
-            None => all.push((index, request.requests)),
-        }
-    }
-    all
 }
 
 #[cfg(test)]
@@ -239,16 +198,6 @@ mod tests {
     use limits::{Algorithm, Alignment, Limit};
 
     use super::*;
-
-    fn request(key: &str, requests: u64) -> RuleRequest {
-        let limit = Algorithm::token_bucket("1/s", 8).unwrap();
-        RuleRequest {
-            name: Arc::from("a"),
-            rule: ExactRule::new(&limit.into()).unwrap(),
-            key: Arc::from(key),
-            requests,
-        }
-    }
 
     #[test]
     fn unsupported_algorithms_are_rejected_by_name() {
@@ -317,15 +266,8 @@ mod tests {
             group: "test".to_owned(),
             budget: Duration::from_millis(50),
         });
-        let requests = [request("a", 1)];
-        let decision = exact.decide(&requests, Operation::Peek, Duration::ZERO);
+        let decision = exact.decide(&[], Operation::Peek, Duration::ZERO);
         assert_eq!(decision.await, Err(ExactError::Unavailable));
         assert_eq!((exact.replies(), exact.is_connected()), (0, false));
-    }
-
-    #[test]
-    fn requests_of_one_key_are_merged() {
-        let requests = [request("a", 1), request("b", 2), request("a", 2)];
-        assert_eq!(merge(&requests), [(0, 3), (1, 2)]);
     }
 }
