@@ -1,7 +1,5 @@
 //! Unparsed limits: the tables of a limits file, as TOML or, through `serde`, as JSON. They can be replaced one by one.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use toml::{
     Spanned, Table, Value,
@@ -49,14 +47,6 @@ impl Document {
         reader::read(self.0.clone(), lines)
     }
 
-    /// The table of a limit.
-    #[must_use]
-    pub fn definition(&self, name: &str) -> Option<LimitDefinition> {
-        let limits = self.0.get("limits").and_then(Value::as_table);
-        let definition = limits?.get(name)?.as_table()?;
-        Some(LimitDefinition(definition.clone()))
-    }
-
     /// Adds a limit, or replaces the entire table of the limit with this name.
     pub fn set(&mut self, name: &str, definition: LimitDefinition) {
         let limits = self.0.entry("limits");
@@ -64,13 +54,6 @@ impl Document {
         if let Value::Table(limits) = limits {
             limits.insert(name.to_owned(), Value::Table(definition.0));
         }
-    }
-}
-
-impl fmt::Display for Document {
-    /// TOML.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
     }
 }
 
@@ -116,8 +99,7 @@ mod tests {
         let json = serde_json::to_vec(&document).unwrap();
         let from_json: Document = serde_json::from_slice(&json).unwrap();
         assert_eq!(from_json, document);
-        let from_toml = Document::parse(&from_json.to_string()).unwrap();
-        assert_eq!(from_toml.rules().unwrap(), Rules::parse(FILE).unwrap());
+        assert_eq!(from_json.rules().unwrap(), Rules::parse(FILE).unwrap());
         assert!(serde_json::from_str::<LimitDefinition>("[]").is_err());
         assert!(serde_json::from_str::<LimitDefinition>("{\"rules\": null}").is_err());
     }
@@ -128,10 +110,9 @@ mod tests {
         let other = "{\"rules\": [{\"id\": \"x\", \"rate\": \"9/s\"}]}";
         let other: LimitDefinition = serde_json::from_str(other).unwrap();
         document.set("b", other.clone());
-        document.set("c", other.clone());
-        assert_eq!(document.definition("b"), Some(other));
-        assert_eq!(document.definition("d"), None);
+        document.set("c", other);
         let rules = document.rules().unwrap();
+        assert_eq!(rules.limits[1].rules, rules.limits[2].rules);
         assert_eq!(rules.limits[1].handling, crate::rules::Handling::default());
         let invalid = "{\"rules\": [{\"id\": \"x\", \"rate\": \"fast\"}]}";
         document.set("c", serde_json::from_str(invalid).unwrap());

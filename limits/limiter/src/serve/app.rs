@@ -131,7 +131,6 @@ impl App {
             decider: restored.decider.clone(),
             tokens: config.tokens.clone(),
             fields: config.api.ratelimit_fields,
-            sources: restored.sources.clone(),
             saver: restored.saver.clone(),
             metrics: metrics::RequestMetrics::register(registry)
                 .context("failed to register metrics")?,

@@ -12,13 +12,12 @@ use runtime::{
     rate_limit::{HeaderFormat, Quota},
     reply::{Reply, content, json, text},
 };
-use serde_json::json as object;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    engine::{CallError, Slot},
-    problem::{self, Problem, rejected},
+    engine::Slot,
+    problem::{self, Problem},
     request::{Endpoint, GET, LimitedCall, Path, Query, is_json},
     response::SlotBody,
     service::{self, Service},
@@ -86,17 +85,6 @@ impl Service {
                     quota.write(self.fields, response.headers_mut());
                 }
                 Ok(response)
-            }
-            Path::Limit(limit) => {
-                client.permissions.authorize(&limit)?;
-                check_method(&head.method, GET)?;
-                let effective = self.sources.effective();
-                let Some(terms) = effective.terms(&limit) else {
-                    return Err(rejected(CallError::UnknownLimit(limit), 0));
-                };
-                let source = effective.source(&limit).name();
-                let body = object!({ "name": limit, "source": source, "terms": terms });
-                Ok(json(StatusCode::OK, &body))
             }
             Path::Problem(name) => {
                 check_method(&head.method, GET)?;

@@ -211,9 +211,10 @@ mod tests {
             counting: Counting::Local,
             is_saved: false,
         };
-        let terms = file("k").definition("a").unwrap();
-        let collection = TermsByName::from([("b".to_owned(), terms)]);
-        let effective = EffectiveLimits::of(file("x"), collection).unwrap();
+        let limits =
+            "{\"b\": {\"keys\": [\"k\"], \"rules\": [{\"id\": \"r\", \"rate\": \"1/s\"}]}}";
+        let collection: TermsByName = serde_json::from_str(limits).unwrap();
+        let effective = EffectiveLimits::of(file("x"), collection.clone()).unwrap();
         let engine = Arc::new(Engine::new(options, &effective.rules.limits));
         let sources = LimitSources::new(effective, true, engine, Arc::new(Clock::start()));
         let active_key = || sources.effective().rules.limits[0].keys[0].clone();
@@ -234,8 +235,6 @@ mod tests {
         sources.set_file(&file("k")).unwrap();
         assert_eq!(active_key(), "k");
         // A collection that conflicts with the file takes effect with the next file.
-        let terms = file("k").definition("a").unwrap();
-        let collection = TermsByName::from([("b".to_owned(), terms)]);
         sources.set_collection(Ok(collection));
         assert!(sources.rejected().is_some());
         sources.set_file(&file("z")).unwrap();

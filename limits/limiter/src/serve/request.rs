@@ -217,8 +217,6 @@ fn number_of_requests(n: Option<u64>) -> Result<u64, Problem> {
 pub enum Path<'a> {
     /// An operation on a counter.
     Call(Endpoint, CounterName),
-    /// A limit.
-    Limit(String),
     /// The API description.
     OpenApi,
     /// The page of a problem type.
@@ -244,7 +242,6 @@ impl<'a> Path<'a> {
         };
         let segments: Vec<&str> = rest.split('/').collect();
         Ok(match segments[..] {
-            ["", limit] => Self::Limit(limit_name(&decoded(limit)?)?),
             ["", limit, counter, endpoint] => {
                 let endpoint = match endpoint {
                     "delay" => Endpoint::Delay,
@@ -400,12 +397,11 @@ mod tests {
     fn paths_and_queries_name_limits_and_counters() {
         let path = Path::Call(Endpoint::Delay, counter("a b", "c/d"));
         assert_eq!(Path::of("/v1/limits/a%20b/c%2Fd/delay").unwrap(), path);
-        let limit = Path::Limit("a b".to_owned());
-        assert_eq!(Path::of("/v1/limits/a%20b").unwrap(), limit);
         for other in [
             "/",
             "/v1",
             "/v1/limits",
+            "/v1/limits/a",
             "/v1/limits/a/b",
             "/v1/limits/a/b/c",
             "/v1/limitsx",

@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     engine::Slot,
-    limit_sources::LimitSources,
     metrics,
     problem::{self, NOT_SAVED, Problem},
     request::{CallKind, LimitedCall},
@@ -43,8 +42,6 @@ pub struct Service {
     pub tokens: Option<Arc<Reloader<tokens::File>>>,
     /// Form of the rate-limit headers.
     pub fields: HeaderFormat,
-    /// Sources of the limits.
-    pub sources: Arc<LimitSources>,
     /// Writes changes before the response; `None` if no state is kept.
     pub saver: Option<Arc<Saver>>,
     /// Metrics of requests.

@@ -13,9 +13,7 @@ sys.path.insert(0, generated)
 
 from limiter_client import AuthenticatedClient, Client  # noqa: E402
 from limiter_client.api.default import delay, feedback, increment, reserve  # noqa: E402
-from limiter_client.api.default import get_limit  # noqa: E402
 from limiter_client.models import Counted, Feedback, FeedbackResult, Increment, Problem, Reserve, Slot  # noqa: E402
-from limiter_client.models import Limit  # noqa: E402
 
 client = AuthenticatedClient(base_url=url, token=token)
 
@@ -59,5 +57,3 @@ assert isinstance(slot, Slot) and slot.wait > 3000, slot
 other = delay.sync("called", "k", client=client, interval=3600, requests=3)
 assert isinstance(other, Problem) and other.type_.value.endswith("rule-of-call"), other
 
-limit = get_limit.sync("a", client=client)
-assert isinstance(limit, Limit) and limit.source == "file" and limit.terms.rules[0].rate == "1/s", limit

@@ -8,7 +8,6 @@ use mongodb::{
     Client, Collection,
     bson::{Document, doc},
 };
-use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::{Limiter, wait_until};
@@ -31,23 +30,23 @@ async fn start(mongod: &Mongod) -> Result<(Limiter, Collection<Document>)> {
     Ok((limiter, collection))
 }
 
-/// Waits until the response for a limit satisfies `is`.
-async fn wait_limit(limiter: &mut Limiter, limit: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
-    let path = format!("/v1/limits/{limit}");
+/// Waits until a limit has this burst, or with `None` does not exist.
+async fn wait_burst(limiter: &mut Limiter, limit: &str, burst: Option<u32>) -> Result<()> {
+    let path = format!("/v1/limits/{limit}/k/delay");
+    let header = burst.map(|burst| format!("x-ratelimit-limit: {burst}"));
     wait_until(limit, async || {
         limiter.process.check()?;
         let response = limiter.client().await?.get(&path, &[]).await?;
-        Ok(is(&serde_json::from_str(&response.body)?))
+        Ok(match &header {
+            Some(header) => response.head.lines().any(|line| line == header),
+            None => response.status == 404,
+        })
     })
     .await
 }
 
-fn is(source: &str, rate: &str) -> impl Fn(&Value) -> bool {
-    move |limit| limit["source"] == source && limit["terms"]["rules"][0]["rate"] == rate
-}
-
-async fn set(collection: &Collection<Document>, name: &str, rate: &str) -> Result<()> {
-    let terms = doc! { "rules": [{ "id": "r", "rate": rate }] };
+async fn set(collection: &Collection<Document>, name: &str, burst: u32) -> Result<()> {
+    let terms = doc! { "rules": [{ "id": "r", "rate": "1/s", "burst": burst }] };
     let replacing = collection.replace_one(doc! { "_id": name }, terms);
     replacing.upsert(true).await?;
     Ok(())
@@ -55,23 +54,23 @@ async fn set(collection: &Collection<Document>, name: &str, rate: &str) -> Resul
 
 async fn check(mongod: &mut Mongod) -> Result<()> {
     let (mut limiter, collection) = start(mongod).await?;
-    set(&collection, "a", "2/s").await?;
-    set(&collection, "b", "2/s").await?;
-    wait_limit(&mut limiter, "a", is("collection", "2/s")).await?;
-    wait_limit(&mut limiter, "b", is("collection", "2/s")).await?;
+    set(&collection, "a", 2).await?;
+    set(&collection, "b", 2).await?;
+    wait_burst(&mut limiter, "a", Some(2)).await?;
+    wait_burst(&mut limiter, "b", Some(2)).await?;
 
     // A version with an error is rejected completely.
-    set(&collection, "c", "3/s").await?;
-    wait_limit(&mut limiter, "c", is("collection", "3/s")).await?;
+    set(&collection, "c", 3).await?;
+    wait_burst(&mut limiter, "c", Some(3)).await?;
     collection
         .insert_one(doc! { "_id": "wrong", "rules": [] })
         .await?;
-    set(&collection, "c", "4/s").await?;
+    set(&collection, "c", 4).await?;
     limiter
         .wait_readiness("collection: limits.wrong: add rules")
         .await?;
     collection.delete_one(doc! { "_id": "wrong" }).await?;
-    wait_limit(&mut limiter, "c", is("collection", "4/s")).await?;
+    wait_burst(&mut limiter, "c", Some(4)).await?;
     limiter
         .wait_metric("limiter_limits_version_refused", 0)
         .await?;
@@ -84,15 +83,15 @@ async fn check(mongod: &mut Mongod) -> Result<()> {
     wait_until(message, is_logged).await?;
     limiter.stop().await?;
     limiter.restart().await?;
-    wait_limit(&mut limiter, "c", is("collection", "4/s")).await?;
+    wait_burst(&mut limiter, "c", Some(4)).await?;
     mongod.restart().await?;
     // A replica set has no primary at first.
-    let is_set = async || Ok(set(&collection, "c", "5/s").await.is_ok());
+    let is_set = async || Ok(set(&collection, "c", 5).await.is_ok());
     wait_until("a primary", is_set).await?;
-    wait_limit(&mut limiter, "c", is("collection", "5/s")).await?;
+    wait_burst(&mut limiter, "c", Some(5)).await?;
     collection.drop().await?;
-    wait_limit(&mut limiter, "c", |it| it["status"] == 404).await?;
-    wait_limit(&mut limiter, "a", is("file", "1/s")).await?;
+    wait_burst(&mut limiter, "c", None).await?;
+    wait_burst(&mut limiter, "a", Some(1)).await?;
     limiter.stop().await
 }
 

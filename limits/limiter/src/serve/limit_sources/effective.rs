@@ -81,13 +81,6 @@ impl EffectiveLimits {
             Source::File
         }
     }
-
-    /// Definition of the limit with this name, if it exists.
-    #[must_use]
-    pub fn terms(&self, name: &str) -> Option<LimitDefinition> {
-        let terms = self.collection.get(name).cloned();
-        terms.or_else(|| self.file.definition(name))
-    }
 }
 
 /// Encodes the limits of the collection, to be saved.
@@ -123,11 +116,9 @@ mod tests {
             ("c", Source::Collection, "2/s"),
         ]) {
             assert_eq!((&*limit.name, effective.source(name)), (name, source));
-            assert_eq!(effective.terms(name), Some(terms(rate)));
             let algorithm = limit.rules[0].limit.algorithm.to_string();
             assert!(algorithm.contains(&rate[..1]), "{algorithm}");
         }
-        assert_eq!(effective.terms("d"), None);
         let saved: TermsByName = serde_json::from_slice(&to_bytes(&collection)).unwrap();
         assert_eq!(saved, collection);
     }
