@@ -50,8 +50,10 @@ pub struct App {
     saving: listen::Stage,
     services: listen::Stage,
     draining: CancellationToken,
-    drain_timeout: watch::Sender<Duration>,
-    config_reloads: live_config::Metrics,
+    /// Drain timeout, which a reload can change.
+    pub drain_timeout: watch::Sender<Duration>,
+    /// Metrics of configuration reloads.
+    pub config_reloads: live_config::Metrics,
 }
 
 impl App {
@@ -203,18 +205,6 @@ impl App {
         tracing::info!(%address, "admin port is open");
         admin::warn_if_open(address);
         Ok(())
-    }
-
-    /// The drain timeout, which a reload can change.
-    #[must_use]
-    pub fn drain_timeout(&self) -> watch::Sender<Duration> {
-        self.drain_timeout.clone()
-    }
-
-    /// Metrics of configuration reloads.
-    #[must_use]
-    pub fn config_reloads(&self) -> live_config::Metrics {
-        self.config_reloads.clone()
     }
 
     /// Returns when a write of the state has failed, which only a restart resolves. Never returns if no state is kept.
