@@ -139,17 +139,16 @@ pub(super) const LABELS: &[Label] = &[
 pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_edge_request_seconds",
-        "Measured once for all requests of one read; each request counts with this time. Excludes unread data, the network, and \
-         clients that do not read.",
+        "Measured once for all requests of one read. Excludes the network.",
     ),
     (
         "producer_dsp_cookies_total",
         "The DSPs of `--dsps` have their own series; without `--dsps`, the first `--dsp-series-max` DSPs. All others are `other`. \
-         Requests without a readable DSP id are `none`. The sum over all DSPs equals `producer_edge_requests_total`.",
+         Requests without a readable DSP id are `none`.",
     ),
     (
         "producer_log_chunks_sealed_total",
-        "Mostly `size` under load and `age` otherwise; `drain` is the open chunk at shutdown.",
+        "Mostly `size` under load and `age` otherwise.",
     ),
     (
         "producer_subscriber_lag_seconds",
@@ -166,8 +165,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Metrics of limits have values only with `--limits`. A limit that was removed from the file keeps its series until it \
-         holds no cookies.",
+        "Metrics of limits have values only with `--limits`.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
@@ -189,19 +187,15 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "producer_limits_oldest_seconds",
         "Can exceed `max_age`, because it includes dead letters.",
     ),
-    (
-        "consumer_producer_connected",
-        "Has a series while an address leads to the producer, for up to 256 producers.",
-    ),
+    ("consumer_producer_connected", "For up to 256 producers."),
     (
         "consumer_producer_lag_cookies",
         "Excludes cookies that the producer has not sent: see `producer_subscriber_lag_cookies`.",
     ),
     (
         "consumer_clock_skew_seconds",
-        "With equal clocks it is the minimum delay, 0.01 to 0.03 with default settings. Negative: the producer's clock is ahead by \
-         at least this. Much larger: its clock is behind or was set back, or the stream is catching up. No value if nothing \
-         arrived for two minutes.",
+        "With equal clocks it is the minimum delay, 0.01 to 0.03. Negative: the producer's clock is ahead by at least this. \
+         Much larger: its clock is behind, or the stream is catching up.",
     ),
     (
         "consumer_compaction_seconds",
