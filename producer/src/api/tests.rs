@@ -1,5 +1,7 @@
 //! Tests of the API, and of the OpenAPI file against its routes.
 
+mod idempotency;
+
 use std::{
     convert::Infallible,
     pin::Pin,
@@ -256,69 +258,6 @@ async fn deletion_of_a_dsp_must_be_confirmed() {
 }
 
 #[tokio::test]
-async fn repeated_key_gets_the_first_response_of_its_path_only() {
-    let api = api();
-    let key = [("idempotency-key", "monday")];
-    let rows = r#"{"u":"a","d":1,"b":"b"}"#;
-    let first = post_with(&api, "/v1/cookies", &key, rows).await;
-    assert_eq!(first.0, StatusCode::OK);
-    assert_eq!(post_with(&api, "/v1/cookies", &key, rows).await, first);
-    let appended = || api.inner.parts.log.stats().appended;
-    assert_eq!(appended(), 1);
-    let (status, deleted) = post_with(&api, "/v1/deletions", &key, r#"{"u":"a"}"#).await;
-    assert_eq!(status, StatusCode::ACCEPTED, "{deleted}");
-    assert_eq!(appended(), 2);
-}
-
-#[tokio::test]
-async fn repeated_key_with_another_body_is_rejected() {
-    let api = api();
-    let key = [("idempotency-key", "monday")];
-    let rows = |user: &str| format!("{{\"u\":\"{user}\",\"d\":1,\"b\":\"b\"}}");
-    let (status, _) = post_with(&api, "/v1/cookies", &key, rows("a")).await;
-    assert_eq!(status, StatusCode::OK);
-    let (status, problem) = post_with(&api, "/v1/cookies", &key, rows("b")).await;
-    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
-    assert_eq!(api.inner.parts.log.stats().appended, 1);
-    // The first body, in parts.
-    let (parts, body) = SlowBody::channel();
-    let sending = async {
-        for byte in rows("a").into_bytes() {
-            parts.send(Bytes::from(vec![byte])).await.unwrap();
-        }
-        drop(parts);
-    };
-    let (repeated, ()) = tokio::join!(post_with(&api, "/v1/cookies", &key, body), sending);
-    assert_eq!(repeated.0, StatusCode::OK, "{}", repeated.1);
-    assert_eq!(api.inner.parts.log.stats().appended, 1);
-}
-
-#[tokio::test]
-async fn oldest_responses_end_when_a_client_has_too_many() {
-    let api = api_with(1_000_000, None);
-    let invalid = "x\n".repeat(100);
-    let send = async |key: usize| {
-        let key = [("idempotency-key", &*format!("{key:0128}"))];
-        post_with(&api, "/v1/cookies", &key, invalid.clone())
-            .await
-            .0
-    };
-    let rejected = || {
-        let rows = &api.inner.rows;
-        rows.with_label_values(&["malformed"]).get()
-    };
-    for key in 0..400 {
-        assert_eq!(send(key).await, StatusCode::MULTI_STATUS);
-    }
-    assert_eq!(rejected(), 40_000);
-    // The last one is repeated; the first one is processed again.
-    send(399).await;
-    assert_eq!(rejected(), 40_000);
-    send(0).await;
-    assert_eq!(rejected(), 40_100);
-}
-
-#[tokio::test]
 async fn cookies_above_the_limit_of_their_dsp_are_not_accepted() {
     let limits = r#"
         unknown = "unlimited"
@@ -339,23 +278,43 @@ async fn cookies_above_the_limit_of_their_dsp_are_not_accepted() {
     assert_eq!(summary, expected);
 }
 
-/// Otherwise a row would survive a deletion with the same time.
+/// Otherwise a row would survive a deletion with the same time. Most rows wait in the queue of a limit.
 #[tokio::test]
 async fn row_with_a_time_never_looks_newer() {
-    let api = api();
-    let log = &api.inner.parts.log;
-    let mut reader = log.reader(1, u64::MAX, 0);
-    for number in 0..20 {
-        let millis = runtime::unix_micros() / 1_000 - number;
-        let row = format!(r#"{{"u":"u","d":1,"b":"b","t":{millis}}}"#);
-        assert_eq!(post(&api, "/v1/cookies", row).await.0, StatusCode::OK);
+    let limits = r#"
+        unknown = "unlimited"
+        [limits.dsp]
+        keys = [17]
+        mode = "shape"
+        rules = [ { id = "rate", rate = "100/s" } ]
+    "#;
+    let api = api_with(1_000_000, Some(limits));
+    let parts = &api.inner.parts;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the task ends with the test's runtime"
+    )]
+    tokio::spawn(parts.shaping.clone().unwrap().run(parts.draining.clone()));
+    let mut reader = parts.log.reader(1, u64::MAX, 0);
+    let now = runtime::unix_micros() / 1_000;
+    for dsp in [17, 18] {
+        for millis in now - 10..now {
+            let row = format!(r#"{{"u":"{millis}","d":{dsp},"b":"b","t":{millis}}}"#);
+            assert_eq!(post(&api, "/v1/cookies", row).await.0, StatusCode::OK);
+        }
+    }
+    let mut count = 0;
+    while count < 20 {
         let Delivery::Chunk { chunk, first } = reader.next().await else {
             panic!("no chunk");
         };
         let chunk = chunk.cookies_from(first);
-        let cookie = chunk.cookies().next().unwrap().unwrap();
-        let accepted = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
-        assert_eq!(accepted, millis * 1_000);
+        for cookie in chunk.cookies() {
+            let cookie = cookie.unwrap();
+            let accepted = cookie.accepted_unix_micros(chunk.header().accepted_unix_micros);
+            assert_eq!(format!("{}000", cookie.user_id), accepted.to_string());
+            count += 1;
+        }
     }
 }
 
