@@ -104,11 +104,11 @@ impl SetupArgs {
             match TcpListener::bind(address) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => problems.push(format!(
-                    "{address}, for {what}, is in use by another process; use for example {flag} {}",
+                    "{address} ({what}) is in use by another process; choose another, for example {flag} {}",
                     SocketAddr::new(address.ip(), address.port().wrapping_add(10_000))
                 )),
                 Err(error) => problems.push(format!(
-                    "{address}, for {what}, is not usable ({error}); choose another address with {flag}"
+                    "{address} ({what}) is not usable: {error}; choose another with {flag}"
                 )),
             }
         }

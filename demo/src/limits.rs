@@ -55,7 +55,7 @@ pub(crate) async fn run(args: &LimitsArgs, stop: &CancellationToken) -> Result<(
     running.stop().await?;
     if limit.spool.exists() {
         let spool = limit.spool.display();
-        println!("queued cookies are saved in {spool} for the next start");
+        println!("saved queued cookies in {spool} for the next start");
     }
     Ok(())
 }
@@ -122,11 +122,11 @@ async fn show(
     running.wait_ready(args, setup).await?;
     let ([first, second], load_time) = (RATES, limit.load_time);
     println!(
-        "limit of DSP {DSP_ID}: {first} cookies per second, in {}\n\
+        "DSP {DSP_ID} has a limit of {first} cookies per second, in {}\n\
          status page: http://{}/\n\n\
          sending {LOAD_RATE} requests per second for {load_time:?} or until Ctrl-C\n\
          cookies over the limit are queued for up to {:?}; after {:?} they become dead letters\n\
-         after half of the time the limit changes to {second} per second\n",
+         the limit changes to {second} per second after half of the time\n",
         limit.file.display(),
         reachable(args.producer_admin),
         limit.max_wait,
@@ -159,7 +159,7 @@ async fn show(
         {
             let max_wait = limit.max_wait;
             println!(
-                "load finished ({status}); the queue drains and dead letters are requeued for {max_wait:?}"
+                "load finished ({status}); draining the queue and requeueing dead letters for {max_wait:?}"
             );
             end = Some(Instant::now() + max_wait);
         }

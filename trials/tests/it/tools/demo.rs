@@ -179,7 +179,7 @@ async fn interrupted_limits_demo_prints_its_ledger() -> Result<()> {
     // Queued cookies are spooled, not released early.
     let is_spooled = printed
         .iter()
-        .any(|line| line.starts_with("queued cookies are saved in"));
+        .any(|line| line.starts_with("saved queued cookies in"));
     ensure!(is_spooled, "{printed:#?}");
     Ok(())
 }
