@@ -190,7 +190,7 @@ async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Resu
     let mut found = printed.iter();
     for expected in [
         r#"  200 {"user_id":"alice","buyer_uids":{"17":"buyer-17","42":"buyer-42","99":"buyer-99"}}"#,
-        r#"  202 {"receipt":""#,
+        r#"  202 {"accepted_at":""#,
         r#""nodes":{"confirmed":1,"pending":[],"unknown":[]}"#,
         "  404 ",
     ] {
