@@ -130,8 +130,13 @@ struct SubscriberState {
 
 #[derive(Debug)]
 enum StreamState {
-    Streaming { superseded: CancellationToken },
-    Ended { since: Instant },
+    Streaming {
+        superseded: CancellationToken,
+        network: IpAddr,
+    },
+    Ended {
+        since: Instant,
+    },
 }
 
 /// Start of a stream, and properties of its client.
@@ -215,6 +220,7 @@ impl Subscribers {
         let superseded = CancellationToken::new();
         let stream = StreamState::Streaming {
             superseded: superseded.clone(),
+            network,
         };
         let subscriber = match known {
             Some(subscriber) => {
@@ -257,12 +263,11 @@ impl Subscribers {
     ) -> Result<(), NoStream> {
         let key = (Call::Subscribe, name.to_owned());
         let subscriber = self.table().by_name.get(&key).map(Arc::clone);
-        let subscriber = subscriber
-            .filter(|subscriber| subscriber.network == network)
-            .ok_or(NoStream)?;
+        let subscriber = subscriber.ok_or(NoStream)?;
         let state = subscriber.state();
-        if !matches!(state.stream, StreamState::Streaming { .. }) {
-            return Err(NoStream);
+        match state.stream {
+            StreamState::Streaming { network: it, .. } if it == network => {}
+            _ => return Err(NoStream),
         }
         let is_news = self
             .confirmations()
@@ -389,7 +394,7 @@ impl Subscriber {
     /// longer changes the subscriber.
     fn supersede(&self, by: StreamState, start: StreamStart) {
         let mut state = self.state();
-        if let StreamState::Streaming { superseded } = &state.stream {
+        if let StreamState::Streaming { superseded, .. } = &state.stream {
             superseded.cancel();
         }
         state.stream = by;

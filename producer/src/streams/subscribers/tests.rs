@@ -10,7 +10,18 @@ fn join(
     name: &str,
     first: Sequence,
 ) -> Result<Lease, TooManySubscribers> {
-    subscribers.join(Call::Subscribe, name, HERE, |_| StreamStart::fresh(first))
+    join_from(subscribers, HERE, name, first)
+}
+
+fn join_from(
+    subscribers: &Subscribers,
+    network: IpAddr,
+    name: &str,
+    first: Sequence,
+) -> Result<Lease, TooManySubscribers> {
+    subscribers.join(Call::Subscribe, name, network, |_| {
+        StreamStart::fresh(first)
+    })
 }
 
 fn gap(first: Sequence, last: Sequence) -> Delivery {
@@ -116,12 +127,7 @@ fn new_subscriber_evicts_the_longest_disconnected_one() {
 fn one_address_neither_blocks_nor_evicts_subscribers_of_others() {
     let max = PER_ADDRESS_MIN + 2;
     let subscribers = Subscribers::new(HOUR, max);
-    let join_from = |network: [u8; 4], name: &str| {
-        let network = IpAddr::from(network);
-        subscribers.join(Call::Subscribe, name, network, |_| {
-            StreamStart::fresh::<TooManySubscribers>(1)
-        })
-    };
+    let join_from = |network: [u8; 4], name: &str| join_from(&subscribers, network.into(), name, 1);
     drop(join_from([10, 0, 0, 1], "away").unwrap());
     let mut greedy: Vec<_> = (0..PER_ADDRESS_MIN)
         .map(|number| join_from([10, 0, 0, 66], &number.to_string()).unwrap())
@@ -196,4 +202,18 @@ fn number_of_names_with_series_is_bounded() {
     };
     let with_series = (0..2 * SERIES_MAX).filter(|&name| has_series(name));
     assert_eq!(with_series.count(), SERIES_MAX);
+}
+
+#[test]
+fn only_the_network_of_the_current_stream_may_confirm() {
+    let subscribers = Subscribers::new(HOUR, 10);
+    let other = IpAddr::from([10, 0, 2, 9]);
+    let confirm = |network| subscribers.confirm("a", network, 1, 1);
+    assert_eq!(confirm(HERE), Err(NoStream));
+    let _before = join(&subscribers, "a", 1).unwrap();
+    assert_eq!((confirm(HERE), confirm(other)), (Ok(()), Err(NoStream)));
+    let lease = join_from(&subscribers, other, "a", 1).unwrap();
+    assert_eq!((confirm(HERE), confirm(other)), (Err(NoStream), Ok(())));
+    drop(lease);
+    assert_eq!(confirm(other), Err(NoStream));
 }
