@@ -83,6 +83,8 @@ pub struct Totals {
 pub(super) struct Received {
     /// The first sequence that its account covers.
     pub(super) joined: Sequence,
+    /// The sequence after the last one taken from the log.
+    pub(super) next: Sequence,
     /// The first sequence after the lost ranges that are no longer stored.
     pub(super) certain_from: Sequence,
     /// Lost ranges, inclusive.
@@ -158,6 +160,7 @@ impl Account {
     pub(super) fn received(&self) -> Received {
         Received {
             joined: self.joined,
+            next: self.position,
             certain_from: self.lost_ranges.floor,
             lost: self.lost_ranges.ranges.iter().copied().collect(),
         }

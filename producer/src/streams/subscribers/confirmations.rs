@@ -46,10 +46,15 @@ struct Node {
 }
 
 impl Received {
-    /// Merges the state of another subscriber of the same node, which may begin later. Ranges lost by the earlier
-    /// subscriber stay lost.
+    /// Merges a later state of the same node, perhaps of a subscriber that joined later. Earlier ranges stay lost, and so does
+    /// what was sent between the last confirmation of one subscriber and the first stream of the next.
     fn merge(&mut self, mut newer: Self) {
         if newer.joined > self.joined {
+            self.lost.retain(|(begin, _)| *begin < newer.joined);
+            if self.next < newer.joined {
+                self.lost.push((self.next, newer.joined - 1));
+                self.next = newer.joined;
+            }
             newer.lost.splice(0..0, self.lost.drain(..));
             newer.joined = self.joined;
         }
@@ -85,9 +90,13 @@ impl Confirmations {
         is_raised
     }
 
-    /// Records a stream, so that a node is listed before its first confirmation.
+    /// Records a stream, so that a node is listed before its first confirmation. What the stream sends again must be confirmed
+    /// again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
-        self.node(name, account);
+        let before = account.stream_began().saturating_sub(1);
+        let node = self.node(name, account);
+        node.durable = node.durable.min(before);
+        node.applied = node.applied.min(before);
     }
 
     fn node(&mut self, name: &str, account: &Account) -> &mut Node {
@@ -164,3 +173,6 @@ impl Confirmations {
         states.into_values().collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

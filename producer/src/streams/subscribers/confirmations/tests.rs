@@ -1,0 +1,154 @@
+//! Tests of confirmations, also against a model that knows what a node was sent.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::log::GapReason;
+
+/// The account of a subscriber whose first stream began at `joined`.
+fn account(joined: Sequence) -> Account {
+    let mut account = Account::new(joined);
+    account.begin(joined);
+    account
+}
+
+/// The state of the node `n`, which is not a subscriber now.
+fn state(confirmations: &Confirmations, sequence: Sequence) -> Confirmed {
+    let states = confirmations.states(std::iter::empty(), sequence, sequence);
+    assert_eq!(states.len(), 1);
+    states[0]
+}
+
+#[test]
+fn thousands_of_confirmations_keep_the_lost_ranges_of_earlier_subscribers() {
+    let mut confirmations = Confirmations::default();
+    let mut earlier = account(1);
+    earlier.lose(1, 10, GapReason::Evicted);
+    earlier.deliver(11, 1_000);
+    confirmations.confirm("n", 1_000, 1_000, &earlier);
+    let mut later = account(1_001);
+    later.lose(1_001, 4_999, GapReason::Evicted);
+    for sequence in 5_000..8_000 {
+        later.deliver(sequence, sequence);
+        confirmations.confirm("n", sequence, sequence, &later);
+    }
+    for (sequence, expected) in [
+        (1, Confirmed::Unknown),
+        (10, Confirmed::Unknown),
+        (11, Confirmed::Yes),
+        (1_000, Confirmed::Yes),
+        (1_001, Confirmed::Unknown),
+        (4_999, Confirmed::Unknown),
+        (5_000, Confirmed::Yes),
+        (7_999, Confirmed::Yes),
+        (8_000, Confirmed::Unknown),
+    ] {
+        assert_eq!(state(&confirmations, sequence), expected, "{sequence}");
+    }
+    let lost = &confirmations.nodes["n"].received.lost;
+    assert_eq!(lost, &[(1, 10), (1_001, 4_999)]);
+}
+
+#[test]
+fn sequences_before_a_dropped_range_are_unknown() {
+    let mut confirmations = Confirmations::default();
+    let mut next = 1;
+    for _ in 0..4 {
+        let mut account = account(next);
+        for _ in 0..LOST_RANGES_MAX {
+            account.lose(next, next, GapReason::Evicted);
+            account.deliver(next + 1, next + 1);
+            next += 2;
+        }
+        confirmations.confirm("n", next - 1, next - 1, &account);
+    }
+    let range = |number: usize| 2 * number as Sequence + 1;
+    let first_kept = range(4 * LOST_RANGES_MAX - RANGES_MAX);
+    assert_eq!(state(&confirmations, first_kept - 1), Confirmed::Yes);
+    assert_eq!(state(&confirmations, first_kept - 3), Confirmed::Unknown);
+    assert_eq!(state(&confirmations, next - 2), Confirmed::Unknown);
+    assert_eq!(state(&confirmations, next - 1), Confirmed::Yes);
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Sent(u64),
+    Lost(u64),
+    /// The node is forgotten, and joins again this far after its last position, or before it.
+    JoinedAgain {
+        skipped: u64,
+        repeated: u64,
+    },
+    /// The stream begins this far before its position.
+    Resumed(u64),
+    /// Positions this far before that of the stream.
+    Confirmed {
+        durable: u64,
+        applied: u64,
+    },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (1..9_u64).prop_map(Event::Sent),
+        (1..9_u64).prop_map(Event::Lost),
+        (0..5_u64, 0..5_u64)
+            .prop_map(|(skipped, repeated)| Event::JoinedAgain { skipped, repeated }),
+        (0..9_u64).prop_map(Event::Resumed),
+        (0..3_u64, 0..3_u64).prop_map(|(durable, applied)| Event::Confirmed { durable, applied }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_confirmed_that_was_not_sent_and_carried_out(
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let mut confirmations = Confirmations::default();
+        let mut account = account(1);
+        let (mut next, mut has_applied) = (1, 0);
+        // Sent to the current or an earlier subscriber of the node, and not lost since.
+        let mut sent = BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Sent(count) => {
+                    account.deliver(next, next + count - 1);
+                    sent.extend(next..next + count);
+                    next += count;
+                }
+                Event::Lost(count) => {
+                    account.lose(next, next + count - 1, GapReason::Evicted);
+                    sent.retain(|it| *it < next || *it >= next + count);
+                    next += count;
+                }
+                Event::JoinedAgain { skipped, repeated } => {
+                    next = (next + skipped).saturating_sub(repeated).max(1);
+                    account = self::account(next);
+                    confirmations.joined("n", &account);
+                    has_applied = has_applied.min(next - 1);
+                }
+                Event::Resumed(count) => {
+                    next = next.saturating_sub(count).max(1);
+                    account.begin(next);
+                    confirmations.joined("n", &account);
+                    has_applied = has_applied.min(next - 1);
+                }
+                Event::Confirmed { durable, applied } => {
+                    let durable = (next - 1).saturating_sub(durable);
+                    let applied = durable.saturating_sub(applied);
+                    has_applied = has_applied.max(applied);
+                    confirmations.confirm("n", durable, applied, &account);
+                }
+            }
+            let subscribers = || std::iter::once(("n", account.received()));
+            for sequence in 1..next + 9 {
+                let states = confirmations.states(subscribers(), sequence, sequence);
+                if states.contains(&Confirmed::Yes) {
+                    prop_assert!(sequence <= has_applied && sent.contains(&sequence), "{sequence}");
+                }
+            }
+        }
+    }
+}
