@@ -73,6 +73,9 @@ const LIMITS: Limits = Limits {
     write_timeout: Some(Duration::from_secs(30)),
 };
 
+/// Value of [`Parts::lag_max`].
+pub(crate) const LAG_MAX: Duration = Duration::from_secs(5);
+
 /// Maximum memory: that of all requests at the same time, and of the responses that can be repeated.
 pub(crate) const MEMORY_BYTES: usize = LIMITS.connections_max * body::REQUEST_BYTES
     + token::TOKENS_MAX * idempotency::CLIENT_BYTES_MAX;
@@ -102,6 +105,8 @@ pub struct Parts {
     pub deletions: IntCounterVec,
     /// Limits of the API.
     pub limits: ApiLimits,
+    /// Maximum lag of a node. Beyond it, bulk requests are rejected.
+    pub lag_max: Duration,
 }
 
 #[derive(Debug)]

@@ -178,6 +178,7 @@ impl App {
                 draining: app.draining.clone(),
                 deletions,
                 limits: config.api.limits,
+                lag_max: api::LAG_MAX,
             };
             let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
             if let Some(tokens) = config.api.tokens.clone() {

@@ -20,10 +20,7 @@ use super::{
     problem::{Problem, TOO_MANY, draining},
     tokens::{Client, WRITE},
 };
-use crate::{edge::dsps::KnownDsps, log::AppendBatch, streams::subscribers::Call};
-
-/// Maximum lag of a node. Beyond it, bulk requests are rejected.
-const LAG_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+use crate::{edge::dsps::KnownDsps, log::AppendBatch};
 
 /// A match in a row.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -130,19 +127,19 @@ impl Intake for Cookies<'_> {
 }
 
 impl Api {
-    /// Rejects bulk requests while a node lags. Clients of `GetCookies` do not count: they may read as slowly as they like.
+    /// Rejects bulk requests while a node lags. Clients that confirm nothing do not count: they may read as slowly as they like.
     fn check_lag(&self) -> Result<(), Problem> {
         let parts = &self.inner.parts;
         let nodes = parts.subscribers.snapshot();
         let connected = nodes
             .iter()
-            .filter(|node| node.connected && node.call == Call::Subscribe);
+            .filter(|node| node.connected && node.confirmed.is_some());
         let lags = parts.log.ages(connected.map(|node| node.position));
         let lag = lags.into_iter().max().unwrap_or_default();
-        if lag <= LAG_MAX {
+        if lag <= parts.lag_max {
             return Ok(());
         }
         let detail = format!("the slowest node is {} s behind", lag.as_secs());
-        Err(Problem::new(TOO_MANY, detail).retry_after(LAG_MAX.as_secs()))
+        Err(Problem::new(TOO_MANY, detail).retry_after(1 + lag.as_secs()))
     }
 }

@@ -4,7 +4,8 @@
 //! producer stores no receipts: a lookup compares the sequences with those that each node has confirmed. After a
 //! restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 //!
-//! A receipt names no client, and any client with the right `delete` may look it up: the response has numbers of nodes only.
+//! A receipt names no client, and any client with the right `delete` may look it up. The response has numbers of nodes; names
+//! only for a token of all DSPs.
 
 use axum::extract::{Path, State, rejection::PathRejection};
 use http::{HeaderMap, StatusCode};
@@ -42,13 +43,16 @@ const REPEAT_AFTER_RESTART: &str =
 const REPEAT_IF_UNKNOWN: &str =
     "unknown nodes may have missed this deletion: repeat it when they are connected";
 
+/// Maximum number of names in a response.
+const NAMES_MAX: usize = 100;
+
 /// `GET /v1/receipts/{receipt}`: how many nodes have carried the deletions out, how many will, and of how many it is not known.
 pub(super) async fn show(
     State(api): State<Api>,
     path: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Result<Reply, Failure> {
-    api.authorize(&headers, DELETE)?;
+    let client = api.authorize(&headers, DELETE)?;
     let Path(text) = path?;
     let (producer, epoch, first, last) = parse(&text)
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
@@ -62,23 +66,30 @@ pub(super) async fn show(
     if is_current && last > parts.log.stats().appended {
         return Err(Problem::new(NOT_FOUND, "unknown receipt").into());
     }
-    let (mut confirmed, mut pending, mut unknown) = (0, 0, 0);
-    for state in parts.subscribers.confirmed(first, last) {
+    let (mut confirmed, mut pending, mut unknown) = (0, Vec::new(), Vec::new());
+    let (nodes, evicted) = parts.subscribers.confirmed(first, last);
+    for (name, state) in nodes {
         match state {
             Confirmed::Yes if is_current => confirmed += 1,
-            Confirmed::NotYet if is_current => pending += 1,
+            Confirmed::NotYet if is_current => pending.push(name),
             Confirmed::NotConcerned if is_current => {}
-            _ => unknown += 1,
+            _ => unknown.push(name),
         }
     }
+    let unknown_count = unknown.len() as u64 + evicted;
     let mut status = json!({
         "receipt": text,
-        "done": confirmed > 0 && pending == 0 && unknown == 0,
-        "nodes": { "confirmed": confirmed, "pending": pending, "unknown": unknown },
+        "done": confirmed > 0 && pending.is_empty() && unknown_count == 0,
+        "nodes": { "confirmed": confirmed, "pending": pending.len(), "unknown": unknown_count },
     });
+    if client.permissions.may_use(0) {
+        pending.truncate(NAMES_MAX);
+        unknown.truncate(NAMES_MAX);
+        status["names"] = json!({ "pending": pending, "unknown": unknown });
+    }
     if !is_current {
         status["action"] = REPEAT_AFTER_RESTART.into();
-    } else if unknown > 0 {
+    } else if unknown_count > 0 {
         status["action"] = REPEAT_IF_UNKNOWN.into();
     }
     Ok(json(StatusCode::OK, &status))

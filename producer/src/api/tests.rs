@@ -1,6 +1,7 @@
 //! Tests of the API, and of the OpenAPI file against its routes.
 
 mod idempotency;
+mod nodes;
 
 use std::{
     convert::Infallible,
@@ -21,7 +22,6 @@ use crate::{
     edge::dsps::DspSeries,
     log::{self, Delivery},
     shaping::limits_file,
-    streams::subscribers::{Call, HERE, StreamStart, TooManySubscribers},
 };
 
 fn api() -> Api {
@@ -63,6 +63,8 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
             api_requests_per_second: 1_000,
             api_rows_per_second,
         },
+        // A node lags with the first sealed chunk that it has not read.
+        lag_max: Duration::ZERO,
     };
     Api::new(parts, None, &registry).unwrap()
 }
@@ -180,47 +182,6 @@ async fn deletions_of_a_request_have_one_receipt() {
     api.inner.parts.draining.cancel();
     let (status, _) = post(&api, "/v1/deletions", rows).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-}
-
-#[tokio::test]
-async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
-    let api = api();
-    let subscribers = &api.inner.parts.subscribers;
-    let start = |_| StreamStart::fresh::<TooManySubscribers>(1);
-    let lease = subscribers.join(Call::Subscribe, "node", HERE, start);
-    let _lease = lease.unwrap();
-    assert_eq!(
-        status(&api, Method::DELETE, "/v1/users/u").await,
-        StatusCode::ACCEPTED
-    );
-    let expected = |confirmed, pending, unknown| json!({"confirmed": confirmed, "pending": pending, "unknown": unknown});
-    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
-    assert_eq!(receipt["nodes"], expected(0, 1, 0));
-    assert_eq!(receipt["done"], false);
-    subscribers.confirm("node", HERE, 1, 1).unwrap();
-    let (_, receipt) = get(&api, "/v1/receipts/p:7:1-1").await;
-    assert_eq!(receipt["nodes"], expected(1, 0, 0));
-    assert_eq!(receipt["done"], true);
-    assert_eq!(receipt["action"], Value::Null);
-
-    // The receipt is of the previous epoch, so the confirmation of the same sequence no longer counts.
-    let (_, receipt) = get(&api, "/v1/receipts/p:6:1-1").await;
-    assert_eq!(receipt["nodes"], expected(0, 0, 1));
-    assert_eq!(receipt["done"], false);
-    let action = receipt["action"].as_str().unwrap();
-    assert!(action.contains("restarted since"), "{action}");
-
-    for (path, status, detail) in [
-        ("q:7:1-1", 421, "request it from the API of q"),
-        ("p:7:1-2", 404, "unknown receipt"),
-        ("p:7", 404, "expected PRODUCER:EPOCH:FIRST-LAST"),
-    ] {
-        let (found, problem) = get(&api, &format!("/v1/receipts/{path}")).await;
-        assert_eq!(
-            (found.as_u16(), &problem["detail"]),
-            (status, &json!(detail))
-        );
-    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ mod retention;
 mod snapshot;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -278,9 +278,9 @@ impl Subscribers {
         Ok(())
     }
 
-    /// Whether each node has carried out the deletions with these sequences; in the order of their names.
+    /// Whether each node has carried out the deletions with these sequences, by name; and the number of nodes that were evicted.
     #[must_use]
-    pub fn confirmed(&self, first: Sequence, last: Sequence) -> Vec<Confirmed> {
+    pub fn confirmed(&self, first: Sequence, last: Sequence) -> (BTreeMap<String, Confirmed>, u64) {
         let table = self.table();
         let nodes = table
             .by_name
@@ -290,7 +290,9 @@ impl Subscribers {
             nodes.map(|((_, name), subscriber)| (&**name, subscriber.state().account.received()));
         // A subscriber is never locked after the confirmations.
         let nodes: Vec<_> = nodes.collect();
-        self.confirmations().states(nodes.into_iter(), first, last)
+        let confirmations = self.confirmations();
+        let states = confirmations.states(nodes.into_iter(), first, last);
+        (states, confirmations.evicted)
     }
 
     /// Returns when `need` nodes have stored these sequences durably.

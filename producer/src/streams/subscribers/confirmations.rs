@@ -3,8 +3,13 @@
 //! A node confirms positions, not records. A position covers a record only if the record was sent: it does not cover
 //! records in a gap, or records before the start of the stream. Each confirmation is therefore stored with the ranges
 //! that the subscriber had lost by then.
+//!
+//! A subscriber is a node once it has confirmed something; until then it counts only as long as it is a subscriber.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use super::account::{Account, LOST_RANGES_MAX, Received};
 use crate::log::Sequence;
@@ -22,8 +27,11 @@ pub enum Confirmed {
     Unknown,
 }
 
-/// Maximum number of nodes. Beyond it, the node with the oldest confirmation is dropped.
+/// Maximum number of nodes. Beyond it, the one that was absent for the longest time is evicted.
 const NODES_MAX: usize = 4096;
+
+/// How long a node counts without a stream: longer than the usual time to live of its cookies.
+const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
 /// Maximum number of lost ranges stored per node.
 const RANGES_MAX: usize = 2 * LOST_RANGES_MAX;
@@ -32,14 +40,14 @@ const RANGES_MAX: usize = 2 * LOST_RANGES_MAX;
 #[derive(Debug, Default)]
 pub(super) struct Confirmations {
     nodes: BTreeMap<String, Node>,
-    count: u64,
+    /// Number of nodes that were evicted before the end of their retention: nothing is known of them.
+    pub(super) evicted: u64,
 }
 
 #[derive(Debug)]
 struct Node {
-    /// Number of the newest confirmation of the node.
-    number: u64,
-    has_confirmed: bool,
+    /// When it was last known to be a subscriber.
+    seen: Instant,
     durable: Sequence,
     applied: Sequence,
     received: Received,
@@ -82,53 +90,56 @@ impl Confirmations {
         applied: Sequence,
         account: &Account,
     ) -> bool {
-        let node = self.node(name, account);
+        if !self.nodes.contains_key(name) {
+            self.evict_longest_absent();
+        }
+        let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
+            seen: Instant::now(),
+            durable: 0,
+            applied: 0,
+            received: account.received(),
+        });
+        node.seen = Instant::now();
+        node.received.merge(account.received());
         let is_raised = node.durable < durable || node.applied < applied;
-        node.has_confirmed = true;
         node.durable = durable;
         node.applied = applied;
         is_raised
     }
 
-    /// Records a stream, so that a node is listed before its first confirmation. What the stream sends again must be confirmed
-    /// again: the node may have lost its store.
+    /// Records a stream. What it sends again must be confirmed again: the node may have lost its store.
     pub(super) fn joined(&mut self, name: &str, account: &Account) {
-        let before = account.stream_began().saturating_sub(1);
-        let node = self.node(name, account);
-        node.durable = node.durable.min(before);
-        node.applied = node.applied.min(before);
-    }
-
-    fn node(&mut self, name: &str, account: &Account) -> &mut Node {
-        self.count += 1;
-        if !self.nodes.contains_key(name) {
-            self.evict_oldest();
+        if let Some(node) = self.nodes.get_mut(name) {
+            let before = account.stream_began().saturating_sub(1);
+            node.durable = node.durable.min(before);
+            node.applied = node.applied.min(before);
+            node.received.merge(account.received());
         }
-        let received = account.received();
-        let node = self.nodes.entry(name.to_owned()).or_insert_with(|| Node {
-            number: 0,
-            has_confirmed: false,
-            durable: 0,
-            applied: 0,
-            received: received.clone(),
-        });
-        node.number = self.count;
-        node.received.merge(received);
-        node
     }
 
-    fn evict_oldest(&mut self) {
+    /// Forgets nodes that have not been subscribers for [`RETENTION`].
+    pub(super) fn sweep(&mut self, now: Instant, is_subscriber: impl Fn(&str) -> bool) {
+        self.nodes.retain(|name, node| {
+            if is_subscriber(name) {
+                node.seen = now;
+            }
+            now - node.seen < RETENTION
+        });
+    }
+
+    fn evict_longest_absent(&mut self) {
         if self.nodes.len() >= NODES_MAX {
-            let oldest = self.nodes.iter().min_by_key(|(_, node)| node.number);
-            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+            let absent = self.nodes.iter().min_by_key(|(_, node)| node.seen);
+            if let Some(name) = absent.map(|(name, _)| name.clone()) {
                 self.nodes.remove(&name);
+                self.evicted += 1;
             }
         }
     }
 
     /// The last positions that a node has confirmed as durable and as applied, if any.
     pub(super) fn positions(&self, name: &str) -> Option<[Sequence; 2]> {
-        let node = self.nodes.get(name).filter(|node| node.has_confirmed);
+        let node = self.nodes.get(name);
         node.map(|node| [node.durable, node.applied])
     }
 
@@ -138,14 +149,13 @@ impl Confirmations {
         self.nodes.values().filter(has).count()
     }
 
-    /// Whether each node has carried out the deletions with these sequences, in the order of their names. `subscribers` are the
-    /// current ones.
+    /// Whether each node, and each of the current `subscribers`, has carried out the deletions with these sequences; by name.
     pub(super) fn states<'a>(
         &self,
         subscribers: impl Iterator<Item = (&'a str, Received)>,
         first: Sequence,
         last: Sequence,
-    ) -> Vec<Confirmed> {
+    ) -> BTreeMap<String, Confirmed> {
         let mut states: BTreeMap<String, Confirmed> = BTreeMap::new();
         for (name, node) in &self.nodes {
             let state = if node.received.joined > last {
@@ -158,7 +168,8 @@ impl Confirmations {
             states.insert(name.clone(), state);
         }
         for (name, received) in subscribers {
-            let state = states.entry(name.to_owned()).or_insert(Confirmed::Unknown);
+            let state = states.entry(name.to_owned());
+            let state = state.or_insert(Confirmed::NotConcerned);
             if *state == Confirmed::Yes {
                 continue;
             }
@@ -170,7 +181,7 @@ impl Confirmations {
                 Confirmed::Unknown
             };
         }
-        states.into_values().collect()
+        states
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{StreamState, Subscriber, SubscriberTable, Subscribers, TooManySubscribers};
+use super::{Call, StreamState, Subscriber, SubscriberTable, Subscribers, TooManySubscribers};
 
 /// Maximum number of subscribers per address: this many, or half of all if that is more. Beyond it, a new subscriber of the
 /// address can evict only its own.
@@ -19,9 +19,13 @@ impl Subscribers {
         table.subscribers_max = subscribers_max;
     }
 
-    /// Removes subscribers that disconnected longer ago than the retention time.
+    /// Removes subscribers that disconnected longer ago than the retention time, and nodes that are absent for a month.
     pub fn sweep(&self) {
-        self.table().remove_expired(Instant::now());
+        let (now, mut table) = (Instant::now(), self.table());
+        table.remove_expired(now);
+        let key = |name: &str| (Call::Subscribe, name.to_owned());
+        let is_subscriber = |name: &str| table.by_name.contains_key(&key(name));
+        self.confirmations().sweep(now, is_subscriber);
     }
 }
 

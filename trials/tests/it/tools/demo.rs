@@ -191,7 +191,7 @@ async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Resu
     for expected in [
         r#"  200 {"user_id":"alice","buyer_uids":{"17":"buyer-17","42":"buyer-42","99":"buyer-99"}}"#,
         r#"  202 {"accepted_at":""#,
-        r#""nodes":{"confirmed":1,"pending":[],"unknown":[]}"#,
+        r#""nodes":{"confirmed":1,"pending":0,"unknown":0}"#,
         "  404 ",
     ] {
         ensure!(

@@ -1,6 +1,6 @@
 //! Tests of confirmations, also against a model that knows what a node was sent.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, iter};
 
 use proptest::prelude::*;
 
@@ -16,9 +16,7 @@ fn account(joined: Sequence) -> Account {
 
 /// The state of the node `n`, which is not a subscriber now.
 fn state(confirmations: &Confirmations, sequence: Sequence) -> Confirmed {
-    let states = confirmations.states(std::iter::empty(), sequence, sequence);
-    assert_eq!(states.len(), 1);
-    states[0]
+    confirmations.states(iter::empty(), sequence, sequence)["n"]
 }
 
 #[test]
@@ -70,6 +68,41 @@ fn sequences_before_a_dropped_range_are_unknown() {
     assert_eq!(state(&confirmations, first_kept - 3), Confirmed::Unknown);
     assert_eq!(state(&confirmations, next - 2), Confirmed::Unknown);
     assert_eq!(state(&confirmations, next - 1), Confirmed::Yes);
+}
+
+#[test]
+fn subscriber_without_confirmations_counts_only_while_it_is_a_subscriber() {
+    let mut confirmations = Confirmations::default();
+    let mut account = account(5);
+    confirmations.joined("n", &account);
+    account.deliver(5, 9);
+    let state_of_subscriber = |confirmations: &Confirmations, sequence| {
+        let subscribers = iter::once(("n", account.received()));
+        confirmations.states(subscribers, sequence, sequence)["n"]
+    };
+    let state_4 = state_of_subscriber(&confirmations, 4);
+    assert_eq!(state_4, Confirmed::NotConcerned);
+    assert_eq!(state_of_subscriber(&confirmations, 9), Confirmed::NotYet);
+    assert!(confirmations.states(iter::empty(), 9, 9).is_empty());
+    assert_eq!(confirmations.positions("n"), None);
+
+    assert!(confirmations.confirm("n", 9, 8, &account));
+    assert_eq!(state_of_subscriber(&confirmations, 8), Confirmed::Yes);
+    assert_eq!(state_of_subscriber(&confirmations, 9), Confirmed::NotYet);
+    assert_eq!(state(&confirmations, 9), Confirmed::Unknown);
+    assert_eq!(confirmations.positions("n"), Some([9, 8]));
+}
+
+#[test]
+fn node_is_forgotten_when_it_was_absent_for_its_retention() {
+    let mut confirmations = Confirmations::default();
+    confirmations.confirm("n", 0, 0, &account(1));
+    let later = Instant::now() + RETENTION;
+    confirmations.sweep(later, |_| true);
+    confirmations.sweep(later + RETENTION - Duration::from_secs(1), |_| false);
+    assert_eq!(confirmations.nodes.len(), 1);
+    confirmations.sweep(later + RETENTION, |_| false);
+    assert_eq!((confirmations.nodes.len(), confirmations.evicted), (0, 0));
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -142,10 +175,10 @@ proptest! {
                     confirmations.confirm("n", durable, applied, &account);
                 }
             }
-            let subscribers = || std::iter::once(("n", account.received()));
+            let subscribers = || iter::once(("n", account.received()));
             for sequence in 1..next + 9 {
                 let states = confirmations.states(subscribers(), sequence, sequence);
-                if states.contains(&Confirmed::Yes) {
+                if states["n"] == Confirmed::Yes {
                     prop_assert!(sequence <= has_applied && sent.contains(&sequence), "{sequence}");
                 }
             }
