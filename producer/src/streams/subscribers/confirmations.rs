@@ -101,6 +101,9 @@ impl Confirmations {
         });
         node.seen = Instant::now();
         node.received.merge(account.received());
+        // A node that reconnects knows again what it has carried out only when no deletion is in progress. What it has confirmed
+        // stays true as far as its records do.
+        let applied = applied.max(node.applied.min(durable));
         let is_raised = node.durable < durable || node.applied < applied;
         node.durable = durable;
         node.applied = applied;

@@ -94,6 +94,25 @@ fn subscriber_without_confirmations_counts_only_while_it_is_a_subscriber() {
 }
 
 #[test]
+fn reconnected_node_keeps_what_it_has_carried_out_unless_it_is_sent_again() {
+    let mut confirmations = Confirmations::default();
+    let mut account = account(1);
+    account.deliver(1, 9);
+    confirmations.confirm("n", 9, 9, &account);
+    account.begin(10);
+    confirmations.joined("n", &account);
+    account.deliver(10, 12);
+    assert!(confirmations.confirm("n", 12, 0, &account));
+    assert_eq!(confirmations.positions("n"), Some([12, 9]));
+    // The node has lost its store, or a part of it.
+    account.begin(5);
+    confirmations.joined("n", &account);
+    assert_eq!(confirmations.positions("n"), Some([4, 4]));
+    confirmations.confirm("n", 2, 0, &account);
+    assert_eq!(confirmations.positions("n"), Some([2, 2]));
+}
+
+#[test]
 fn node_is_forgotten_when_it_was_absent_for_its_retention() {
     let mut confirmations = Confirmations::default();
     confirmations.confirm("n", 0, 0, &account(1));
