@@ -79,7 +79,8 @@ impl<'a> Rows<'a> {
             return Err(Problem::new(MEDIA_TYPE, detail));
         }
         let encoding = headers.get(header::CONTENT_ENCODING);
-        let gzip = match encoding.map(|it| it.as_bytes()) {
+        let encoding = encoding.map(|it| it.as_bytes().to_ascii_lowercase());
+        let gzip = match encoding.as_deref() {
             None | Some(b"identity") => None,
             Some(b"gzip") => Some(MultiGzDecoder::new(Vec::new())),
             Some(_) => {
@@ -220,12 +221,11 @@ mod tests {
 
     /// The lengths of the rows, up to the first error, and whether there was none. Empty rows are omitted.
     async fn lengths(is_gzip: bool, body: &[u8], part: usize) -> (Vec<usize>, bool) {
+        let coding = if is_gzip { "GZip" } else { "Identity" };
         let mut headers = HeaderMap::new();
         let ndjson = "application/x-ndjson".parse().unwrap();
         headers.insert(header::CONTENT_TYPE, ndjson);
-        if is_gzip {
-            headers.insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
-        }
+        headers.insert(header::CONTENT_ENCODING, coding.parse().unwrap());
         let parts = body.chunks(part).map(Bytes::copy_from_slice).collect();
         let mut body = Body::new(Parts(parts));
         let mut rows = Rows::new(&headers, &mut body).unwrap();

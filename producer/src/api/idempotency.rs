@@ -134,9 +134,11 @@ impl Key {
             request.response = Some(response);
         }
         let mut bytes: usize = requests.iter().map(KeyedRequest::bytes).sum();
-        while bytes > CLIENT_BYTES_MAX {
-            bytes -= requests.remove(0).bytes();
-        }
+        requests.retain(|it| {
+            let is_kept = bytes <= CLIENT_BYTES_MAX || it.response.is_none();
+            bytes -= if is_kept { 0 } else { it.bytes() };
+            is_kept
+        });
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tests of repeated requests.
 
+use std::task::Waker;
+
 use super::*;
 
 #[tokio::test]
@@ -54,9 +56,17 @@ async fn oldest_responses_end_when_a_client_has_too_many() {
         let rows = &api.inner.rows;
         rows.with_label_values(&["malformed"]).get()
     };
+    // The oldest request is in progress all the time.
+    let key = [("idempotency-key", "slow")];
+    let (_parts, body) = SlowBody::channel();
+    let mut slow = std::pin::pin!(post_with(&api, "/v1/cookies", &key, body));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(slow.as_mut().poll(&mut context).is_pending());
     for key in 0..400 {
         assert_eq!(send(key).await, StatusCode::MULTI_STATUS);
     }
+    let (status, problem) = post_with(&api, "/v1/cookies", &key, "").await;
+    assert_eq!(status, StatusCode::CONFLICT, "{problem}");
     assert_eq!(rejected(), 40_000);
     // The last one is repeated; the first one is processed again.
     send(399).await;
