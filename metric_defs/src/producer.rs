@@ -312,6 +312,10 @@ pub const LAST_DELETION: MetricDef = MetricDef::gauge(
     "producer_last_deletion_sequence",
     "Sequence of the newest deletion in the log; 0 if there is none in this epoch.",
 );
+pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
+    "producer_newest_deletion_unknown_nodes",
+    "Nodes that may have missed the newest deletion, as in its receipt.",
+);
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
     "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, after the first confirmation.",

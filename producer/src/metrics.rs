@@ -11,9 +11,12 @@ mod subscribers;
 
 use metric_defs::producer;
 use prometheus::IntGauge;
-use runtime::metrics::{Registry, register_process};
+use runtime::metrics::{Registry, as_f64, register_process, value};
 
-use crate::{log::Log, streams::subscribers::Subscribers};
+use crate::{
+    log::Log,
+    streams::subscribers::{Confirmed, Subscribers},
+};
 
 /// Registers the metrics of the log, the subscribers and the process. `queue_cookies_max` is the maximum lag of a subscriber.
 ///
@@ -36,6 +39,10 @@ pub fn register(
         let ages = log.ages(snapshots.iter().map(|it| it.position));
         let mut families = log::read(&stats);
         families.extend(subscribers::read(&snapshots, &ages, &stats));
+        let (nodes, evicted) = subscribers.confirmed(stats.last_deletion, stats.last_deletion);
+        let unknown = nodes.values().filter(|it| **it == Confirmed::Unknown);
+        let unknown = as_f64(unknown.count() as u64 + evicted);
+        families.push(value(producer::UNKNOWN_NODES, unknown));
         families
     })?;
     register_process(registry, "producer", env!("CARGO_PKG_VERSION"))
