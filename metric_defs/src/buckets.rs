@@ -33,6 +33,11 @@ pub const LIMITER_SECONDS: &[f64] = &[
     0.25, 1.0, 10.0,
 ];
 
+/// Seconds to the first byte of a response of an origin, up to its timeout. Finest around the first threshold of the concurrency.
+pub const ORIGIN_SECONDS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +51,7 @@ mod tests {
             COMPACTION_SECONDS,
             SHAPING_DELAY_SECONDS,
             LIMITER_SECONDS,
+            ORIGIN_SECONDS,
         ] {
             assert!(bounds.is_sorted_by(|a, b| a < b), "{bounds:?}");
         }

@@ -23,6 +23,7 @@ pub mod equations;
 pub mod limiter;
 pub mod process;
 pub mod producer;
+pub mod revalidator;
 
 use std::fmt;
 

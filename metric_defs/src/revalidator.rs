@@ -1,0 +1,55 @@
+//! Metrics of the revalidator.
+
+#![expect(missing_docs, reason = "each metric has a help text")]
+
+use crate::{MetricDef, buckets};
+
+const APP: &[&str] = &["app"];
+
+pub const REQUESTS: MetricDef = MetricDef::counter(
+    "revalidator_requests_total",
+    "Checks of assets at their origin, by outcome; assets of a batch that is checked again count again.",
+)
+.by(&["app", "outcome"]);
+pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
+    "revalidator_response_seconds",
+    "Time from a request to an origin to the first byte of its response.",
+    buckets::ORIGIN_SECONDS,
+)
+.by(APP);
+pub const CONCURRENCY: MetricDef = MetricDef::gauge(
+    "revalidator_concurrency",
+    "Parallel requests of a worker to the origin of its current or last job.",
+)
+.by(&["app", "worker"]);
+pub const REMOVED: MetricDef = MetricDef::counter(
+    "revalidator_removed_total",
+    "Objects removed because the origin no longer has them, or because a job removes all.",
+)
+.by(APP);
+pub const HELD_BACK: MetricDef = MetricDef::counter(
+    "revalidator_held_back_total",
+    "Objects kept because a batch would have removed more than the application's brake allows.",
+)
+.by(APP);
+pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
+    "revalidator_batches_repeated_total",
+    "Results of batches that already had a result.",
+);
+pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
+    "revalidator_invalid_messages_total",
+    "Invalid messages of the broker that were ignored.",
+);
+pub const JOBS: MetricDef = MetricDef::gauge(
+    "revalidator_jobs",
+    "Jobs by state, including ended jobs that are kept.",
+)
+.by(&["state"]);
+pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
+    "revalidator_oldest_waiting_job_seconds",
+    "Age of the oldest job that no worker has begun; 0 if there is none.",
+);
+pub const WORKERS: MetricDef = MetricDef::gauge(
+    "revalidator_workers",
+    "Workers of all processes that renew their subscription.",
+);

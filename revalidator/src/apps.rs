@@ -1,0 +1,480 @@
+//! Applications: the file that says whose objects are checked, where, and how.
+//!
+//! The file is reloaded when it changes; an invalid version is rejected as a whole.
+
+mod network;
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use regex::bytes::Regex;
+use runtime::{
+    reload::{NamedFile, Source},
+    settings,
+};
+use serde::{Deserialize, Deserializer, de};
+use tokio::time::Instant;
+use url::Url;
+
+pub use self::network::{Network, is_public};
+use crate::{
+    concurrency, contents::Contents, limiter::Counter, messages::AllowDelete, origin,
+    outcome::Reading, schedule::Schedule,
+};
+
+/// Maximum bytes of the name of an application, which is part of keys and subjects.
+const NAME_BYTES_MAX: usize = 32;
+
+/// Maximum of parallel requests.
+const CONCURRENCY_MAX: usize = 256;
+
+/// Maximum bytes of a response body.
+const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// What happens to an object whose requests failed twice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// It is kept.
+    #[default]
+    Keep,
+    /// It is removed, if the job may remove objects.
+    Drop,
+}
+
+/// What a schedule does while an earlier job of the application is open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlap {
+    /// It creates no job.
+    #[default]
+    Skip,
+    /// It creates a job that waits.
+    Queue,
+}
+
+/// Kind of an application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    List,
+}
+
+/// An application, as in the file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppSettings {
+    #[expect(dead_code, reason = "only one kind; the file must name it")]
+    kind: Kind,
+    assets: Option<PathBuf>,
+    contents: Option<String>,
+    hosts: Vec<String>,
+    #[serde(default)]
+    http_hosts: Vec<String>,
+    #[serde(default)]
+    allow_networks: Vec<Network>,
+    #[serde(default)]
+    allow_delete: AllowDelete,
+    #[serde(default = "default_brake")]
+    brake: f64,
+    #[serde(default)]
+    on_failure: OnFailure,
+    #[serde(default = "default_gone_on")]
+    gone_on: Vec<u16>,
+    #[serde(default)]
+    normalize: Vec<String>,
+    #[serde(default = "default_max_body", deserialize_with = "size")]
+    max_body: usize,
+    #[serde(default = "default_workers")]
+    workers: u32,
+    limit: Option<String>,
+    schedule: Option<String>,
+    #[serde(default)]
+    overlap: Overlap,
+    #[serde(default, deserialize_with = "optional_duration")]
+    prune_after: Option<Duration>,
+    #[serde(default)]
+    concurrency: concurrency::Settings,
+}
+
+fn default_brake() -> f64 {
+    0.2
+}
+
+fn default_gone_on() -> Vec<u16> {
+    Reading::default().gone_on
+}
+
+fn default_max_body() -> usize {
+    1 << 20
+}
+
+fn default_workers() -> u32 {
+    1
+}
+
+/// Deserializes a time like `350ms`.
+///
+/// # Errors
+/// When the text is no time.
+pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parse = settings::time(Duration::ZERO..=settings::TIME_MAX);
+    parse(&text).map_err(de::Error::custom)
+}
+
+fn optional_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    duration(deserializer).map(Some)
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    settings::size(1..=BODY_BYTES_MAX)(&text).map_err(de::Error::custom)
+}
+
+/// An application.
+#[derive(Debug)]
+pub struct App {
+    /// Its name.
+    pub name: String,
+    /// File of its assets, one JSON object a line; without it, jobs bring their assets.
+    pub assets: Option<PathBuf>,
+    /// Where its objects are stored; without it, only their metadata are.
+    pub contents: Option<Contents>,
+    /// Most that a job may remove.
+    pub allow_delete: AllowDelete,
+    /// Maximum fraction of a batch whose objects are removed.
+    pub brake: f64,
+    /// What happens to an object whose requests failed twice.
+    pub on_failure: OnFailure,
+    /// How its responses are read.
+    pub reading: Reading,
+    /// Workers per job.
+    pub workers: u32,
+    /// The counter that limits its requests.
+    pub limit: Option<Counter>,
+    /// When jobs are created.
+    pub schedule: Option<Schedule>,
+    /// What the schedule does while an earlier job is open.
+    pub overlap: Overlap,
+    /// Time without a request after which an object is removed before a job.
+    pub prune_after: Option<Duration>,
+    /// Bounds of parallel requests.
+    pub concurrency: concurrency::Settings,
+    /// Client of its origin.
+    pub client: origin::Client,
+    throttled_until: Mutex<Option<Instant>>,
+}
+
+impl App {
+    /// Stops all requests of this process to the origin for some time.
+    pub fn throttle(&self, time: Duration) {
+        let mut until = self
+            .throttled_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let end = Instant::now() + time;
+        *until = Some(until.map_or(end, |it| it.max(end)));
+    }
+
+    /// End of the time without requests, if it is not over.
+    #[must_use]
+    pub fn throttled_until(&self) -> Option<Instant> {
+        let until = *self
+            .throttled_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        until.filter(|until| *until > Instant::now())
+    }
+
+    fn build(name: &str, app: AppSettings) -> Result<Self, Vec<String>> {
+        let mut errors = Vec::new();
+        if !is_name(name) {
+            errors.push(format!(
+                "invalid name: use 1 to {NAME_BYTES_MAX} of a-z, 0-9 and -"
+            ));
+        }
+        let check = |errors: &mut Vec<String>, is_valid: bool, error: &str| {
+            if !is_valid {
+                errors.push(error.to_owned());
+            }
+        };
+        let it = app.concurrency;
+        check(
+            &mut errors,
+            (1..=it.max).contains(&it.min) && it.max <= CONCURRENCY_MAX && it.step >= 1,
+            "concurrency: requires 1 <= min <= max <= 256 and step >= 1",
+        );
+        check(
+            &mut errors,
+            (0.0..=1.0).contains(&app.brake),
+            "brake: use 0 to 1",
+        );
+        check(
+            &mut errors,
+            (1..=64).contains(&app.workers),
+            "workers: use 1 to 64",
+        );
+        check(
+            &mut errors,
+            !app.hosts.is_empty(),
+            "hosts: name the hosts of the origin",
+        );
+        let is_listed = app.http_hosts.iter().all(|host| app.hosts.contains(host));
+        check(
+            &mut errors,
+            is_listed,
+            "http_hosts: each must also be one of hosts",
+        );
+        let is_gone = |status: &u16| (400..500).contains(status);
+        check(
+            &mut errors,
+            app.gone_on.iter().all(is_gone),
+            "gone_on: use 400 to 499",
+        );
+        check(
+            &mut errors,
+            app.schedule.is_none() || app.assets.is_some(),
+            "schedule: requires assets",
+        );
+        let mut normalize = Vec::new();
+        for pattern in &app.normalize {
+            match Regex::new(pattern) {
+                Ok(regex) => normalize.push(regex),
+                Err(error) => errors.push(format!("normalize: {error}")),
+            }
+        }
+        let mut valid = |what: &str, error: String| errors.push(format!("{what}: {error}"));
+        let contents = app.contents.as_deref().map(Contents::parse);
+        let contents = contents.transpose().unwrap_or_else(|error| {
+            valid("contents", error);
+            None
+        });
+        let limit = app.limit.as_deref().map(Counter::parse);
+        let limit = limit.transpose().unwrap_or_else(|error| {
+            valid("limit", error);
+            None
+        });
+        let schedule = app.schedule.as_deref().map(Schedule::parse);
+        let schedule = schedule.transpose().unwrap_or_else(|error| {
+            valid("schedule", error);
+            None
+        });
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        let rules = origin::Rules {
+            hosts: app.hosts,
+            http_hosts: app.http_hosts,
+            allow_networks: app.allow_networks,
+            body_bytes_max: app.max_body,
+            concurrency_max: app.concurrency.max,
+        };
+        let client = origin::Client::new(rules).map_err(|error| vec![format!("{error:#}")])?;
+        Ok(Self {
+            name: name.to_owned(),
+            assets: app.assets,
+            contents,
+            allow_delete: app.allow_delete,
+            brake: app.brake,
+            on_failure: app.on_failure,
+            reading: Reading {
+                gone_on: app.gone_on,
+                normalize,
+            },
+            workers: app.workers,
+            limit,
+            schedule,
+            overlap: app.overlap,
+            prune_after: app.prune_after,
+            concurrency: app.concurrency,
+            client,
+            throttled_until: Mutex::default(),
+        })
+    }
+}
+
+/// Whether a text is a valid name of an application.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_valid)
+}
+
+/// Whether a URL is one of an asset: absolute, HTTP, without credentials.
+#[must_use]
+pub fn is_asset_url(text: &str) -> bool {
+    text.len() <= crate::messages::URL_BYTES_MAX
+        && Url::parse(text)
+            .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+/// All applications by name.
+#[derive(Debug, Default)]
+pub struct Apps(BTreeMap<String, Arc<App>>);
+
+impl Apps {
+    /// Parses the file.
+    ///
+    /// # Errors
+    /// All errors, each with the name of its application.
+    pub fn parse(text: &str) -> Result<Self, Vec<String>> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct File {
+            apps: BTreeMap<String, toml::Value>,
+        }
+        let file: File = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
+        let (mut apps, mut errors) = (BTreeMap::new(), Vec::new());
+        for (name, value) in file.apps {
+            let settings = value.try_into::<AppSettings>();
+            let settings = settings.map_err(|error| vec![error.message().to_owned()]);
+            match settings.and_then(|settings| App::build(&name, settings)) {
+                Ok(app) => drop(apps.insert(name, Arc::new(app))),
+                Err(found) => {
+                    errors.extend(found.iter().map(|error| format!("apps.{name}: {error}")));
+                }
+            }
+        }
+        if errors.is_empty() {
+            Ok(Self(apps))
+        } else {
+            Err(errors)
+        }
+    }
+
+    /// An application.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<App>> {
+        self.0.get(name).cloned()
+    }
+
+    /// All applications.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<App>> {
+        self.0.values()
+    }
+}
+
+/// The current applications.
+pub type CurrentApps = Arc<dyn Fn() -> Arc<Apps> + Send + Sync>;
+
+/// The file of the applications.
+#[derive(Debug)]
+pub struct File(NamedFile);
+
+impl File {
+    /// The file with this name.
+    #[must_use]
+    pub fn new(file: NamedFile) -> Self {
+        Self(file)
+    }
+}
+
+impl Source for File {
+    type Value = Apps;
+    const NAME: &'static str = "apps";
+
+    fn files(&self) -> Vec<&NamedFile> {
+        vec![&self.0]
+    }
+
+    fn build(&self, contents: &[Vec<u8>]) -> Result<Apps, Vec<String>> {
+        let text = std::str::from_utf8(&contents[0]);
+        let text = text.map_err(|_| vec![self.0.error("not UTF-8")])?;
+        let errors = |errors: Vec<String>| {
+            errors
+                .iter()
+                .map(|it| self.0.error(it.trim_end()))
+                .collect()
+        };
+        Apps::parse(text).map_err(errors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minimal_application_has_the_documented_defaults() {
+        let apps =
+            Apps::parse("[apps.shop]\nkind = \"list\"\nhosts = [\"shop.example\"]\n").unwrap();
+        let app = apps.get("shop").unwrap();
+        assert_eq!(
+            (app.allow_delete, app.workers, app.on_failure),
+            (AllowDelete::None, 1, OnFailure::Keep)
+        );
+        assert_eq!(
+            (
+                app.concurrency.min,
+                app.concurrency.max,
+                app.concurrency.step
+            ),
+            (6, 20, 2)
+        );
+        assert_eq!(app.concurrency.first, Duration::from_millis(350));
+        assert_eq!(app.concurrency.worse_by, Duration::from_millis(100));
+        assert!((app.brake - 0.2).abs() < 1e-9 && app.reading.gone_on == [404, 410]);
+    }
+
+    #[test]
+    fn errors_of_all_applications_are_reported_together() {
+        let text = r#"
+            [apps.Shop]
+            kind = "list"
+            hosts = []
+            http_hosts = ["x"]
+            brake = 2.0
+            workers = 65
+            gone_on = [500]
+            normalize = ["("]
+            contents = "ftp://x"
+            limit = "x"
+            schedule = "daily"
+            concurrency = { min = 9, max = 8 }
+            [apps.two]
+            kind = "list"
+            hosts = ["a.example"]
+            colour = "red"
+            [apps.three]
+            kind = "list"
+            hosts = ["a.example"]
+            max_body = "1TB"
+        "#;
+        let errors = Apps::parse(text).unwrap_err().join("\n");
+        for part in [
+            "invalid name",
+            "apps.Shop: hosts",
+            "http_hosts",
+            "brake",
+            "workers",
+            "gone_on",
+            "normalize",
+            "contents",
+            "limit",
+            "schedule",
+            "concurrency",
+            "apps.two",
+            "colour",
+            "apps.three",
+        ] {
+            assert!(errors.contains(part), "{part}:\n{errors}");
+        }
+    }
+
+    #[test]
+    fn longest_throttle_wins() {
+        let apps = Apps::parse("[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n").unwrap();
+        let app = apps.get("a").unwrap();
+        assert_eq!(app.throttled_until(), None);
+        app.throttle(Duration::from_secs(60));
+        app.throttle(Duration::from_secs(1));
+        assert!(app.throttled_until().unwrap() > Instant::now() + Duration::from_secs(30));
+    }
+}

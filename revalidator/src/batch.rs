@@ -1,0 +1,238 @@
+//! Checks of a batch: requests in parallel, outcomes, and the effects on stored objects.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use crate::{
+    apps::{App, OnFailure},
+    concurrency::{BatchTimes, Plan},
+    jobs::{Verdict, is_removal, judge},
+    limiter::{Limiter, wait_for_slot},
+    messages::{AllowDelete, Asset, AssetResult, JobBatch, JobStatus, Outcome},
+    metrics::Metrics,
+    origin::{Origin, has_validators},
+    outcome::{Answer, Body, Response, outcome},
+};
+
+/// Requests for a throttled asset in one batch, in addition to the first.
+const THROTTLED_RETRIES: u32 = 3;
+
+/// Pause after a response that demands fewer requests without a time, and maximum of a demanded pause.
+const PAUSE_DEFAULT: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// What a check needs besides its batch.
+#[derive(Debug, Clone)]
+pub struct Checker<O> {
+    /// The origins.
+    pub origin: O,
+    /// The limiter, if requests are limited.
+    pub limiter: Option<Limiter>,
+    /// Counters of outcomes.
+    pub metrics: Metrics,
+}
+
+/// A checked batch.
+#[derive(Debug)]
+pub struct Checked {
+    /// Results, and the mean response time in milliseconds; otherwise the reason to suspend the job.
+    pub results: Result<(Vec<AssetResult>, u64), &'static str>,
+    /// Measurements for the controller.
+    pub times: BatchTimes,
+}
+
+/// A checked asset.
+struct CheckedAsset {
+    result: AssetResult,
+    time: Option<Duration>,
+    has_failed: bool,
+}
+
+impl<O: Origin> Checker<O> {
+    /// Checks the assets of a batch and stores changed objects. Then removes objects, within the brake.
+    ///
+    /// # Errors
+    /// When an object cannot be stored or removed. The batch must be checked again.
+    pub async fn check(
+        &self,
+        app: &App,
+        job: &JobStatus,
+        batch: &JobBatch,
+        plan: Plan,
+    ) -> Result<Checked> {
+        let allow = job.allow_delete.min(app.allow_delete);
+        if job.allow_delete == AllowDelete::All && allow == AllowDelete::All {
+            let results = self.remove_all(app, batch).await?;
+            let times = BatchTimes::default();
+            return Ok(Checked {
+                results: Ok((results, 0)),
+                times,
+            });
+        }
+        let probes = plan.probe_requests.min(batch.assets.len());
+        let (probe, rest) = batch.assets.split_at(probes);
+        let probe = self.check_all(app, job, probe, app.concurrency.min).await?;
+        let rest = self.check_all(app, job, rest, plan.concurrency).await?;
+        let times = BatchTimes {
+            probe: mean(&probe),
+            mean: mean(&rest),
+            has_failures: probe.iter().chain(&rest).any(|it| it.has_failed),
+        };
+        let checked: Vec<_> = probe.into_iter().chain(rest).collect();
+        let average = mean(&checked).map_or(0, millis);
+        let mut results: Vec<_> = checked.into_iter().map(|it| it.result).collect();
+        let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
+        self.metrics.count_outcomes(&app.name, &outcomes);
+        let removals_max = match judge(&outcomes, batch.attempt, app.brake) {
+            Verdict::Suspend(reason) => {
+                return Ok(Checked {
+                    results: Err(reason),
+                    times,
+                });
+            }
+            Verdict::Report { removals_max } => removals_max,
+        };
+        let drops_failed = app.on_failure == OnFailure::Drop;
+        let removals = results
+            .iter_mut()
+            .filter(|it| is_removal(it.outcome, batch.attempt, allow, drops_failed));
+        for (index, result) in removals.enumerate() {
+            if index < removals_max {
+                remove(app, result).await?;
+                self.metrics.removed(&app.name);
+            } else {
+                result.held_back = true;
+                self.metrics.held_back(&app.name);
+            }
+        }
+        Ok(Checked {
+            results: Ok((results, average)),
+            times,
+        })
+    }
+
+    async fn remove_all(&self, app: &App, batch: &JobBatch) -> Result<Vec<AssetResult>> {
+        let mut results = Vec::new();
+        for asset in &batch.assets {
+            let mut result = result_of(Outcome::Removed, asset.clone(), None);
+            remove(app, &mut result).await?;
+            self.metrics.removed(&app.name);
+            results.push(result);
+        }
+        Ok(results)
+    }
+
+    async fn check_all(
+        &self,
+        app: &App,
+        job: &JobStatus,
+        assets: &[Asset],
+        concurrency: usize,
+    ) -> Result<Vec<CheckedAsset>> {
+        stream::iter(assets)
+            .map(|asset| self.check_asset(app, job, asset))
+            .buffer_unordered(concurrency.max(1))
+            .try_collect()
+            .await
+    }
+
+    async fn check_asset(&self, app: &App, job: &JobStatus, asset: &Asset) -> Result<CheckedAsset> {
+        let is_conditional = !job.force_update && has_validators(asset);
+        let mut retries = 0;
+        let mut has_failed = false;
+        let (answer, outcome, found) = loop {
+            wait_for_slot(self.limiter.as_ref(), app).await;
+            let answer = self.origin.request(app, asset, is_conditional).await;
+            let (outcome, found) = outcome(
+                &app.reading,
+                asset,
+                &answer,
+                is_conditional,
+                job.force_update,
+            );
+            if let Answer::Response(response) = &answer {
+                self.metrics.observe_response(&app.name, response.time);
+                if outcome == Outcome::Throttled {
+                    has_failed = true;
+                    self.throttle(app, response).await;
+                    if retries < THROTTLED_RETRIES {
+                        retries += 1;
+                        continue;
+                    }
+                    break (answer, Outcome::Failed, found);
+                }
+            }
+            break (answer, outcome, found);
+        };
+        has_failed |= outcome == Outcome::Failed;
+        let mut time = None;
+        if let Answer::Response(response) = answer {
+            time = Some(response.time);
+            if outcome == Outcome::Changed
+                && let Some(contents) = &app.contents
+                && let Body::Complete(body) = response.body
+            {
+                contents.write(asset.name(), body).await?;
+            }
+        }
+        Ok(CheckedAsset {
+            result: result_of(outcome, found, time),
+            time,
+            has_failed,
+        })
+    }
+
+    /// Stops requests for the time that the origin demands: by the limiter for all workers, and in this process.
+    async fn throttle(&self, app: &App, response: &Response) {
+        if let (Some(limiter), Some(counter)) = (&self.limiter, &app.limit) {
+            limiter.feedback(counter, response).await;
+        }
+        let demanded = response.retry_after.as_deref().and_then(retry_after);
+        app.throttle(demanded.unwrap_or(PAUSE_DEFAULT).min(PAUSE_MAX));
+    }
+}
+
+/// Parses seconds or a date.
+fn retry_after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text.trim()).ok()?;
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+async fn remove(app: &App, result: &mut AssetResult) -> Result<()> {
+    if let Some(contents) = &app.contents {
+        contents.remove(result.asset.name()).await?;
+    }
+    result.is_deleted = true;
+    result.was_stale = true;
+    Ok(())
+}
+
+fn result_of(outcome: Outcome, asset: Asset, time: Option<Duration>) -> AssetResult {
+    AssetResult {
+        asset,
+        is_deleted: false,
+        server_response: time.map_or(0, millis),
+        server_error: outcome == Outcome::Failed,
+        was_stale: matches!(outcome, Outcome::Changed | Outcome::Gone),
+        outcome,
+        held_back: false,
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn mean(checked: &[CheckedAsset]) -> Option<Duration> {
+    let times: Vec<Duration> = checked.iter().filter_map(|it| it.time).collect();
+    let count = u32::try_from(times.len()).ok().filter(|it| *it > 0)?;
+    Some(times.iter().sum::<Duration>() / count)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Checks of batches with a simulated origin.

@@ -1,0 +1,181 @@
+//! Number of parallel requests to an origin: a pure controller that follows the response time of each batch.
+//!
+//! Each batch raises or lowers the number by one step; only the bounds keep it constant. A batch lowers it if its mean time to the
+//! first byte is at least `worse_by` above a reference, or if the origin throttled or failed any request. The reference depends on
+//! the mode: in `paper` mode, the batch before; in `floor` mode, the least mean of a batch. A floor that never rises would be too
+//! low when the origin becomes slower, so it is measured again once a minute, by a few requests at the minimum.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::Deserialize;
+
+/// What the mean of a batch is compared with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// The least mean, measured again every [`PROBE_INTERVAL`].
+    #[default]
+    Floor,
+    /// The batch before.
+    Paper,
+}
+
+/// Time between two measurements of the floor.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Bounds and steps of the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// What the mean of a batch is compared with.
+    pub mode: Mode,
+    /// Minimum and first number of parallel requests.
+    pub min: usize,
+    /// Maximum number of parallel requests.
+    pub max: usize,
+    /// Change after each batch.
+    pub step: usize,
+    /// Maximum mean of the first batch that raises the number.
+    #[serde(deserialize_with = "crate::apps::duration")]
+    pub first: Duration,
+    /// Minimum increase of the mean that lowers the number.
+    #[serde(deserialize_with = "crate::apps::duration")]
+    pub worse_by: Duration,
+}
+
+impl Default for Settings {
+    /// The values of the paper.
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            min: 6,
+            max: 20,
+            step: 2,
+            first: Duration::from_millis(350),
+            worse_by: Duration::from_millis(100),
+        }
+    }
+}
+
+/// How many requests of a batch to send in parallel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// First requests of the batch, sent at the minimum to measure the floor.
+    pub probe_requests: usize,
+    /// Parallel requests for the others.
+    pub concurrency: usize,
+}
+
+/// Measurements of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BatchTimes {
+    /// Mean of the probe, if it had responses.
+    pub probe: Option<Duration>,
+    /// Mean of the other requests, if they had responses.
+    pub mean: Option<Duration>,
+    /// Whether a request was throttled or failed.
+    pub has_failures: bool,
+}
+
+/// The controller of one job on one worker.
+#[derive(Debug, Clone)]
+pub struct Controller {
+    settings: Settings,
+    concurrency: usize,
+    /// Mean of the batch before, or the floor.
+    reference: Option<Duration>,
+    /// Time of the last measurement of the floor.
+    probed_at: Option<Duration>,
+}
+
+impl Controller {
+    /// A controller at the minimum.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            concurrency: settings.min,
+            reference: None,
+            probed_at: None,
+        }
+    }
+
+    /// Current number of parallel requests.
+    #[must_use]
+    pub fn concurrency(&self) -> usize {
+        self.concurrency
+    }
+
+    /// The plan of a batch that begins at `now`, on any monotonic clock.
+    pub fn plan(&mut self, now: Duration) -> Plan {
+        let is_due = |at: Duration| now.saturating_sub(at) >= PROBE_INTERVAL;
+        let probes = self.settings.mode == Mode::Floor
+            && self.concurrency > self.settings.min
+            && self.probed_at.is_none_or(is_due);
+        if probes || self.concurrency == self.settings.min {
+            self.probed_at = Some(now);
+        }
+        Plan {
+            probe_requests: if probes { 2 * self.settings.min } else { 0 },
+            concurrency: self.concurrency,
+        }
+    }
+
+    /// Adapts to the measurements of a batch.
+    pub fn finish(&mut self, times: BatchTimes) {
+        let was_at_minimum = self.concurrency == self.settings.min;
+        let mode = self.settings.mode;
+        if mode == Mode::Floor && times.probe.is_some() {
+            self.reference = times.probe;
+        }
+        let Some(mean) = times.mean else {
+            if times.has_failures {
+                self.lower();
+            }
+            return;
+        };
+        let is_worse = match self.reference {
+            None => mean > self.settings.first,
+            Some(_) if mode == Mode::Floor && was_at_minimum => false,
+            Some(reference) => mean >= reference + self.settings.worse_by,
+        };
+        if is_worse || times.has_failures {
+            self.lower();
+        } else {
+            self.concurrency = (self.concurrency + self.settings.step).min(self.settings.max);
+        }
+        self.reference = match (mode, self.reference) {
+            (Mode::Floor, Some(floor)) if !was_at_minimum => Some(floor.min(mean)),
+            _ => Some(mean),
+        };
+    }
+
+    fn lower(&mut self) {
+        let lower = self.concurrency.saturating_sub(self.settings.step);
+        self.concurrency = lower.max(self.settings.min);
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "floor" => Ok(Self::Floor),
+            "paper" => Ok(Self::Paper),
+            _ => Err(format!("{text:?} is neither floor nor paper")),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Floor => "floor",
+            Self::Paper => "paper",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! What makers and workers need from a message broker: watched buckets with compare-and-set, and two streams.
+//!
+//! Messages are delivered at least once. [`nats`] is the implementation; tests have a model with simulated time.
+
+pub mod nats;
+
+use std::{future::Future, time::Duration};
+
+use anyhow::Result;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+
+/// A bucket of keys with values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bucket {
+    /// A [`JobStatus`](crate::messages::JobStatus) for each job id.
+    Jobs,
+    /// Keys `worker.<id>`, each with a [`Subscription`](crate::messages::Subscription), and leases.
+    Subscriptions,
+}
+
+/// A version of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Its revision, which grows with each change in the bucket.
+    pub revision: u64,
+    /// Its value; `None` after a deletion.
+    pub value: Option<Bytes>,
+}
+
+/// The current entries of a bucket, followed by its changes.
+pub struct Watch {
+    /// Revision up to which the entries are the current ones when the watch began.
+    pub current: u64,
+    /// The entries. An error ends the watch.
+    pub entries: BoxStream<'static, Result<Entry>>,
+}
+
+/// How the processing of a batch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// The batch is processed.
+    Done,
+    /// Another worker must process it.
+    GiveBack,
+    /// It is still being processed.
+    InProgress,
+}
+
+/// A batch that is delivered to this worker, and to another one if it is neither settled nor in progress for [`ACK_WAIT`].
+pub trait Delivery: Send + Sync + 'static {
+    /// The message.
+    fn payload(&self) -> &Bytes;
+
+    /// Reports the state of the batch.
+    fn settle(&self, settlement: Settlement) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// The batches of a job.
+pub trait Batches: Send + 'static {
+    /// A delivered batch.
+    type Delivery: Delivery;
+
+    /// The next batch; `None` if there is none within `wait`.
+    fn next(
+        &mut self,
+        wait: Duration,
+    ) -> impl Future<Output = Result<Option<Self::Delivery>>> + Send;
+}
+
+/// Time after which an unsettled batch is delivered to another worker.
+pub const ACK_WAIT: Duration = Duration::from_secs(60);
+
+/// A connection to the broker.
+pub trait Engine: Clone + Send + Sync + 'static {
+    /// Batches of a job.
+    type Batches: Batches;
+
+    /// Watches a bucket.
+    fn watch(&self, bucket: Bucket) -> impl Future<Output = Result<Watch>> + Send;
+
+    /// The value and revision of a key.
+    fn get(
+        &self,
+        bucket: Bucket,
+        key: &str,
+    ) -> impl Future<Output = Result<Option<(Bytes, u64)>>> + Send;
+
+    /// Writes a key, and returns its revision.
+    fn put(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+    ) -> impl Future<Output = Result<u64>> + Send;
+
+    /// Writes a key if it has this revision, or does not exist if `None`. Returns the new revision, or `None` on a conflict.
+    fn compare_and_set(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        revision: Option<u64>,
+    ) -> impl Future<Output = Result<Option<u64>>> + Send;
+
+    /// Deletes a key if it has this revision, or in any case if `None`.
+    fn delete(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        revision: Option<u64>,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Publishes a batch of a job. A second one with the same id soon after has no effect.
+    fn send_batch(
+        &self,
+        job: &str,
+        id: &str,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// The batches of a job, of which up to `workers` are processed at a time.
+    fn batches(
+        &self,
+        job: &str,
+        workers: u32,
+    ) -> impl Future<Output = Result<Self::Batches>> + Send;
+
+    /// Publishes the result of a batch.
+    fn send_result(
+        &self,
+        job: &str,
+        id: &str,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// All results of a job in the order of their publication, and those that follow.
+    fn results(
+        &self,
+        job: &str,
+    ) -> impl Future<Output = Result<BoxStream<'static, Result<Bytes>>>> + Send;
+
+    /// Removes the batches of a job that has ended. With `results`, also its results.
+    fn purge(&self, job: &str, results: bool) -> impl Future<Output = Result<()>> + Send;
+}

@@ -1,0 +1,394 @@
+//! NATS JetStream: two buckets, a work queue for batches, and a stream for results.
+//!
+//! Only features of nats-server 2.9 are used.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use async_nats::{
+    ConnectOptions,
+    jetstream::{
+        self, AckKind, ErrorCode,
+        consumer::{AckPolicy, DeliverPolicy, pull, push},
+        kv,
+        message::PublishMessage,
+        stream::{self, DiscardPolicy, RetentionPolicy, StorageType},
+    },
+};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream::BoxStream};
+
+use super::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Settlement, Watch};
+
+/// Stream of batches; its subjects are `revalidator.work.<job>`.
+pub const WORK_STREAM: &str = "REVALIDATOR_WORK";
+
+/// Stream of results; its subjects are `revalidator.results.<job>`.
+pub const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const MESSAGE_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+const STREAM_BYTES_MAX: i64 = 1 << 30;
+
+/// Longer than any job and any ended job that is kept, so that only deletion markers and the keys of lost workers expire.
+const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
+const BUCKET_BYTES_MAX: i64 = 256 << 20;
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// URLs, separated by commas.
+    pub urls: String,
+    /// Copies of new streams and buckets.
+    pub replicas: usize,
+}
+
+/// A connection whose streams and buckets exist.
+#[derive(Debug, Clone)]
+pub struct Nats {
+    client: async_nats::Client,
+    context: jetstream::Context,
+    jobs: kv::Store,
+    subscriptions: kv::Store,
+    work: stream::Stream,
+    results: stream::Stream,
+}
+
+/// Why a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The server cannot be reached now.
+    #[error("{0:#}")]
+    Unavailable(anyhow::Error),
+    /// A stream or bucket exists with other settings.
+    #[error("{0}")]
+    OtherSettings(String),
+}
+
+impl From<anyhow::Error> for ConnectError {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Unavailable(error)
+    }
+}
+
+impl Nats {
+    /// Connects, and creates missing streams and buckets.
+    ///
+    /// # Errors
+    /// When the server is unavailable, or a stream has other settings.
+    pub async fn connect(server: &Server) -> Result<Self, ConnectError> {
+        let options = ConnectOptions::new()
+            .name("revalidator")
+            .connection_timeout(TIMEOUT)
+            .request_timeout(Some(TIMEOUT));
+        let urls: Vec<&str> = server.urls.split(',').map(str::trim).collect();
+        let client = options
+            .connect(urls)
+            .await
+            .map_err(|error| anyhow!("NATS: {error}"))?;
+        let mut context = jetstream::new(client.clone());
+        context.set_timeout(TIMEOUT);
+        let replicas = server.replicas;
+        let work = stream_config(WORK_STREAM, "work", RetentionPolicy::WorkQueue, replicas);
+        let results = stream_config(RESULTS_STREAM, "results", RetentionPolicy::Limits, replicas);
+        Ok(Self {
+            jobs: bucket(&context, "revalidator_jobs", replicas).await?,
+            subscriptions: bucket(&context, "revalidator_subscriptions", replicas).await?,
+            work: existing_or_new(&context, work).await?,
+            results: existing_or_new(&context, results).await?,
+            client,
+            context,
+        })
+    }
+
+    /// Whether the connection is up now.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.client.connection_state() == async_nats::connection::State::Connected
+    }
+
+    fn store(&self, bucket: Bucket) -> &kv::Store {
+        match bucket {
+            Bucket::Jobs => &self.jobs,
+            Bucket::Subscriptions => &self.subscriptions,
+        }
+    }
+
+    async fn publish(&self, subject: String, id: &str, payload: Bytes) -> Result<()> {
+        let message = PublishMessage::build().payload(payload).message_id(id);
+        let sent = self.context.send_publish(subject, message).await;
+        sent.context("publish")?.await.context("publish")?;
+        Ok(())
+    }
+}
+
+fn stream_config(
+    name: &str,
+    subject: &str,
+    retention: RetentionPolicy,
+    replicas: usize,
+) -> stream::Config {
+    stream::Config {
+        name: name.to_owned(),
+        subjects: vec![format!("revalidator.{subject}.*")],
+        retention,
+        discard: DiscardPolicy::New,
+        max_bytes: STREAM_BYTES_MAX,
+        max_age: MESSAGE_AGE_MAX,
+        storage: StorageType::File,
+        num_replicas: replicas,
+        ..stream::Config::default()
+    }
+}
+
+/// Whether the server has no stream of this name.
+fn is_missing(error: &jetstream::context::GetStreamError) -> bool {
+    use jetstream::context::GetStreamErrorKind::JetStream;
+    matches!(error.kind(), JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+async fn existing_or_new(
+    context: &jetstream::Context,
+    config: stream::Config,
+) -> Result<stream::Stream, ConnectError> {
+    match context.get_stream(&config.name).await {
+        Ok(stream) => {
+            check(&config, &stream.cached_info().config)?;
+            Ok(stream)
+        }
+        Err(error) if is_missing(&error) => {
+            let created = context.create_stream(config.clone()).await;
+            Ok(created.with_context(|| format!("cannot create stream {}", config.name))?)
+        }
+        Err(error) => Err(anyhow!("cannot read stream {}: {error}", config.name).into()),
+    }
+}
+
+async fn bucket(
+    context: &jetstream::Context,
+    name: &str,
+    replicas: usize,
+) -> Result<kv::Store, ConnectError> {
+    let stream = format!("KV_{name}");
+    match context.get_stream(&stream).await {
+        Ok(found) => {
+            let expected = stream::Config {
+                name: stream,
+                subjects: vec![format!("$KV.{name}.>")],
+                retention: RetentionPolicy::Limits,
+                discard: DiscardPolicy::New,
+                max_bytes: BUCKET_BYTES_MAX,
+                max_age: KEY_AGE_MAX,
+                max_messages_per_subject: 1,
+                storage: StorageType::File,
+                ..stream::Config::default()
+            };
+            check(&expected, &found.cached_info().config)?;
+            let store = context.get_key_value(name).await;
+            Ok(store.with_context(|| format!("cannot open bucket {name}"))?)
+        }
+        Err(error) if is_missing(&error) => {
+            let config = kv::Config {
+                bucket: name.to_owned(),
+                history: 1,
+                max_age: KEY_AGE_MAX,
+                max_bytes: BUCKET_BYTES_MAX,
+                num_replicas: replicas,
+                ..kv::Config::default()
+            };
+            let created = context.create_key_value(config).await;
+            Ok(created.with_context(|| format!("cannot create bucket {name}"))?)
+        }
+        Err(error) => Err(anyhow!("cannot read bucket {name}: {error}").into()),
+    }
+}
+
+/// Compares the settings of an existing stream that this program relies on. The number of replicas is the operator's.
+fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), ConnectError> {
+    let of_both = |field: &str, [expected, found]: [String; 2]| {
+        (expected != found).then(|| format!("{field} is {found}, not {expected}"))
+    };
+    let both = |of: fn(&stream::Config) -> String| [of(expected), of(found)];
+    let days = |it: &stream::Config| format!("{} days", it.max_age.as_secs() / DAY.as_secs());
+    let differences: Vec<String> = [
+        of_both("subjects", both(|it| it.subjects.join(","))),
+        of_both("retention", both(|it| format!("{:?}", it.retention))),
+        of_both("discard", both(|it| format!("{:?}", it.discard))),
+        of_both("max_bytes", both(|it| it.max_bytes.to_string())),
+        of_both("max_age", both(days)),
+        of_both("storage", both(|it| format!("{:?}", it.storage))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(ConnectError::OtherSettings(format!(
+        "stream {} exists with other settings: {}; remove it, or use another NATS account",
+        expected.name,
+        differences.join(", ")
+    )))
+}
+
+impl Engine for Nats {
+    type Batches = NatsBatches;
+
+    async fn watch(&self, bucket: Bucket) -> Result<Watch> {
+        let store = self.store(bucket);
+        let state = store.status().await.context("watch")?.info.state;
+        let current = if state.messages == 0 {
+            0
+        } else {
+            state.last_sequence
+        };
+        let watch = store.watch_with_history(">").await.context("watch")?;
+        let entries = watch.map(|entry| {
+            let entry = entry.context("watch")?;
+            let is_value = entry.operation == kv::Operation::Put;
+            Ok(Entry {
+                key: entry.key,
+                revision: entry.revision,
+                value: is_value.then_some(entry.value),
+            })
+        });
+        Ok(Watch {
+            current,
+            entries: entries.boxed(),
+        })
+    }
+
+    async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<(Bytes, u64)>> {
+        let entry = self.store(bucket).entry(key).await.context("read")?;
+        let entry = entry.filter(|it| it.operation == kv::Operation::Put);
+        Ok(entry.map(|it| (it.value, it.revision)))
+    }
+
+    async fn put(&self, bucket: Bucket, key: &str, value: Bytes) -> Result<u64> {
+        self.store(bucket).put(key, value).await.context("write")
+    }
+
+    async fn compare_and_set(
+        &self,
+        bucket: Bucket,
+        key: &str,
+        value: Bytes,
+        revision: Option<u64>,
+    ) -> Result<Option<u64>> {
+        let store = self.store(bucket);
+        let Some(revision) = revision else {
+            return match store.create(key, value).await {
+                Ok(revision) => Ok(Some(revision)),
+                Err(error) if error.kind() == kv::CreateErrorKind::AlreadyExists => Ok(None),
+                Err(error) => Err(error).context("create"),
+            };
+        };
+        match store.update(key, value, revision).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(error) if error.kind() == kv::UpdateErrorKind::WrongLastRevision => Ok(None),
+            Err(error) => Err(error).context("update"),
+        }
+    }
+
+    async fn delete(&self, bucket: Bucket, key: &str, revision: Option<u64>) -> Result<()> {
+        let store = self.store(bucket);
+        let deleted = store.delete_expect_revision(key, revision).await;
+        deleted.context("delete")
+    }
+
+    async fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
+        self.publish(work_subject(job), id, payload).await
+    }
+
+    async fn batches(&self, job: &str, workers: u32) -> Result<NatsBatches> {
+        let config = pull::Config {
+            durable_name: Some(job.to_owned()),
+            filter_subject: work_subject(job),
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: ACK_WAIT,
+            max_ack_pending: workers.into(),
+            ..pull::Config::default()
+        };
+        let consumer = self.work.get_or_create_consumer(job, config).await;
+        Ok(NatsBatches(consumer.context("consumer")?))
+    }
+
+    async fn send_result(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
+        self.publish(result_subject(job), id, payload).await
+    }
+
+    async fn results(&self, job: &str) -> Result<BoxStream<'static, Result<Bytes>>> {
+        let config = push::OrderedConfig {
+            deliver_subject: self.client.new_inbox(),
+            filter_subject: result_subject(job),
+            deliver_policy: DeliverPolicy::All,
+            ..push::OrderedConfig::default()
+        };
+        let consumer = self.results.create_consumer(config).await;
+        let messages = consumer.context("results")?.messages().await;
+        let payloads = messages
+            .context("results")?
+            .map(|message| Ok(message.context("results")?.payload.clone()));
+        Ok(payloads.boxed())
+    }
+
+    async fn purge(&self, job: &str, results: bool) -> Result<()> {
+        if let Err(error) = self.work.delete_consumer(job).await {
+            tracing::debug!(%error, "no consumer to delete");
+        }
+        let purge = self.work.purge().filter(work_subject(job));
+        purge.await.context("purge")?;
+        if results {
+            let purge = self.results.purge().filter(result_subject(job));
+            purge.await.context("purge")?;
+        }
+        Ok(())
+    }
+}
+
+fn work_subject(job: &str) -> String {
+    format!("revalidator.work.{job}")
+}
+
+fn result_subject(job: &str) -> String {
+    format!("revalidator.results.{job}")
+}
+
+/// The pull consumer of a job.
+#[derive(Debug)]
+pub struct NatsBatches(jetstream::consumer::PullConsumer);
+
+/// A message of the work queue.
+#[derive(Debug)]
+pub struct NatsDelivery(jetstream::Message);
+
+impl Batches for NatsBatches {
+    type Delivery = NatsDelivery;
+
+    async fn next(&mut self, wait: Duration) -> Result<Option<NatsDelivery>> {
+        let batch = self.0.batch().max_messages(1).expires(wait);
+        let mut messages = batch.messages().await.context("next batch")?;
+        match messages.next().await {
+            None => Ok(None),
+            Some(Ok(message)) => Ok(Some(NatsDelivery(message))),
+            Some(Err(error)) => bail!("next batch: {error}"),
+        }
+    }
+}
+
+impl Delivery for NatsDelivery {
+    fn payload(&self) -> &Bytes {
+        &self.0.payload
+    }
+
+    async fn settle(&self, settlement: Settlement) -> Result<()> {
+        let settled = match settlement {
+            // Confirmed, so that the batch is not delivered again if the connection is lost now.
+            Settlement::Done => self.0.double_ack().await,
+            Settlement::GiveBack => self.0.ack_with(AckKind::Nak(None)).await,
+            Settlement::InProgress => self.0.ack_with(AckKind::Progress).await,
+        };
+        settled.map_err(|error| anyhow!("acknowledge: {error}"))
+    }
+}

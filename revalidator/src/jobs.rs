@@ -1,0 +1,236 @@
+//! Rules of jobs: which one a worker takes, how results are counted, when it is suspended and when it ends.
+//!
+//! All functions are pure; times are Unix milliseconds.
+
+use std::collections::HashSet;
+
+use crate::messages::{
+    AllowDelete, AssetResult, Counts, JobResult, JobStatus, Outcome, RevalidatorState, ServerState,
+};
+
+/// First suspension of a job; each further one without a result between takes twice as long.
+pub const SUSPENSION_MIN_MS: u64 = 60_000;
+
+/// Longest suspension.
+pub const SUSPENSION_MAX_MS: u64 = 30 * 60_000;
+
+/// Time without a result, and longest pause, after which a job is cancelled.
+pub const GIVE_UP_MS: u64 = 24 * 3_600_000;
+
+/// Maximum duration of a job; messages are kept for seven days.
+pub const JOB_MS_MAX: u64 = 6 * GIVE_UP_MS;
+
+/// Time for which ended jobs are kept.
+pub const ENDED_MS_MAX: u64 = 7 * GIVE_UP_MS;
+
+/// Minimum failed or gone assets in a batch that suspend a job.
+pub const SUSPENDING_ASSETS_MIN: usize = 5;
+
+/// Reason of a pause by an operator.
+pub const PAUSED: &str = "paused by an operator";
+
+/// The jobs that a worker may process, oldest first: open, not suspended, and without an older open job of the same application.
+/// Jobs that came with their assets do not wait for others.
+#[must_use]
+pub fn candidates<'a>(
+    jobs: impl IntoIterator<Item = &'a JobStatus>,
+    now: u64,
+) -> Vec<&'a JobStatus> {
+    let mut open: Vec<_> = jobs.into_iter().filter(|job| job.is_open()).collect();
+    open.sort_by_key(|job| (job.created_at, &job.job_id));
+    let mut busy = HashSet::new();
+    open.retain(|job| {
+        let is_first = job.push || busy.insert(&job.app_name);
+        is_first && !is_suspended(job, now)
+    });
+    open
+}
+
+/// Whether no worker may process the job at `now`.
+#[must_use]
+pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
+    job.revalidator_state == RevalidatorState::Suspended
+        && job.resume_at.is_none_or(|resume| resume > now)
+}
+
+/// Suspends a job; cancels it if it has had no result for [`GIVE_UP_MS`].
+pub fn suspend(job: &mut JobStatus, reason: &str, now: u64) {
+    if !job.is_open() || is_suspended(job, now) {
+        return;
+    }
+    let since = *job.failing_since.get_or_insert(now);
+    job.reason = Some(reason.to_owned());
+    if now.saturating_sub(since) >= GIVE_UP_MS {
+        job.revalidator_state = RevalidatorState::Cancelled;
+        job.ended_at = Some(now);
+        return;
+    }
+    let time = SUSPENSION_MIN_MS << job.suspensions.min(5);
+    job.suspensions += 1;
+    job.revalidator_state = RevalidatorState::Suspended;
+    job.suspended_at = Some(now);
+    job.resume_at = Some(now + time.min(SUSPENSION_MAX_MS));
+}
+
+/// Pauses a job until an operator resumes it.
+pub fn pause(job: &mut JobStatus, now: u64) {
+    job.revalidator_state = RevalidatorState::Suspended;
+    job.reason = Some(PAUSED.to_owned());
+    job.suspended_at = Some(now);
+    job.resume_at = None;
+}
+
+/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time.
+pub fn resume(job: &mut JobStatus, now: u64) {
+    job.revalidator_state = RevalidatorState::Revalidating;
+    job.started_at.get_or_insert(now);
+    job.suspended_at = None;
+    job.resume_at = None;
+    job.reason = None;
+}
+
+/// Cancels an open job.
+pub fn cancel(job: &mut JobStatus, reason: &str, now: u64) {
+    if job.is_open() {
+        job.server_state = ServerState::Cancelled;
+        job.reason = Some(reason.to_owned());
+        job.ended_at = Some(now);
+    }
+}
+
+/// Why an open job must be cancelled at `now`, if so.
+#[must_use]
+pub fn overdue(job: &JobStatus, now: u64) -> Option<&'static str> {
+    let since = |time: u64| now.saturating_sub(time);
+    let is_paused = job.resume_at.is_none();
+    if since(job.created_at) >= JOB_MS_MAX {
+        Some("not finished within 6 days")
+    } else if is_paused && job.suspended_at.is_some_and(|at| since(at) >= GIVE_UP_MS) {
+        Some("paused for 24 hours")
+    } else {
+        None
+    }
+}
+
+/// What follows from the outcomes of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Report the results, and remove up to `removals_max` objects.
+    Report {
+        /// Maximum number of objects that may be removed.
+        removals_max: usize,
+    },
+    /// Suspend the job, report and remove nothing.
+    Suspend(&'static str),
+}
+
+/// Judges the outcomes of a batch. `brake` is the maximum fraction of its objects that may be removed.
+#[must_use]
+pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Verdict {
+    let count = |of: Outcome| outcomes.iter().filter(|it| **it == of).count();
+    let is_part = |count: usize| count >= SUSPENDING_ASSETS_MIN && 2 * count >= outcomes.len();
+    let gone = count(Outcome::Gone);
+    if count(Outcome::Refused) > 0 {
+        return Verdict::Suspend("the origin refuses the requests (401, 403 or 407)");
+    }
+    // Retried assets have failed before, so their failures say nothing about the origin.
+    if attempt == 1 && is_part(count(Outcome::Failed)) {
+        return Verdict::Suspend("half of a batch failed");
+    }
+    if is_part(gone) && 2 * gone > outcomes.len() {
+        return Verdict::Suspend("more than half of a batch is gone");
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a fraction of a small number"
+    )]
+    let removals_max = (outcomes.len() as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize;
+    Verdict::Report { removals_max }
+}
+
+/// Whether the object of a result is to be removed.
+#[must_use]
+pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_failed: bool) -> bool {
+    let is_allowed = allow != AllowDelete::None;
+    match outcome {
+        Outcome::Gone => is_allowed,
+        Outcome::Failed => is_allowed && drop_failed && attempt > 1,
+        Outcome::Removed => allow == AllowDelete::All,
+        _ => false,
+    }
+}
+
+/// Whether an asset is retried in a marked batch at the end of the job.
+#[must_use]
+pub fn is_retried(result: &AssetResult, attempt: u32) -> bool {
+    attempt == 1 && result.outcome == Outcome::Failed
+}
+
+/// Results of a job, counted in any order. Each batch counts once.
+#[derive(Debug, Default)]
+pub struct Tally {
+    first: HashSet<u64>,
+    retried: HashSet<u64>,
+    /// Outcomes so far.
+    pub counts: Counts,
+    /// Assets that wait for their second attempt.
+    pub retried_assets: u64,
+}
+
+impl Tally {
+    /// Counts a result; false if its batch was counted before.
+    pub fn count(&mut self, result: &JobResult) -> bool {
+        let batches = if result.attempt > 1 {
+            &mut self.retried
+        } else {
+            &mut self.first
+        };
+        if !batches.insert(result.batch) {
+            return false;
+        }
+        for one in &result.results {
+            if is_retried(one, result.attempt) {
+                self.retried_assets += 1;
+            } else {
+                self.count_asset(one);
+            }
+        }
+        true
+    }
+
+    fn count_asset(&mut self, result: &AssetResult) {
+        let counts = &mut self.counts;
+        counts.checked += 1;
+        counts.deleted += u64::from(result.is_deleted);
+        counts.held_back += u64::from(result.held_back);
+        let counter = match result.outcome {
+            Outcome::Fresh => &mut counts.fresh,
+            Outcome::Changed => &mut counts.changed,
+            Outcome::Gone => &mut counts.gone,
+            Outcome::Failed | Outcome::Throttled => &mut counts.failed,
+            Outcome::Refused | Outcome::Unexpected => &mut counts.kept,
+            Outcome::Removed => return,
+        };
+        *counter += 1;
+    }
+
+    /// Whether the first attempts of all batches are counted.
+    #[must_use]
+    pub fn has_all(&self, batch_count: u64) -> bool {
+        self.first.len() as u64 >= batch_count
+    }
+
+    /// Whether all batches are counted.
+    #[must_use]
+    pub fn is_complete(&self, job: &JobStatus) -> bool {
+        let retried = self.retried.len() as u64;
+        job.server_state != ServerState::Transmitting
+            && self.has_all(job.batch_count)
+            && job.retry_batch_count.is_some_and(|count| retried >= count)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! Selection, suspension, brake and counting of jobs.
+
+use super::*;
+use crate::messages::{Asset, Filter};
+
+pub(crate) fn job(id: &str, app: &str, created_at: u64) -> JobStatus {
+    JobStatus {
+        allow_delete: AllowDelete::None,
+        app_name: app.to_owned(),
+        asset_count: 0,
+        batch_count: 0,
+        force_update: false,
+        job_id: id.to_owned(),
+        revalidators_needed: 1,
+        revalidator_state: RevalidatorState::Waiting,
+        server_state: ServerState::Transmitting,
+        created_at,
+        started_at: None,
+        ended_at: None,
+        reason: None,
+        resume_at: None,
+        suspended_at: None,
+        failing_since: None,
+        suspensions: 0,
+        retry_batch_count: None,
+        counts: Counts::default(),
+        cursor: 0,
+        filter: Filter::default(),
+        push: false,
+        foreign: false,
+        acknowledged: false,
+        other: serde_json::Map::new(),
+    }
+}
+
+#[track_caller]
+fn check(jobs: &[JobStatus], now: u64, expected: &[&str]) {
+    let found = candidates(jobs, now);
+    let found: Vec<_> = found.iter().map(|job| &*job.job_id).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn oldest_open_job_is_first() {
+    let mut jobs = [job("c", "z", 3), job("a", "x", 2), job("b", "y", 1)];
+    check(&jobs, 9, &["b", "a", "c"]);
+    jobs[2].server_state = ServerState::Finished;
+    jobs[1].revalidator_state = RevalidatorState::Cancelled;
+    check(&jobs, 9, &["c"]);
+    jobs[0].server_state = ServerState::Other("Sleeping".to_owned());
+    check(&jobs, 9, &[]);
+}
+
+#[test]
+fn one_bulk_job_of_an_application_is_processed_at_a_time() {
+    let mut jobs = [
+        job("a", "x", 1),
+        job("b", "x", 2),
+        job("c", "x", 3),
+        job("d", "y", 4),
+    ];
+    jobs[2].push = true;
+    check(&jobs, 9, &["a", "c", "d"]);
+    // A suspended job keeps its place.
+    suspend(&mut jobs[0], "down", 9);
+    check(&jobs, 10, &["c", "d"]);
+    cancel(&mut jobs[0], "by an operator", 11);
+    check(&jobs, 12, &["b", "c", "d"]);
+}
+
+#[test]
+fn suspension_takes_one_minute_and_doubles_up_to_thirty() {
+    let mut it = job("a", "x", 0);
+    let mut now = 1_000;
+    let mut minutes = Vec::new();
+    for _ in 0..8 {
+        suspend(&mut it, "half of a batch failed", now);
+        let resume_at = it.resume_at.unwrap();
+        assert!(is_suspended(&it, resume_at - 1) && !is_suspended(&it, resume_at));
+        minutes.push((resume_at - now) / 60_000);
+        now = resume_at;
+        resume(&mut it, now);
+    }
+    assert_eq!(minutes, [1, 2, 4, 8, 16, 30, 30, 30]);
+    assert_eq!(it.failing_since, Some(1_000));
+}
+
+#[test]
+fn second_suspension_by_another_worker_changes_nothing() {
+    let mut it = job("a", "x", 0);
+    suspend(&mut it, "half of a batch failed", 1_000);
+    let once = it.clone();
+    suspend(&mut it, "half of a batch failed", 1_500);
+    assert_eq!(it, once);
+}
+
+#[test]
+fn job_without_a_result_for_a_day_is_cancelled() {
+    let mut it = job("a", "x", 0);
+    let mut now = 5_000;
+    while it.is_open() {
+        suspend(&mut it, "half of a batch failed", now);
+        now = it.resume_at.unwrap_or(now);
+        if it.is_open() {
+            resume(&mut it, now);
+        }
+    }
+    assert!((GIVE_UP_MS..GIVE_UP_MS + SUSPENSION_MAX_MS).contains(&(now - 5_000)));
+    assert!(it.is_cancelled() && it.ended_at.is_some());
+    assert_eq!(it.reason.as_deref(), Some("half of a batch failed"));
+}
+
+#[test]
+fn pause_has_no_end_but_a_maximum() {
+    let mut it = job("a", "x", 0);
+    pause(&mut it, 1_000);
+    assert!(is_suspended(&it, u64::MAX));
+    assert_eq!(overdue(&it, 1_000 + GIVE_UP_MS - 1), None);
+    assert_eq!(
+        overdue(&it, 1_000 + GIVE_UP_MS),
+        Some("paused for 24 hours")
+    );
+    resume(&mut it, 2_000);
+    assert!(!is_suspended(&it, 2_000) && it.started_at == Some(2_000));
+    assert_eq!(overdue(&it, JOB_MS_MAX - 1), None);
+    assert!(overdue(&it, JOB_MS_MAX).is_some());
+}
+
+fn outcomes(counts: &[(Outcome, usize)]) -> Vec<Outcome> {
+    let all = counts.iter().flat_map(|&(it, count)| vec![it; count]);
+    all.collect()
+}
+
+#[test]
+fn half_of_a_batch_failed_suspends() {
+    use Outcome::{Failed, Fresh};
+    let suspended = Verdict::Suspend("half of a batch failed");
+    let report = |removals_max| Verdict::Report { removals_max };
+    let judged = |failed, fresh, attempt| {
+        judge(&outcomes(&[(Failed, failed), (Fresh, fresh)]), attempt, 0.2)
+    };
+    assert_eq!(judged(49, 51, 1), report(20));
+    assert_eq!(judged(50, 50, 1), suspended);
+    assert_eq!((judged(4, 0, 1), judged(5, 5, 1)), (report(0), suspended));
+    // The marked batch: its assets have failed before.
+    assert_eq!(judged(49, 0, 2), report(9));
+}
+
+#[test]
+fn a10_more_than_half_gone_suspends_and_less_is_braked() {
+    use Outcome::{Fresh, Gone};
+    let suspended = Verdict::Suspend("more than half of a batch is gone");
+    let judged = |gone, fresh, brake| judge(&outcomes(&[(Gone, gone), (Fresh, fresh)]), 1, brake);
+    assert_eq!(judged(100, 0, 0.2), suspended);
+    assert_eq!(judged(51, 49, 1.0), suspended);
+    for (gone, fresh, brake, expected) in [
+        (50, 50, 0.2, 20),
+        (3, 0, 0.2, 0),
+        (2, 8, 0.2, 2),
+        (1, 99, 1.0, 100),
+        (9, 90, 0.0, 0),
+    ] {
+        let found = judged(gone, fresh, brake);
+        assert_eq!(
+            found,
+            Verdict::Report {
+                removals_max: expected
+            },
+            "{gone} {fresh}"
+        );
+    }
+}
+
+#[test]
+fn one_refusal_suspends() {
+    let mixed = outcomes(&[(Outcome::Fresh, 99), (Outcome::Refused, 1)]);
+    assert!(matches!(judge(&mixed, 1, 0.2), Verdict::Suspend(reason) if reason.contains("401")));
+}
+
+#[test]
+fn only_permitted_objects_are_removed() {
+    use AllowDelete::{All, None, Partial};
+    use Outcome::{Failed, Fresh, Gone, Removed, Unexpected};
+    for (outcome, attempt, allow, drops, expected) in [
+        (Gone, 1, None, true, false),
+        (Gone, 1, Partial, false, true),
+        (Failed, 1, Partial, true, false),
+        (Failed, 2, Partial, true, true),
+        (Failed, 2, Partial, false, false),
+        (Failed, 2, None, true, false),
+        (Fresh, 1, All, true, false),
+        (Unexpected, 2, All, true, false),
+        (Removed, 1, All, false, true),
+        (Removed, 1, Partial, false, false),
+    ] {
+        assert_eq!(
+            is_removal(outcome, attempt, allow, drops),
+            expected,
+            "{outcome:?} {attempt} {allow:?}"
+        );
+    }
+}
+
+fn result(batch: u64, attempt: u32, outcomes: &[Outcome]) -> JobResult {
+    let one = |outcome: &Outcome| AssetResult {
+        asset: Asset::default(),
+        is_deleted: *outcome == Outcome::Gone,
+        server_response: 1,
+        server_error: false,
+        was_stale: false,
+        outcome: *outcome,
+        held_back: false,
+    };
+    JobResult {
+        average_response: 1,
+        results: outcomes.iter().map(one).collect(),
+        revalidator_id: "w".to_owned(),
+        job_id: "a".to_owned(),
+        batch,
+        attempt,
+    }
+}
+
+#[test]
+fn each_batch_and_each_asset_counts_once() {
+    use Outcome::{Changed, Failed, Fresh, Gone};
+    let mut tally = Tally::default();
+    assert!(tally.count(&result(1, 1, &[Fresh, Failed])));
+    assert!(!tally.count(&result(1, 1, &[Changed, Changed])));
+    assert!(tally.count(&result(0, 1, &[Gone, Failed])));
+    assert_eq!((tally.counts.checked, tally.retried_assets), (2, 2));
+    assert!(tally.count(&result(0, 2, &[Fresh, Failed])));
+    assert!(!tally.count(&result(0, 2, &[Fresh, Failed])));
+    let expected = Counts {
+        checked: 4,
+        fresh: 2,
+        gone: 1,
+        deleted: 1,
+        failed: 1,
+        ..Counts::default()
+    };
+    assert_eq!(tally.counts, expected);
+}
+
+#[test]
+fn job_is_complete_when_every_batch_is_counted() {
+    let mut it = job("a", "x", 0);
+    it.batch_count = 2;
+    let mut tally = Tally::default();
+    tally.count(&result(0, 1, &[Outcome::Failed]));
+    tally.count(&result(1, 1, &[Outcome::Fresh]));
+    assert!(tally.has_all(2) && !tally.is_complete(&it));
+    it.server_state = ServerState::WaitForResults;
+    assert!(!tally.is_complete(&it));
+    it.retry_batch_count = Some(1);
+    assert!(!tally.is_complete(&it));
+    tally.count(&result(0, 2, &[Outcome::Failed]));
+    assert!(tally.is_complete(&it));
+}

@@ -1,0 +1,215 @@
+//! Slots of the outbound limiter: each request of an application with a limit waits for one.
+//!
+//! While the limiter is unavailable, no request is sent.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use http::StatusCode;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use runtime::{reload::Reloader, token};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::{sleep, sleep_until};
+use url::Url;
+
+use crate::{apps::App, origin, outcome::Response};
+
+/// Longer than the limiter holds a reservation.
+const TIMEOUT: Duration = Duration::from_secs(60);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum wait for a slot in one call.
+const MAX_WAIT_SECONDS: u32 = 30;
+
+/// Name of a counter of the limiter: `LIMIT/COUNTER`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Counter {
+    limit: String,
+    counter: String,
+}
+
+impl Counter {
+    /// Parses `LIMIT/COUNTER`.
+    ///
+    /// # Errors
+    /// When a part is missing.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((limit, counter)) if !limit.is_empty() && !counter.is_empty() => Ok(Self {
+                limit: limit.to_owned(),
+                counter: counter.to_owned(),
+            }),
+            _ => Err(format!("{text:?} is not LIMIT/COUNTER")),
+        }
+    }
+}
+
+/// Client of a limiter; clones share it.
+#[derive(Debug, Clone)]
+pub struct Limiter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    url: Url,
+    token: Option<Arc<Reloader<token::File>>>,
+    http: reqwest::Client,
+    is_available: AtomicBool,
+    error: Mutex<String>,
+}
+
+/// A response to `reserve`.
+#[derive(Debug, Deserialize)]
+struct Slot {
+    wait: f64,
+}
+
+impl Limiter {
+    /// A client of the limiter at this URL.
+    ///
+    /// # Errors
+    /// When the HTTP client cannot be created.
+    pub fn new(url: Url, token: Option<Arc<Reloader<token::File>>>) -> Result<Self> {
+        let http = origin::builder()
+            .timeout(TIMEOUT)
+            .build()
+            .context("HTTP client")?;
+        Ok(Self(Arc::new(Inner {
+            url,
+            token,
+            http,
+            is_available: AtomicBool::new(true),
+            error: Mutex::default(),
+        })))
+    }
+
+    /// Whether the last call succeeded; otherwise its error.
+    ///
+    /// # Errors
+    /// The error of the last call.
+    pub fn state(&self) -> Result<String, String> {
+        if self.0.is_available.load(Ordering::Relaxed) {
+            return Ok("available".to_owned());
+        }
+        let error = self.0.error.lock().unwrap_or_else(PoisonError::into_inner);
+        Err(format!(
+            "unavailable, so no limited request is sent: {error}"
+        ))
+    }
+
+    /// Waits for a slot, as long as it takes.
+    pub async fn reserve(&self, counter: &Counter) {
+        let body = json!({ "wait": true, "max_wait": MAX_WAIT_SECONDS });
+        loop {
+            match self.try_reserve(counter, &body).await {
+                Ok(wait) => {
+                    self.set_available(None);
+                    sleep(wait.unwrap_or_default()).await;
+                    if wait.is_some() {
+                        return;
+                    }
+                }
+                Err(error) => self.set_available(Some(&error)),
+            }
+            sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// The wait for a reserved slot; `None` if there is no slot within the maximum wait.
+    async fn try_reserve(&self, counter: &Counter, body: &Value) -> Result<Option<Duration>> {
+        let response = self.call(counter, "reserve", body).await?;
+        match response.status() {
+            StatusCode::OK => {
+                let slot: Slot = response.json().await.context("reserve")?;
+                let wait = Duration::try_from_secs_f64(slot.wait);
+                Ok(Some(wait.context("reserve")?))
+            }
+            StatusCode::TOO_MANY_REQUESTS => Ok(None),
+            status => bail!(
+                "reserve on {}/{} returned {status}",
+                counter.limit,
+                counter.counter
+            ),
+        }
+    }
+
+    /// Reports a response that demands fewer requests.
+    pub async fn feedback(&self, counter: &Counter, response: &Response) {
+        let body = json!({ "status": response.status, "retry_after": response.retry_after });
+        let result = self.call(counter, "feedback", &body).await;
+        if let Err(error) = result.and_then(|it| Ok(it.error_for_status()?)) {
+            tracing::debug!(%error, "feedback failed");
+        }
+    }
+
+    async fn call(
+        &self,
+        counter: &Counter,
+        operation: &str,
+        body: &Value,
+    ) -> Result<reqwest::Response> {
+        let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
+        let (limit, name) = (encoded(&counter.limit), encoded(&counter.counter));
+        let url = self
+            .0
+            .url
+            .join(&format!("/v1/limits/{limit}/{name}/{operation}"))?;
+        let mut request = self.0.http.post(url).json(body);
+        if let Some(token) = &self.0.token {
+            request = request.bearer_auth(token.current().first());
+        }
+        request.send().await.map_err(|error| anyhow!("{error:#}"))
+    }
+
+    fn set_available(&self, error: Option<&anyhow::Error>) {
+        let was = self.0.is_available.swap(error.is_none(), Ordering::Relaxed);
+        let text = error.map(|error| format!("{error:#}")).unwrap_or_default();
+        match (was, error) {
+            (true, Some(_)) => {
+                tracing::warn!(error = text, "limiter is unavailable; requests wait")
+            }
+            (false, None) => tracing::info!("limiter is available again"),
+            _ => {}
+        }
+        *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+}
+
+/// Waits until a request of the application may be sent.
+pub async fn wait_for_slot(limiter: Option<&Limiter>, app: &App) {
+    loop {
+        if let Some(until) = app.throttled_until() {
+            sleep_until(until).await;
+            continue;
+        }
+        if let (Some(limiter), Some(counter)) = (limiter, &app.limit) {
+            limiter.reserve(counter).await;
+        }
+        if app.throttled_until().is_none() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counter_has_two_parts() {
+        let counter = Counter::parse("dsp-17/revalidator/x").unwrap();
+        assert_eq!(
+            (&*counter.limit, &*counter.counter),
+            ("dsp-17", "revalidator/x")
+        );
+        for text in ["", "x", "/x", "x/"] {
+            assert!(Counter::parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! Messages between makers and workers: JSON objects with the field names of the paper, extended by fields of this program.
+//!
+//! Programs in other languages create jobs with them. Unknown fields and states are kept when a status is written back.
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::{Map, Value};
+
+/// Maximum number of assets in a batch.
+pub const BATCH_ASSETS_MAX: usize = 100;
+
+/// Maximum bytes of an asset, as JSON.
+pub const ASSET_BYTES_MAX: usize = 4 << 10;
+
+/// Maximum bytes of a URL.
+pub const URL_BYTES_MAX: usize = 2048;
+
+/// Maximum bytes of an entity tag or a `Last-Modified`; longer ones are ignored.
+pub const VALIDATOR_BYTES_MAX: usize = 512;
+
+/// Maximum of `revalidatorsNeeded`.
+pub const WORKERS_NEEDED_MAX: u32 = 64;
+
+/// Which objects a job may remove.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AllowDelete {
+    /// None.
+    #[default]
+    None,
+    /// Those that the origin reports as gone.
+    Partial,
+    /// All of the job, without requests.
+    All,
+}
+
+impl<'de> Deserialize<'de> for AllowDelete {
+    /// Also accepts the boolean of the paper.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Value::deserialize(deserializer)? {
+            Value::Bool(false) => Ok(Self::None),
+            Value::Bool(true) => Ok(Self::Partial),
+            Value::String(text) => match &*text {
+                "none" => Ok(Self::None),
+                "partial" => Ok(Self::Partial),
+                "all" => Ok(Self::All),
+                _ => Err(de::Error::custom("use none, partial or all")),
+            },
+            _ => Err(de::Error::custom("use none, partial or all")),
+        }
+    }
+}
+
+/// Progress of the maker of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServerState {
+    /// Publishes batches.
+    Transmitting,
+    /// All batches are published.
+    #[serde(rename = "Wait-For-Results")]
+    WaitForResults,
+    /// All results are there, and their metadata are being written.
+    #[serde(rename = "Processing-Results")]
+    ProcessingResults,
+    /// The job has ended.
+    Finished,
+    /// The job was ended early.
+    Cancelled,
+    /// A state of another program.
+    #[serde(untagged)]
+    Other(String),
+}
+
+/// Progress of the workers of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RevalidatorState {
+    /// No worker has begun.
+    Waiting,
+    /// Workers process batches.
+    Revalidating,
+    /// No worker processes batches until `resumeAt`, or until an operator resumes the job.
+    Suspended,
+    /// All results are there.
+    Finished,
+    /// The job was ended early.
+    Cancelled,
+    /// A state of another program.
+    #[serde(untagged)]
+    Other(String),
+}
+
+/// Status of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobStatus {
+    /// Which objects may be removed.
+    #[serde(default)]
+    pub allow_delete: AllowDelete,
+    /// Name of the application.
+    pub app_name: String,
+    /// Number of assets transmitted.
+    #[serde(default)]
+    pub asset_count: u64,
+    /// Number of batches transmitted; their numbers are `0..batchCount`.
+    #[serde(default)]
+    pub batch_count: u64,
+    /// Whether requests have no validators, and each complete response replaces the contents.
+    #[serde(default)]
+    pub force_update: bool,
+    /// Unique id.
+    pub job_id: String,
+    /// Maximum number of workers.
+    pub revalidators_needed: u32,
+    /// Progress of the workers.
+    pub revalidator_state: RevalidatorState,
+    /// Progress of the maker.
+    pub server_state: ServerState,
+    /// Time of creation, in Unix milliseconds; so are all times.
+    #[serde(default)]
+    pub created_at: u64,
+    /// Time at which the first worker began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<u64>,
+    /// Time at which the job ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<u64>,
+    /// Why the job is suspended or was cancelled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// End of the suspension; without it, an operator resumes the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume_at: Option<u64>,
+    /// Start of the current suspension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspended_at: Option<u64>,
+    /// Time of the first suspension since the last batch with a result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failing_since: Option<u64>,
+    /// Number of suspensions since the last batch with a result.
+    #[serde(default)]
+    pub suspensions: u32,
+    /// Number of batches with failed assets; set when all of them are published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_batch_count: Option<u64>,
+    /// Outcomes so far.
+    #[serde(default)]
+    pub counts: Counts,
+    /// Position in the source after the transmitted batches.
+    #[serde(default)]
+    pub cursor: u64,
+    /// Which assets of the source the job has.
+    #[serde(default)]
+    pub filter: Filter,
+    /// Whether the assets came with the request, not from the source of the application.
+    #[serde(default)]
+    pub push: bool,
+    /// Whether another program is the maker.
+    #[serde(default)]
+    pub foreign: bool,
+    /// Whether an operator has acknowledged the cancellation.
+    #[serde(default)]
+    pub acknowledged: bool,
+    /// Fields of other programs.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl JobStatus {
+    /// Whether the job has neither ended nor an unknown state.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        use RevalidatorState as R;
+        use ServerState as S;
+        matches!(
+            self.server_state,
+            S::Transmitting | S::WaitForResults | S::ProcessingResults
+        ) && matches!(
+            self.revalidator_state,
+            R::Waiting | R::Revalidating | R::Suspended
+        )
+    }
+
+    /// Whether the job was ended early.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.server_state == ServerState::Cancelled
+            || self.revalidator_state == RevalidatorState::Cancelled
+    }
+}
+
+/// Which assets of a source a job has.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Filter {
+    /// Minimum seconds since the last check of an asset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub older_than: Option<u64>,
+    /// First characters of the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    /// Fraction of the assets, selected by the hash of their keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<f64>,
+}
+
+/// Outcomes of the assets of a job, each counted once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Counts {
+    /// Assets with a final result.
+    pub checked: u64,
+    /// Unchanged assets.
+    pub fresh: u64,
+    /// Assets whose object was replaced.
+    pub changed: u64,
+    /// Assets that the origin no longer has.
+    pub gone: u64,
+    /// Assets whose object was removed.
+    pub deleted: u64,
+    /// Assets whose object would have been removed without the brake.
+    pub held_back: u64,
+    /// Assets whose requests failed twice.
+    pub failed: u64,
+    /// Assets kept because the response was unexpected.
+    pub kept: u64,
+    /// Assets removed before the job because nobody requested them.
+    pub pruned: u64,
+}
+
+/// Up to [`BATCH_ASSETS_MAX`] assets that one worker checks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobBatch {
+    /// The assets.
+    pub assets: Vec<Asset>,
+    /// The job.
+    pub job_id: String,
+    /// Number of the batch among those with the same `attempt`, from 0.
+    pub batch: u64,
+    /// 2 for assets whose first attempt failed, otherwise 1.
+    #[serde(default = "first_attempt")]
+    pub attempt: u32,
+}
+
+fn first_attempt() -> u32 {
+    1
+}
+
+impl JobBatch {
+    /// Message id of the batch and of its result.
+    #[must_use]
+    pub fn id(&self) -> String {
+        batch_id(&self.job_id, self.batch, self.attempt)
+    }
+}
+
+fn batch_id(job: &str, batch: u64, attempt: u32) -> String {
+    let retry = if attempt > 1 { "r" } else { "" };
+    format!("{job}/{batch}{retry}")
+}
+
+/// An object that is checked against its origin.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Asset {
+    /// Name of the object; empty for the URL.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
+    /// URL at the origin.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub url: String,
+    /// Entity tag of the stored object, or empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub e_tag: String,
+    /// Digest of the stored object, or empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub hash: String,
+    /// `Last-Modified` of the stored object, or empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub last_modified: String,
+}
+
+impl Asset {
+    /// Name of the object.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        if self.key.is_empty() {
+            &self.url
+        } else {
+            &self.key
+        }
+    }
+}
+
+/// Results of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobResult {
+    /// Mean time to the first byte of the answered requests, in milliseconds.
+    pub average_response: u64,
+    /// One result for each asset.
+    pub results: Vec<AssetResult>,
+    /// The worker.
+    pub revalidator_id: String,
+    /// The job.
+    pub job_id: String,
+    /// Number of the batch.
+    pub batch: u64,
+    /// Attempt of the batch.
+    #[serde(default = "first_attempt")]
+    pub attempt: u32,
+}
+
+impl JobResult {
+    /// Message id, equal to that of the batch.
+    #[must_use]
+    pub fn id(&self) -> String {
+        batch_id(&self.job_id, self.batch, self.attempt)
+    }
+}
+
+/// What the response of an origin means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// The object is unchanged.
+    Fresh,
+    /// The object has changed.
+    Changed,
+    /// The origin no longer has the object.
+    Gone,
+    /// The origin rejects the credentials.
+    Refused,
+    /// The origin demands fewer requests.
+    Throttled,
+    /// No usable response; the asset is retried.
+    Failed,
+    /// A response that no retry improves; the object is kept.
+    Unexpected,
+    /// The job removes all objects, without requests.
+    Removed,
+}
+
+impl Outcome {
+    /// All outcomes.
+    pub const ALL: [Self; 8] = [
+        Self::Fresh,
+        Self::Changed,
+        Self::Gone,
+        Self::Refused,
+        Self::Throttled,
+        Self::Failed,
+        Self::Unexpected,
+        Self::Removed,
+    ];
+
+    /// Name in messages and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Changed => "changed",
+            Self::Gone => "gone",
+            Self::Refused => "refused",
+            Self::Throttled => "throttled",
+            Self::Failed => "failed",
+            Self::Unexpected => "unexpected",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+/// Result of an asset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AssetResult {
+    /// The asset, with the validators and the digest of the response.
+    pub asset: Asset,
+    /// Whether the object was removed.
+    #[serde(default)]
+    pub is_deleted: bool,
+    /// Time to the first byte, in milliseconds; 0 without a response.
+    #[serde(default)]
+    pub server_response: u64,
+    /// Whether the origin failed.
+    #[serde(default)]
+    pub server_error: bool,
+    /// Whether the object was not the one of the origin.
+    #[serde(default)]
+    pub was_stale: bool,
+    /// What the response means.
+    pub outcome: Outcome,
+    /// Whether the brake kept the object from being removed.
+    #[serde(default)]
+    pub held_back: bool,
+}
+
+/// State of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SubscriptionState {
+    /// Has no job.
+    Available,
+    /// Tries to get a slot of a job.
+    Attempt,
+    /// Has a slot of a job.
+    Subscribed,
+}
+
+/// The current job of a worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Subscription {
+    /// The worker.
+    pub revalidator_id: String,
+    /// Its job.
+    pub job_id: Option<String>,
+    /// Its state.
+    pub state: SubscriptionState,
+    /// Parallel requests in its current batch.
+    #[serde(default)]
+    pub concurrency: usize,
+    /// Mean response time of its last batch, in milliseconds.
+    #[serde(default)]
+    pub average_response: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn job_status_of_the_paper_is_accepted() {
+        let text = r#"{"allowDelete":true,"appName":"shop","assetCount":250,"batchCount":3,"forceUpdate":false,"jobId":"a-1",
+            "revalidatorsNeeded":2,"revalidatorState":"Waiting","serverState":"Wait-For-Results"}"#;
+        let job: JobStatus = serde_json::from_str(text).unwrap();
+        assert_eq!(job.allow_delete, AllowDelete::Partial);
+        assert_eq!(job.server_state, ServerState::WaitForResults);
+        assert!(job.is_open() && !job.push && job.created_at == 0);
+        let value = serde_json::to_value(&job).unwrap();
+        assert_eq!(value["allowDelete"], "partial");
+        assert_eq!(value["revalidatorsNeeded"], 2);
+        assert_eq!(value["serverState"], "Wait-For-Results");
+    }
+
+    #[test]
+    fn unknown_fields_and_states_are_kept() {
+        let value = json!({"appName": "shop", "jobId": "a-1", "revalidatorsNeeded": 1, "revalidatorState": "Dreaming",
+            "serverState": "Transmitting", "colour": {"of": "sky"}});
+        let job: JobStatus = serde_json::from_value(value).unwrap();
+        assert!(!job.is_open());
+        let again = serde_json::to_value(&job).unwrap();
+        assert_eq!(again["revalidatorState"], "Dreaming");
+        assert_eq!(again["colour"]["of"], "sky");
+    }
+
+    #[test]
+    fn allow_delete_accepts_its_names_and_the_boolean() {
+        for (text, expected) in [
+            ("false", AllowDelete::None),
+            ("true", AllowDelete::Partial),
+            ("\"none\"", AllowDelete::None),
+            ("\"partial\"", AllowDelete::Partial),
+            ("\"all\"", AllowDelete::All),
+        ] {
+            assert_eq!(serde_json::from_str::<AllowDelete>(text).unwrap(), expected);
+        }
+        for text in ["\"some\"", "1", "null"] {
+            assert!(serde_json::from_str::<AllowDelete>(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn batch_and_result_have_the_field_names_of_the_paper() {
+        let batch = json!({"assets": [{"eTag": "\"x\"", "hash": "0a1b2c3d", "lastModified": "then", "url": "https://x/"}],
+            "jobId": "a-1", "batch": 4});
+        let batch: JobBatch = serde_json::from_value(batch).unwrap();
+        assert_eq!((batch.attempt, batch.id()), (1, "a-1/4".to_owned()));
+        assert_eq!(batch.assets[0].name(), "https://x/");
+        let result = JobResult {
+            average_response: 12,
+            results: vec![AssetResult {
+                asset: batch.assets[0].clone(),
+                is_deleted: false,
+                server_response: 12,
+                server_error: true,
+                was_stale: false,
+                outcome: Outcome::Failed,
+                held_back: false,
+            }],
+            revalidator_id: "w".to_owned(),
+            job_id: "a-1".to_owned(),
+            batch: 4,
+            attempt: 2,
+        };
+        assert_eq!(result.id(), "a-1/4r");
+        let value = serde_json::to_value(&result).unwrap();
+        let one = &value["results"][0];
+        assert_eq!(value["averageResponse"], 12);
+        assert_eq!(
+            (&one["serverError"], &one["serverResponse"]),
+            (&json!(true), &json!(12))
+        );
+        assert_eq!(
+            (&one["isDeleted"], &one["wasStale"]),
+            (&json!(false), &json!(false))
+        );
+        assert_eq!(one["asset"]["eTag"], "\"x\"");
+    }
+}

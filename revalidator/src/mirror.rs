@@ -1,0 +1,258 @@
+//! A copy of both buckets, kept up to date by watching them. One task writes it; makers, workers and pages read it.
+//!
+//! A lease is judged by this copy: its holder is lost if its revision has not changed for [`LEASE`] on the clock of the reader, so
+//! that the clocks of machines need not agree.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    time::Duration,
+};
+
+use anyhow::Result;
+use futures_util::StreamExt as _;
+use prometheus::IntCounter;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    engine::{Bucket, Engine, Entry},
+    messages::{JobStatus, Subscription},
+};
+
+/// Time without renewal after which a lease is free.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// Pause after a failed watch.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Prefix of the keys of workers in the bucket of subscriptions.
+pub const WORKER: &str = "worker.";
+
+/// A key of the bucket of subscriptions.
+#[derive(Debug, Clone)]
+struct Observed {
+    revision: u64,
+    /// When this process first saw the revision.
+    since: Instant,
+    subscription: Option<Subscription>,
+}
+
+#[derive(Debug, Default)]
+struct Copy {
+    jobs: HashMap<String, (u64, Arc<JobStatus>)>,
+    subscriptions: HashMap<String, Observed>,
+    /// Per bucket, whether its entries at the start of the watch are there.
+    is_current: [bool; 2],
+}
+
+/// Whether a lease can be acquired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseState {
+    /// Nobody holds it.
+    Free,
+    /// Its holder is lost; the revision to replace.
+    Lost(u64),
+    /// Its holder renews it.
+    Held,
+}
+
+/// The copy; clones share it.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    copy: Arc<RwLock<Copy>>,
+    changes: watch::Sender<()>,
+    invalid_messages: IntCounter,
+}
+
+impl Mirror {
+    /// An empty copy. `invalid_messages` counts entries that are no job status.
+    #[must_use]
+    pub fn new(invalid_messages: IntCounter) -> Self {
+        Self {
+            copy: Arc::default(),
+            changes: watch::Sender::new(()),
+            invalid_messages,
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Copy> {
+        self.copy.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the copy has all entries.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.read().is_current == [true; 2]
+    }
+
+    /// Notifies about changes.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// All jobs.
+    #[must_use]
+    pub fn jobs(&self) -> Vec<Arc<JobStatus>> {
+        let copy = self.read();
+        copy.jobs.values().map(|(_, job)| Arc::clone(job)).collect()
+    }
+
+    /// A job.
+    #[must_use]
+    pub fn job(&self, id: &str) -> Option<Arc<JobStatus>> {
+        let copy = self.read();
+        copy.jobs.get(id).map(|(_, job)| Arc::clone(job))
+    }
+
+    /// The workers that renew their keys.
+    #[must_use]
+    pub fn workers(&self) -> Vec<Subscription> {
+        let copy = self.read();
+        let live = copy
+            .subscriptions
+            .values()
+            .filter(|it| it.since.elapsed() < LEASE);
+        live.filter_map(|it| it.subscription.clone()).collect()
+    }
+
+    /// The state of a lease.
+    #[must_use]
+    pub fn lease(&self, key: &str) -> LeaseState {
+        match self.read().subscriptions.get(key) {
+            None => LeaseState::Free,
+            Some(it) if it.since.elapsed() >= LEASE => LeaseState::Lost(it.revision),
+            Some(_) => LeaseState::Held,
+        }
+    }
+
+    /// Whether a lease can be acquired.
+    #[must_use]
+    pub fn is_free(&self, key: &str) -> bool {
+        self.lease(key) != LeaseState::Held
+    }
+
+    /// Keys of a prefix whose holders are lost, with their revisions.
+    #[must_use]
+    pub fn lost(&self, prefix: &str) -> Vec<(String, u64)> {
+        let copy = self.read();
+        let lost = copy
+            .subscriptions
+            .iter()
+            .filter(|(key, it)| key.starts_with(prefix) && it.since.elapsed() >= LEASE);
+        lost.map(|(key, it)| (key.clone(), it.revision)).collect()
+    }
+
+    fn apply(&self, bucket: Bucket, entry: Entry) {
+        let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+        match (bucket, entry.value) {
+            (Bucket::Jobs, None) => drop(copy.jobs.remove(&entry.key)),
+            (Bucket::Subscriptions, None) => drop(copy.subscriptions.remove(&entry.key)),
+            (Bucket::Jobs, Some(value)) => {
+                let is_newer = |(revision, _): &(u64, _)| *revision < entry.revision;
+                if !copy.jobs.get(&entry.key).is_none_or(is_newer) {
+                    return;
+                }
+                match serde_json::from_slice::<JobStatus>(&value) {
+                    Ok(job) if job.job_id == entry.key => {
+                        copy.jobs.insert(entry.key, (entry.revision, Arc::new(job)));
+                    }
+                    _ => {
+                        copy.jobs.remove(&entry.key);
+                        if self.invalid_messages.get() == 0 {
+                            tracing::warn!(key = entry.key, "ignored an invalid job status");
+                        }
+                        self.invalid_messages.inc();
+                    }
+                }
+            }
+            (Bucket::Subscriptions, Some(value)) => {
+                // A watch that begins again repeats entries; they are not renewals.
+                let is_seen = |it: &Observed| it.revision >= entry.revision;
+                if copy.subscriptions.get(&entry.key).is_some_and(is_seen) {
+                    return;
+                }
+                let is_worker = entry.key.starts_with(WORKER);
+                let subscription = is_worker.then(|| serde_json::from_slice(&value).ok());
+                let observed = Observed {
+                    revision: entry.revision,
+                    since: Instant::now(),
+                    subscription: subscription.flatten(),
+                };
+                copy.subscriptions.insert(entry.key, observed);
+            }
+        }
+    }
+
+    fn set_current(&self, bucket: Bucket) {
+        let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+        copy.is_current[bucket as usize] = true;
+    }
+
+    /// Keeps the copy up to date until `stop`.
+    pub async fn run<E: Engine>(self, engine: E, stop: CancellationToken) {
+        let both = async {
+            tokio::join!(
+                self.follow(&engine, Bucket::Jobs),
+                self.follow(&engine, Bucket::Subscriptions)
+            );
+        };
+        stop.run_until_cancelled(both).await;
+    }
+
+    async fn follow<E: Engine>(&self, engine: &E, bucket: Bucket) {
+        loop {
+            if let Err(error) = self.follow_once(engine, bucket).await {
+                tracing::debug!(%error, ?bucket, "watch ended");
+            }
+            sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn follow_once<E: Engine>(&self, engine: &E, bucket: Bucket) -> Result<()> {
+        let mut watch = engine.watch(bucket).await?;
+        if watch.current == 0 {
+            self.set_current(bucket);
+        }
+        while let Some(entry) = watch.entries.next().await {
+            let entry = entry?;
+            let revision = entry.revision;
+            self.apply(bucket, entry);
+            if revision >= watch.current {
+                self.set_current(bucket);
+            }
+            self.changes.send_replace(());
+        }
+        Ok(())
+    }
+}
+
+/// Changes a job by compare-and-set until `change` has been applied to its newest version. `change` returns whether it changed
+/// anything. Returns the new version; `None` if the job does not exist.
+///
+/// # Errors
+/// When the engine fails.
+pub async fn change_job<E: Engine>(
+    engine: &E,
+    id: &str,
+    mut change: impl FnMut(&mut JobStatus) -> bool,
+) -> Result<Option<JobStatus>> {
+    loop {
+        let Some((value, revision)) = engine.get(Bucket::Jobs, id).await? else {
+            return Ok(None);
+        };
+        let mut job: JobStatus = serde_json::from_slice(&value)?;
+        if !change(&mut job) {
+            return Ok(Some(job));
+        }
+        let value = serde_json::to_vec(&job)?.into();
+        let set = engine.compare_and_set(Bucket::Jobs, id, value, Some(revision));
+        if set.await?.is_some() {
+            return Ok(Some(job));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a response of an origin means: a pure function.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::{
+    digest,
+    messages::{Asset, Outcome, VALIDATOR_BYTES_MAX},
+};
+
+/// What a request for an asset returned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// A response.
+    Response(Response),
+    /// No response: a timeout, a failed connection or name lookup, or a TLS error.
+    None,
+    /// No request was sent, because the URL is not allowed.
+    Forbidden,
+}
+
+/// A response of an origin.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Response {
+    /// HTTP status.
+    pub status: u16,
+    /// Time to the first byte.
+    pub time: Duration,
+    /// `ETag`, or empty.
+    pub e_tag: String,
+    /// `Last-Modified`, or empty.
+    pub last_modified: String,
+    /// `Retry-After`.
+    pub retry_after: Option<String>,
+    /// Whether the body has a content encoding, although the request forbids it.
+    pub is_encoded: bool,
+    /// The body of a 2xx.
+    pub body: Body,
+}
+
+/// The body of a response.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Body {
+    /// A complete body.
+    Complete(Bytes),
+    /// The connection ended early, or a timeout passed.
+    Cut,
+    /// More bytes than allowed.
+    TooLarge,
+    /// Not read.
+    #[default]
+    Unread,
+}
+
+/// How the responses of an application are read.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// Statuses that mean that the object is gone.
+    pub gone_on: Vec<u16>,
+    /// Parts of bodies that are removed before the digest.
+    pub normalize: Vec<regex::bytes::Regex>,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self {
+            gone_on: vec![404, 410],
+            normalize: Vec::new(),
+        }
+    }
+}
+
+/// The outcome of an answer, and the asset with its new validators and digest. `has_validators` states whether the request had
+/// any; without them a 304 is an error of the origin. With `force`, each complete body counts as changed.
+#[must_use]
+pub fn outcome(
+    reading: &Reading,
+    asset: &Asset,
+    answer: &Answer,
+    has_validators: bool,
+    force: bool,
+) -> (Outcome, Asset) {
+    let response = match answer {
+        Answer::Response(response) => response,
+        Answer::None => return (Outcome::Failed, asset.clone()),
+        Answer::Forbidden => return (Outcome::Unexpected, asset.clone()),
+    };
+    let outcome = match response.status {
+        304 if has_validators => return (Outcome::Fresh, refreshed(asset, response)),
+        304 => Outcome::Failed,
+        status if reading.gone_on.contains(&status) => Outcome::Gone,
+        204..=206 => Outcome::Unexpected,
+        200..300 => return content(reading, asset, response, force),
+        401 | 403 | 407 => Outcome::Refused,
+        429 => Outcome::Throttled,
+        503 if response.retry_after.is_some() => Outcome::Throttled,
+        500.. => Outcome::Failed,
+        _ => Outcome::Unexpected,
+    };
+    (outcome, asset.clone())
+}
+
+/// The outcome of a 2xx.
+fn content(reading: &Reading, asset: &Asset, response: &Response, force: bool) -> (Outcome, Asset) {
+    let body = match &response.body {
+        _ if response.is_encoded => return (Outcome::Unexpected, asset.clone()),
+        Body::Complete(body) => body,
+        Body::Cut | Body::Unread => return (Outcome::Failed, asset.clone()),
+        Body::TooLarge => return (Outcome::Unexpected, asset.clone()),
+    };
+    if body.is_empty() && !digest::is_of_empty(&asset.hash) {
+        return (Outcome::Unexpected, asset.clone());
+    }
+    let body = digest::normalize(&reading.normalize, body);
+    let outcome = if !force && digest::is_equal(&asset.hash, &body) {
+        Outcome::Fresh
+    } else {
+        Outcome::Changed
+    };
+    let asset = Asset {
+        hash: digest::digest(&body),
+        e_tag: validator(&response.e_tag),
+        last_modified: validator(&response.last_modified),
+        ..asset.clone()
+    };
+    (outcome, asset)
+}
+
+/// The asset with the validators of a 304, which replace its own only if they are there.
+fn refreshed(asset: &Asset, response: &Response) -> Asset {
+    let newer = |new: &str, old: &str| match validator(new) {
+        new if new.is_empty() => old.to_owned(),
+        new => new,
+    };
+    Asset {
+        e_tag: newer(&response.e_tag, &asset.e_tag),
+        last_modified: newer(&response.last_modified, &asset.last_modified),
+        ..asset.clone()
+    }
+}
+
+/// A validator that is short enough to be stored, or an empty one.
+fn validator(text: &str) -> String {
+    if text.len() > VALIDATOR_BYTES_MAX {
+        return String::new();
+    }
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests;

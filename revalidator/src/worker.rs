@@ -1,0 +1,370 @@
+//! A worker: takes the oldest job with a free slot, and checks its batches one at a time.
+//!
+//! Objects are stored or removed first, then the result is published, then the batch is acknowledged. So a crash at any point
+//! repeats at most one batch, and repeating it changes nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use runtime::unix_micros;
+use tokio::{
+    sync::watch,
+    time::{Instant, interval_at, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    apps::{App, CurrentApps},
+    batch::Checker,
+    concurrency::Controller,
+    engine::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Settlement},
+    jobs::{self, candidates, is_suspended},
+    lease::Lease,
+    messages::{
+        BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState, Subscription,
+        SubscriptionState, WORKERS_NEEDED_MAX,
+    },
+    mirror::{Mirror, WORKER, change_job},
+    origin::Origin,
+};
+
+/// Time between two reports of a worker's state.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Wait for the next batch of a job.
+const BATCH_WAIT: Duration = Duration::from_secs(2);
+
+/// Pause after an error, and maximum time until a worker looks for a job again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    unix_micros() / 1000
+}
+
+/// What a worker needs.
+#[derive(Clone)]
+pub struct Worker<E, O> {
+    /// Unique id.
+    pub id: String,
+    /// The broker.
+    pub engine: E,
+    /// The copy of its buckets.
+    pub mirror: Mirror,
+    /// The applications.
+    pub apps: CurrentApps,
+    /// Checks batches.
+    pub checker: Checker<O>,
+    /// No further batch is begun after it is cancelled.
+    pub stop: CancellationToken,
+    /// The current batch is given back when it is cancelled.
+    pub abort: CancellationToken,
+    /// Clock of jobs, in Unix milliseconds.
+    pub clock: fn() -> u64,
+}
+
+/// What a worker does after a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Batch,
+    Leave,
+}
+
+impl<E: Engine, O: Origin> Worker<E, O> {
+    /// Works until `stop`.
+    pub async fn run(self) {
+        let state = watch::Sender::new(self.subscription(None, SubscriptionState::Available));
+        let working = async {
+            self.work(&state).await;
+            let key = format!("{WORKER}{}", self.id);
+            let deleted = self.engine.delete(Bucket::Subscriptions, &key, None);
+            if !matches!(timeout(RETRY_PAUSE, deleted).await, Ok(Ok(()))) {
+                tracing::debug!("subscription not deleted; it expires");
+            }
+        };
+        tokio::select! {
+            () = working => {}
+            () = self.report(state.subscribe()) => {}
+        }
+    }
+
+    fn subscription(&self, job: Option<&str>, state: SubscriptionState) -> Subscription {
+        Subscription {
+            revalidator_id: self.id.clone(),
+            job_id: job.map(ToOwned::to_owned),
+            state,
+            concurrency: 0,
+            average_response: 0,
+        }
+    }
+
+    /// Publishes the state after each change and at least every [`REPORT_INTERVAL`].
+    async fn report(&self, mut state: watch::Receiver<Subscription>) {
+        let key = format!("{WORKER}{}", self.id);
+        loop {
+            let value = serde_json::to_vec(&*state.borrow_and_update()).unwrap_or_default();
+            let put = self.engine.put(Bucket::Subscriptions, &key, value.into());
+            if let Err(error) = put.await {
+                tracing::debug!(%error, "subscription not published");
+                sleep(RETRY_PAUSE).await;
+            }
+            if let Ok(Err(_)) = timeout(REPORT_INTERVAL, state.changed()).await {
+                return;
+            }
+        }
+    }
+
+    async fn work(&self, state: &watch::Sender<Subscription>) {
+        let mut changes = self.mirror.changes();
+        let mut left = None;
+        while !self.stop.is_cancelled() {
+            changes.mark_unchanged();
+            match self.subscribe(state, left.take().as_deref()).await {
+                Ok(Some((job, app, lease))) => {
+                    let id = job.job_id.clone();
+                    tracing::info!(worker = self.id, job = id, "subscribed");
+                    if let Err(error) = self.process(&job, &app, &lease, state).await {
+                        tracing::warn!(
+                            worker = self.id,
+                            job = id,
+                            error = format!("{error:#}"),
+                            "left a job after an error"
+                        );
+                        sleep(RETRY_PAUSE).await;
+                    }
+                    lease.release().await;
+                    left = Some(id);
+                }
+                Ok(None) => {
+                    let changed = timeout(RETRY_PAUSE, changes.changed());
+                    self.stop.run_until_cancelled(changed).await;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no subscription");
+                    self.stop.run_until_cancelled(sleep(RETRY_PAUSE)).await;
+                }
+            }
+            state.send_if_modified(|state| {
+                let available = self.subscription(None, SubscriptionState::Available);
+                let is_change = *state != available;
+                *state = available;
+                is_change
+            });
+        }
+    }
+
+    /// Acquires a slot of the oldest job that has one; the job `left` is the last choice.
+    async fn subscribe(
+        &self,
+        state: &watch::Sender<Subscription>,
+        left: Option<&str>,
+    ) -> Result<Option<(Arc<JobStatus>, Arc<App>, Lease<E>)>> {
+        if !self.mirror.is_current() {
+            return Ok(None);
+        }
+        let jobs = self.mirror.jobs();
+        let mut open = candidates(jobs.iter().map(|job| &**job), (self.clock)());
+        open.sort_by_key(|job| left == Some(&job.job_id));
+        for job in open {
+            let Some(app) = (self.apps)().get(&job.app_name) else {
+                continue;
+            };
+            for slot in self.free_slots(job) {
+                state
+                    .send_replace(self.subscription(Some(&job.job_id), SubscriptionState::Attempt));
+                let lease = Lease::acquire(&self.engine, &self.mirror, slot, &self.id).await?;
+                if let Some(lease) = lease {
+                    let subscribed =
+                        self.subscription(Some(&job.job_id), SubscriptionState::Subscribed);
+                    state.send_replace(subscribed);
+                    return Ok(Some((Arc::new(job.clone()), app, lease)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keys of the slots of a job that no live worker holds.
+    fn free_slots(&self, job: &JobStatus) -> Vec<String> {
+        let needed = job.revalidators_needed.min(WORKERS_NEEDED_MAX);
+        let slots = (0..needed).map(|slot| format!("slot.{}.{slot}", job.job_id));
+        slots.filter(|slot| self.mirror.is_free(slot)).collect()
+    }
+
+    /// Whether another job needs this worker.
+    fn is_needed_elsewhere(&self, job: &str) -> bool {
+        let jobs = self.mirror.jobs();
+        let open = candidates(jobs.iter().map(|job| &**job), (self.clock)());
+        let apps = (self.apps)();
+        open.into_iter().any(|it| {
+            it.job_id != job && apps.get(&it.app_name).is_some() && !self.free_slots(it).is_empty()
+        })
+    }
+
+    /// Checks the batches of a job until it ends or is suspended, or another job needs the worker.
+    async fn process(
+        &self,
+        job: &JobStatus,
+        app: &Arc<App>,
+        lease: &Lease<E>,
+        state: &watch::Sender<Subscription>,
+    ) -> Result<()> {
+        let id = &job.job_id;
+        let begin = |job: &mut JobStatus| {
+            let begins = job.is_open()
+                && !is_suspended(job, (self.clock)())
+                && job.revalidator_state != RevalidatorState::Revalidating;
+            if begins {
+                jobs::resume(job, (self.clock)());
+            }
+            begins
+        };
+        let Some(mut job) = change_job(&self.engine, id, begin).await? else {
+            return Ok(());
+        };
+        let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
+        let mut batches = self.engine.batches(id, needed).await?;
+        let mut controller = Controller::new(app.concurrency);
+        loop {
+            if self.stop.is_cancelled() || lease.lost().is_cancelled() {
+                return Ok(());
+            }
+            if !job.is_open() || is_suspended(&job, (self.clock)()) {
+                return Ok(());
+            }
+            let next = batches.next(BATCH_WAIT);
+            let Some(next) = self.stop.run_until_cancelled(next).await else {
+                return Ok(());
+            };
+            match next? {
+                Some(delivery) => {
+                    let next = self.process_batch(&job, app, &delivery, &mut controller, state);
+                    if next.await? == Next::Leave {
+                        return Ok(());
+                    }
+                }
+                None if self.is_needed_elsewhere(id) => return Ok(()),
+                None => {}
+            }
+            match self.mirror.job(id) {
+                Some(newest) => job = newest.as_ref().clone(),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn process_batch(
+        &self,
+        job: &JobStatus,
+        app: &Arc<App>,
+        delivery: &impl Delivery,
+        controller: &mut Controller,
+        state: &watch::Sender<Subscription>,
+    ) -> Result<Next> {
+        let batch: Option<JobBatch> = serde_json::from_slice(delivery.payload()).ok();
+        let is_valid =
+            |it: &JobBatch| it.job_id == job.job_id && it.assets.len() <= BATCH_ASSETS_MAX;
+        let Some(batch) = batch.filter(is_valid) else {
+            self.checker.metrics.invalid_messages.inc();
+            tracing::warn!(job = job.job_id, "ignored an invalid batch");
+            delivery.settle(Settlement::Done).await?;
+            return Ok(Next::Batch);
+        };
+        let plan = controller.plan(Duration::from_millis((self.clock)()));
+        self.checker
+            .metrics
+            .set_concurrency(&app.name, &self.id, plan.concurrency);
+        state.send_modify(|state| state.concurrency = plan.concurrency);
+        let checked = tokio::select! {
+            checked = self.checker.check(app, job, &batch, plan) => checked,
+            () = keep(delivery) => unreachable!("it never ends"),
+            () = self.abort.cancelled() => {
+                delivery.settle(Settlement::GiveBack).await?;
+                return Ok(Next::Leave);
+            }
+        };
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                delivery.settle(Settlement::GiveBack).await?;
+                return Err(error);
+            }
+        };
+        controller.finish(checked.times);
+        let (results, average_response) = match checked.results {
+            Ok(results) => results,
+            Err(reason) => {
+                tracing::warn!(job = job.job_id, reason, "job suspended");
+                self.suspend(&job.job_id, reason).await?;
+                delivery.settle(Settlement::GiveBack).await?;
+                return Ok(Next::Leave);
+            }
+        };
+        state.send_modify(|state| {
+            state.average_response = average_response;
+            state.concurrency = controller.concurrency();
+        });
+        let result = JobResult {
+            average_response,
+            results,
+            revalidator_id: self.id.clone(),
+            job_id: batch.job_id,
+            batch: batch.batch,
+            attempt: batch.attempt,
+        };
+        tokio::select! {
+            () = self.publish(&result) => {}
+            () = keep(delivery) => unreachable!("it never ends"),
+            () = self.abort.cancelled() => {
+                delivery.settle(Settlement::GiveBack).await?;
+                return Ok(Next::Leave);
+            }
+        }
+        delivery.settle(Settlement::Done).await?;
+        if job.failing_since.is_some() {
+            let succeed = |job: &mut JobStatus| {
+                job.suspensions = 0;
+                job.failing_since.take().is_some()
+            };
+            change_job(&self.engine, &job.job_id, succeed).await?;
+        }
+        Ok(Next::Batch)
+    }
+
+    /// Publishes a result; retries until it is accepted.
+    async fn publish(&self, result: &JobResult) {
+        let payload = bytes::Bytes::from(serde_json::to_vec(result).unwrap_or_default());
+        let id = result.id();
+        let began = Instant::now();
+        while let Err(error) = self
+            .engine
+            .send_result(&result.job_id, &id, payload.clone())
+            .await
+        {
+            if began.elapsed() < RETRY_PAUSE {
+                tracing::warn!(error = format!("{error:#}"), "result waits for the broker");
+            }
+            sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn suspend(&self, id: &str, reason: &str) -> Result<()> {
+        let suspend = |job: &mut JobStatus| {
+            jobs::suspend(job, reason, (self.clock)());
+            true
+        };
+        change_job(&self.engine, id, suspend).await?;
+        Ok(())
+    }
+}
+
+/// Keeps a batch from being delivered to another worker.
+async fn keep(delivery: &impl Delivery) {
+    let mut ticks = interval_at(Instant::now() + ACK_WAIT / 3, ACK_WAIT / 3);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = delivery.settle(Settlement::InProgress).await {
+            tracing::debug!(%error, "batch not prolonged");
+        }
+    }
+}
