@@ -131,8 +131,10 @@ impl<O: Origin> Checker<O> {
         assets: &[Asset],
         concurrency: usize,
     ) -> Result<Vec<CheckedAsset>> {
-        stream::iter(assets)
-            .map(|asset| self.check_asset(app, job, asset))
+        let checks = assets.iter().map(|asset| self.check_asset(app, job, asset));
+        // Collected, because the closure of a lazy map is not `Send` for every lifetime.
+        let checks: Vec<_> = checks.collect();
+        stream::iter(checks)
             .buffer_unordered(concurrency.max(1))
             .try_collect()
             .await

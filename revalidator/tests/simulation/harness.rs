@@ -1,0 +1,325 @@
+//! Makers, workers and an origin in simulated time.
+
+use std::{
+    cell::Cell,
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use revalidator::{
+    apps::{App, Apps, CurrentApps},
+    batch::Checker,
+    create::{NewJob, create},
+    engine::Engine as _,
+    maker::Maker,
+    messages::{Asset, JobBatch, JobResult, JobStatus},
+    metrics::Metrics,
+    mirror::{Mirror, change_job},
+    origin::Origin,
+    outcome::{Answer, Response},
+    worker::Worker,
+};
+use runtime::metrics::Registry;
+use tokio::{
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::model::Model;
+
+/// Unix time at the start of a simulation, in milliseconds.
+pub(crate) const START: u64 = 1_800_000_000_000;
+
+thread_local! {
+    static BASE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// The simulated clock.
+pub(crate) fn clock() -> u64 {
+    let base = BASE.get().expect("a simulation runs");
+    START + u64::try_from(base.elapsed().as_millis()).expect("a short time")
+}
+
+/// Status and response time of a request.
+pub(crate) type Behavior = Box<dyn Fn(&Asset, u64) -> (u16, Duration) + Send + Sync>;
+
+#[derive(Clone)]
+pub(crate) struct SimOrigin {
+    worker: String,
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    behavior: Behavior,
+    requests: Mutex<HashMap<String, u32>>,
+    total: AtomicUsize,
+    /// Workers with requests in progress for each job.
+    active: Mutex<HashMap<String, HashMap<String, usize>>>,
+    /// Largest number of workers of each job.
+    workers_max: Mutex<HashMap<String, usize>>,
+}
+
+impl Origin for SimOrigin {
+    async fn request(&self, _: &App, asset: &Asset, _: bool) -> Answer {
+        let behavior = &self.shared.behavior;
+        let (status, time) = behavior(asset, clock());
+        self.shared.total.fetch_add(1, Ordering::Relaxed);
+        *self
+            .shared
+            .requests
+            .lock()
+            .unwrap()
+            .entry(asset.key.clone())
+            .or_default() += 1;
+        let job = asset.key.split('/').next().unwrap_or_default().to_owned();
+        let workers = {
+            let mut active = self.shared.active.lock().unwrap();
+            let active = active.entry(job.clone()).or_default();
+            *active.entry(self.worker.clone()).or_default() += 1;
+            active.len()
+        };
+        {
+            let mut max = self.shared.workers_max.lock().unwrap();
+            let max = max.entry(job.clone()).or_default();
+            *max = workers.max(*max);
+        }
+        let _active = Active { origin: self, job };
+        sleep(time).await;
+        if status == 0 {
+            return Answer::None;
+        }
+        Answer::Response(Response {
+            status,
+            time,
+            retry_after: (status == 429).then(|| "30".to_owned()),
+            ..Response::default()
+        })
+    }
+}
+
+/// A request in progress; it may be dropped.
+struct Active<'a> {
+    origin: &'a SimOrigin,
+    job: String,
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        let mut active = self.origin.shared.active.lock().unwrap();
+        let workers = active.get_mut(&self.job).expect("it is active");
+        let count = workers.get_mut(&self.origin.worker).expect("it is active");
+        *count -= 1;
+        if *count == 0 {
+            workers.remove(&self.origin.worker);
+        }
+    }
+}
+
+pub(crate) struct Simulation {
+    pub(crate) model: Model,
+    pub(crate) mirror: Mirror,
+    pub(crate) metrics: Metrics,
+    origin: Arc<Shared>,
+    apps: CurrentApps,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+    next: usize,
+}
+
+impl Simulation {
+    /// A simulation without workers and makers, with these applications.
+    pub(crate) fn new(
+        apps: &str,
+        behavior: impl Fn(&Asset, u64) -> (u16, Duration) + Send + Sync + 'static,
+    ) -> Self {
+        BASE.set(Some(Instant::now()));
+        let metrics = Metrics::register(&Registry::new()).unwrap();
+        let model = Model::default();
+        let mirror = Mirror::new(metrics.invalid_messages.clone());
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(mirror.clone().run(model.clone(), stop.clone()));
+        let apps = Arc::new(Apps::parse(apps).unwrap());
+        Self {
+            model,
+            mirror,
+            metrics,
+            origin: Arc::new(Shared {
+                behavior: Box::new(behavior),
+                requests: Mutex::default(),
+                total: AtomicUsize::new(0),
+                active: Mutex::default(),
+                workers_max: Mutex::default(),
+            }),
+            apps: Arc::new(move || Arc::clone(&apps)),
+            tasks,
+            stop,
+            next: 0,
+        }
+    }
+
+    pub(crate) fn requests(&self) -> usize {
+        self.origin.total.load(Ordering::Relaxed)
+    }
+
+    /// Number of requests for an asset.
+    pub(crate) fn requests_for(&self, key: &str) -> u32 {
+        self.origin
+            .requests
+            .lock()
+            .unwrap()
+            .get(key)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Largest number of workers that had requests of a job in progress.
+    pub(crate) fn workers_max(&self, job: &str) -> usize {
+        self.origin
+            .workers_max
+            .lock()
+            .unwrap()
+            .get(job)
+            .copied()
+            .unwrap_or(0)
+    }
+
+    fn id(&mut self, kind: &str) -> String {
+        self.next += 1;
+        format!("{kind}-{}", self.next)
+    }
+
+    /// Starts a worker; abort it to simulate a crash.
+    pub(crate) fn worker(&mut self) -> AbortHandle {
+        let id = self.id("worker");
+        let worker = Worker {
+            engine: self.model.clone(),
+            mirror: self.mirror.clone(),
+            apps: Arc::clone(&self.apps),
+            checker: Checker {
+                origin: SimOrigin {
+                    worker: id.clone(),
+                    shared: Arc::clone(&self.origin),
+                },
+                limiter: None,
+                metrics: self.metrics.clone(),
+            },
+            stop: self.stop.clone(),
+            abort: CancellationToken::new(),
+            clock,
+            id,
+        };
+        self.tasks.spawn(worker.run())
+    }
+
+    /// Starts a maker.
+    pub(crate) fn maker(&mut self) -> AbortHandle {
+        let maker = Maker {
+            id: self.id("maker"),
+            engine: self.model.clone(),
+            mirror: self.mirror.clone(),
+            apps: Arc::clone(&self.apps),
+            metrics: self.metrics.clone(),
+            stop: self.stop.clone(),
+            started_at: clock(),
+            clock,
+        };
+        self.tasks.spawn(maker.run())
+    }
+
+    /// Creates a job with its assets, whose keys are `<job>/<number>`.
+    pub(crate) async fn job(
+        &self,
+        app: &str,
+        id: &str,
+        assets: usize,
+        change: impl FnOnce(&mut NewJob),
+    ) {
+        let assets: Vec<Asset> = (0..assets)
+            .map(|number| Asset {
+                key: format!("{id}/{number}"),
+                url: format!("https://origin.example/{number}"),
+                e_tag: "\"1\"".to_owned(),
+                ..Asset::default()
+            })
+            .collect();
+        let batches = assets.chunks(100).enumerate();
+        for (number, assets) in batches.clone() {
+            let batch = JobBatch {
+                assets: assets.to_vec(),
+                job_id: id.to_owned(),
+                batch: number as u64,
+                attempt: 1,
+            };
+            let payload = serde_json::to_vec(&batch).unwrap();
+            while self
+                .model
+                .send_batch(id, &batch.id(), payload.clone().into())
+                .await
+                .is_err()
+            {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+        let mut new = NewJob {
+            id: id.to_owned(),
+            published: Some((assets.len() as u64, batches.count() as u64)),
+            created_at: clock(),
+            ..NewJob::of(&(self.apps)().get(app).unwrap())
+        };
+        change(&mut new);
+        while create(&self.model, new.clone()).await.is_err() {
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// The status of a job.
+    pub(crate) async fn status(&self, id: &str) -> JobStatus {
+        change_job(&self.model, id, |_| false)
+            .await
+            .unwrap()
+            .expect("the job exists")
+    }
+
+    /// Waits until a condition holds for a job.
+    pub(crate) async fn wait(&self, id: &str, condition: impl Fn(&JobStatus) -> bool) -> JobStatus {
+        loop {
+            if let Ok(Some(status)) = change_job(&self.model, id, |_| false).await
+                && condition(&status)
+            {
+                return status;
+            }
+            assert!(
+                clock() < START + 40 * 24 * 3_600_000,
+                "{:?}",
+                self.mirror.job(id)
+            );
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Waits until a job has ended.
+    pub(crate) async fn wait_ended(&self, id: &str) -> JobStatus {
+        self.wait(id, |job| job.ended_at.is_some()).await
+    }
+
+    /// Results of a job.
+    pub(crate) fn results(&self, id: &str) -> Vec<JobResult> {
+        let results = self.model.all_results(id).into_iter();
+        results
+            .map(|it| serde_json::from_slice(&it).unwrap())
+            .collect()
+    }
+
+    /// Batches of a job with more than one result.
+    pub(crate) fn repeated(&self, id: &str) -> usize {
+        let results = self.results(id);
+        let distinct: HashSet<_> = results.iter().map(JobResult::id).collect();
+        results.len() - distinct.len()
+    }
+}
