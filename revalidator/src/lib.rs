@@ -8,15 +8,22 @@
 //! - [`maker`] and [`create`] make jobs, from a [`source`] and by a [`schedule`].
 //! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]), in requests to an [`origin`] under a [`limiter`], with
 //!   effects on [`contents`].
-//! - [`apps`] is the file of applications.
+//! - [`apps`] is the file of applications, [`config`] has the other settings.
+//! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] are exported.
+//!
+//! Only [`app`] knows all components.
 
+pub mod app;
 pub mod apps;
 pub mod batch;
+pub mod cli;
 pub mod concurrency;
+pub mod config;
 pub mod contents;
 pub mod create;
 pub mod digest;
 pub mod engine;
+pub mod http;
 pub mod jobs;
 pub mod lease;
 pub mod limiter;
@@ -26,6 +33,38 @@ pub mod metrics;
 pub mod mirror;
 pub mod origin;
 pub mod outcome;
+pub mod problem;
 pub mod schedule;
 pub mod source;
 pub mod worker;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use runtime::{
+    metrics::Registry,
+    process::{self, ProcessSignals},
+};
+
+use self::{
+    app::App,
+    config::{Args, Config},
+};
+
+/// Runs the server with these arguments, which include the program name but not `serve`.
+pub fn serve(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    process::main::<Args>(arguments, run)
+}
+
+async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
+    let app = App::start(config, &Registry::new())?;
+    let (drain_timeout, metrics) = (app.drain_timeout(), app.config_reloads());
+    let apply = move |config: &Config| {
+        drain_timeout.send_replace(config.admin.drain_timeout);
+    };
+    let result = tokio::select! {
+        () = signals.reload_until_drain(metrics, apply) => Ok(()),
+        error = app.failed() => Err(error),
+    };
+    app.drain().await;
+    result
+}

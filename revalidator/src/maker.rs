@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _, stream::BoxStream};
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::{
     task::spawn_blocking,
     time::{interval, sleep, timeout},
@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     apps::{App, CurrentApps},
-    engine::Engine,
+    engine::{Engine, Results},
     jobs::{self, Tally, is_retried},
     lease::Lease,
     messages::{
@@ -174,7 +174,7 @@ impl<E: Engine> Maker<E> {
         if !job.is_open() {
             return self.end_cancelled(id).await;
         }
-        let mut results = self.engine.results(id).await?;
+        let mut results = self.engine.results(id, 0).await?;
         let mut tally = Tally::default();
         let first = job.clone();
         let transmission = self.transmit(&first, app);
@@ -193,10 +193,11 @@ impl<E: Engine> Maker<E> {
                     transmits = false;
                 }
                 result = results.next() => {
-                    self.count(id, &mut tally, result.context("results ended")??);
+                    let (_, result) = result.context("results ended")??;
+                    self.count(id, &mut tally, &result);
                     // A burst of results is counted before anything else.
                     while let Some(Some(result)) = results.next().now_or_never() {
-                        self.count(id, &mut tally, result?);
+                        self.count(id, &mut tally, &result?.1);
                     }
                 }
                 _ = ticks.tick() => {}
@@ -234,8 +235,8 @@ impl<E: Engine> Maker<E> {
         }
     }
 
-    fn count(&self, id: &str, tally: &mut Tally, payload: Bytes) {
-        match serde_json::from_slice::<JobResult>(&payload) {
+    fn count(&self, id: &str, tally: &mut Tally, payload: &[u8]) {
+        match serde_json::from_slice::<JobResult>(payload) {
             Ok(result) if result.job_id == id => {
                 if !tally.count(&result) {
                     self.metrics.batches_repeated.inc();
@@ -308,7 +309,7 @@ impl<E: Engine> Maker<E> {
     async fn first_results(&self, job: &JobStatus, with_retries: bool) -> Result<FirstResults> {
         let retries = job.retry_batch_count.filter(|_| with_retries).unwrap_or(0);
         Ok(FirstResults {
-            results: self.engine.results(&job.job_id).await?,
+            results: self.engine.results(&job.job_id, 0).await?,
             seen: HashSet::new(),
             remaining: job.batch_count + retries,
             with_retries,
@@ -450,7 +451,7 @@ fn prunes(job: &JobStatus, app: &App) -> bool {
 
 /// Reads the first result of each batch.
 struct FirstResults {
-    results: BoxStream<'static, Result<Bytes>>,
+    results: Results,
     seen: HashSet<(u64, u32)>,
     remaining: u64,
     with_retries: bool,
@@ -462,7 +463,7 @@ impl FirstResults {
             let Some(payload) = timeout(Duration::from_secs(30), self.results.next()).await? else {
                 bail!("results ended");
             };
-            let Ok(result) = serde_json::from_slice::<JobResult>(&payload?) else {
+            let Ok(result) = serde_json::from_slice::<JobResult>(&payload?.1) else {
                 continue;
             };
             let is_wanted = self.with_retries || result.attempt == 1;

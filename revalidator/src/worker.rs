@@ -6,7 +6,6 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
-use runtime::unix_micros;
 use tokio::{
     sync::watch,
     time::{Instant, interval_at, sleep, timeout},
@@ -36,11 +35,6 @@ const BATCH_WAIT: Duration = Duration::from_secs(2);
 
 /// Pause after an error, and maximum time until a worker looks for a job again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// Milliseconds since 1970.
-pub(crate) fn now() -> u64 {
-    unix_micros() / 1000
-}
 
 /// What a worker needs.
 #[derive(Clone)]

@@ -16,9 +16,9 @@ use async_nats::{
     },
 };
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream::BoxStream};
+use futures_util::StreamExt as _;
 
-use super::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Settlement, Watch};
+use super::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Results, Settlement, Watch};
 
 /// Stream of batches; its subjects are `revalidator.work.<job>`.
 pub const WORK_STREAM: &str = "REVALIDATOR_WORK";
@@ -318,18 +318,24 @@ impl Engine for Nats {
         self.publish(result_subject(job), id, payload).await
     }
 
-    async fn results(&self, job: &str) -> Result<BoxStream<'static, Result<Bytes>>> {
+    async fn results(&self, job: &str, from: u64) -> Result<Results> {
         let config = push::OrderedConfig {
             deliver_subject: self.client.new_inbox(),
             filter_subject: result_subject(job),
-            deliver_policy: DeliverPolicy::All,
+            deliver_policy: DeliverPolicy::ByStartSequence {
+                start_sequence: from.max(1),
+            },
             ..push::OrderedConfig::default()
         };
         let consumer = self.results.create_consumer(config).await;
         let messages = consumer.context("results")?.messages().await;
-        let payloads = messages
-            .context("results")?
-            .map(|message| Ok(message.context("results")?.payload.clone()));
+        let payloads = messages.context("results")?.map(|message| {
+            let message = message.context("results")?;
+            let info = message
+                .info()
+                .map_err(|error| anyhow!("results: {error}"))?;
+            Ok((info.stream_sequence, message.payload.clone()))
+        });
         Ok(payloads.boxed())
     }
 

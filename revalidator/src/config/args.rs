@@ -1,0 +1,141 @@
+//! Command-line flags. The group of a flag says whether it can be reloaded.
+
+use std::{net::SocketAddr, time::Duration};
+
+use clap::{ArgAction, Parser};
+use runtime::settings::{
+    BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, boolean, count, size, time,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  Check the applications of a file, with a NATS server on this machine:
+    nats-server --jetstream --store_dir nats &
+    revalidator serve --apps examples/revalidator.toml
+
+  Create a job, and show all jobs:
+    revalidator jobs create shop --allow-delete partial
+    revalidator jobs list
+
+  Write the current settings to a file, and check the file after a change:
+    revalidator serve --apps examples/revalidator.toml --print-config > revalidator.toml
+    revalidator serve --config revalidator.toml --check-config";
+
+/// Check cached objects against their origin
+#[derive(Debug, Clone, Parser)]
+#[command(name = "revalidator", bin_name = "revalidator serve", after_long_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) work: WorkArgs,
+    #[command(flatten)]
+    pub(super) limiter: LimiterArgs,
+    #[command(flatten)]
+    pub(super) api: ApiArgs,
+    #[command(flatten)]
+    pub(super) admin: AdminArgs,
+    #[command(flatten)]
+    pub(super) common: CommonArgs,
+}
+
+/// Applications, broker, and roles of the process.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Applications and broker")]
+pub struct WorkArgs {
+    /// Applications file (TOML)
+    ///
+    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they began.
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub apps: String,
+
+    /// URLs of the NATS servers, separated by commas: nats:// or tls://, with USER:PASSWORD@ or TOKEN@ if required
+    #[arg(
+        long,
+        value_name = "URLS",
+        hide_env_values = true,
+        default_value = "nats://127.0.0.1:4222"
+    )]
+    pub nats: String,
+
+    /// Copies of new streams and buckets in a NATS cluster
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "1",
+        hide_short_help = true,
+        value_parser = count(1..=5)
+    )]
+    pub nats_replicas: usize,
+
+    /// Workers, each with one job at a time; 0 for a process that only makes jobs
+    #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
+    pub workers: usize,
+
+    /// Make jobs: transmit their assets and count their results
+    ///
+    /// One maker makes a job; another one continues after a crash. Every process of an application with assets needs its files.
+    #[arg(
+        long,
+        value_name = BOOLEAN,
+        default_value = "true",
+        action = ArgAction::Set,
+        value_parser = boolean
+    )]
+    pub maker: bool,
+
+    /// Maximum memory for response bodies; further requests wait
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "64MiB",
+        hide_short_help = true,
+        value_parser = size(1 << 20..=usize::MAX)
+    )]
+    pub body_memory: usize,
+}
+
+/// The outbound limiter.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Outbound limiter")]
+pub(super) struct LimiterArgs {
+    /// URL of the limiter, for applications with a limit
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9099")]
+    pub(super) limiter: String,
+
+    /// File with the token for the limiter
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub(super) limiter_token_file: String,
+}
+
+/// API port and authentication.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "API and authentication")]
+pub struct ApiArgs {
+    /// Address of the API port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9096", value_parser = address)]
+    pub listen: SocketAddr,
+
+    /// Token file, with a token per line. If set, every request must present a token
+    ///
+    /// A token has 16 to 512 bytes. Without a token file, --listen must be a loopback address.
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub token_file: String,
+}
+
+/// Admin port and shutdown.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Admin and shutdown")]
+pub struct AdminArgs {
+    /// Address of the admin port, with the status page, /metrics, /healthz and /readyz
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9097", value_parser = address)]
+    pub admin: SocketAddr,
+
+    /// Maximum time to finish the current batches after a shutdown signal; then they are given back
+    #[arg(
+        long,
+        group = RELOADED,
+        value_name = "TIME",
+        default_value = "30s",
+        value_parser = time(Duration::ZERO..=TIME_MAX)
+    )]
+    pub drain_timeout: Duration,
+}

@@ -1,0 +1,311 @@
+//! The HTTP API: jobs, their results, and single checks.
+//!
+//! All resources that an untrusted client can use are bounded: connections, size and time of bodies, open jobs, and single checks in a
+//! second. Without tokens the port listens on loopback, and requests from pages of other sites are rejected.
+
+mod body;
+mod new_job;
+
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use hyper::body::Incoming;
+use runtime::{
+    caller,
+    reload::Reloader,
+    reply::{Reply, content, json, text},
+    token,
+};
+use serde_json::{Value, json as object};
+use tokio::time::timeout;
+
+use self::{body::BodyReader, new_job::Tickets};
+use crate::{
+    apps::CurrentApps,
+    engine::Engine,
+    jobs,
+    messages::{JobStatus, RevalidatorState},
+    mirror::{Mirror, change_job},
+    problem::{self, Problem, broker, invalid},
+};
+
+/// Results of one response.
+const RESULTS_MAX: usize = 10;
+
+/// Wait for the next result, after which the response ends.
+const RESULT_WAIT: Duration = Duration::from_millis(500);
+
+/// The API.
+pub struct Api<E> {
+    /// The broker, once it is connected.
+    pub engine: Arc<OnceLock<E>>,
+    /// The copy of its buckets.
+    pub mirror: Mirror,
+    /// The applications.
+    pub apps: CurrentApps,
+    /// Accepted tokens; `None` if clients need none.
+    pub tokens: Option<Arc<Reloader<token::File>>>,
+    tickets: Mutex<Tickets>,
+}
+
+impl<E: Engine> Api<E> {
+    /// An API.
+    #[must_use]
+    pub fn new(
+        engine: Arc<OnceLock<E>>,
+        mirror: Mirror,
+        apps: CurrentApps,
+        tokens: Option<Arc<Reloader<token::File>>>,
+    ) -> Self {
+        Self {
+            engine,
+            mirror,
+            apps,
+            tokens,
+            tickets: Mutex::default(),
+        }
+    }
+
+    /// Handles a request.
+    pub async fn handle(&self, request: Request<Incoming>) -> Reply {
+        let (head, body) = request.into_parts();
+        let mut body = BodyReader::new(body);
+        let response = self.route(&head, &mut body).await;
+        let mut response = response.unwrap_or_else(|problem| problem.reply());
+        if !body.is_end() {
+            // The next request would start after the rest of this body.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
+        response
+    }
+
+    fn authenticate(&self, head: &Parts) -> Result<(), Problem> {
+        let Some(tokens) = &self.tokens else {
+            if caller::is_foreign(&head.headers, &head.uri) {
+                return Err(Problem::new(problem::MISDIRECTED, ""));
+            }
+            return Ok(());
+        };
+        let client = tokens.current().authenticate(&head.headers);
+        client.map_err(|error| Problem::new(problem::UNAUTHORIZED, error.to_string()))?;
+        Ok(())
+    }
+
+    fn engine(&self) -> Result<&E, Problem> {
+        let not_connected = || Problem::new(problem::BROKER, "not connected").retry_after(2);
+        self.engine
+            .get()
+            .filter(|_| self.mirror.is_current())
+            .ok_or_else(not_connected)
+    }
+
+    async fn route(&self, head: &Parts, body: &mut BodyReader) -> Result<Reply, Problem> {
+        self.authenticate(head)?;
+        let path: Vec<&str> = head.uri.path().split('/').skip(1).collect();
+        let not_found = || Problem::new(problem::NOT_FOUND, "");
+        match path[..] {
+            ["v1", "jobs"] if head.method == Method::POST => self.create_job(head, body).await,
+            ["v1", "jobs"] => {
+                check_method(head, "GET, HEAD, POST")?;
+                self.engine()?;
+                let mut jobs = self.mirror.jobs();
+                jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
+                Ok(json(
+                    StatusCode::OK,
+                    &object!({ "jobs": jobs.iter().map(|job| &**job).collect::<Vec<_>>() }),
+                ))
+            }
+            ["v1", "workers"] => {
+                check_method(head, "GET, HEAD")?;
+                self.engine()?;
+                let mut workers = self.mirror.workers();
+                workers.sort_by(|a, b| a.revalidator_id.cmp(&b.revalidator_id));
+                Ok(json(StatusCode::OK, &object!({ "workers": workers })))
+            }
+            ["v1", "jobs", id] => {
+                check_method(head, "GET, HEAD")?;
+                let found = change_job(self.engine()?, id, |_| false).await;
+                let job = found
+                    .map_err(|error| broker(&error))?
+                    .ok_or_else(not_found)?;
+                Ok(json(StatusCode::OK, &job))
+            }
+            ["v1", "jobs", id, "results"] => {
+                check_method(head, "GET, HEAD")?;
+                self.results(id, head.uri.query().unwrap_or_default()).await
+            }
+            ["v1", "jobs", id, operation] => {
+                let operation = Operation::parse(operation).ok_or_else(not_found)?;
+                check_method(head, "POST")?;
+                self.operate(id, operation, &head.headers).await
+            }
+            ["v1", "revalidate"] => {
+                check_method(head, "POST")?;
+                self.revalidate(head, body).await
+            }
+            ["v1", "problems", name] => {
+                let kind = problem::KINDS.iter().find(|kind| kind.name == name);
+                let kind = kind.ok_or_else(not_found)?;
+                let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
+                Ok(text(StatusCode::OK, page))
+            }
+            _ => Err(not_found()),
+        }
+    }
+
+    /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line has the position of the next ones.
+    async fn results(&self, id: &str, query: &str) -> Result<Reply, Problem> {
+        let engine = self.engine()?;
+        if self.mirror.job(id).is_none() {
+            return Err(Problem::new(problem::NOT_FOUND, ""));
+        }
+        let from = match query.strip_prefix("from=") {
+            Some(from) => from.parse().map_err(|_| invalid("from: not a position"))?,
+            None if query.is_empty() => 0,
+            None => return Err(invalid("unknown query parameter: use from")),
+        };
+        let mut results = engine
+            .results(id, from)
+            .await
+            .map_err(|error| broker(&error))?;
+        let (mut lines, mut next) = (Vec::new(), from);
+        for _ in 0..RESULTS_MAX {
+            let Ok(Some(result)) = timeout(RESULT_WAIT, results.next()).await else {
+                break;
+            };
+            let (position, payload) = result.map_err(|error| broker(&error))?;
+            lines.extend_from_slice(&payload);
+            lines.push(b'\n');
+            next = position + 1;
+        }
+        lines.extend_from_slice(format!("{}\n", object!({ "next": next })).as_bytes());
+        Ok(content(
+            StatusCode::OK,
+            "application/x-ndjson",
+            Bytes::from(lines),
+        ))
+    }
+
+    async fn operate(
+        &self,
+        id: &str,
+        operation: Operation,
+        headers: &http::HeaderMap,
+    ) -> Result<Reply, Problem> {
+        if headers.contains_key(header::ORIGIN) {
+            return Err(Problem::new(
+                problem::MEDIA_TYPE,
+                "browsers send this request for pages of other sites",
+            ));
+        }
+        let engine = self.engine()?;
+        let mut conflict = None;
+        let change = |job: &mut JobStatus| {
+            let now = runtime::unix_micros() / 1000;
+            conflict = operation.apply(job, now).err();
+            conflict.is_none()
+        };
+        let changed = change_job(engine, id, change)
+            .await
+            .map_err(|error| broker(&error))?;
+        let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
+        if let Some(conflict) = conflict {
+            return Err(Problem::new(problem::CONFLICT, conflict));
+        }
+        tracing::info!(job = id, ?operation, "operation of a client");
+        Ok(json(StatusCode::OK, &job))
+    }
+}
+
+/// An operation on a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Pause,
+    Resume,
+    Cancel,
+    Acknowledge,
+}
+
+impl Operation {
+    fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "pause" => Self::Pause,
+            "resume" => Self::Resume,
+            "cancel" => Self::Cancel,
+            "acknowledge" => Self::Acknowledge,
+            _ => return None,
+        })
+    }
+
+    fn apply(self, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
+        match self {
+            Self::Acknowledge if !job.is_cancelled() => return Err("the job is not cancelled"),
+            Self::Acknowledge => job.acknowledged = true,
+            _ if !job.is_open() => return Err("the job has ended"),
+            Self::Pause => jobs::pause(job, now),
+            Self::Resume if job.revalidator_state != RevalidatorState::Suspended => {
+                return Err("the job is not suspended");
+            }
+            Self::Resume => jobs::resume(job, now),
+            Self::Cancel => {
+                jobs::cancel(job, "cancelled by an operator", now);
+                job.acknowledged = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_method(head: &Parts, allowed: &'static str) -> Result<(), Problem> {
+    if allowed.split(", ").any(|it| it == head.method.as_str()) {
+        return Ok(());
+    }
+    let mut problem = Problem::new(problem::METHOD, "");
+    problem.allow = Some(allowed);
+    Err(problem)
+}
+
+/// Parses a JSON object.
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    // serde would read an array as the values of all fields.
+    let value: Value = serde_json::from_slice(body).map_err(|error| invalid(error.to_string()))?;
+    if !value.is_object() {
+        return Err(invalid("the body is not a JSON object"));
+    }
+    serde_json::from_value(value).map_err(|error| invalid(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::create::NewJob;
+
+    fn job() -> JobStatus {
+        let apps = crate::apps::Apps::parse("[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n");
+        NewJob::of(&apps.unwrap().get("a").unwrap()).status()
+    }
+
+    #[test]
+    fn operations_depend_on_the_state() {
+        let mut it = job();
+        assert!(Operation::Resume.apply(&mut it, 1).is_err());
+        assert!(Operation::Acknowledge.apply(&mut it, 1).is_err());
+        Operation::Pause.apply(&mut it, 1).unwrap();
+        assert!(jobs::is_suspended(&it, u64::MAX));
+        Operation::Resume.apply(&mut it, 2).unwrap();
+        assert!(!jobs::is_suspended(&it, 2));
+        Operation::Cancel.apply(&mut it, 3).unwrap();
+        assert!(it.is_cancelled() && it.acknowledged && it.ended_at == Some(3));
+        for operation in ["pause", "resume", "cancel"] {
+            let operation = Operation::parse(operation).unwrap();
+            assert_eq!(operation.apply(&mut it, 4), Err("the job has ended"));
+        }
+        assert_eq!(Operation::parse("delete"), None);
+    }
+}

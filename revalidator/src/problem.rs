@@ -1,0 +1,51 @@
+//! Problem types of the API (RFC 9457).
+
+pub use runtime::problem::Problem;
+
+runtime::problem_kinds! {
+    NOT_FOUND NOT_FOUND "not-found"
+        "Unknown path or job"
+        "See docs/revalidator.md for all paths."
+    METHOD METHOD_NOT_ALLOWED "method-not-allowed"
+        "Method not allowed"
+        "The Allow header lists the methods of this path."
+    INVALID UNPROCESSABLE_ENTITY "invalid-request"
+        "Invalid request"
+        "The detail names the error. Nothing was created or changed."
+    MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "media-type"
+        "The body must be JSON or NDJSON"
+        "Send Content-Type: application/json, or application/x-ndjson for assets. Other types are rejected because browsers send them \
+         for pages of other sites."
+    TOO_LARGE PAYLOAD_TOO_LARGE "too-large"
+        "Request body too large"
+        "Send up to 10,000,000 assets of up to 4 KiB each, or up to 64 KiB of JSON."
+    SLOW REQUEST_TIMEOUT "too-slow"
+        "Timeout while receiving the body"
+        "Send the next part of the body within 30 s."
+    CONFLICT CONFLICT "conflict"
+        "The state of the job does not permit this"
+        "The detail names the state."
+    TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
+        "Too many open jobs, or too many single checks"
+        "Retry later. Up to 1000 jobs are open at a time, and up to 50 keys are checked in a second."
+    UNAUTHORIZED UNAUTHORIZED "unauthorized"
+        "Missing or invalid token"
+        "Send Authorization: Bearer TOKEN with a token of --token-file."
+    MISDIRECTED MISDIRECTED_REQUEST "misdirected"
+        "Only requests to a loopback name from this site are accepted"
+        "Use 127.0.0.1, ::1 or localhost as the host."
+    BROKER SERVICE_UNAVAILABLE "broker-unavailable"
+        "The NATS server is unavailable or full"
+        "Retry after Retry-After. A job may have been created."
+}
+
+/// The request is invalid.
+pub(crate) fn invalid(detail: impl Into<String>) -> Problem {
+    Problem::new(INVALID, detail)
+}
+
+/// The broker failed.
+pub(crate) fn broker(error: &anyhow::Error) -> Problem {
+    tracing::debug!(error = format!("{error:#}"), "request failed");
+    Problem::new(BROKER, "").retry_after(2)
+}

@@ -1,0 +1,167 @@
+//! `revalidator serve` with real processes and sockets.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+#[path = "program/broker.rs"]
+mod broker;
+#[path = "program/crashes.rs"]
+mod crashes;
+#[path = "program/harness.rs"]
+mod harness;
+#[path = "program/port.rs"]
+mod port;
+
+use std::{fs, time::Duration};
+
+use anyhow::Result;
+use http::{HeaderMap, HeaderValue, header};
+use revalidator::{contents::Contents, digest::digest};
+use serde_json::Value;
+
+use harness::{Cluster, Origin, answer};
+
+/// Number of a path.
+pub(crate) fn number(path: &str) -> usize {
+    path.trim_start_matches('/').parse().unwrap()
+}
+
+/// The sources lines by key.
+fn lines(cluster: &Cluster) -> Vec<Value> {
+    let text = fs::read_to_string(cluster.path("assets.ndjson")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_back() -> Result<()> {
+    let origin = Origin::start(Duration::from_millis(2), |path, headers| {
+        let number = number(path);
+        match number % 10 {
+            0 => answer(200, format!("new {number}")),
+            1 => answer(404, "not found"),
+            2 => answer(200, format!("old {number}")),
+            _ if headers.contains_key(header::IF_NONE_MATCH) => {
+                let mut headers = HeaderMap::new();
+                headers.insert(header::ETAG, HeaderValue::from_static("\"again\""));
+                (304, headers, "".into())
+            }
+            _ => answer(500, ""),
+        }
+    })
+    .await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "allow_delete = \"partial\"\nworkers = 2")?;
+    cluster.write_assets(&origin, 450, |number| {
+        digest(format!("old {number}").as_bytes())
+    })?;
+    let contents =
+        Contents::parse(&format!("file:{}", cluster.path("contents").display())).unwrap();
+    for number in 0..450 {
+        contents
+            .write(&format!("key-{number}"), format!("old {number}").into())
+            .await?;
+    }
+    let one = cluster.revalidator(&["--workers=2"]).await?;
+    let _two = cluster
+        .revalidator(&["--workers=1", "--maker=false"])
+        .await?;
+    let id = one
+        .create("{\"app\": \"shop\", \"allowDelete\": \"partial\"}")
+        .await?;
+    let job = one.wait_finished(&id).await?;
+    let counts = &job["counts"];
+    assert_eq!(
+        (&job["assetCount"], &job["batchCount"]),
+        (&450.into(), &5.into())
+    );
+    for (outcome, count) in [
+        ("checked", 450),
+        ("fresh", 360),
+        ("changed", 45),
+        ("gone", 45),
+        ("deleted", 45),
+        ("failed", 0),
+    ] {
+        assert_eq!(counts[outcome], count, "{outcome}: {job}");
+    }
+    assert!(origin.requests().values().all(|count| *count == 1));
+    let lines = lines(&cluster);
+    assert_eq!(lines.len(), 405);
+    for line in &lines {
+        let number: usize = line["key"].as_str().unwrap()[4..].parse().unwrap();
+        let expected = if number.is_multiple_of(10) {
+            format!("new {number}")
+        } else {
+            format!("old {number}")
+        };
+        assert_eq!(line["hash"], digest(expected.as_bytes()));
+        assert_eq!(
+            fs::read(contents.path(&format!("key-{number}")))?,
+            expected.as_bytes()
+        );
+        let e_tag = if number % 10 > 2 { "\"again\"" } else { "" };
+        assert_eq!(line["eTag"], e_tag, "{line}");
+    }
+    for number in (1..450).step_by(10) {
+        assert!(!contents.path(&format!("key-{number}")).exists());
+    }
+    let (_, results) = one.get(&format!("/v1/jobs/{id}/results")).await?;
+    assert_eq!(results.lines().count(), 6);
+    assert_eq!(
+        one.metric("revalidator_jobs", &[("state", "finished")])
+            .await?,
+        1
+    );
+    // Nothing has changed since: objects of this kind answer 200 with equal bodies, or 304.
+    let id = one.create("{\"app\": \"shop\"}").await?;
+    let job = one.wait_finished(&id).await?;
+    assert_eq!(
+        (&job["counts"]["checked"], &job["counts"]["fresh"]),
+        (&405.into(), &405.into()),
+        "{job}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn assets_of_a_request_are_checked_and_filters_select_assets() -> Result<()> {
+    let origin = Origin::start(Duration::ZERO, |path, _| answer(200, path.to_owned())).await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "")?;
+    cluster.write_assets(&origin, 30, |_| String::new())?;
+    let one = cluster.revalidator(&[]).await?;
+    let line = |number| format!("{{\"url\":\"http://{}/{number}\"}}\n", origin.address);
+    let body: String = (0..250).map(line).collect();
+    let (status, body) = one
+        .post("/v1/jobs?app=bare", "application/x-ndjson", &body)
+        .await?;
+    assert_eq!(status, 201, "{body}");
+    let id: Value = serde_json::from_str(&body)?;
+    let job = one.wait_finished(id["jobId"].as_str().unwrap()).await?;
+    // The application allows neither plain HTTP nor this network.
+    assert_eq!(
+        (&job["counts"]["kept"], &job["batchCount"]),
+        (&250.into(), &3.into()),
+        "{job}"
+    );
+    assert_eq!(origin.total(), 0);
+    let check = format!(
+        "{{\"app\": \"shop\", \"assets\": [{}, {}]}}",
+        line(7).trim(),
+        line(8).trim()
+    );
+    let (status, body) = one
+        .post("/v1/revalidate", "application/json", &check)
+        .await?;
+    assert_eq!(status, 201, "{body}");
+    let id: Value = serde_json::from_str(&body)?;
+    let job = one.wait_finished(id["jobId"].as_str().unwrap()).await?;
+    assert_eq!((&job["counts"]["changed"], origin.total()), (&2.into(), 2));
+    let id = one
+        .create("{\"app\": \"shop\", \"filter\": {\"prefix\": \"key-1\"}}")
+        .await?;
+    let job = one.wait_finished(&id).await?;
+    assert_eq!(job["counts"]["changed"], 11);
+    Ok(())
+}

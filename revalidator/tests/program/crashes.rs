@@ -1,0 +1,123 @@
+//! Killed processes, origins that fail, and a limiter that is away.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+
+use super::{
+    harness::{Cluster, Origin, TIMEOUT, answer},
+    number,
+};
+
+#[tokio::test]
+async fn killed_processes_lose_no_asset_and_repeat_one_batch_each() -> Result<()> {
+    let origin = Origin::start(Duration::from_millis(20), |_, _| answer(304, "")).await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "workers = 2")?;
+    cluster.write_assets(&origin, 4_000, |_| String::new())?;
+    let one = cluster
+        .revalidator(&["--workers=0", "--maker=false"])
+        .await?;
+    let id = one.create("{\"app\": \"shop\"}").await?;
+    let mut kills = 0;
+    while one.job(&id).await?["counts"]["checked"].as_u64() < Some(2_000) && kills < 3 {
+        let mut other = cluster.revalidator(&["--workers=2"]).await?;
+        let before = origin.total();
+        while origin.total() < before + 150 {
+            other.process.check()?;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        other.process.kill()?;
+        other.process.wait(TIMEOUT).await?;
+        kills += 1;
+    }
+    let _last = cluster.revalidator(&["--workers=2"]).await?;
+    let job = one
+        .wait_job(&id, |job| job["serverState"] == "Finished")
+        .await?;
+    assert_eq!(job["counts"]["checked"], 4_000);
+    let requests = origin.requests();
+    assert_eq!(requests.len(), 4_000);
+    // Each killed process had two workers.
+    let repeated: u32 = requests.values().map(|count| count - 1).sum();
+    assert!(
+        repeated <= 100 * 2 * kills,
+        "{repeated} requests were repeated after {kills} kills"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
+    let origin = Origin::start(Duration::ZERO, |path, _| {
+        answer(if number(path) < 50 { 500 } else { 304 }, "")
+    })
+    .await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "")?;
+    cluster.write_assets(&origin, 100, |_| String::new())?;
+    let one = cluster.revalidator(&[]).await?;
+    let id = one.create("{\"app\": \"shop\"}").await?;
+    let job = one
+        .wait_job(&id, |job| job["revalidatorState"] == "Suspended")
+        .await?;
+    assert_eq!(job["reason"], "half of a batch failed");
+    assert_eq!(
+        job["resumeAt"].as_u64().unwrap() - job["suspendedAt"].as_u64().unwrap(),
+        60_000
+    );
+    assert_eq!(
+        one.metric("revalidator_jobs", &[("state", "suspended")])
+            .await?,
+        1
+    );
+    origin.set(|_, _| answer(304, ""));
+    let (status, body) = one.post(&format!("/v1/jobs/{id}/resume"), "", "").await?;
+    assert_eq!(status, 200, "{body}");
+    let job = one.wait_finished(&id).await?;
+    assert_eq!(
+        (&job["counts"]["fresh"], &job["suspensions"]),
+        (&100.into(), &0.into()),
+        "{job}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
+    let is_away = Arc::new(AtomicBool::new(true));
+    let limiter_state = Arc::clone(&is_away);
+    let limiter = Origin::start(Duration::ZERO, move |path, _| {
+        assert_eq!(path, "/v1/limits/dsp%2D17/pull/reserve");
+        if limiter_state.load(Ordering::Relaxed) {
+            answer(500, "")
+        } else {
+            answer(200, "{\"wait\": 0.0}")
+        }
+    })
+    .await?;
+    let origin = Origin::start(Duration::ZERO, |_, _| answer(304, "")).await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "limit = \"dsp-17/pull\"")?;
+    cluster.write_assets(&origin, 100, |_| String::new())?;
+    let one = cluster
+        .revalidator(&[&format!("--limiter=http://{}", limiter.address)])
+        .await?;
+    let id = one.create("{\"app\": \"shop\"}").await?;
+    one.wait_readiness("no limited request is sent").await?;
+    assert_eq!(origin.total(), 0);
+    is_away.store(false, Ordering::Relaxed);
+    let job = one.wait_finished(&id).await?;
+    assert_eq!(
+        (&job["counts"]["fresh"], origin.total()),
+        (&100.into(), 100)
+    );
+    assert!(limiter.total() >= 100);
+    Ok(())
+}

@@ -1,0 +1,319 @@
+//! Real processes: a NATS server, revalidators, and an origin in the test.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use launcher::{
+    http::HttpClient,
+    nats::Nats,
+    programs::{Process, free_address},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+/// Timeout for everything that is immediate on an idle machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// What an origin returns for a path.
+pub(crate) type Answer = (u16, HeaderMap, Bytes);
+type Behavior = Box<dyn Fn(&str, &HeaderMap) -> Answer + Send + Sync>;
+
+/// An HTTP server in this process.
+pub(crate) struct Origin {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+    _tasks: JoinSet<()>,
+}
+
+struct Shared {
+    behavior: Mutex<Behavior>,
+    requests: Mutex<HashMap<String, u32>>,
+    delay: Duration,
+}
+
+impl Origin {
+    pub(crate) async fn start(
+        delay: Duration,
+        behavior: impl Fn(&str, &HeaderMap) -> Answer + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            behavior: Mutex::new(Box::new(behavior)),
+            requests: Mutex::default(),
+            delay,
+        });
+        let mut tasks = JoinSet::new();
+        let state = Arc::clone(&shared);
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let state = Arc::clone(&state);
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let state = Arc::clone(&state);
+                    async move { Ok::<_, Infallible>(state.respond(&request).await) }
+                });
+                connections.spawn(async move {
+                    drop(
+                        http1::Builder::new()
+                            .serve_connection(TokioIo::new(stream), service)
+                            .await,
+                    );
+                });
+            }
+        });
+        Ok(Self {
+            address,
+            shared,
+            _tasks: tasks,
+        })
+    }
+
+    pub(crate) fn set(
+        &self,
+        behavior: impl Fn(&str, &HeaderMap) -> Answer + Send + Sync + 'static,
+    ) {
+        *self.shared.behavior.lock().unwrap() = Box::new(behavior);
+    }
+
+    /// Requests for each path.
+    pub(crate) fn requests(&self) -> HashMap<String, u32> {
+        self.shared.requests.lock().unwrap().clone()
+    }
+
+    /// All requests.
+    pub(crate) fn total(&self) -> u32 {
+        self.requests().values().sum()
+    }
+}
+
+impl Shared {
+    async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let path = request.uri().path().to_owned();
+        *self
+            .requests
+            .lock()
+            .unwrap()
+            .entry(path.clone())
+            .or_default() += 1;
+        let (status, headers, body) = (self.behavior.lock().unwrap())(&path, request.headers());
+        sleep(self.delay).await;
+        let mut response = Response::new(Full::new(body));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        *response.headers_mut() = headers;
+        response
+    }
+}
+
+/// An answer with a status and a body.
+pub(crate) fn answer(status: u16, body: impl Into<Bytes>) -> Answer {
+    (status, HeaderMap::new(), body.into())
+}
+
+/// A NATS server with a directory for files.
+pub(crate) struct Cluster {
+    pub(crate) nats: Nats,
+    pub(crate) dir: TempDir,
+    started: usize,
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Result<Self> {
+        let dir = TempDir::new()?;
+        let nats = Nats::start(dir.path()).await?;
+        Ok(Self {
+            nats,
+            dir,
+            started: 0,
+        })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes the applications file with one application at an origin.
+    pub(crate) fn write_apps(&self, origin: &Origin, more: &str) -> Result<()> {
+        let text = format!(
+            "[apps.shop]\nkind = \"list\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\nallow_networks = [\"127.0.0.0/8\"]\n\
+             assets = \"{}\"\ncontents = \"file:{}\"\n{more}\n[apps.bare]\nkind = \"list\"\nhosts = [\"{}\"]\n",
+            self.path("assets.ndjson").display(),
+            self.path("contents").display(),
+            origin.address.ip(),
+        );
+        Ok(fs::write(self.path("apps.toml"), text)?)
+    }
+
+    /// Writes assets with the paths `/0`, `/1` and so on.
+    pub(crate) fn write_assets(
+        &self,
+        origin: &Origin,
+        count: usize,
+        hash: impl Fn(usize) -> String,
+    ) -> Result<()> {
+        let line = |number| {
+            let hash = hash(number);
+            format!(
+                "{{\"key\":\"key-{number}\",\"url\":\"http://{}/{number}\",\"hash\":\"{hash}\",\"eTag\":\"\\\"{number}\\\"\"}}\n",
+                origin.address
+            )
+        };
+        let text: String = (0..count).map(line).collect();
+        Ok(fs::write(self.path("assets.ndjson"), text)?)
+    }
+
+    /// Starts a revalidator, and waits until it is ready.
+    pub(crate) async fn revalidator(&mut self, flags: &[&str]) -> Result<Revalidator> {
+        let mut started = self.spawn(flags)?;
+        started.process.wait_ready(&started.admin, TIMEOUT).await?;
+        Ok(started)
+    }
+
+    /// Starts a revalidator without waiting.
+    pub(crate) fn spawn(&mut self, flags: &[&str]) -> Result<Revalidator> {
+        let (address, admin) = (free_address()?.to_string(), free_address()?.to_string());
+        self.started += 1;
+        let mut args = vec![
+            "serve".to_owned(),
+            format!("--apps={}", self.path("apps.toml").display()),
+            format!("--nats={}", self.nats.url()),
+            format!("--listen={address}"),
+            format!("--admin={admin}"),
+        ];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let log = self.path(&format!("revalidator-{}.log", self.started));
+        let program = Path::new(env!("CARGO_BIN_EXE_revalidator"));
+        let process = Process::start("the revalidator", program, &args, &log)?;
+        Ok(Revalidator {
+            process,
+            address,
+            admin,
+        })
+    }
+}
+
+/// A running revalidator.
+pub(crate) struct Revalidator {
+    pub(crate) process: Process,
+    pub(crate) address: String,
+    pub(crate) admin: String,
+}
+
+impl Revalidator {
+    /// Calls the API; returns the status and the body.
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Result<(u16, String)> {
+        let mut client = HttpClient::connect(&self.address).await?;
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        client.send(request.as_bytes()).await?;
+        let response = client.response().await?;
+        Ok((response.status, response.body))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Result<(u16, String)> {
+        let response = HttpClient::connect(&self.address)
+            .await?
+            .get(path, &[])
+            .await?;
+        Ok((response.status, response.body))
+    }
+
+    /// Creates a job; returns its id.
+    pub(crate) async fn create(&self, body: &str) -> Result<String> {
+        let (status, body) = self.post("/v1/jobs", "application/json", body).await?;
+        ensure!(status == 201, "{status} {body}");
+        let job: Value = serde_json::from_str(&body)?;
+        Ok(job["jobId"].as_str().context("no id")?.to_owned())
+    }
+
+    pub(crate) async fn job(&self, id: &str) -> Result<Value> {
+        let (status, body) = self.get(&format!("/v1/jobs/{id}")).await?;
+        ensure!(status == 200, "{status} {body}");
+        Ok(serde_json::from_str(&body)?)
+    }
+
+    /// Waits until a condition holds for a job.
+    pub(crate) async fn wait_job(
+        &self,
+        id: &str,
+        condition: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            // The broker may be away for a moment.
+            if let Ok(job) = self.job(id).await {
+                if condition(&job) {
+                    return Ok(job);
+                }
+                ensure!(
+                    Instant::now() < deadline,
+                    "{job}\n{}",
+                    self.process.last_lines(30)
+                );
+            }
+            ensure!(
+                Instant::now() < deadline + TIMEOUT,
+                "no status:\n{}",
+                self.process.last_lines(30)
+            );
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(crate) async fn wait_finished(&self, id: &str) -> Result<Value> {
+        self.wait_job(id, |job| job["serverState"] == "Finished")
+            .await
+    }
+
+    pub(crate) async fn readiness(&self) -> Result<String> {
+        Ok(launcher::admin::get(&self.admin, "/readyz").await?.body)
+    }
+
+    /// Waits until `/readyz` contains a text.
+    pub(crate) async fn wait_readiness(&self, text: &str) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let found = self.readiness().await.unwrap_or_default();
+            if found.contains(text) {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{found}\n{}",
+                self.process.last_lines(30)
+            );
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Result<u64> {
+        let samples = launcher::admin::metrics(&self.admin).await?;
+        Ok(samples.count(name, labels))
+    }
+}
