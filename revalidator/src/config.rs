@@ -60,9 +60,6 @@ impl Settings for Args {
         if work.apps.is_empty() {
             errors.add("--apps: missing: set it to the applications file");
         }
-        if work.workers == 0 && !work.maker {
-            errors.add("--workers: 0 without --maker leaves nothing to do");
-        }
         for url in work.nats.split(',').map(str::trim) {
             let parsed = Url::parse(url).ok();
             if !parsed.is_some_and(|it| matches!(it.scheme(), "nats" | "tls") && it.has_host()) {
@@ -142,14 +139,5 @@ mod tests {
         ] {
             assert!(errors.contains(part), "{part}: {errors}");
         }
-    }
-
-    #[test]
-    fn process_has_a_role() {
-        let errors = load(&["--workers=0", "--maker=false"]).unwrap_err();
-        assert!(
-            errors.contains("--workers") && errors.contains("--apps: missing"),
-            "{errors}"
-        );
     }
 }

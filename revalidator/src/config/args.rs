@@ -66,7 +66,7 @@ pub struct WorkArgs {
     )]
     pub nats_replicas: usize,
 
-    /// Workers, each with one job at a time; 0 for a process that only makes jobs
+    /// Workers, each with one job at a time; 0 for none
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 

@@ -63,14 +63,18 @@ impl BodyReader {
             let end = self.buffer[searched..]
                 .iter()
                 .position(|byte| *byte == b'\n');
+            let too_long = || Problem::new(problem::TOO_LARGE, "a line is too long");
             if let Some(end) = end {
+                if searched + end > bytes_max {
+                    return Err(too_long());
+                }
                 let mut line = self.buffer.split_to(searched + end + 1);
                 line.truncate(searched + end);
                 return Ok(Some(line.freeze()));
             }
             searched = self.buffer.len();
             if searched > bytes_max {
-                return Err(Problem::new(problem::TOO_LARGE, "a line is too long"));
+                return Err(too_long());
             }
             if !self.read().await? {
                 let rest = self.buffer.split().freeze();
