@@ -22,8 +22,13 @@ use url::Url;
 
 pub use self::network::{Network, is_public};
 use crate::{
-    concurrency, contents::Contents, limiter::Counter, messages::AllowDelete, origin,
-    outcome::Reading, schedule::Schedule,
+    concurrency,
+    contents::Contents,
+    limiter::Counter,
+    messages::{AllowDelete, WORKERS_NEEDED_MAX},
+    origin,
+    outcome::Reading,
+    schedule::Schedule,
 };
 
 /// Maximum bytes of the name of an application, which is part of keys and subjects.
@@ -64,41 +69,49 @@ enum Kind {
     List,
 }
 
-/// An application, as in the file.
+/// Settings of an application, as in the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AppSettings {
+pub struct AppSettings {
     #[expect(dead_code, reason = "only one kind; the file must name it")]
     kind: Kind,
-    assets: Option<PathBuf>,
+    /// File of its assets, one JSON object a line; without it, jobs bring their assets.
+    pub assets: Option<PathBuf>,
     contents: Option<String>,
     hosts: Vec<String>,
     #[serde(default)]
     http_hosts: Vec<String>,
     #[serde(default)]
     allow_networks: Vec<Network>,
+    /// Most that a job may remove.
     #[serde(default)]
-    allow_delete: AllowDelete,
+    pub allow_delete: AllowDelete,
+    /// Maximum fraction of a batch whose objects are removed.
     #[serde(default = "default_brake")]
-    brake: f64,
+    pub brake: f64,
+    /// What happens to an object whose requests failed twice.
     #[serde(default)]
-    on_failure: OnFailure,
+    pub on_failure: OnFailure,
     #[serde(default = "default_gone_on")]
     gone_on: Vec<u16>,
     #[serde(default)]
     normalize: Vec<String>,
     #[serde(default = "default_max_body", deserialize_with = "size")]
     max_body: usize,
+    /// Workers per job.
     #[serde(default = "default_workers")]
-    workers: u32,
+    pub workers: u32,
     limit: Option<String>,
     schedule: Option<String>,
+    /// What the schedule does while an earlier job is open.
     #[serde(default)]
-    overlap: Overlap,
+    pub overlap: Overlap,
+    /// Time without a request after which an object is removed before a job.
     #[serde(default, deserialize_with = "optional_duration")]
-    prune_after: Option<Duration>,
+    pub prune_after: Option<Duration>,
+    /// Bounds of parallel requests.
     #[serde(default)]
-    concurrency: concurrency::Settings,
+    pub concurrency: concurrency::Settings,
 }
 
 fn default_brake() -> f64 {
@@ -143,30 +156,16 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
 pub struct App {
     /// Its name.
     pub name: String,
-    /// File of its assets, one JSON object a line; without it, jobs bring their assets.
-    pub assets: Option<PathBuf>,
+    /// Its settings.
+    pub settings: AppSettings,
     /// Where its objects are stored; without it, only their metadata are.
     pub contents: Option<Contents>,
-    /// Most that a job may remove.
-    pub allow_delete: AllowDelete,
-    /// Maximum fraction of a batch whose objects are removed.
-    pub brake: f64,
-    /// What happens to an object whose requests failed twice.
-    pub on_failure: OnFailure,
     /// How its responses are read.
     pub reading: Reading,
-    /// Workers per job.
-    pub workers: u32,
     /// The counter that limits its requests.
     pub limit: Option<Counter>,
     /// When jobs are created.
     pub schedule: Option<Schedule>,
-    /// What the schedule does while an earlier job is open.
-    pub overlap: Overlap,
-    /// Time without a request after which an object is removed before a job.
-    pub prune_after: Option<Duration>,
-    /// Bounds of parallel requests.
-    pub concurrency: concurrency::Settings,
     /// Client of its origin.
     pub client: origin::Client,
     throttled_until: Mutex<Option<Instant>>,
@@ -179,8 +178,7 @@ impl App {
             .throttled_until
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let end = Instant::now() + time;
-        *until = Some(until.map_or(end, |it| it.max(end)));
+        *until = (*until).max(Some(Instant::now() + time));
     }
 
     /// End of the time without requests, if it is not over.
@@ -193,111 +191,98 @@ impl App {
         until.filter(|until| *until > Instant::now())
     }
 
-    fn build(name: &str, app: AppSettings) -> Result<Self, Vec<String>> {
+    fn build(name: &str, settings: AppSettings) -> Result<Self, Vec<String>> {
+        let it = &settings;
+        let bounds = it.concurrency;
         let mut errors = Vec::new();
-        if !is_name(name) {
-            errors.push(format!(
-                "invalid name: use 1 to {NAME_BYTES_MAX} of a-z, 0-9 and -"
-            ));
-        }
-        let check = |errors: &mut Vec<String>, is_valid: bool, error: &str| {
+        for (is_valid, error) in [
+            (is_name(name), "invalid name: use 1 to 32 of a-z, 0-9 and -"),
+            (
+                bounds.min >= 1
+                    && bounds.min <= bounds.max
+                    && bounds.max <= CONCURRENCY_MAX
+                    && bounds.step >= 1,
+                "concurrency: requires 1 <= min <= max <= 256 and step >= 1",
+            ),
+            ((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1"),
+            (
+                (1..=WORKERS_NEEDED_MAX).contains(&it.workers),
+                "workers: use 1 to 64",
+            ),
+            (!it.hosts.is_empty(), "hosts: name the hosts of the origin"),
+            (
+                it.http_hosts.iter().all(|host| it.hosts.contains(host)),
+                "http_hosts: each must also be one of hosts",
+            ),
+            (
+                it.gone_on.iter().all(|it| (400..500).contains(it)),
+                "gone_on: use 400 to 499",
+            ),
+            (
+                it.schedule.is_none() || it.assets.is_some(),
+                "schedule: requires assets",
+            ),
+        ] {
             if !is_valid {
                 errors.push(error.to_owned());
             }
-        };
-        let it = app.concurrency;
-        check(
-            &mut errors,
-            (1..=it.max).contains(&it.min) && it.max <= CONCURRENCY_MAX && it.step >= 1,
-            "concurrency: requires 1 <= min <= max <= 256 and step >= 1",
-        );
-        check(
-            &mut errors,
-            (0.0..=1.0).contains(&app.brake),
-            "brake: use 0 to 1",
-        );
-        check(
-            &mut errors,
-            (1..=64).contains(&app.workers),
-            "workers: use 1 to 64",
-        );
-        check(
-            &mut errors,
-            !app.hosts.is_empty(),
-            "hosts: name the hosts of the origin",
-        );
-        let is_listed = app.http_hosts.iter().all(|host| app.hosts.contains(host));
-        check(
-            &mut errors,
-            is_listed,
-            "http_hosts: each must also be one of hosts",
-        );
-        let is_gone = |status: &u16| (400..500).contains(status);
-        check(
-            &mut errors,
-            app.gone_on.iter().all(is_gone),
-            "gone_on: use 400 to 499",
-        );
-        check(
-            &mut errors,
-            app.schedule.is_none() || app.assets.is_some(),
-            "schedule: requires assets",
-        );
-        let mut normalize = Vec::new();
-        for pattern in &app.normalize {
-            match Regex::new(pattern) {
-                Ok(regex) => normalize.push(regex),
-                Err(error) => errors.push(format!("normalize: {error}")),
-            }
         }
-        let mut valid = |what: &str, error: String| errors.push(format!("{what}: {error}"));
-        let contents = app.contents.as_deref().map(Contents::parse);
-        let contents = contents.transpose().unwrap_or_else(|error| {
-            valid("contents", error);
-            None
+        let patterns = it.normalize.iter().map(|pattern| {
+            let regex = Regex::new(pattern).map_err(|error| error.to_string());
+            valid(&mut errors, "normalize", Some(regex))
         });
-        let limit = app.limit.as_deref().map(Counter::parse);
-        let limit = limit.transpose().unwrap_or_else(|error| {
-            valid("limit", error);
-            None
-        });
-        let schedule = app.schedule.as_deref().map(Schedule::parse);
-        let schedule = schedule.transpose().unwrap_or_else(|error| {
-            valid("schedule", error);
-            None
-        });
-        if !errors.is_empty() {
-            return Err(errors);
-        }
+        let normalize: Vec<_> = patterns.collect::<Vec<_>>().into_iter().flatten().collect();
+        let contents = valid(
+            &mut errors,
+            "contents",
+            it.contents.as_deref().map(Contents::parse),
+        );
+        let limit = valid(
+            &mut errors,
+            "limit",
+            it.limit.as_deref().map(Counter::parse),
+        );
+        let schedule = valid(
+            &mut errors,
+            "schedule",
+            it.schedule.as_deref().map(Schedule::parse),
+        );
         let rules = origin::Rules {
-            hosts: app.hosts,
-            http_hosts: app.http_hosts,
-            allow_networks: app.allow_networks,
-            body_bytes_max: app.max_body,
-            concurrency_max: app.concurrency.max,
+            hosts: it.hosts.clone(),
+            http_hosts: it.http_hosts.clone(),
+            allow_networks: it.allow_networks.clone(),
+            body_bytes_max: it.max_body,
+            concurrency_max: bounds.max,
         };
-        let client = origin::Client::new(rules).map_err(|error| vec![format!("{error:#}")])?;
+        let client = origin::Client::new(rules).map_err(|error| format!("{error:#}"));
+        let client = valid(&mut errors, "client", Some(client));
+        let Some(client) = client.filter(|_| errors.is_empty()) else {
+            return Err(errors);
+        };
         Ok(Self {
             name: name.to_owned(),
-            assets: app.assets,
             contents,
-            allow_delete: app.allow_delete,
-            brake: app.brake,
-            on_failure: app.on_failure,
             reading: Reading {
-                gone_on: app.gone_on,
+                gone_on: it.gone_on.clone(),
                 normalize,
             },
-            workers: app.workers,
             limit,
             schedule,
-            overlap: app.overlap,
-            prune_after: app.prune_after,
-            concurrency: app.concurrency,
             client,
+            settings,
             throttled_until: Mutex::default(),
         })
     }
+}
+
+/// The value of a setting that is there and valid; otherwise records its error.
+fn valid<T>(
+    errors: &mut Vec<String>,
+    setting: &str,
+    value: Option<Result<T, String>>,
+) -> Option<T> {
+    let error = |error| errors.push(format!("{setting}: {error}"));
+    value.and_then(|value| value.map_err(error).ok())
 }
 
 /// Whether a text is a valid name of an application.
@@ -406,21 +391,18 @@ mod tests {
         let apps =
             Apps::parse("[apps.shop]\nkind = \"list\"\nhosts = [\"shop.example\"]\n").unwrap();
         let app = apps.get("shop").unwrap();
+        let it = &app.settings;
         assert_eq!(
-            (app.allow_delete, app.workers, app.on_failure),
+            (it.allow_delete, it.workers, it.on_failure),
             (AllowDelete::None, 1, OnFailure::Keep)
         );
         assert_eq!(
-            (
-                app.concurrency.min,
-                app.concurrency.max,
-                app.concurrency.step
-            ),
+            (it.concurrency.min, it.concurrency.max, it.concurrency.step),
             (6, 20, 2)
         );
-        assert_eq!(app.concurrency.first, Duration::from_millis(350));
-        assert_eq!(app.concurrency.worse_by, Duration::from_millis(100));
-        assert!((app.brake - 0.2).abs() < 1e-9 && app.reading.gone_on == [404, 410]);
+        assert_eq!(it.concurrency.first, Duration::from_millis(350));
+        assert_eq!(it.concurrency.worse_by, Duration::from_millis(100));
+        assert!((it.brake - 0.2).abs() < 1e-9 && app.reading.gone_on == [404, 410]);
     }
 
     #[test]

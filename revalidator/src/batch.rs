@@ -62,7 +62,7 @@ impl<O: Origin> Checker<O> {
         batch: &JobBatch,
         plan: Plan,
     ) -> Result<Checked> {
-        let allow = job.allow_delete.min(app.allow_delete);
+        let allow = job.allow_delete.min(app.settings.allow_delete);
         if job.allow_delete == AllowDelete::All && allow == AllowDelete::All {
             let results = self.remove_all(app, batch).await?;
             let times = BatchTimes::default();
@@ -73,7 +73,9 @@ impl<O: Origin> Checker<O> {
         }
         let probes = plan.probe_requests.min(batch.assets.len());
         let (probe, rest) = batch.assets.split_at(probes);
-        let probe = self.check_all(app, job, probe, app.concurrency.min).await?;
+        let probe = self
+            .check_all(app, job, probe, app.settings.concurrency.min)
+            .await?;
         let rest = self.check_all(app, job, rest, plan.concurrency).await?;
         let times = BatchTimes {
             probe: mean(&probe),
@@ -85,7 +87,7 @@ impl<O: Origin> Checker<O> {
         let mut results: Vec<_> = checked.into_iter().map(|it| it.result).collect();
         let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
         self.metrics.count_outcomes(&app.name, &outcomes);
-        let removals_max = match judge(&outcomes, batch.attempt, app.brake) {
+        let removals_max = match judge(&outcomes, batch.attempt, app.settings.brake) {
             Verdict::Suspend(reason) => {
                 return Ok(Checked {
                     results: Err(reason),
@@ -94,7 +96,7 @@ impl<O: Origin> Checker<O> {
             }
             Verdict::Report { removals_max } => removals_max,
         };
-        let drops_failed = app.on_failure == OnFailure::Drop;
+        let drops_failed = app.settings.on_failure == OnFailure::Drop;
         let removals = results
             .iter_mut()
             .filter(|it| is_removal(it.outcome, batch.attempt, allow, drops_failed));

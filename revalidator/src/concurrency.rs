@@ -5,7 +5,7 @@
 //! the mode: in `paper` mode, the batch before; in `floor` mode, the least mean of a batch. A floor that never rises would be too
 //! low when the origin becomes slower, so it is measured again once a minute, by a few requests at the minimum.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -153,27 +153,6 @@ impl Controller {
     fn lower(&mut self) {
         let lower = self.concurrency.saturating_sub(self.settings.step);
         self.concurrency = lower.max(self.settings.min);
-    }
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "floor" => Ok(Self::Floor),
-            "paper" => Ok(Self::Paper),
-            _ => Err(format!("{text:?} is neither floor nor paper")),
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Floor => "floor",
-            Self::Paper => "paper",
-        })
     }
 }
 

@@ -24,7 +24,7 @@ use runtime::{
 use serde_json::{Value, json as object};
 use tokio::time::timeout;
 
-use self::{body::BodyReader, new_job::Tickets};
+use self::{body::BodyReader, new_job::Budget};
 use crate::{
     apps::CurrentApps,
     engine::Engine,
@@ -50,7 +50,7 @@ pub struct Api<E> {
     pub apps: CurrentApps,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<token::File>>>,
-    tickets: Mutex<Tickets>,
+    budget: Mutex<Budget>,
 }
 
 impl<E: Engine> Api<E> {
@@ -67,7 +67,7 @@ impl<E: Engine> Api<E> {
             mirror,
             apps,
             tokens,
-            tickets: Mutex::default(),
+            budget: Mutex::default(),
         }
     }
 
@@ -110,7 +110,9 @@ impl<E: Engine> Api<E> {
         let path: Vec<&str> = head.uri.path().split('/').skip(1).collect();
         let not_found = || Problem::new(problem::NOT_FOUND, "");
         match path[..] {
-            ["v1", "jobs"] if head.method == Method::POST => self.create_job(head, body).await,
+            ["v1", "jobs"] if head.method == Method::POST => {
+                self.create_job(head, body, false).await
+            }
             ["v1", "jobs"] => {
                 check_method(head, "GET, HEAD, POST")?;
                 self.engine()?;
@@ -147,7 +149,7 @@ impl<E: Engine> Api<E> {
             }
             ["v1", "revalidate"] => {
                 check_method(head, "POST")?;
-                self.revalidate(head, body).await
+                self.create_job(head, body, true).await
             }
             ["v1", "problems", name] => {
                 let kind = problem::KINDS.iter().find(|kind| kind.name == name);
@@ -284,16 +286,10 @@ fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::create::NewJob;
-
-    fn job() -> JobStatus {
-        let apps = crate::apps::Apps::parse("[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n");
-        NewJob::of(&apps.unwrap().get("a").unwrap()).status()
-    }
 
     #[test]
     fn operations_depend_on_the_state() {
-        let mut it = job();
+        let mut it = JobStatus::default();
         assert!(Operation::Resume.apply(&mut it, 1).is_err());
         assert!(Operation::Acknowledge.apply(&mut it, 1).is_err());
         Operation::Pause.apply(&mut it, 1).unwrap();

@@ -108,32 +108,29 @@ async fn renew<E: Engine>(
             return Some(revision);
         }
         let began = Instant::now();
-        let set =
-            engine.compare_and_set(Bucket::Subscriptions, &key, value.clone(), Some(revision));
-        match timeout(GIVE_UP / 4, set).await {
+        let renewal = async {
+            let bucket = Bucket::Subscriptions;
+            let set = engine.compare_and_set(bucket, &key, value.clone(), Some(revision));
+            if let Some(newer) = set.await? {
+                return Ok(Some(newer));
+            }
+            // A renewal without a response may have been written.
+            let found = engine.get(bucket, &key).await?;
+            anyhow::Ok(found.filter(|(found, _)| *found == value).map(|it| it.1))
+        };
+        let is_lost = match timeout(GIVE_UP / 4, renewal).await {
             Ok(Ok(Some(newer))) => {
                 (revision, renewed, pause) = (newer, began, RENEWAL);
-                continue;
+                false
             }
-            // A renewal without a response may have been written; its revision is unknown.
-            Ok(Ok(None)) => match engine.get(Bucket::Subscriptions, &key).await {
-                Ok(Some((found, newer))) if found == value => {
-                    revision = newer;
-                    pause = Duration::ZERO;
-                    continue;
-                }
-                Ok(_) => {
-                    tracing::warn!(key, "lease taken over by another process");
-                    lost.cancel();
-                    return None;
-                }
-                Err(error) => tracing::debug!(%error, key, "lease not read"),
-            },
-            Ok(Err(error)) => tracing::debug!(%error, key, "lease not renewed"),
-            Err(_) => tracing::debug!(key, "lease not renewed in time"),
-        }
-        pause = Duration::from_secs(1);
-        if renewed.elapsed() >= GIVE_UP {
+            Ok(Ok(None)) => true,
+            failed => {
+                tracing::debug!(key, ?failed, "lease not renewed");
+                pause = Duration::from_secs(1);
+                renewed.elapsed() >= GIVE_UP
+            }
+        };
+        if is_lost {
             tracing::warn!(key, "lease lost");
             lost.cancel();
             return None;

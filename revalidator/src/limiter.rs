@@ -3,10 +3,7 @@
 //! While the limiter is unavailable, no request is sent.
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -60,8 +57,8 @@ struct Inner {
     url: Url,
     token: Option<Arc<Reloader<token::File>>>,
     http: reqwest::Client,
-    is_available: AtomicBool,
-    error: Mutex<String>,
+    /// Why it is unavailable.
+    error: Mutex<Option<String>>,
 }
 
 /// A response to `reserve`.
@@ -84,23 +81,25 @@ impl Limiter {
             url,
             token,
             http,
-            is_available: AtomicBool::new(true),
             error: Mutex::default(),
         })))
     }
 
-    /// Whether the last call succeeded; otherwise its error.
+    fn error(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the limiter is available.
     ///
     /// # Errors
-    /// The error of the last call.
+    /// The error of the last reservation.
     pub fn state(&self) -> Result<String, String> {
-        if self.0.is_available.load(Ordering::Relaxed) {
-            return Ok("available".to_owned());
+        match &*self.error() {
+            None => Ok("available".to_owned()),
+            Some(error) => Err(format!(
+                "unavailable, so no limited request is sent: {error}"
+            )),
         }
-        let error = self.0.error.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(format!(
-            "unavailable, so no limited request is sent: {error}"
-        ))
     }
 
     /// Waits for a slot, as long as it takes.
@@ -109,13 +108,21 @@ impl Limiter {
         loop {
             match self.try_reserve(counter, &body).await {
                 Ok(wait) => {
-                    self.set_available(None);
+                    if self.error().take().is_some() {
+                        tracing::info!("limiter is available again");
+                    }
                     sleep(wait.unwrap_or_default()).await;
                     if wait.is_some() {
                         return;
                     }
                 }
-                Err(error) => self.set_available(Some(&error)),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    let before = self.error().replace(error.clone());
+                    if before.is_none() {
+                        tracing::warn!(error, "limiter is unavailable; requests wait");
+                    }
+                }
             }
             sleep(RETRY_PAUSE).await;
         }
@@ -165,19 +172,6 @@ impl Limiter {
             request = request.bearer_auth(token.current().first());
         }
         request.send().await.map_err(|error| anyhow!("{error:#}"))
-    }
-
-    fn set_available(&self, error: Option<&anyhow::Error>) {
-        let was = self.0.is_available.swap(error.is_none(), Ordering::Relaxed);
-        let text = error.map(|error| format!("{error:#}")).unwrap_or_default();
-        match (was, error) {
-            (true, Some(_)) => {
-                tracing::warn!(error = text, "limiter is unavailable; requests wait")
-            }
-            (false, None) => tracing::info!("limiter is available again"),
-            _ => {}
-        }
-        *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 }
 

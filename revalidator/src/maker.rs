@@ -8,7 +8,7 @@ mod transmit;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,10 +16,10 @@ use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::{
-    task::spawn_blocking,
+    task::{AbortHandle, JoinSet, spawn_blocking},
     time::{interval, sleep, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     apps::{App, CurrentApps},
@@ -37,6 +37,9 @@ use crate::{
 
 /// Time between two writes of the progress of a job, two checks of its limits, and two searches for jobs without a maker.
 const TICK: Duration = Duration::from_secs(1);
+
+/// Time between two searches for ended jobs, lost processes and due schedules.
+const HOUSEKEEPING_MS: u64 = 10_000;
 
 /// Pause after an error of the broker.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -71,79 +74,55 @@ pub struct Maker<E> {
 impl<E: Engine> Maker<E> {
     /// Makes all jobs of its applications that have no other maker, until `stop`.
     pub async fn run(self) {
-        let tasks = TaskTracker::new();
-        let running = Arc::new(Mutex::new(HashSet::new()));
+        let mut tasks = JoinSet::new();
+        let mut running = HashMap::new();
         let mut changes = self.mirror.changes();
         let mut last_housekeeping = 0;
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
+            while tasks.join_next().now_or_never().flatten().is_some() {}
+            let now = (self.clock)();
             if self.mirror.is_current() {
-                self.take_jobs(&tasks, &running).await;
-                let now = (self.clock)();
-                if now.saturating_sub(last_housekeeping) >= 10_000 {
+                let mut results = vec![self.take_jobs(&mut tasks, &mut running).await];
+                if now.saturating_sub(last_housekeeping) >= HOUSEKEEPING_MS {
                     last_housekeeping = now;
-                    if let Err(error) = self.keep_house().await {
-                        tracing::debug!(error = format!("{error:#}"), "housekeeping failed");
-                    }
+                    results.push(self.keep_house().await);
+                }
+                for error in results.into_iter().filter_map(Result::err) {
+                    tracing::debug!(error = format!("{error:#}"), "search for jobs failed");
                 }
             }
             let changed = timeout(TICK, changes.changed());
             self.stop.run_until_cancelled(changed).await;
         }
-        tasks.close();
-        tasks.wait().await;
+        while tasks.join_next().await.is_some() {}
     }
 
-    async fn take_jobs(&self, tasks: &TaskTracker, running: &Arc<Mutex<HashSet<String>>>) {
+    async fn take_jobs(
+        &self,
+        tasks: &mut JoinSet<()>,
+        running: &mut HashMap<String, AbortHandle>,
+    ) -> Result<()> {
+        running.retain(|_, task| !task.is_finished());
         let apps = (self.apps)();
-        let mut waiting: Vec<_> = self
-            .mirror
-            .jobs()
-            .into_iter()
-            .filter(|job| needs_maker(job))
-            .collect();
-        waiting.sort_by_key(|job| (job.created_at, job.job_id.clone()));
-        for job in waiting {
-            let locked = |it: &Arc<Mutex<HashSet<String>>>| {
-                it.lock().unwrap_or_else(PoisonError::into_inner).len()
-            };
-            let is_running = running
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .contains(&job.job_id);
-            let Some(app) = apps.get(&job.app_name).filter(|_| !is_running) else {
-                continue;
-            };
-            if locked(running) >= JOBS_MAX {
-                return;
-            }
+        let mut jobs = self.mirror.jobs();
+        jobs.retain(|job| needs_maker(job) && !running.contains_key(&job.job_id));
+        jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
+        for job in jobs {
             let key = format!("maker.{}", job.job_id);
-            if !self.mirror.is_free(&key) {
+            let app = apps
+                .get(&job.app_name)
+                .filter(|_| self.mirror.is_free(&key));
+            let Some(app) = app.filter(|_| running.len() < JOBS_MAX) else {
                 continue;
-            }
-            match Lease::acquire(&self.engine, &self.mirror, key, &self.id).await {
-                Ok(Some(lease)) => {
-                    let (maker, running) = (self.clone(), Arc::clone(running));
-                    let id = job.job_id.clone();
-                    running
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .insert(id.clone());
-                    tasks.spawn(async move {
-                        maker.make(&id, &app, lease).await;
-                        running
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .remove(&id);
-                    });
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::debug!(%error, "no lease of a job");
-                    return;
-                }
+            };
+            if let Some(lease) = Lease::acquire(&self.engine, &self.mirror, key, &self.id).await? {
+                let (maker, id) = (self.clone(), job.job_id.clone());
+                let task = tasks.spawn(async move { maker.make(&id, &app, lease).await });
+                running.insert(job.job_id.clone(), task);
             }
         }
+        Ok(())
     }
 
     /// Makes a job until it ends, the lease is lost, or `stop`.
@@ -172,7 +151,7 @@ impl<E: Engine> Maker<E> {
             return Ok(());
         };
         if !job.is_open() {
-            return self.end_cancelled(id).await;
+            return self.end_cancelled(id, None).await;
         }
         let mut results = self.engine.results(id, 0).await?;
         let mut tally = Tally::default();
@@ -186,31 +165,31 @@ impl<E: Engine> Maker<E> {
             tokio::select! {
                 sent = &mut transmission, if transmits => {
                     if let Err(error) = sent {
-                        let reason = format!("{error:#}");
-                        self.cancel(id, &reason).await?;
-                        return self.end_cancelled(id).await;
+                        return self.end_cancelled(id, Some(&format!("{error:#}"))).await;
                     }
                     transmits = false;
                 }
                 result = results.next() => {
                     let (_, result) = result.context("results ended")??;
                     self.count(id, &mut tally, &result);
-                    // A burst of results is counted before anything else.
-                    while let Some(Some(result)) = results.next().now_or_never() {
-                        self.count(id, &mut tally, &result?.1);
+                    if transmits || !tally.has_all(job.batch_count) {
+                        continue;
                     }
                 }
                 _ = ticks.tick() => {}
             }
-            let Some(newest) = self.write_progress(id, &tally, &job).await? else {
-                return Ok(());
+            let write_counts = |job: &mut JobStatus| {
+                let is_change = job.counts != tally.counts;
+                job.counts = tally.counts;
+                is_change && job.is_open()
             };
-            job = newest;
-            if let Some(reason) = jobs::overdue(&job, (self.clock)()) {
-                self.cancel(id, reason).await?;
+            match change_job(&self.engine, id, write_counts).await? {
+                Some(newest) => job = newest,
+                None => return Ok(()),
             }
-            if !job.is_open() {
-                return self.end_cancelled(id).await;
+            let overdue = jobs::overdue(&job, (self.clock)());
+            if overdue.is_some() || !job.is_open() {
+                return self.end_cancelled(id, overdue).await;
             }
             if transmits
                 || job.server_state == ServerState::Transmitting
@@ -249,57 +228,19 @@ impl<E: Engine> Maker<E> {
         }
     }
 
-    /// Writes the counts if they have changed; returns the newest status.
-    async fn write_progress(
-        &self,
-        id: &str,
-        tally: &Tally,
-        job: &JobStatus,
-    ) -> Result<Option<JobStatus>> {
-        let is_behind = tally.counts.checked != job.counts.checked;
-        let is_last = tally.has_all(job.batch_count);
-        let step = (job.asset_count / 200).max(1);
-        let has_step = tally.counts.checked.abs_diff(job.counts.checked) >= step;
-        if !(is_behind && (has_step || is_last)) {
-            // The copy is enough to notice a change by others.
-            return match self.mirror.job(id) {
-                Some(newest) if newest.batch_count >= job.batch_count => {
-                    Ok(Some(newest.as_ref().clone()))
-                }
-                _ => change_job(&self.engine, id, |_| false).await,
-            };
-        }
-        let write = |job: &mut JobStatus| {
-            let pruned = job.counts.pruned;
-            job.counts = tally.counts;
-            job.counts.pruned = pruned;
-            job.is_open()
-        };
-        change_job(&self.engine, id, write).await
-    }
-
-    async fn cancel(&self, id: &str, reason: &str) -> Result<()> {
-        tracing::warn!(job = id, reason, "job cancelled");
-        let cancel = |job: &mut JobStatus| {
-            jobs::cancel(job, reason, (self.clock)());
-            true
-        };
-        change_job(&self.engine, id, cancel).await?;
-        Ok(())
-    }
-
-    /// Completes a cancellation by either side.
-    async fn end_cancelled(&self, id: &str) -> Result<()> {
+    /// Cancels a job for a reason, or completes a cancellation by others.
+    async fn end_cancelled(&self, id: &str, reason: Option<&str>) -> Result<()> {
         let end = |job: &mut JobStatus| {
-            if !job.is_cancelled() {
-                return false;
+            if let Some(reason) = reason {
+                tracing::warn!(job = id, reason, "job cancelled");
+                jobs::cancel(job, reason, (self.clock)());
             }
-            let is_change = job.server_state != ServerState::Cancelled
-                || job.revalidator_state != RevalidatorState::Cancelled;
-            job.server_state = ServerState::Cancelled;
-            job.revalidator_state = RevalidatorState::Cancelled;
-            job.ended_at.get_or_insert((self.clock)());
-            is_change
+            if job.is_cancelled() {
+                job.server_state = ServerState::Cancelled;
+                job.revalidator_state = RevalidatorState::Cancelled;
+                job.ended_at.get_or_insert((self.clock)());
+            }
+            job.is_cancelled()
         };
         change_job(&self.engine, id, end).await?;
         self.engine.purge(id, false).await
@@ -373,9 +314,9 @@ impl<E: Engine> Maker<E> {
             job.is_open()
         };
         change_job(&self.engine, id, processing).await?;
-        if let Some(path) = app.assets.clone().filter(|_| !job.push) {
+        if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
             let selection = selection(job, app);
-            let prunes = prunes(job, app);
+            let prunes = job.pruned > 0;
             let mut results = self.first_results(job, true).await?;
             loop {
                 let mut updates = HashMap::new();
@@ -401,9 +342,7 @@ impl<E: Engine> Maker<E> {
             }
         }
         let end = |job: &mut JobStatus| {
-            let pruned = job.counts.pruned;
             job.counts = tally.counts;
-            job.counts.pruned = pruned;
             if job.is_open() {
                 job.server_state = ServerState::Finished;
                 job.revalidator_state = RevalidatorState::Finished;
@@ -438,15 +377,17 @@ fn selection(job: &JobStatus, app: &App) -> Selection {
         filter: job.filter.clone(),
         created_at: job.created_at / 1000,
         prune_after: app
+            .settings
             .prune_after
             .filter(|_| prunes(job, app))
             .map(|it| it.as_secs()),
     }
 }
 
-/// Whether a job removes objects that nobody requested.
+/// Whether a job removes objects that were not requested for a long time.
 fn prunes(job: &JobStatus, app: &App) -> bool {
-    job.allow_delete.min(app.allow_delete) != AllowDelete::None && app.prune_after.is_some()
+    job.allow_delete.min(app.settings.allow_delete) != AllowDelete::None
+        && app.settings.prune_after.is_some()
 }
 
 /// Reads the first result of each batch.

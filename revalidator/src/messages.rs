@@ -51,9 +51,10 @@ impl<'de> Deserialize<'de> for AllowDelete {
 }
 
 /// Progress of the maker of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerState {
     /// Publishes batches.
+    #[default]
     Transmitting,
     /// All batches are published.
     #[serde(rename = "Wait-For-Results")]
@@ -71,9 +72,10 @@ pub enum ServerState {
 }
 
 /// Progress of the workers of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RevalidatorState {
     /// No worker has begun.
+    #[default]
     Waiting,
     /// Workers process batches.
     Revalidating,
@@ -89,22 +91,18 @@ pub enum RevalidatorState {
 }
 
 /// Status of a job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct JobStatus {
     /// Which objects may be removed.
-    #[serde(default)]
     pub allow_delete: AllowDelete,
     /// Name of the application.
     pub app_name: String,
     /// Number of assets transmitted.
-    #[serde(default)]
     pub asset_count: u64,
     /// Number of batches transmitted; their numbers are `0..batchCount`.
-    #[serde(default)]
     pub batch_count: u64,
     /// Whether requests have no validators, and each complete response replaces the contents.
-    #[serde(default)]
     pub force_update: bool,
     /// Unique id.
     pub job_id: String,
@@ -115,49 +113,36 @@ pub struct JobStatus {
     /// Progress of the maker.
     pub server_state: ServerState,
     /// Time of creation, in Unix milliseconds; so are all times.
-    #[serde(default)]
     pub created_at: u64,
     /// Time at which the first worker began.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<u64>,
     /// Time at which the job ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<u64>,
     /// Why the job is suspended or was cancelled.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// End of the suspension; without it, an operator resumes the job.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub resume_at: Option<u64>,
     /// Start of the current suspension.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub suspended_at: Option<u64>,
     /// Time of the first suspension since the last batch with a result.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub failing_since: Option<u64>,
     /// Number of suspensions since the last batch with a result.
-    #[serde(default)]
     pub suspensions: u32,
     /// Number of batches with failed assets; set when all of them are published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_batch_count: Option<u64>,
+    /// Objects removed before their check because they were not requested.
+    pub pruned: u64,
     /// Outcomes so far.
-    #[serde(default)]
     pub counts: Counts,
     /// Position in the source after the transmitted batches.
-    #[serde(default)]
     pub cursor: u64,
     /// Which assets of the source the job has.
-    #[serde(default)]
     pub filter: Filter,
     /// Whether the assets came with the request, not from the source of the application.
-    #[serde(default)]
     pub push: bool,
     /// Whether another program is the maker.
-    #[serde(default)]
     pub foreign: bool,
     /// Whether an operator has acknowledged the cancellation.
-    #[serde(default)]
     pub acknowledged: bool,
     /// Fields of other programs.
     #[serde(flatten)]
@@ -189,16 +174,13 @@ impl JobStatus {
 
 /// Which assets of a source a job has.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Filter {
     /// Minimum seconds since the last check of an asset.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub older_than: Option<u64>,
     /// First characters of the key.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// Fraction of the assets, selected by the hash of their keys.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<f64>,
 }
 
@@ -222,8 +204,6 @@ pub struct Counts {
     pub failed: u64,
     /// Assets kept because the response was unexpected.
     pub kept: u64,
-    /// Assets removed before the job because nobody requested them.
-    pub pruned: u64,
 }
 
 /// Up to [`BATCH_ASSETS_MAX`] assets that one worker checks.
@@ -376,21 +356,16 @@ pub struct AssetResult {
     /// The asset, with the validators and the digest of the response.
     pub asset: Asset,
     /// Whether the object was removed.
-    #[serde(default)]
     pub is_deleted: bool,
     /// Time to the first byte, in milliseconds; 0 without a response.
-    #[serde(default)]
     pub server_response: u64,
     /// Whether the origin failed.
-    #[serde(default)]
     pub server_error: bool,
     /// Whether the object was not the one of the origin.
-    #[serde(default)]
     pub was_stale: bool,
     /// What the response means.
     pub outcome: Outcome,
     /// Whether the brake kept the object from being removed.
-    #[serde(default)]
     pub held_back: bool,
 }
 
@@ -417,10 +392,8 @@ pub struct Subscription {
     /// Its state.
     pub state: SubscriptionState,
     /// Parallel requests in its current batch.
-    #[serde(default)]
     pub concurrency: usize,
     /// Mean response time of its last batch, in milliseconds.
-    #[serde(default)]
     pub average_response: u64,
 }
 

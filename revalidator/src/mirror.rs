@@ -52,7 +52,7 @@ struct Copy {
 /// Whether a lease can be acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Nobody holds it.
+    /// It has no holder.
     Free,
     /// Its holder is lost; the revision to replace.
     Lost(u64),

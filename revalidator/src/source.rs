@@ -40,7 +40,7 @@ struct Line {
 pub enum Selected {
     /// The asset is part of the job.
     Check(Asset),
-    /// The object is removed, because nobody requested it.
+    /// The object is removed, because it was not requested for a long time.
     Prune(Asset),
     /// The line is not part of the job.
     Skip,

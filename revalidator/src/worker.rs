@@ -218,7 +218,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
         let mut batches = self.engine.batches(id, needed).await?;
-        let mut controller = Controller::new(app.concurrency);
+        let mut controller = Controller::new(app.settings.concurrency);
         loop {
             if self.stop.is_cancelled() || lease.lost().is_cancelled() {
                 return Ok(());

@@ -132,10 +132,9 @@ async fn assets_of_a_request_are_checked_and_filters_select_assets() -> Result<(
     cluster.write_assets(&origin, 30, |_| String::new())?;
     let one = cluster.revalidator(&[]).await?;
     let line = |number| format!("{{\"url\":\"http://{}/{number}\"}}\n", origin.address);
-    let body: String = (0..250).map(line).collect();
-    let (status, body) = one
-        .post("/v1/jobs?app=bare", "application/x-ndjson", &body)
-        .await?;
+    let lines = std::iter::once("{\"app\":\"bare\"}\n".to_owned()).chain((0..250).map(line));
+    let body: String = lines.collect();
+    let (status, body) = one.post("/v1/jobs", "application/x-ndjson", &body).await?;
     assert_eq!(status, 201, "{body}");
     let id: Value = serde_json::from_str(&body)?;
     let job = one.wait_finished(id["jobId"].as_str().unwrap()).await?;

@@ -82,7 +82,7 @@ async fn a7_jobs_never_have_more_workers_than_needed_and_are_taken_in_order() {
                 app(number),
                 &format!("job-{number:03}"),
                 1 + number % 7 * 100,
-                |new| new.workers = workers,
+                |new| new.revalidators_needed = workers,
             )
             .await;
     }

@@ -14,7 +14,7 @@ Examples:
     revalidator serve --apps examples/revalidator.toml
 
   Create a job, and show all jobs:
-    revalidator jobs create shop --allow-delete partial
+    revalidator jobs create '{\"app\": \"shop\", \"allowDelete\": \"partial\"}'
     revalidator jobs list
 
   Write the current settings to a file, and check the file after a change:

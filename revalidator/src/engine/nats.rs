@@ -26,7 +26,6 @@ pub const WORK_STREAM: &str = "REVALIDATOR_WORK";
 /// Stream of results; its subjects are `revalidator.results.<job>`.
 pub const RESULTS_STREAM: &str = "REVALIDATOR_RESULTS";
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
 const MESSAGE_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const STREAM_BYTES_MAX: i64 = 1 << 30;
 
@@ -89,14 +88,42 @@ impl Nats {
             .map_err(|error| anyhow!("NATS: {error}"))?;
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
-        let replicas = server.replicas;
-        let work = stream_config(WORK_STREAM, "work", RetentionPolicy::WorkQueue, replicas);
-        let results = stream_config(RESULTS_STREAM, "results", RetentionPolicy::Limits, replicas);
+        let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
+            let mut config = stream::Config {
+                name: name.to_owned(),
+                subjects: vec![subjects.to_owned()],
+                discard: DiscardPolicy::New,
+                max_bytes: STREAM_BYTES_MAX,
+                max_age: MESSAGE_AGE_MAX,
+                storage: StorageType::File,
+                num_replicas: server.replicas,
+                ..stream::Config::default()
+            };
+            change(&mut config);
+            existing_or_new(&context, config).await
+        };
+        // As the client would create them.
+        let bucket = |config: &mut stream::Config| {
+            config.max_messages_per_subject = 1;
+            config.max_age = KEY_AGE_MAX;
+            config.max_bytes = BUCKET_BYTES_MAX;
+            (config.allow_rollup, config.deny_delete, config.allow_direct) = (true, true, true);
+        };
+        let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
+        let work = stream(WORK_STREAM, "revalidator.work.*", queue).await?;
+        let results = stream(RESULTS_STREAM, "revalidator.results.*", |_| ()).await?;
+        let mut stores = Vec::new();
+        for name in ["revalidator_jobs", "revalidator_subscriptions"] {
+            stream(&format!("KV_{name}"), &format!("$KV.{name}.>"), bucket).await?;
+            let store = context.get_key_value(name).await;
+            stores.push(store.with_context(|| format!("cannot open bucket {name}"))?);
+        }
+        let (subscriptions, jobs) = (stores.pop(), stores.pop());
         Ok(Self {
-            jobs: bucket(&context, "revalidator_jobs", replicas).await?,
-            subscriptions: bucket(&context, "revalidator_subscriptions", replicas).await?,
-            work: existing_or_new(&context, work).await?,
-            results: existing_or_new(&context, results).await?,
+            jobs: jobs.context("no bucket")?,
+            subscriptions: subscriptions.context("no bucket")?,
+            work,
+            results,
             client,
             context,
         })
@@ -123,25 +150,6 @@ impl Nats {
     }
 }
 
-fn stream_config(
-    name: &str,
-    subject: &str,
-    retention: RetentionPolicy,
-    replicas: usize,
-) -> stream::Config {
-    stream::Config {
-        name: name.to_owned(),
-        subjects: vec![format!("revalidator.{subject}.*")],
-        retention,
-        discard: DiscardPolicy::New,
-        max_bytes: STREAM_BYTES_MAX,
-        max_age: MESSAGE_AGE_MAX,
-        storage: StorageType::File,
-        num_replicas: replicas,
-        ..stream::Config::default()
-    }
-}
-
 /// Whether the server has no stream of this name.
 fn is_missing(error: &jetstream::context::GetStreamError) -> bool {
     use jetstream::context::GetStreamErrorKind::JetStream;
@@ -165,63 +173,23 @@ async fn existing_or_new(
     }
 }
 
-async fn bucket(
-    context: &jetstream::Context,
-    name: &str,
-    replicas: usize,
-) -> Result<kv::Store, ConnectError> {
-    let stream = format!("KV_{name}");
-    match context.get_stream(&stream).await {
-        Ok(found) => {
-            let expected = stream::Config {
-                name: stream,
-                subjects: vec![format!("$KV.{name}.>")],
-                retention: RetentionPolicy::Limits,
-                discard: DiscardPolicy::New,
-                max_bytes: BUCKET_BYTES_MAX,
-                max_age: KEY_AGE_MAX,
-                max_messages_per_subject: 1,
-                storage: StorageType::File,
-                ..stream::Config::default()
-            };
-            check(&expected, &found.cached_info().config)?;
-            let store = context.get_key_value(name).await;
-            Ok(store.with_context(|| format!("cannot open bucket {name}"))?)
-        }
-        Err(error) if is_missing(&error) => {
-            let config = kv::Config {
-                bucket: name.to_owned(),
-                history: 1,
-                max_age: KEY_AGE_MAX,
-                max_bytes: BUCKET_BYTES_MAX,
-                num_replicas: replicas,
-                ..kv::Config::default()
-            };
-            let created = context.create_key_value(config).await;
-            Ok(created.with_context(|| format!("cannot create bucket {name}"))?)
-        }
-        Err(error) => Err(anyhow!("cannot read bucket {name}: {error}").into()),
-    }
-}
-
 /// Compares the settings of an existing stream that this program relies on. The number of replicas is the operator's.
 fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), ConnectError> {
-    let of_both = |field: &str, [expected, found]: [String; 2]| {
-        (expected != found).then(|| format!("{field} is {found}, not {expected}"))
-    };
-    let both = |of: fn(&stream::Config) -> String| [of(expected), of(found)];
-    let days = |it: &stream::Config| format!("{} days", it.max_age.as_secs() / DAY.as_secs());
-    let differences: Vec<String> = [
-        of_both("subjects", both(|it| it.subjects.join(","))),
-        of_both("retention", both(|it| format!("{:?}", it.retention))),
-        of_both("discard", both(|it| format!("{:?}", it.discard))),
-        of_both("max_bytes", both(|it| it.max_bytes.to_string())),
-        of_both("max_age", both(days)),
-        of_both("storage", both(|it| format!("{:?}", it.storage))),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    type Setting = fn(&stream::Config) -> String;
+    let settings: [(&str, Setting); 6] = [
+        ("subjects", |it| it.subjects.join(",")),
+        ("retention", |it| format!("{:?}", it.retention)),
+        ("discard", |it| format!("{:?}", it.discard)),
+        ("max_bytes", |it| it.max_bytes.to_string()),
+        ("max_age", |it| format!("{} s", it.max_age.as_secs())),
+        ("storage", |it| format!("{:?}", it.storage)),
+    ];
+    let differences = settings.map(|(name, of)| (name, of(expected), of(found)));
+    let differences: Vec<_> = differences
+        .iter()
+        .filter(|(_, expected, found)| expected != found)
+        .map(|(name, expected, found)| format!("{name} is {found}, not {expected}"))
+        .collect();
     if differences.is_empty() {
         return Ok(());
     }

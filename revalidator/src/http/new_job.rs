@@ -1,9 +1,12 @@
 //! Creation of jobs by clients: from the source of an application, from assets in the body, or a single check of a few assets.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
+use anyhow::anyhow;
 use http::{HeaderValue, StatusCode, header, request::Parts};
-use percent_encoding::percent_decode_str;
 use runtime::{
     reply::{Reply, json},
     unix_micros,
@@ -15,17 +18,17 @@ use tokio::time::{Instant, timeout};
 use super::{Api, body::BodyReader, parse};
 use crate::{
     apps::App,
-    create::{NewJob, OPEN_JOBS_MAX, create},
+    create::{OPEN_JOBS_MAX, create, new_job},
     engine::Engine,
     messages::{
-        ASSET_BYTES_MAX, AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, WORKERS_NEEDED_MAX,
+        ASSET_BYTES_MAX, AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, JobStatus,
+        ServerState, WORKERS_NEEDED_MAX,
     },
     problem::{self, Problem, broker, invalid},
     source::{ASSETS_MAX, parse_asset},
 };
 
-/// Maximum assets of a single check, and of all single checks in a second.
-const CHECK_ASSETS_MAX: usize = 100;
+/// Maximum assets of all single checks in a second.
 const CHECKS_PER_SECOND: f64 = 50.0;
 
 /// Maximum time to publish a batch while the stream is full.
@@ -42,25 +45,15 @@ struct JobRequest {
     revalidators_needed: Option<u32>,
     /// Name of the application again, to remove all objects.
     confirm: Option<String>,
-}
-
-/// A single check.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct CheckRequest {
-    app: String,
+    /// Assets of a single check.
     assets: Vec<Value>,
-    #[serde(default)]
-    allow_delete: AllowDelete,
-    #[serde(default)]
-    force_update: bool,
 }
 
 /// Budget of single checks; it is full again after two seconds.
 #[derive(Debug, Default)]
-pub(super) struct Tickets(Option<(Instant, f64)>);
+pub(super) struct Budget(Option<(Instant, f64)>);
 
-impl Tickets {
+impl Budget {
     fn take(&mut self, count: usize) -> bool {
         let now = Instant::now();
         let full = 2.0 * CHECKS_PER_SECOND;
@@ -74,37 +67,13 @@ impl Tickets {
 }
 
 impl JobRequest {
-    /// Parses the query of a request with assets as its body.
-    fn from_query(query: &str) -> Result<Self, Problem> {
-        let mut request = Self::default();
-        for (name, value) in query.split('&').filter_map(|it| it.split_once('=')) {
-            let value = percent_decode_str(value).decode_utf8_lossy();
-            match name {
-                "app" => request.app = value.into_owned(),
-                "allowDelete" => {
-                    request.allow_delete = serde_json::from_value(Value::from(&*value))
-                        .map_err(|error| invalid(format!("allowDelete: {error}")))?
-                }
-                "forceUpdate" => request.force_update = parse_value(name, &value)?,
-                "revalidatorsNeeded" => {
-                    request.revalidators_needed = Some(parse_value(name, &value)?)
-                }
-                "confirm" => request.confirm = Some(value.into_owned()),
-                _ => return Err(invalid(format!("unknown query parameter {name:?}"))),
-            }
-        }
-        Ok(request)
-    }
-
     /// The new job.
-    fn job(self, app: &App) -> Result<NewJob, Problem> {
-        let workers = self.revalidators_needed.unwrap_or(app.workers);
+    fn job(&self, app: &App) -> Result<JobStatus, Problem> {
+        let workers = self.revalidators_needed.unwrap_or(app.settings.workers);
         if !(1..=WORKERS_NEEDED_MAX).contains(&workers) {
-            return Err(invalid(format!(
-                "revalidatorsNeeded: use 1 to {WORKERS_NEEDED_MAX}"
-            )));
+            return Err(invalid("revalidatorsNeeded: use 1 to 64"));
         }
-        if self.allow_delete > app.allow_delete {
+        if self.allow_delete > app.settings.allow_delete {
             return Err(invalid("allowDelete: the application does not permit it"));
         }
         if self.allow_delete == AllowDelete::All && self.confirm.as_deref() != Some(&app.name) {
@@ -120,22 +89,15 @@ impl JobRequest {
             return Err(invalid("filter.sample: use 0 to 1"));
         }
         let now = unix_micros() / 1000;
-        Ok(NewJob {
-            id: format!("{}-{now}-{:06x}", app.name, fastrand::u32(..0x100_0000)),
+        let id = format!("{}-{now}-{:06x}", app.name, fastrand::u32(..0x100_0000));
+        Ok(JobStatus {
             allow_delete: self.allow_delete,
             force_update: self.force_update,
-            workers,
-            filter: self.filter,
-            created_at: now,
-            ..NewJob::of(app)
+            revalidators_needed: workers,
+            filter: self.filter.clone(),
+            ..new_job(app, id, now)
         })
     }
-}
-
-fn parse_value<T: std::str::FromStr>(name: &str, value: &str) -> Result<T, Problem> {
-    value
-        .parse()
-        .map_err(|_| invalid(format!("{name}: invalid value")))
 }
 
 /// Media type of a body, without parameters.
@@ -149,85 +111,35 @@ fn media_type(head: &Parts) -> String {
 }
 
 impl<E: Engine> Api<E> {
+    /// Creates a job. The first line of an NDJSON body describes it, and each further line is an asset. `is_check` is a single check,
+    /// whose assets are part of the description.
     pub(super) async fn create_job(
         &self,
         head: &Parts,
         body: &mut BodyReader,
+        is_check: bool,
     ) -> Result<Reply, Problem> {
-        let request = match &*media_type(head) {
-            "application/json" => parse(&body.whole().await?)?,
-            "application/x-ndjson" => JobRequest::from_query(head.uri.query().unwrap_or_default())?,
+        let (described, has_lines) = match &*media_type(head) {
+            "application/json" => (body.whole().await?, false),
+            "application/x-ndjson" if !is_check => {
+                (body.line(ASSET_BYTES_MAX).await?.unwrap_or_default(), true)
+            }
             _ => return Err(Problem::new(problem::MEDIA_TYPE, "")),
         };
-        let app = self.app(&request.app)?;
-        let has_assets = media_type(head) == "application/x-ndjson";
-        if !has_assets && app.assets.is_none() {
+        let request: JobRequest = parse(&described)?;
+        let app = (self.apps)().get(&request.app);
+        let app: Arc<App> =
+            app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
+        let mut job = request.job(&app)?;
+        if !has_lines && !is_check && app.settings.assets.is_none() {
             return Err(invalid(
                 "app: it has no assets; send them as application/x-ndjson",
             ));
         }
-        let mut job = request.job(&app)?;
-        self.check_open_jobs()?;
-        if has_assets {
-            let published = self.publish_lines(&job.id, body).await;
-            job.published = Some(self.or_purge(&job.id, published).await?);
+        if is_check == request.assets.is_empty() {
+            return Err(invalid("assets: use 1 to 100, and only for a single check"));
         }
-        self.create(job).await
-    }
-
-    /// Creates a job of a few assets, which does not wait for other jobs.
-    pub(super) async fn revalidate(
-        &self,
-        head: &Parts,
-        body: &mut BodyReader,
-    ) -> Result<Reply, Problem> {
-        if media_type(head) != "application/json" {
-            return Err(Problem::new(problem::MEDIA_TYPE, ""));
-        }
-        let request: CheckRequest = parse(&body.whole().await?)?;
-        let app = self.app(&request.app)?;
-        if request.allow_delete == AllowDelete::All {
-            return Err(invalid(
-                "allowDelete: a single check cannot remove all objects",
-            ));
-        }
-        if !(1..=CHECK_ASSETS_MAX).contains(&request.assets.len()) {
-            return Err(invalid(format!("assets: use 1 to {CHECK_ASSETS_MAX}")));
-        }
-        let mut assets = Vec::new();
-        for (index, asset) in request.assets.iter().enumerate() {
-            let asset = parse_asset(asset.to_string().as_bytes());
-            assets.push(asset.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?);
-        }
-        let has_budget = self
-            .tickets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(assets.len());
-        if !has_budget {
-            return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
-        }
-        self.check_open_jobs()?;
-        let described = JobRequest {
-            allow_delete: request.allow_delete,
-            force_update: request.force_update,
-            ..JobRequest::default()
-        };
-        let mut job = described.job(&app)?;
-        job.published = Some((assets.len() as u64, 1));
-        let sent = self.send(&job.id, 0, assets).await;
-        self.or_purge(&job.id, sent).await?;
-        self.create(job).await
-    }
-
-    fn app(&self, name: &str) -> Result<std::sync::Arc<App>, Problem> {
-        (self.apps)()
-            .get(name)
-            .ok_or_else(|| invalid(format!("app: unknown application {name:?}")))
-    }
-
-    fn check_open_jobs(&self) -> Result<(), Problem> {
-        self.engine()?;
+        let engine = self.engine()?;
         let open = self
             .mirror
             .jobs()
@@ -239,82 +151,106 @@ impl<E: Engine> Api<E> {
                 Problem::new(problem::TOO_MANY, format!("{open} jobs are open")).retry_after(60),
             );
         }
-        Ok(())
-    }
-
-    async fn create(&self, job: NewJob) -> Result<Reply, Problem> {
-        let engine = self.engine()?;
-        let status = job.clone().status();
-        let created = create(engine, job).await.map_err(|error| broker(&error))?;
-        if !created {
+        if has_lines || is_check {
+            let published = if is_check {
+                self.publish_check(&request, &mut job).await
+            } else {
+                self.publish_lines(body, &mut job).await
+            };
+            if published.is_err() {
+                let purged = engine.purge(&job.job_id, true).await;
+                purged.unwrap_or_else(
+                    |error| tracing::debug!(%error, "batches not removed; they expire"),
+                );
+            }
+            published?;
+            job.server_state = ServerState::WaitForResults;
+        }
+        if !create(engine, &job).await.map_err(|error| broker(&error))? {
             return Err(Problem::new(problem::CONFLICT, "a job with this id exists"));
         }
-        tracing::info!(job = status.job_id, "job created");
-        Ok(json(StatusCode::CREATED, &status))
+        tracing::info!(job = job.job_id, "job created");
+        Ok(json(StatusCode::CREATED, &job))
     }
 
-    /// Publishes the assets of a body, one a line; returns their number and that of the batches.
-    async fn publish_lines(&self, id: &str, body: &mut BodyReader) -> Result<(u64, u64), Problem> {
-        let (mut assets, mut lines, mut count, mut batches) = (Vec::new(), 0_u64, 0_u64, 0_u64);
+    /// Publishes the assets of a single check, which does not wait for other jobs.
+    async fn publish_check(
+        &self,
+        request: &JobRequest,
+        job: &mut JobStatus,
+    ) -> Result<(), Problem> {
+        if request.assets.len() > BATCH_ASSETS_MAX || request.allow_delete == AllowDelete::All {
+            return Err(invalid(
+                "assets: a single check has 1 to 100, and cannot remove all objects",
+            ));
+        }
+        let mut assets = Vec::new();
+        for (index, asset) in request.assets.iter().enumerate() {
+            let asset = parse_asset(asset.to_string().as_bytes());
+            assets.push(asset.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?);
+        }
+        let count = assets.len();
+        let has_budget = self
+            .budget
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(count);
+        if !has_budget {
+            return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
+        }
+        job.push = true;
+        self.send(job, assets).await
+    }
+
+    /// Publishes the assets of a body, one a line.
+    async fn publish_lines(
+        &self,
+        body: &mut BodyReader,
+        job: &mut JobStatus,
+    ) -> Result<(), Problem> {
+        let (mut assets, mut number) = (Vec::new(), 1_u64);
         loop {
+            number += 1;
             let line = body.line(ASSET_BYTES_MAX).await.map_err(|mut problem| {
-                if problem.detail.contains("line") {
-                    problem.detail =
-                        format!("line {}: longer than {ASSET_BYTES_MAX} bytes", lines + 1);
-                }
+                problem.detail.insert_str(0, &format!("line {number}: "));
                 problem
             })?;
             let is_end = line.is_none();
-            if let Some(line) = line {
-                lines += 1;
-                if line.trim_ascii().is_empty() {
-                    continue;
-                }
-                let asset = parse_asset(&line)
-                    .map_err(|error| invalid(format!("line {lines}: {error:#}")))?;
-                assets.push(asset);
-                count += 1;
-                if count > ASSETS_MAX {
-                    return Err(Problem::new(problem::TOO_LARGE, ""));
-                }
+            if let Some(line) = line.filter(|line| !line.trim_ascii().is_empty()) {
+                let asset = parse_asset(&line);
+                assets.push(asset.map_err(|error| invalid(format!("line {number}: {error:#}")))?);
             }
             if assets.len() == BATCH_ASSETS_MAX || (is_end && !assets.is_empty()) {
-                self.send(id, batches, std::mem::take(&mut assets)).await?;
-                batches += 1;
+                self.send(job, std::mem::take(&mut assets)).await?;
+            }
+            if job.asset_count > ASSETS_MAX {
+                return Err(Problem::new(problem::TOO_LARGE, ""));
             }
             if is_end {
-                return Ok((count, batches));
+                return Ok(());
             }
         }
     }
 
-    async fn send(&self, id: &str, batch: u64, assets: Vec<Asset>) -> Result<(), Problem> {
+    async fn send(&self, job: &mut JobStatus, assets: Vec<Asset>) -> Result<(), Problem> {
+        let count = assets.len() as u64;
         let batch = JobBatch {
             assets,
-            job_id: id.to_owned(),
-            batch,
+            job_id: job.job_id.clone(),
+            batch: job.batch_count,
             attempt: 1,
         };
-        let payload = serde_json::to_vec(&batch).unwrap_or_default();
-        let message_id = batch.id();
-        let sent = self.engine()?.send_batch(id, &message_id, payload.into());
-        let sent = timeout(SEND_TIMEOUT, sent).await;
-        sent.unwrap_or_else(|_| Err(anyhow::anyhow!("timeout")))
-            .map_err(|error| broker(&error))
-    }
-
-    /// Removes the published batches of a job that is not created.
-    async fn or_purge<T>(&self, id: &str, published: Result<T, Problem>) -> Result<T, Problem> {
-        if published.is_err()
-            && let Ok(engine) = self.engine()
-            && let Err(error) = engine.purge(id, true).await
-        {
-            tracing::debug!(
-                error = format!("{error:#}"),
-                "batches not removed; they expire"
-            );
-        }
-        published
+        let (id, payload) = (batch.id(), serde_json::to_vec(&batch).unwrap_or_default());
+        let sent = timeout(
+            SEND_TIMEOUT,
+            self.engine()?.send_batch(&job.job_id, &id, payload.into()),
+        )
+        .await;
+        let sent = sent.unwrap_or_else(|_| Err(anyhow!("timeout")));
+        sent.map_err(|error| broker(&error))?;
+        job.batch_count += 1;
+        job.asset_count += count;
+        Ok(())
     }
 }
 
@@ -324,36 +260,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn single_checks_have_a_budget() {
-        let mut tickets = Tickets::default();
-        assert!(tickets.take(100) && !tickets.take(1));
+        let mut budget = Budget::default();
+        assert!(budget.take(100) && !budget.take(1));
         tokio::time::advance(Duration::from_millis(500)).await;
-        assert!(tickets.take(25) && !tickets.take(1));
+        assert!(budget.take(25) && !budget.take(1));
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert!(tickets.take(100) && !tickets.take(1));
-    }
-
-    #[test]
-    fn query_describes_a_job_with_assets() {
-        let query =
-            "app=shop&allowDelete=partial&forceUpdate=true&revalidatorsNeeded=3&confirm=sh%6Fp";
-        let request = JobRequest::from_query(query).unwrap();
-        assert_eq!(
-            (&*request.app, request.allow_delete, request.force_update),
-            ("shop", AllowDelete::Partial, true)
-        );
-        assert_eq!(
-            (request.revalidators_needed, request.confirm.as_deref()),
-            (Some(3), Some("shop"))
-        );
-        for query in [
-            "colour=red",
-            "forceUpdate=maybe",
-            "revalidatorsNeeded=-1",
-            "allowDelete=some",
-        ] {
-            let problem = JobRequest::from_query(query).unwrap_err();
-            assert_eq!(problem.kind, problem::INVALID, "{query}");
-        }
+        assert!(budget.take(100) && !budget.take(1));
     }
 
     #[test]

@@ -1,35 +1,15 @@
 //! Selection, suspension, brake and counting of jobs.
 
 use super::*;
-use crate::messages::{Asset, Filter};
+use crate::messages::Asset;
 
-pub(crate) fn job(id: &str, app: &str, created_at: u64) -> JobStatus {
+fn job(id: &str, app: &str, created_at: u64) -> JobStatus {
     JobStatus {
-        allow_delete: AllowDelete::None,
         app_name: app.to_owned(),
-        asset_count: 0,
-        batch_count: 0,
-        force_update: false,
         job_id: id.to_owned(),
         revalidators_needed: 1,
-        revalidator_state: RevalidatorState::Waiting,
-        server_state: ServerState::Transmitting,
         created_at,
-        started_at: None,
-        ended_at: None,
-        reason: None,
-        resume_at: None,
-        suspended_at: None,
-        failing_since: None,
-        suspensions: 0,
-        retry_batch_count: None,
-        counts: Counts::default(),
-        cursor: 0,
-        filter: Filter::default(),
-        push: false,
-        foreign: false,
-        acknowledged: false,
-        other: serde_json::Map::new(),
+        ..JobStatus::default()
     }
 }
 

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Maker;
 use crate::{
     apps::Overlap,
-    create::{NewJob, create},
+    create::{create, new_job},
     engine::{Bucket, Engine},
     jobs::ENDED_MS_MAX,
     messages::AllowDelete,
@@ -51,17 +51,13 @@ impl<E: Engine> Maker<E> {
             let Some(due) = schedule.due(last.unwrap_or(self.started_at), now) else {
                 continue;
             };
-            if app.overlap == Overlap::Skip && of_app().any(|job| job.is_open()) {
+            if app.settings.overlap == Overlap::Skip && of_app().any(|job| job.is_open()) {
                 continue;
             }
-            let new = NewJob {
-                // One job per firing, with any number of makers.
-                id: format!("{}-{due}", app.name),
-                allow_delete: app.allow_delete.min(AllowDelete::Partial),
-                created_at: now,
-                ..NewJob::of(app)
-            };
-            if create(&self.engine, new).await? {
+            // One job per firing, with any number of makers.
+            let mut job = new_job(app, format!("{}-{due}", app.name), now);
+            job.allow_delete = app.settings.allow_delete.min(AllowDelete::Partial);
+            if create(&self.engine, &job).await? {
                 tracing::info!(app = app.name, "scheduled job created");
             }
         }

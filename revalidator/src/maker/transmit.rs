@@ -31,7 +31,7 @@ struct Page {
 impl<E: Engine> Maker<E> {
     /// Transmits a job from its cursor on. The error is the reason to cancel it.
     pub(super) async fn transmit(&self, job: &JobStatus, app: &Arc<App>) -> Result<()> {
-        let Some(path) = app.assets.clone() else {
+        let Some(path) = app.settings.assets.clone() else {
             bail!("the application has no assets");
         };
         let (sender, mut pages) = mpsc::channel(READ_AHEAD);
@@ -69,12 +69,7 @@ impl<E: Engine> Maker<E> {
             drop(sender.blocking_send(page));
             Ok(())
         });
-        let mut sent = Sent {
-            assets: job.asset_count,
-            batches: job.batch_count,
-            pruned: job.counts.pruned,
-            cursor: job.cursor,
-        };
+        let mut sent = job.clone();
         while let Some(page) = pages.recv().await {
             sent.cursor = page.cursor;
             sent.pruned += page.pruned;
@@ -84,29 +79,29 @@ impl<E: Engine> Maker<E> {
             let batch = JobBatch {
                 assets: page.assets,
                 job_id: job.job_id.clone(),
-                batch: sent.batches,
+                batch: sent.batch_count,
                 attempt: 1,
             };
             self.send(&batch).await;
-            sent.batches += 1;
-            sent.assets += batch.assets.len() as u64;
-            if sent.batches.is_multiple_of(CURSOR_BATCHES)
-                && !self.write_cursor(job, &sent, false).await?
+            sent.batch_count += 1;
+            sent.asset_count += batch.assets.len() as u64;
+            if sent.batch_count.is_multiple_of(CURSOR_BATCHES)
+                && !self.write_cursor(&sent, false).await?
             {
                 return Ok(());
             }
         }
         reading.await.context("reader")??;
-        self.write_cursor(job, &sent, true).await?;
+        self.write_cursor(&sent, true).await?;
         Ok(())
     }
 
     /// Writes the cursor; false if the job has ended.
-    async fn write_cursor(&self, job: &JobStatus, sent: &Sent, is_last: bool) -> Result<bool> {
+    async fn write_cursor(&self, sent: &JobStatus, is_last: bool) -> Result<bool> {
         let write = |job: &mut JobStatus| {
-            job.asset_count = sent.assets;
-            job.batch_count = sent.batches;
-            job.counts.pruned = sent.pruned;
+            job.asset_count = sent.asset_count;
+            job.batch_count = sent.batch_count;
+            job.pruned = sent.pruned;
             job.cursor = sent.cursor;
             if is_last {
                 job.server_state = ServerState::WaitForResults;
@@ -115,18 +110,11 @@ impl<E: Engine> Maker<E> {
         };
         // The broker may be away for long; the transmission then waits.
         loop {
-            match change_job(&self.engine, &job.job_id, write).await {
+            match change_job(&self.engine, &sent.job_id, write).await {
                 Ok(job) => return Ok(job.is_some_and(|job| job.is_open())),
                 Err(error) => tracing::debug!(error = format!("{error:#}"), "cursor not written"),
             }
             tokio::time::sleep(super::RETRY_PAUSE).await;
         }
     }
-}
-
-struct Sent {
-    assets: u64,
-    batches: u64,
-    pruned: u64,
-    cursor: u64,
 }

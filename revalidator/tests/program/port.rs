@@ -15,13 +15,14 @@ async fn invalid_requests_are_rejected_and_create_nothing() -> Result<()> {
     cluster.write_assets(&origin, 1, |_| String::new())?;
     let one = cluster.revalidator(&["--workers=0"]).await?;
     let (json, ndjson) = ("application/json", "application/x-ndjson");
+    let described = "{\"app\":\"shop\"}";
     let good = format!("{{\"url\":\"http://{}/1\"}}", origin.address);
     let many = format!(
         "{{\"app\":\"shop\",\"assets\":[{}]}}",
         vec![good.as_str(); 101].join(",")
     );
     let long = format!(
-        "{good}\n{{\"url\":\"https://x/\",\"key\":\"{}\"}}\n",
+        "{described}\n{{\"url\":\"https://x/\",\"key\":\"{}\"}}\n",
         "k".repeat(5000)
     );
     for (path, content_type, body, expected, detail) in [
@@ -65,14 +66,20 @@ async fn invalid_requests_are_rejected_and_create_nothing() -> Result<()> {
         ("/v1/jobs", json, "{", 422, "EOF"),
         ("/v1/jobs", "text/plain", "{}", 415, ""),
         (
-            "/v1/jobs?app=shop",
+            "/v1/jobs",
             ndjson,
-            &format!("{good}\n{good}\nnot json\n"),
+            &format!("{described}\n{good}\nnot json\n"),
             422,
             "line 3",
         ),
-        ("/v1/jobs?app=shop", ndjson, &long, 413, "line 2"),
-        ("/v1/jobs?app=shop&colour=red", ndjson, &good, 422, "colour"),
+        ("/v1/jobs", ndjson, &long, 413, "line 2"),
+        (
+            "/v1/jobs",
+            ndjson,
+            "{\"app\":\"shop\",\"colour\":1}\n",
+            422,
+            "colour",
+        ),
         ("/v1/revalidate", json, &many, 422, "1 to 100"),
         (
             "/v1/revalidate",

@@ -195,7 +195,7 @@ async fn a11_throttled_origin_gets_no_request_for_the_demanded_time() {
         simulation.worker();
     }
     simulation
-        .job("one", "a", 3_000, |new| new.workers = 2)
+        .job("one", "a", 3_000, |new| new.revalidators_needed = 2)
         .await;
     let ended = simulation.wait_ended("a").await;
     assert_eq!(

@@ -13,10 +13,10 @@ use std::{
 use revalidator::{
     apps::{App, Apps, CurrentApps},
     batch::Checker,
-    create::{NewJob, create},
+    create::{create, new_job},
     engine::Engine as _,
     maker::Maker,
-    messages::{Asset, JobBatch, JobResult, JobStatus},
+    messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
     mirror::{Mirror, change_job},
     origin::Origin,
@@ -238,7 +238,7 @@ impl Simulation {
         app: &str,
         id: &str,
         assets: usize,
-        change: impl FnOnce(&mut NewJob),
+        change: impl FnOnce(&mut JobStatus),
     ) {
         let assets: Vec<Asset> = (0..assets)
             .map(|number| Asset {
@@ -266,14 +266,15 @@ impl Simulation {
                 sleep(Duration::from_secs(1)).await;
             }
         }
-        let mut new = NewJob {
-            id: id.to_owned(),
-            published: Some((assets.len() as u64, batches.count() as u64)),
-            created_at: clock(),
-            ..NewJob::of(&(self.apps)().get(app).unwrap())
+        let app = (self.apps)().get(app).unwrap();
+        let mut job = JobStatus {
+            asset_count: assets.len() as u64,
+            batch_count: batches.count() as u64,
+            server_state: ServerState::WaitForResults,
+            ..new_job(&app, id.to_owned(), clock())
         };
-        change(&mut new);
-        while create(&self.model, new.clone()).await.is_err() {
+        change(&mut job);
+        while create(&self.model, &job).await.is_err() {
             sleep(Duration::from_secs(1)).await;
         }
     }

@@ -93,7 +93,7 @@ async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
         let id = format!("job-{}", jobs.len());
         simulation
             .job(["one", "two", "three"][index], &id, assets, |new| {
-                new.workers = needed
+                new.revalidators_needed = needed
             })
             .await;
         batches += assets.div_ceil(100) as u64;
