@@ -154,7 +154,7 @@ impl App {
             limiter: Limiter::new(limiter, config.limiter_token)?,
             origin: HttpOrigin::new(config.work.body_memory),
             workers: config.work.workers,
-            is_maker: config.work.maker,
+            is_maker: !config.work.no_maker,
             tasks: app.workers.clone(),
             stop: app.stop_workers.clone(),
             abort: app.abort.clone(),

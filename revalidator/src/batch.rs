@@ -86,7 +86,12 @@ impl<O: Origin> Checker<O> {
         let average = mean(&checked).map_or(0, millis);
         let mut results: Vec<_> = checked.into_iter().map(|it| it.result).collect();
         let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
-        self.metrics.count_outcomes(&app.name, &outcomes);
+        let requests = &self.metrics.requests;
+        for outcome in &outcomes {
+            requests
+                .with_label_values(&[&*app.name, outcome.name()])
+                .inc();
+        }
         let removals_max = match judge(&outcomes, batch.attempt, app.settings.brake) {
             Verdict::Suspend(reason) => {
                 return Ok(Checked {
@@ -103,10 +108,10 @@ impl<O: Origin> Checker<O> {
         for (index, result) in removals.enumerate() {
             if index < removals_max {
                 remove(app, result).await?;
-                self.metrics.removed(&app.name);
+                self.metrics.removed.with_label_values(&[&app.name]).inc();
             } else {
                 result.held_back = true;
-                self.metrics.held_back(&app.name);
+                self.metrics.held_back.with_label_values(&[&app.name]).inc();
             }
         }
         Ok(Checked {
@@ -120,7 +125,7 @@ impl<O: Origin> Checker<O> {
         for asset in &batch.assets {
             let mut result = result_of(Outcome::Removed, asset.clone(), None);
             remove(app, &mut result).await?;
-            self.metrics.removed(&app.name);
+            self.metrics.removed.with_label_values(&[&app.name]).inc();
             results.push(result);
         }
         Ok(results)
@@ -157,7 +162,11 @@ impl<O: Origin> Checker<O> {
                 job.force_update,
             );
             if let Answer::Response(response) = &answer {
-                self.metrics.observe_response(&app.name, response.time);
+                let seconds = self
+                    .metrics
+                    .response_seconds
+                    .with_label_values(&[&app.name]);
+                seconds.observe(response.time.as_secs_f64());
                 if outcome == Outcome::Throttled {
                     has_failed = true;
                     self.throttle(app, response).await;

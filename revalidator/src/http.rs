@@ -142,8 +142,7 @@ impl<E: Engine> Api<E> {
                 check_method(head, "GET, HEAD")?;
                 self.results(id, head.uri.query().unwrap_or_default()).await
             }
-            ["v1", "jobs", id, operation] => {
-                let operation = Operation::parse(operation).ok_or_else(not_found)?;
+            ["v1", "jobs", id, operation] if OPERATIONS.contains(&operation) => {
                 check_method(head, "POST")?;
                 self.operate(id, operation, &head.headers).await
             }
@@ -197,7 +196,7 @@ impl<E: Engine> Api<E> {
     async fn operate(
         &self,
         id: &str,
-        operation: Operation,
+        operation: &str,
         headers: &http::HeaderMap,
     ) -> Result<Reply, Problem> {
         if headers.contains_key(header::ORIGIN) {
@@ -210,7 +209,7 @@ impl<E: Engine> Api<E> {
         let mut conflict = None;
         let change = |job: &mut JobStatus| {
             let now = runtime::unix_micros() / 1000;
-            conflict = operation.apply(job, now).err();
+            conflict = apply(operation, job, now).err();
             conflict.is_none()
         };
         let changed = change_job(engine, id, change)
@@ -220,48 +219,31 @@ impl<E: Engine> Api<E> {
         if let Some(conflict) = conflict {
             return Err(Problem::new(problem::CONFLICT, conflict));
         }
-        tracing::info!(job = id, ?operation, "operation of a client");
+        tracing::info!(job = id, operation, "operation of a client");
         Ok(json(StatusCode::OK, &job))
     }
 }
 
-/// An operation on a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
-    Pause,
-    Resume,
-    Cancel,
-    Acknowledge,
-}
+/// Names of the operations on a job.
+const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 
-impl Operation {
-    fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "pause" => Self::Pause,
-            "resume" => Self::Resume,
-            "cancel" => Self::Cancel,
-            "acknowledge" => Self::Acknowledge,
-            _ => return None,
-        })
-    }
-
-    fn apply(self, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
-        match self {
-            Self::Acknowledge if !job.is_cancelled() => return Err("the job is not cancelled"),
-            Self::Acknowledge => job.acknowledged = true,
-            _ if !job.is_open() => return Err("the job has ended"),
-            Self::Pause => jobs::pause(job, now),
-            Self::Resume if job.revalidator_state != RevalidatorState::Suspended => {
-                return Err("the job is not suspended");
-            }
-            Self::Resume => jobs::resume(job, now),
-            Self::Cancel => {
-                jobs::cancel(job, "cancelled by an operator", now);
-                job.acknowledged = true;
-            }
+/// Applies an operation to a job at `now`.
+fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
+    match operation {
+        "acknowledge" if !job.is_cancelled() => return Err("the job is not cancelled"),
+        "acknowledge" => job.acknowledged = true,
+        _ if !job.is_open() => return Err("the job has ended"),
+        "pause" => jobs::pause(job, now),
+        "resume" if job.revalidator_state != RevalidatorState::Suspended => {
+            return Err("the job is not suspended");
         }
-        Ok(())
+        "resume" => jobs::resume(job, now),
+        _ => {
+            jobs::cancel(job, "cancelled by an operator", now);
+            job.acknowledged = true;
+        }
     }
+    Ok(())
 }
 
 fn check_method(head: &Parts, allowed: &'static str) -> Result<(), Problem> {
@@ -290,18 +272,16 @@ mod tests {
     #[test]
     fn operations_depend_on_the_state() {
         let mut it = JobStatus::default();
-        assert!(Operation::Resume.apply(&mut it, 1).is_err());
-        assert!(Operation::Acknowledge.apply(&mut it, 1).is_err());
-        Operation::Pause.apply(&mut it, 1).unwrap();
+        assert!(apply("resume", &mut it, 1).is_err());
+        assert!(apply("acknowledge", &mut it, 1).is_err());
+        apply("pause", &mut it, 1).unwrap();
         assert!(jobs::is_suspended(&it, u64::MAX));
-        Operation::Resume.apply(&mut it, 2).unwrap();
+        apply("resume", &mut it, 2).unwrap();
         assert!(!jobs::is_suspended(&it, 2));
-        Operation::Cancel.apply(&mut it, 3).unwrap();
+        apply("cancel", &mut it, 3).unwrap();
         assert!(it.is_cancelled() && it.acknowledged && it.ended_at == Some(3));
-        for operation in ["pause", "resume", "cancel"] {
-            let operation = Operation::parse(operation).unwrap();
-            assert_eq!(operation.apply(&mut it, 4), Err("the job has ended"));
+        for operation in &OPERATIONS[..3] {
+            assert_eq!(apply(operation, &mut it, 4), Err("the job has ended"));
         }
-        assert_eq!(Operation::parse("delete"), None);
     }
 }

@@ -321,18 +321,6 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All outcomes.
-    pub const ALL: [Self; 8] = [
-        Self::Fresh,
-        Self::Changed,
-        Self::Gone,
-        Self::Refused,
-        Self::Throttled,
-        Self::Failed,
-        Self::Unexpected,
-        Self::Removed,
-    ];
-
     /// Name in messages and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {

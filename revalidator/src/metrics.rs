@@ -9,19 +9,21 @@ use runtime::{
     unix_micros,
 };
 
-use crate::{
-    messages::{JobStatus, Outcome},
-    mirror::Mirror,
-};
+use crate::{messages::JobStatus, mirror::Mirror};
 
 /// Metrics updated by events.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    requests: IntCounterVec,
-    response_seconds: HistogramVec,
-    concurrency: IntGaugeVec,
-    removed: IntCounterVec,
-    held_back: IntCounterVec,
+    /// Checks by application and outcome.
+    pub requests: IntCounterVec,
+    /// Response times by application.
+    pub response_seconds: HistogramVec,
+    /// Parallel requests by application and worker.
+    pub concurrency: IntGaugeVec,
+    /// Removed objects by application.
+    pub removed: IntCounterVec,
+    /// Objects that the brake kept, by application.
+    pub held_back: IntCounterVec,
     /// Batches whose result was published before.
     pub batches_repeated: IntCounter,
     /// Messages that are not valid.
@@ -47,32 +49,6 @@ impl Metrics {
             batches_repeated: registry.add(defs::BATCHES_REPEATED)?,
             invalid_messages: registry.add(defs::INVALID_MESSAGES)?,
         })
-    }
-
-    pub(crate) fn count_outcomes(&self, app: &str, outcomes: &[Outcome]) {
-        for outcome in outcomes {
-            self.requests
-                .with_label_values(&[app, outcome.name()])
-                .inc();
-        }
-    }
-
-    pub(crate) fn observe_response(&self, app: &str, time: Duration) {
-        let histogram = self.response_seconds.with_label_values(&[app]);
-        histogram.observe(time.as_secs_f64());
-    }
-
-    pub(crate) fn set_concurrency(&self, app: &str, worker: &str, concurrency: usize) {
-        let gauge = self.concurrency.with_label_values(&[app, worker]);
-        gauge.set(i64::try_from(concurrency).unwrap_or(i64::MAX));
-    }
-
-    pub(crate) fn removed(&self, app: &str) {
-        self.removed.with_label_values(&[app]).inc();
-    }
-
-    pub(crate) fn held_back(&self, app: &str) {
-        self.held_back.with_label_values(&[app]).inc();
     }
 }
 

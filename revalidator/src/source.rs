@@ -5,11 +5,11 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
+    io::{self, BufRead as _, BufReader, BufWriter, Seek as _, SeekFrom, Write as _},
     path::Path,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
@@ -104,13 +104,12 @@ pub fn parse_asset(line: &[u8]) -> Result<Asset> {
 }
 
 fn parse(line: &[u8]) -> Result<Line> {
-    if line.len() > ASSET_BYTES_MAX {
-        bail!("longer than {ASSET_BYTES_MAX} bytes");
-    }
+    ensure!(
+        line.len() <= ASSET_BYTES_MAX,
+        "longer than {ASSET_BYTES_MAX} bytes"
+    );
     let line: Line = serde_json::from_slice(line).context("not a JSON object of an asset")?;
-    if !is_asset_url(&line.asset.url) {
-        bail!("no valid url");
-    }
+    ensure!(is_asset_url(&line.asset.url), "no valid url");
     Ok(line)
 }
 
@@ -124,10 +123,8 @@ pub fn read(
     selection: &Selection,
     mut use_line: impl FnMut(Selected, u64) -> bool,
 ) -> Result<()> {
-    let mut file = File::open(path).with_context(|| path.display().to_string())?;
-    file.seek(SeekFrom::Start(cursor))?;
-    let mut lines = Lines::new(BufReader::new(file), cursor);
-    while let Some(line) = lines.next().with_context(|| path.display().to_string())? {
+    let mut lines = Lines::open(path, cursor)?;
+    while let Some(line) = lines.next()? {
         let parsed = parse(line);
         let parsed =
             parsed.with_context(|| format!("line {} after byte {cursor}", lines.number))?;
@@ -138,40 +135,35 @@ pub fn read(
     Ok(())
 }
 
-/// Lines of a bounded length.
-struct Lines<R> {
-    reader: R,
+/// Lines that are not empty, without their ends.
+struct Lines {
+    reader: BufReader<File>,
     line: Vec<u8>,
     number: u64,
     position: u64,
 }
 
-impl<R: BufRead> Lines<R> {
-    fn new(reader: R, position: u64) -> Self {
-        Self {
-            reader,
+impl Lines {
+    fn open(path: &Path, position: u64) -> Result<Self> {
+        let mut file = File::open(path).with_context(|| path.display().to_string())?;
+        file.seek(SeekFrom::Start(position))?;
+        Ok(Self {
+            reader: BufReader::new(file),
             line: Vec::new(),
             number: 0,
             position,
-        }
+        })
     }
 
-    /// The next line that is not empty, without its end.
-    fn next(&mut self) -> io::Result<Option<&[u8]>> {
+    fn next(&mut self) -> Result<Option<&[u8]>> {
         loop {
             self.line.clear();
-            let mut bounded = (&mut self.reader).take(ASSET_BYTES_MAX as u64 + 2);
-            let count = bounded.read_until(b'\n', &mut self.line)?;
-            if count == 0 {
-                return Ok(None);
-            }
+            let count = self.reader.read_until(b'\n', &mut self.line)?;
             self.number += 1;
             self.position += count as u64;
-            if self.number > ASSETS_MAX {
-                return Err(io::Error::other(format!("more than {ASSETS_MAX} lines")));
-            }
-            if !self.line.trim_ascii().is_empty() {
-                return Ok(Some(self.line.trim_ascii_end()));
+            ensure!(self.number <= ASSETS_MAX, "more than {ASSETS_MAX} lines");
+            if count == 0 || !self.line.trim_ascii().is_empty() {
+                return Ok((count > 0).then(|| self.line.trim_ascii()));
             }
         }
     }
@@ -196,12 +188,11 @@ pub fn write_back(
     prunes: bool,
     updates: &HashMap<String, Update>,
 ) -> Result<()> {
-    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let mut lines = Lines::open(path, 0)?;
+    let permissions = lines.reader.get_ref().metadata()?.permissions();
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let copy = NamedTempFile::new_in(dir.unwrap_or(Path::new(".")))?;
-    let permissions = file.metadata()?.permissions();
     let mut writer = BufWriter::new(copy);
-    let mut lines = Lines::new(BufReader::new(file), 0);
     while let Some(line) = lines.next()? {
         let Ok(parsed) = parse(line) else {
             writer.write_all(line)?;

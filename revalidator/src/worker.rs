@@ -57,13 +57,6 @@ pub struct Worker<E, O> {
     pub clock: fn() -> u64,
 }
 
-/// What a worker does after a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Batch,
-    Leave,
-}
-
 impl<E: Engine, O: Origin> Worker<E, O> {
     /// Works until `stop`.
     pub async fn run(self) {
@@ -114,10 +107,9 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             match self.subscribe(state, left.take().as_deref()).await {
-                Ok(Some((job, app, lease))) => {
-                    let id = job.job_id.clone();
+                Ok(Some((id, app, lease))) => {
                     tracing::info!(worker = self.id, job = id, "subscribed");
-                    if let Err(error) = self.process(&job, &app, &lease, state).await {
+                    if let Err(error) = self.process(&id, &app, &lease, state).await {
                         tracing::warn!(
                             worker = self.id,
                             job = id,
@@ -152,7 +144,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         &self,
         state: &watch::Sender<Subscription>,
         left: Option<&str>,
-    ) -> Result<Option<(Arc<JobStatus>, Arc<App>, Lease<E>)>> {
+    ) -> Result<Option<(String, Arc<App>, Lease<E>)>> {
         if !self.mirror.is_current() {
             return Ok(None);
         }
@@ -171,7 +163,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                     let subscribed =
                         self.subscription(Some(&job.job_id), SubscriptionState::Subscribed);
                     state.send_replace(subscribed);
-                    return Ok(Some((Arc::new(job.clone()), app, lease)));
+                    return Ok(Some((job.job_id.clone(), app, lease)));
                 }
             }
         }
@@ -198,12 +190,11 @@ impl<E: Engine, O: Origin> Worker<E, O> {
     /// Checks the batches of a job until it ends or is suspended, or another job needs the worker.
     async fn process(
         &self,
-        job: &JobStatus,
+        id: &str,
         app: &Arc<App>,
         lease: &Lease<E>,
         state: &watch::Sender<Subscription>,
     ) -> Result<()> {
-        let id = &job.job_id;
         let begin = |job: &mut JobStatus| {
             let begins = job.is_open()
                 && !is_suspended(job, (self.clock)())
@@ -233,7 +224,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             match next? {
                 Some(delivery) => {
                     let next = self.process_batch(&job, app, &delivery, &mut controller, state);
-                    if next.await? == Next::Leave {
+                    if !next.await? {
                         return Ok(());
                     }
                 }
@@ -247,6 +238,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         }
     }
 
+    /// Checks a batch; false if the worker must leave the job.
     async fn process_batch(
         &self,
         job: &JobStatus,
@@ -254,7 +246,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         delivery: &impl Delivery,
         controller: &mut Controller,
         state: &watch::Sender<Subscription>,
-    ) -> Result<Next> {
+    ) -> Result<bool> {
         let batch: Option<JobBatch> = serde_json::from_slice(delivery.payload()).ok();
         let is_valid =
             |it: &JobBatch| it.job_id == job.job_id && it.assets.len() <= BATCH_ASSETS_MAX;
@@ -262,19 +254,19 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             self.checker.metrics.invalid_messages.inc();
             tracing::warn!(job = job.job_id, "ignored an invalid batch");
             delivery.settle(Settlement::Done).await?;
-            return Ok(Next::Batch);
+            return Ok(true);
         };
         let plan = controller.plan(Duration::from_millis((self.clock)()));
-        self.checker
-            .metrics
-            .set_concurrency(&app.name, &self.id, plan.concurrency);
+        let gauge = &self.checker.metrics.concurrency;
+        let gauge = gauge.with_label_values(&[&app.name, &self.id]);
+        gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
         state.send_modify(|state| state.concurrency = plan.concurrency);
         let checked = tokio::select! {
             checked = self.checker.check(app, job, &batch, plan) => checked,
             () = keep(delivery) => unreachable!("it never ends"),
             () = self.abort.cancelled() => {
                 delivery.settle(Settlement::GiveBack).await?;
-                return Ok(Next::Leave);
+                return Ok(false);
             }
         };
         let checked = match checked {
@@ -291,7 +283,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 tracing::warn!(job = job.job_id, reason, "job suspended");
                 self.suspend(&job.job_id, reason).await?;
                 delivery.settle(Settlement::GiveBack).await?;
-                return Ok(Next::Leave);
+                return Ok(false);
             }
         };
         state.send_modify(|state| {
@@ -311,7 +303,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             () = keep(delivery) => unreachable!("it never ends"),
             () = self.abort.cancelled() => {
                 delivery.settle(Settlement::GiveBack).await?;
-                return Ok(Next::Leave);
+                return Ok(false);
             }
         }
         delivery.settle(Settlement::Done).await?;
@@ -322,7 +314,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             };
             change_job(&self.engine, &job.job_id, succeed).await?;
         }
-        Ok(Next::Batch)
+        Ok(true)
     }
 
     /// Publishes a result; retries until it is accepted.

@@ -63,9 +63,7 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
             .await?;
     }
     let one = cluster.revalidator(&["--workers=2"]).await?;
-    let _two = cluster
-        .revalidator(&["--workers=1", "--maker=false"])
-        .await?;
+    let _two = cluster.revalidator(&["--workers=1", "--no-maker"]).await?;
     let id = one
         .create("{\"app\": \"shop\", \"allowDelete\": \"partial\"}")
         .await?;

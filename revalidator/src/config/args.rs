@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use clap::{ArgAction, Parser};
+use clap::Parser;
 use runtime::settings::{
-    BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, boolean, count, size, time,
+    BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, size, time,
 };
 
 const EXAMPLES: &str = "\
@@ -70,17 +70,11 @@ pub struct WorkArgs {
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Make jobs: transmit their assets and count their results
+    /// Make no jobs; other processes transmit their assets and count their results
     ///
-    /// One maker makes a job; another one continues after a crash. Every process of an application with assets needs its files.
-    #[arg(
-        long,
-        value_name = BOOLEAN,
-        default_value = "true",
-        action = ArgAction::Set,
-        value_parser = boolean
-    )]
-    pub maker: bool,
+    /// One maker makes a job; another one continues after a crash. Each needs the assets files of its applications.
+    #[arg(long, value_name = BOOLEAN)]
+    pub no_maker: bool,
 
     /// Maximum memory for response bodies; further requests wait
     #[arg(

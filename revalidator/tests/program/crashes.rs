@@ -21,9 +21,7 @@ async fn killed_workers_lose_no_asset_and_repeat_one_batch_each() -> Result<()> 
     let mut cluster = Cluster::start().await?;
     cluster.write_apps(&origin, "workers = 2")?;
     cluster.write_assets(&origin, 4_000, |_| String::new())?;
-    let one = cluster
-        .revalidator(&["--workers=0", "--maker=false"])
-        .await?;
+    let one = cluster.revalidator(&["--workers=0", "--no-maker"]).await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
     let mut other = cluster.revalidator(&["--workers=2"]).await?;
     while origin.total() < 1_050 {

@@ -163,6 +163,8 @@ fn configuration_page_is_up_to_date() -> Result<()> {
     let generated = with_tables(&generated, "settings of the consumer", &consumer)?;
     let limiter = lists::<limiter::serve::config::Args>(false);
     let generated = with_tables(&generated, "settings of the limiter", &limiter)?;
+    let revalidator = lists::<revalidator::config::Args>(false);
+    let generated = with_tables(&generated, "settings of the revalidator", &revalidator)?;
     let generated = with_tables(&generated, "memory of the producer", &memory_table()?)?;
     if env::var_os("UPDATE_DOCS").is_some_and(|value| value == "1") {
         fs::write(PAGE, generated)?;

@@ -16,7 +16,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::scrape::Samples;
-use runtime::metrics::{MetricDescription, Registry};
+use runtime::{
+    metrics::{MetricDescription, Registry},
+    settings,
+};
 use tempfile::TempDir;
 
 use self::notes::{GROUPS, Group, LABELS, NOTES};
@@ -48,6 +51,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("producer/", "Producer"),
     ("consumer/", "Consumer"),
     ("limits/", "Limiter"),
+    ("revalidator/", "Revalidator"),
     ("runtime/", "All programs"),
 ];
 
@@ -93,6 +97,8 @@ async fn described() -> Result<Vec<MetricDescription>> {
     let _stream = CookieStream::open(&format!("http://{plain}"), "host").await?;
     let limits = Registry::new();
     let limiter = limiter::serve::app::App::start(limiter(&path)?, limits.clone()).await?;
+    let checks = Registry::new();
+    let revalidator = revalidator::app::App::start(revalidator_config()?, &checks)?;
     wait_until(TIMEOUT, "the consumer reads from both", async || {
         let all = registry.descriptions()?;
         let read = all
@@ -102,7 +108,13 @@ async fn described() -> Result<Vec<MetricDescription>> {
     })
     .await?;
     let mut all: Vec<MetricDescription> = Vec::new();
-    for registry in [secure.registry(), open.registry(), &registry, &limits] {
+    for registry in [
+        secure.registry(),
+        open.registry(),
+        &registry,
+        &limits,
+        &checks,
+    ] {
         for it in registry.descriptions()? {
             match all.iter_mut().find(|known| known.name == it.name) {
                 Some(known) => {
@@ -116,7 +128,22 @@ async fn described() -> Result<Vec<MetricDescription>> {
     }
     reader.stop_at_once().await;
     limiter.drain().await?;
+    revalidator.drain().await;
     Ok(all)
+}
+
+/// Settings of a revalidator without a NATS server.
+fn revalidator_config() -> Result<revalidator::config::Config> {
+    let apps = root().join("examples/revalidator.toml");
+    let args = [
+        "revalidator".to_owned(),
+        "--listen=127.0.0.1:0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+        "--nats=nats://127.0.0.1:1".to_owned(),
+        format!("--apps={}", apps.display()),
+    ];
+    let loaded = settings::load::<revalidator::config::Args>(args.map(Into::into))?;
+    Ok(loaded.config)
 }
 
 /// Settings of a limiter in this directory that register all its metrics.
@@ -372,11 +399,11 @@ pub(crate) fn check(samples: &Samples) -> Result<()> {
 fn named(text: &str) -> BTreeSet<(String, bool)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = BTreeSet::new();
-    for (at, _) in text.match_indices(['p', 'c', 'l']) {
+    for (at, _) in text.match_indices(['p', 'c', 'l', 'r']) {
         let is_inside =
             text[..at].ends_with(|c: char| is_part(c) || c == '$' || c == '-' || c == '/');
         let rest = &text[at..];
-        let programs = ["producer_", "consumer_", "limiter_"];
+        let programs = ["producer_", "consumer_", "limiter_", "revalidator_"];
         if is_inside || !programs.iter().any(|program| rest.starts_with(program)) {
             continue;
         }

@@ -71,6 +71,7 @@ pub(super) const GROUPS: &[Group] = &[
         "limiter_request",
     ),
     group("Limits", "limits/limiter/src/serve/", ""),
+    group("Jobs and checks", "revalidator/src/metrics.rs", ""),
     group("Connections", "runtime/src/listen.rs", ""),
     group("Connections", "runtime/src/tls/server.rs", ""),
     group("Settings and files", "runtime/src/reload.rs", ""),
@@ -103,6 +104,13 @@ pub(super) const LABELS: &[Label] = &[
     label("", "address", "IP address and port"),
     label("", "dsp", "DSP id, `other` or `none`"),
     label("", "limit", "name in the limits file"),
+    label("", "app", "name in the applications file"),
+    label("", "worker", "id"),
+    label(
+        "revalidator_requests_total",
+        "outcome",
+        "`fresh`, `changed`, `gone`, `refused`, `failed` or [`unexpected`](revalidator.md#outcomes)",
+    ),
     label(
         "",
         "rule",
