@@ -4,7 +4,7 @@
 //! within the timeout or gives them back, and frees all leases.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use runtime::{
     http_server, listen,
     metrics::{Registry, register_process},
     ready::{self, Component},
-    reload,
+    reload::{self, Reloader},
     settings::live_config,
     unix_micros,
 };
@@ -27,10 +27,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apps::CurrentApps,
+    apps::{self, CurrentApps},
     batch::Checker,
-    config::Config,
-    engine::nats::{ConnectError, Nats, Server},
+    config::{Config, WorkArgs},
+    engine::nats::{Nats, OtherSettings},
     http::Api,
     limiter::Limiter,
     maker::Maker,
@@ -60,52 +60,24 @@ const API_LIMITS: listen::Limits = listen::Limits {
 pub struct App {
     api: listen::Stage,
     services: listen::Stage,
-    workers: TaskTracker,
-    stop_workers: CancellationToken,
-    abort: CancellationToken,
-    draining: CancellationToken,
+    shared: Arc<Shared>,
     drain_timeout: watch::Sender<Duration>,
     config_reloads: live_config::Metrics,
     fatal: watch::Receiver<Option<String>>,
 }
 
-/// The connection to the broker, as the admin port shows it.
-struct Broker {
+/// What makers, workers and pages share.
+struct Shared {
     nats: Arc<OnceLock<Nats>>,
-    error: Mutex<String>,
-}
-
-impl Broker {
-    fn set_error(&self, error: String) {
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-    }
-
-    fn state(&self, mirror: &Mirror) -> Result<String, String> {
-        match self.nats.get() {
-            None => Err(self
-                .error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone()),
-            Some(nats) if !nats.is_connected() => Err("disconnected; reconnecting".to_owned()),
-            Some(_) if !mirror.is_current() => Err("connected; reading jobs".to_owned()),
-            Some(_) => Ok("connected".to_owned()),
-        }
-    }
-}
-
-/// What makers and workers share.
-#[derive(Clone)]
-struct Parts {
+    /// Why there is no connection yet.
+    nats_error: watch::Sender<String>,
     apps: CurrentApps,
     mirror: Mirror,
-    metrics: Metrics,
+    checker: Checker<HttpOrigin>,
     limiter: Limiter,
-    origin: HttpOrigin,
-    workers: usize,
-    is_maker: bool,
+    /// Makers and workers.
     tasks: TaskTracker,
-    stop: CancellationToken,
+    draining: CancellationToken,
     abort: CancellationToken,
 }
 
@@ -119,68 +91,61 @@ impl App {
         register_process(registry, "revalidator", env!("CARGO_PKG_VERSION")).context(registered)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
+        let metrics = Metrics::register(registry).context(registered)?;
+        let file = config.apps.context("no applications file")?;
+        let limiter = Limiter::new(
+            config.limiter.context("no limiter")?,
+            config.limiter_token.clone(),
+        )?;
+        let shared = Shared {
+            nats: Arc::default(),
+            nats_error: watch::Sender::new("connecting".to_owned()),
+            apps: current(&file),
+            mirror: Mirror::new(metrics.invalid_messages.clone()),
+            checker: Checker {
+                origin: HttpOrigin::new(config.work.body_memory),
+                limiter: Some(limiter.clone()),
+                metrics,
+            },
+            limiter,
+            tasks: TaskTracker::new(),
+            draining: CancellationToken::new(),
+            abort: CancellationToken::new(),
+        };
+        metrics::register_state(registry, shared.mirror.clone()).context(registered)?;
         let (fatal_sender, fatal) = watch::channel(None);
+        let config_reloads = live_config::Metrics::register(registry, "revalidator");
         let app = Self {
             api: listen::Stage::default(),
             services: listen::Stage::default(),
-            workers: TaskTracker::new(),
-            stop_workers: CancellationToken::new(),
-            abort: CancellationToken::new(),
-            draining: CancellationToken::new(),
+            shared: Arc::new(shared),
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            config_reloads: live_config::Metrics::register(registry, "revalidator")
-                .context(registered)?,
+            config_reloads: config_reloads.context(registered)?,
             fatal,
         };
         let (tasks, stop) = (&app.services.tasks, &app.services.stop);
-        let reloads =
-            reload::Metrics::register(registry, "revalidator", false).context(registered)?;
-        let file = config.apps.context("no applications file")?;
-        tasks.spawn(Arc::clone(&file).watch(reloads.clone(), stop.clone()));
-        for tokens in [&config.tokens, &config.limiter_token]
-            .into_iter()
-            .flatten()
-        {
-            tasks.spawn(Arc::clone(tokens).watch(reloads.clone(), stop.clone()));
+        let reloads = reload::Metrics::register(registry, "revalidator", false);
+        let reloads = reloads.context(registered)?;
+        tasks.spawn(file.watch(reloads.clone(), stop.clone()));
+        let tokens = [config.tokens.clone(), config.limiter_token];
+        for tokens in tokens.into_iter().flatten() {
+            tasks.spawn(tokens.watch(reloads.clone(), stop.clone()));
         }
-        let metrics = Metrics::register(registry).context(registered)?;
-        let mirror = Mirror::new(metrics.invalid_messages.clone());
-        metrics::register_state(registry, mirror.clone()).context(registered)?;
-        let limiter = config.limiter.context("no limiter")?;
-        let parts = Parts {
-            apps: Arc::new(move || file.current()),
-            mirror: mirror.clone(),
-            metrics,
-            limiter: Limiter::new(limiter, config.limiter_token)?,
-            origin: HttpOrigin::new(config.work.body_memory),
-            workers: config.work.workers,
-            is_maker: !config.work.no_maker,
-            tasks: app.workers.clone(),
-            stop: app.stop_workers.clone(),
-            abort: app.abort.clone(),
+        app.open_admin(admin, config.common.debug_endpoints, registry)?;
+        let it = &app.shared;
+        let api = Api {
+            engine: Arc::clone(&it.nats),
+            mirror: it.mirror.clone(),
+            apps: Arc::clone(&it.apps),
+            tokens: config.tokens,
+            budget: Mutex::default(),
         };
-        let broker = Arc::new(Broker {
-            nats: Arc::default(),
-            error: Mutex::new("connecting".to_owned()),
-        });
-        let pages = Pages {
-            broker: Arc::clone(&broker),
-            parts: parts.clone(),
-            draining: app.draining.clone(),
-        };
-        app.open_admin(admin, config.common.debug_endpoints, pages, registry)?;
-        let api = Api::new(
-            Arc::clone(&broker.nats),
-            mirror,
-            Arc::clone(&parts.apps),
-            config.tokens,
-        );
         app.open_api(listener, api, registry)?;
-        let (server, stop) = (config.nats, app.services.stop.clone());
+        let (shared, stop) = (Arc::clone(&app.shared), stop.clone());
         tasks.spawn(async move {
-            let connecting = Box::pin(connect(&server, &broker, parts, stop.clone()));
-            if let Some(Err(error)) = stop.run_until_cancelled(connecting).await {
-                fatal_sender.send_replace(Some(error));
+            let running = Box::pin(shared.run(&config.work, stop.clone()));
+            if let Some(Err(error)) = stop.run_until_cancelled(running).await {
+                fatal_sender.send_replace(Some(format!("{error:#}")));
             }
         });
         Ok(app)
@@ -214,7 +179,6 @@ impl App {
         &self,
         listener: TcpListener,
         debug_endpoints: bool,
-        pages: Pages,
         registry: &Registry,
     ) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
@@ -225,6 +189,7 @@ impl App {
         };
         let connections = listen::Metrics::register(registry, "revalidator", "admin");
         let connections = connections.context("failed to register metrics")?;
+        let pages = Pages(Arc::clone(&self.shared));
         let serve = admin::serve(listener, admin, connections, pages, self.services.clone());
         self.services.tasks.spawn(serve);
         tracing::info!(%address, "admin port is open");
@@ -258,84 +223,82 @@ impl App {
     pub async fn drain(self) {
         let began = Instant::now();
         let end = began + *self.drain_timeout.borrow();
-        self.draining.cancel();
-        self.stop_workers.cancel();
-        self.workers.close();
+        let Shared {
+            tasks,
+            draining,
+            abort,
+            ..
+        } = &*self.shared;
+        draining.cancel();
+        tasks.close();
         self.api.drain(end.min(began + GRACE)).await;
-        if timeout_at(end, self.workers.wait()).await.is_err() {
+        if timeout_at(end, tasks.wait()).await.is_err() {
             tracing::info!("giving back batches that are not finished");
-            self.abort.cancel();
-            drop(timeout(GRACE, self.workers.wait()).await);
+            abort.cancel();
+            drop(timeout(GRACE, tasks.wait()).await);
         }
         self.services.drain(Instant::now() + ADMIN_GRACE).await;
         tracing::info!(took = ?began.elapsed(), "drained");
     }
 }
 
-/// Connects to the broker, and starts the mirror, the maker and the workers. Fails only with an error that waiting does not resolve.
-async fn connect(
-    server: &Server,
-    broker: &Broker,
-    parts: Parts,
-    stop: CancellationToken,
-) -> Result<(), String> {
-    let mut logged = String::new();
-    let nats = loop {
-        match Nats::connect(server).await {
-            Ok(nats) => break nats,
-            Err(ConnectError::OtherSettings(error)) => return Err(error),
-            Err(ConnectError::Unavailable(error)) => {
-                let error = format!("{error:#}");
-                if logged != error {
-                    tracing::warn!(error, "NATS is unavailable; retrying");
-                    logged.clone_from(&error);
+/// The newest valid applications.
+fn current(file: &Arc<Reloader<apps::File>>) -> CurrentApps {
+    let file = Arc::clone(file);
+    Arc::new(move || file.current())
+}
+
+impl Shared {
+    /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with an error that waiting does
+    /// not resolve.
+    async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> anyhow::Result<()> {
+        let nats = loop {
+            match Nats::connect(&work.nats, work.nats_replicas).await {
+                Ok(nats) => break nats,
+                Err(error) if error.is::<OtherSettings>() => return Err(error),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    if self.nats_error.send_replace(error.clone()) != error {
+                        tracing::warn!(error, "NATS is unavailable; retrying");
+                    }
+                    sleep(CONNECT_PAUSE).await;
                 }
-                broker.set_error(error);
-                sleep(CONNECT_PAUSE).await;
             }
+        };
+        tracing::info!("NATS is connected");
+        let nats = self.nats.get_or_init(|| nats);
+        let host = gethostname().to_string_lossy().into_owned();
+        let host = host.replace(|it: char| !it.is_ascii_alphanumeric(), "-");
+        let id = |number| format!("{host}-{:08x}-{number}", fastrand::u32(..));
+        if !work.no_maker {
+            let maker = Maker {
+                id: id(0),
+                engine: nats.clone(),
+                mirror: self.mirror.clone(),
+                apps: Arc::clone(&self.apps),
+                metrics: self.checker.metrics.clone(),
+                stop: self.draining.clone(),
+                started_at: now(),
+                clock: now,
+            };
+            self.tasks.spawn(maker.run());
         }
-    };
-    tracing::info!("NATS is connected");
-    if broker.nats.set(nats.clone()).is_err() {
-        return Ok(());
+        for number in 1..=work.workers {
+            let worker = Worker {
+                id: id(number),
+                engine: nats.clone(),
+                mirror: self.mirror.clone(),
+                apps: Arc::clone(&self.apps),
+                checker: self.checker.clone(),
+                stop: self.draining.clone(),
+                abort: self.abort.clone(),
+                clock: now,
+            };
+            self.tasks.spawn(worker.run());
+        }
+        Box::pin(self.mirror.clone().run(nats.clone(), stop)).await;
+        Ok(())
     }
-    let host = gethostname()
-        .to_string_lossy()
-        .replace(|it: char| !it.is_ascii_alphanumeric(), "-");
-    let id = |number| format!("{host}-{:08x}-{number}", fastrand::u32(..));
-    let tasks = parts.tasks.clone();
-    if parts.is_maker {
-        let maker = Maker {
-            id: id(0),
-            engine: nats.clone(),
-            mirror: parts.mirror.clone(),
-            apps: Arc::clone(&parts.apps),
-            metrics: parts.metrics.clone(),
-            stop: parts.stop.clone(),
-            started_at: now(),
-            clock: now,
-        };
-        tasks.spawn(maker.run());
-    }
-    for number in 1..=parts.workers {
-        let worker = Worker {
-            id: id(number),
-            engine: nats.clone(),
-            mirror: parts.mirror.clone(),
-            apps: Arc::clone(&parts.apps),
-            checker: Checker {
-                origin: parts.origin.clone(),
-                limiter: Some(parts.limiter.clone()),
-                metrics: parts.metrics.clone(),
-            },
-            stop: parts.stop.clone(),
-            abort: parts.abort.clone(),
-            clock: now,
-        };
-        tasks.spawn(worker.run());
-    }
-    Box::pin(parts.mirror.run(nats, stop)).await;
-    Ok(())
 }
 
 /// Milliseconds since 1970.
@@ -344,21 +307,23 @@ fn now() -> u64 {
 }
 
 /// The revalidator's part of the admin port.
-struct Pages {
-    broker: Arc<Broker>,
-    parts: Parts,
-    draining: CancellationToken,
-}
+struct Pages(Arc<Shared>);
 
 impl admin::Pages for Pages {
     fn components(&self) -> Vec<Component> {
+        let shared = &self.0;
+        let nats = match shared.nats.get() {
+            None => Err(shared.nats_error.borrow().clone()),
+            Some(nats) if !nats.is_connected() => Err("disconnected; reconnecting".to_owned()),
+            Some(_) if !shared.mirror.is_current() => Err("connected; reading jobs".to_owned()),
+            Some(_) => Ok("connected".to_owned()),
+        };
         let mut components = vec![
-            ready::drain(self.draining.is_cancelled()),
-            Component::new("nats", self.broker.state(&self.parts.mirror)),
+            ready::drain(shared.draining.is_cancelled()),
+            Component::new("nats", nats),
         ];
-        let apps = (self.parts.apps)();
-        if self.parts.workers > 0 && apps.iter().any(|app| app.limit.is_some()) {
-            components.push(Component::new("limiter", self.parts.limiter.state()));
+        if (shared.apps)().iter().any(|app| app.limit.is_some()) {
+            components.push(Component::new("limiter", shared.limiter.state()));
         }
         components
     }

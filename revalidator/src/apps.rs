@@ -4,12 +4,7 @@
 
 mod network;
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use regex::bytes::Regex;
 use runtime::{
@@ -17,7 +12,7 @@ use runtime::{
     settings,
 };
 use serde::{Deserialize, Deserializer, de};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use url::Url;
 
 pub use self::network::{Network, is_public};
@@ -78,11 +73,14 @@ pub struct AppSettings {
     /// File of its assets, one JSON object a line; without it, jobs bring their assets.
     pub assets: Option<PathBuf>,
     contents: Option<String>,
-    hosts: Vec<String>,
+    /// Allowed hosts.
+    pub hosts: Vec<String>,
+    /// Hosts that are allowed without TLS.
     #[serde(default)]
-    http_hosts: Vec<String>,
+    pub http_hosts: Vec<String>,
+    /// Networks that are allowed although they are not public.
     #[serde(default)]
-    allow_networks: Vec<Network>,
+    pub allow_networks: Vec<Network>,
     /// Most that a job may remove.
     #[serde(default)]
     pub allow_delete: AllowDelete,
@@ -96,8 +94,9 @@ pub struct AppSettings {
     gone_on: Vec<u16>,
     #[serde(default)]
     normalize: Vec<String>,
+    /// Maximum bytes of a body.
     #[serde(default = "default_max_body", deserialize_with = "size")]
-    max_body: usize,
+    pub max_body: usize,
     /// Workers per job.
     #[serde(default = "default_workers")]
     pub workers: u32,
@@ -157,7 +156,7 @@ pub struct App {
     /// Its name.
     pub name: String,
     /// Its settings.
-    pub settings: AppSettings,
+    pub settings: Arc<AppSettings>,
     /// Where its objects are stored; without it, only their metadata are.
     pub contents: Option<Contents>,
     /// How its responses are read.
@@ -167,27 +166,22 @@ pub struct App {
     /// When jobs are created.
     pub schedule: Option<Schedule>,
     /// Client of its origin.
-    pub client: origin::Client,
-    throttled_until: Mutex<Option<Instant>>,
+    pub client: reqwest::Client,
+    throttled_until: watch::Sender<Option<Instant>>,
 }
 
 impl App {
     /// Stops all requests of this process to the origin for some time.
     pub fn throttle(&self, time: Duration) {
-        let mut until = self
-            .throttled_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *until = (*until).max(Some(Instant::now() + time));
+        let end = Some(Instant::now() + time);
+        self.throttled_until
+            .send_modify(|until| *until = (*until).max(end));
     }
 
     /// End of the time without requests, if it is not over.
     #[must_use]
     pub fn throttled_until(&self) -> Option<Instant> {
-        let until = *self
-            .throttled_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let until = *self.throttled_until.borrow();
         until.filter(|until| *until > Instant::now())
     }
 
@@ -247,14 +241,8 @@ impl App {
             "schedule",
             it.schedule.as_deref().map(Schedule::parse),
         );
-        let rules = origin::Rules {
-            hosts: it.hosts.clone(),
-            http_hosts: it.http_hosts.clone(),
-            allow_networks: it.allow_networks.clone(),
-            body_bytes_max: it.max_body,
-            concurrency_max: bounds.max,
-        };
-        let client = origin::Client::new(rules).map_err(|error| format!("{error:#}"));
+        let settings = Arc::new(settings);
+        let client = origin::client(&settings).map_err(|error| error.to_string());
         let client = valid(&mut errors, "client", Some(client));
         let Some(client) = client.filter(|_| errors.is_empty()) else {
             return Err(errors);
@@ -263,14 +251,14 @@ impl App {
             name: name.to_owned(),
             contents,
             reading: Reading {
-                gone_on: it.gone_on.clone(),
+                gone_on: settings.gone_on.clone(),
                 normalize,
             },
             limit,
             schedule,
             client,
             settings,
-            throttled_until: Mutex::default(),
+            throttled_until: watch::Sender::default(),
         })
     }
 }

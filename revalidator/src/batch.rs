@@ -34,14 +34,8 @@ pub struct Checker<O> {
     pub metrics: Metrics,
 }
 
-/// A checked batch.
-#[derive(Debug)]
-pub struct Checked {
-    /// Results, and the mean response time in milliseconds; otherwise the reason to suspend the job.
-    pub results: Result<(Vec<AssetResult>, u64), &'static str>,
-    /// Measurements for the controller.
-    pub times: BatchTimes,
-}
+/// Results of a batch and their mean response time in milliseconds; otherwise the reason to suspend the job.
+pub type Checked = Result<(Vec<AssetResult>, u64), &'static str>;
 
 /// A checked asset.
 struct CheckedAsset {
@@ -61,22 +55,15 @@ impl<O: Origin> Checker<O> {
         job: &JobStatus,
         batch: &JobBatch,
         plan: Plan,
-    ) -> Result<Checked> {
+    ) -> Result<(Checked, BatchTimes)> {
         let allow = job.allow_delete.min(app.settings.allow_delete);
-        if job.allow_delete == AllowDelete::All && allow == AllowDelete::All {
-            let results = self.remove_all(app, batch).await?;
-            let times = BatchTimes::default();
-            return Ok(Checked {
-                results: Ok((results, 0)),
-                times,
-            });
-        }
+        let removes_all = allow == AllowDelete::All;
         let probes = plan.probe_requests.min(batch.assets.len());
         let (probe, rest) = batch.assets.split_at(probes);
-        let probe = self
-            .check_all(app, job, probe, app.settings.concurrency.min)
-            .await?;
-        let rest = self.check_all(app, job, rest, plan.concurrency).await?;
+        let min = app.settings.concurrency.min;
+        let probe = self.check_all(app, job, probe, min, removes_all).await?;
+        let rest = self.check_all(app, job, rest, plan.concurrency, removes_all);
+        let rest = rest.await?;
         let times = BatchTimes {
             probe: mean(&probe),
             mean: mean(&rest),
@@ -86,19 +73,13 @@ impl<O: Origin> Checker<O> {
         let average = mean(&checked).map_or(0, millis);
         let mut results: Vec<_> = checked.into_iter().map(|it| it.result).collect();
         let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
-        let requests = &self.metrics.requests;
         for outcome in &outcomes {
-            requests
-                .with_label_values(&[&*app.name, outcome.name()])
-                .inc();
+            let labels = [&app.name, &outcome.name()];
+            self.metrics.requests.with_label_values(&labels).inc();
         }
         let removals_max = match judge(&outcomes, batch.attempt, app.settings.brake) {
-            Verdict::Suspend(reason) => {
-                return Ok(Checked {
-                    results: Err(reason),
-                    times,
-                });
-            }
+            Verdict::Suspend(reason) => return Ok((Err(reason), times)),
+            Verdict::Report { .. } if removes_all => results.len(),
             Verdict::Report { removals_max } => removals_max,
         };
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
@@ -114,21 +95,7 @@ impl<O: Origin> Checker<O> {
                 self.metrics.held_back.with_label_values(&[&app.name]).inc();
             }
         }
-        Ok(Checked {
-            results: Ok((results, average)),
-            times,
-        })
-    }
-
-    async fn remove_all(&self, app: &App, batch: &JobBatch) -> Result<Vec<AssetResult>> {
-        let mut results = Vec::new();
-        for asset in &batch.assets {
-            let mut result = result_of(Outcome::Removed, asset.clone(), None);
-            remove(app, &mut result).await?;
-            self.metrics.removed.with_label_values(&[&app.name]).inc();
-            results.push(result);
-        }
-        Ok(results)
+        Ok((Ok((results, average)), times))
     }
 
     async fn check_all(
@@ -137,7 +104,16 @@ impl<O: Origin> Checker<O> {
         job: &JobStatus,
         assets: &[Asset],
         concurrency: usize,
+        removes_all: bool,
     ) -> Result<Vec<CheckedAsset>> {
+        if removes_all {
+            let removed = |asset: &Asset| CheckedAsset {
+                result: result_of(Outcome::Removed, asset.clone(), None),
+                time: None,
+                has_failed: false,
+            };
+            return Ok(assets.iter().map(removed).collect());
+        }
         let checks = assets.iter().map(|asset| self.check_asset(app, job, asset));
         // Collected, because the closure of a lazy map is not `Send` for every lifetime.
         let checks: Vec<_> = checks.collect();
@@ -149,46 +125,33 @@ impl<O: Origin> Checker<O> {
 
     async fn check_asset(&self, app: &App, job: &JobStatus, asset: &Asset) -> Result<CheckedAsset> {
         let is_conditional = !job.force_update && has_validators(asset);
+        let (metrics, force) = (&self.metrics, job.force_update);
         let mut retries = 0;
-        let mut has_failed = false;
-        let (answer, outcome, found) = loop {
+        let (response, outcome, found) = loop {
             wait_for_slot(self.limiter.as_ref(), app).await;
             let answer = self.origin.request(app, asset, is_conditional).await;
-            let (outcome, found) = outcome(
-                &app.reading,
-                asset,
-                &answer,
-                is_conditional,
-                job.force_update,
-            );
-            if let Answer::Response(response) = &answer {
-                let seconds = self
-                    .metrics
-                    .response_seconds
-                    .with_label_values(&[&app.name]);
-                seconds.observe(response.time.as_secs_f64());
-                if outcome == Outcome::Throttled {
-                    has_failed = true;
-                    self.throttle(app, response).await;
-                    if retries < THROTTLED_RETRIES {
-                        retries += 1;
-                        continue;
-                    }
-                    break (answer, Outcome::Failed, found);
-                }
+            let (outcome, found) = outcome(&app.reading, asset, &answer, is_conditional, force);
+            let Answer::Response(response) = answer else {
+                break (None, outcome, found);
+            };
+            let seconds = metrics.response_seconds.with_label_values(&[&app.name]);
+            seconds.observe(response.time.as_secs_f64());
+            if outcome != Outcome::Throttled {
+                break (Some(response), outcome, found);
             }
-            break (answer, outcome, found);
+            self.throttle(app, &response).await;
+            if retries == THROTTLED_RETRIES {
+                break (Some(response), Outcome::Failed, found);
+            }
+            retries += 1;
         };
-        has_failed |= outcome == Outcome::Failed;
-        let mut time = None;
-        if let Answer::Response(response) = answer {
-            time = Some(response.time);
-            if outcome == Outcome::Changed
-                && let Some(contents) = &app.contents
-                && let Body::Complete(body) = response.body
-            {
-                contents.write(asset.name(), body).await?;
-            }
+        let has_failed = retries > 0 || outcome == Outcome::Failed;
+        let time = response.as_ref().map(|it| it.time);
+        if outcome == Outcome::Changed
+            && let Some(contents) = &app.contents
+            && let Some(Body::Complete(body)) = response.map(|it| it.body)
+        {
+            contents.write(asset.name(), body).await?;
         }
         Ok(CheckedAsset {
             result: result_of(outcome, found, time),

@@ -93,17 +93,11 @@ async fn run(cli: &Cli) -> Result<String> {
     }
     let jobs: Vec<JobStatus> = serde_json::from_value(body["jobs"].clone())?;
     let lines = jobs.iter().map(|job| {
-        let (counts, reason) = (&job.counts, job.reason.as_deref().unwrap_or_default());
+        let (id, state, checked) = (&job.job_id, job_state(job), job.counts.checked);
+        let reason = job.reason.as_deref().unwrap_or_default();
         format!(
-            "{}  {}  {}/{} checked, {} changed, {} gone, {} deleted, {} failed  {reason}\n",
-            job.job_id,
-            job_state(job),
-            counts.checked,
-            job.asset_count,
-            counts.changed,
-            counts.gone,
-            counts.deleted,
-            counts.failed,
+            "{id}  {state}  {checked}/{} checked  {reason}\n",
+            job.asset_count
         )
     });
     Ok(lines.collect())

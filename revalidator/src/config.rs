@@ -15,16 +15,14 @@ use runtime::{
 use url::Url;
 
 pub use self::args::{AdminArgs, ApiArgs, Args, WorkArgs};
-use crate::{apps, engine::nats::Server};
+use crate::apps;
 
 /// The validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Applications; `None` only together with an error.
     pub apps: Option<Arc<Reloader<apps::File>>>,
-    /// The broker.
-    pub nats: Server,
-    /// Roles of the process.
+    /// Broker, and roles of the process.
     pub work: WorkArgs,
     /// URL of the limiter; `None` only together with an error.
     pub limiter: Option<Url>,
@@ -60,11 +58,12 @@ impl Settings for Args {
         if work.apps.is_empty() {
             errors.add("--apps: missing: set it to the applications file");
         }
-        for url in work.nats.split(',').map(str::trim) {
-            let parsed = Url::parse(url).ok();
-            if !parsed.is_some_and(|it| matches!(it.scheme(), "nats" | "tls") && it.has_host()) {
-                errors.add("--nats: use URLs like nats://127.0.0.1:4222, separated by commas");
-            }
+        let is_nats = |url: &str| {
+            Url::parse(url.trim())
+                .is_ok_and(|it| matches!(it.scheme(), "nats" | "tls") && it.has_host())
+        };
+        if !work.nats.split(',').all(is_nats) {
+            errors.add("--nats: use URLs like nats://127.0.0.1:4222, separated by commas");
         }
         let limiter = Url::parse(&self.limiter.limiter)
             .ok()
@@ -81,10 +80,6 @@ impl Settings for Args {
         let apps = NamedFile::from_flag("--apps", &work.apps).map(apps::File::new);
         Config {
             apps: apps.and_then(|file| load_files(errors, file)),
-            nats: Server {
-                urls: work.nats.clone(),
-                replicas: work.nats_replicas,
-            },
             work,
             limiter,
             limiter_token,

@@ -41,6 +41,11 @@ pub struct Watch {
 /// Results with their positions.
 pub type Results = BoxStream<'static, Result<(u64, Bytes)>>;
 
+/// A call of the broker.
+pub trait Call<T>: Future<Output = Result<T>> + Send {}
+
+impl<T, F: Future<Output = Result<T>> + Send> Call<T> for F {}
+
 /// How the processing of a batch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
@@ -58,7 +63,7 @@ pub trait Delivery: Send + Sync + 'static {
     fn payload(&self) -> &Bytes;
 
     /// Reports the state of the batch.
-    fn settle(&self, settlement: Settlement) -> impl Future<Output = Result<()>> + Send;
+    fn settle(&self, settlement: Settlement) -> impl Call<()>;
 }
 
 /// The batches of a job.
@@ -67,10 +72,7 @@ pub trait Batches: Send + 'static {
     type Delivery: Delivery;
 
     /// The next batch; `None` if there is none within `wait`.
-    fn next(
-        &mut self,
-        wait: Duration,
-    ) -> impl Future<Output = Result<Option<Self::Delivery>>> + Send;
+    fn next(&mut self, wait: Duration) -> impl Call<Option<Self::Delivery>>;
 }
 
 /// Time after which an unsettled batch is delivered to another worker.
@@ -82,22 +84,13 @@ pub trait Engine: Clone + Send + Sync + 'static {
     type Batches: Batches;
 
     /// Watches a bucket.
-    fn watch(&self, bucket: Bucket) -> impl Future<Output = Result<Watch>> + Send;
+    fn watch(&self, bucket: Bucket) -> impl Call<Watch>;
 
     /// The value and revision of a key.
-    fn get(
-        &self,
-        bucket: Bucket,
-        key: &str,
-    ) -> impl Future<Output = Result<Option<(Bytes, u64)>>> + Send;
+    fn get(&self, bucket: Bucket, key: &str) -> impl Call<Option<(Bytes, u64)>>;
 
     /// Writes a key, and returns its revision.
-    fn put(
-        &self,
-        bucket: Bucket,
-        key: &str,
-        value: Bytes,
-    ) -> impl Future<Output = Result<u64>> + Send;
+    fn put(&self, bucket: Bucket, key: &str, value: Bytes) -> impl Call<u64>;
 
     /// Writes a key if it has this revision, or does not exist if `None`. Returns the new revision, or `None` on a conflict.
     fn compare_and_set(
@@ -106,42 +99,23 @@ pub trait Engine: Clone + Send + Sync + 'static {
         key: &str,
         value: Bytes,
         revision: Option<u64>,
-    ) -> impl Future<Output = Result<Option<u64>>> + Send;
+    ) -> impl Call<Option<u64>>;
 
     /// Deletes a key if it has this revision, or in any case if `None`.
-    fn delete(
-        &self,
-        bucket: Bucket,
-        key: &str,
-        revision: Option<u64>,
-    ) -> impl Future<Output = Result<()>> + Send;
+    fn delete(&self, bucket: Bucket, key: &str, revision: Option<u64>) -> impl Call<()>;
 
     /// Publishes a batch of a job. A second one with the same id soon after has no effect.
-    fn send_batch(
-        &self,
-        job: &str,
-        id: &str,
-        payload: Bytes,
-    ) -> impl Future<Output = Result<()>> + Send;
+    fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
     /// The batches of a job, of which up to `workers` are processed at a time.
-    fn batches(
-        &self,
-        job: &str,
-        workers: u32,
-    ) -> impl Future<Output = Result<Self::Batches>> + Send;
+    fn batches(&self, job: &str, workers: u32) -> impl Call<Self::Batches>;
 
     /// Publishes the result of a batch.
-    fn send_result(
-        &self,
-        job: &str,
-        id: &str,
-        payload: Bytes,
-    ) -> impl Future<Output = Result<()>> + Send;
+    fn send_result(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
     /// Results of a job with their positions, in the order of their publication: those at `from` and later, and those that follow.
-    fn results(&self, job: &str, from: u64) -> impl Future<Output = Result<Results>> + Send;
+    fn results(&self, job: &str, from: u64) -> impl Call<Results>;
 
     /// Removes the batches of a job that has ended. With `results`, also its results.
-    fn purge(&self, job: &str, results: bool) -> impl Future<Output = Result<()>> + Send;
+    fn purge(&self, job: &str, results: bool) -> impl Call<()>;
 }

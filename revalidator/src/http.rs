@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::Incoming;
@@ -24,7 +23,8 @@ use runtime::{
 use serde_json::{Value, json as object};
 use tokio::time::timeout;
 
-use self::{body::BodyReader, new_job::Budget};
+use self::body::BodyReader;
+pub use self::new_job::Budget;
 use crate::{
     apps::CurrentApps,
     engine::Engine,
@@ -50,27 +50,11 @@ pub struct Api<E> {
     pub apps: CurrentApps,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<token::File>>>,
-    budget: Mutex<Budget>,
+    /// Budget of single checks.
+    pub budget: Mutex<Budget>,
 }
 
 impl<E: Engine> Api<E> {
-    /// An API.
-    #[must_use]
-    pub fn new(
-        engine: Arc<OnceLock<E>>,
-        mirror: Mirror,
-        apps: CurrentApps,
-        tokens: Option<Arc<Reloader<token::File>>>,
-    ) -> Self {
-        Self {
-            engine,
-            mirror,
-            apps,
-            tokens,
-            budget: Mutex::default(),
-        }
-    }
-
     /// Handles a request.
     pub async fn handle(&self, request: Request<Incoming>) -> Reply {
         let (head, body) = request.into_parts();
@@ -98,11 +82,8 @@ impl<E: Engine> Api<E> {
     }
 
     fn engine(&self) -> Result<&E, Problem> {
-        let not_connected = || Problem::new(problem::BROKER, "not connected").retry_after(2);
-        self.engine
-            .get()
-            .filter(|_| self.mirror.is_current())
-            .ok_or_else(not_connected)
+        let engine = self.engine.get().filter(|_| self.mirror.is_current());
+        engine.ok_or_else(|| Problem::new(problem::BROKER, "not connected").retry_after(2))
     }
 
     async fn route(&self, head: &Parts, body: &mut BodyReader) -> Result<Reply, Problem> {
@@ -116,12 +97,10 @@ impl<E: Engine> Api<E> {
             ["v1", "jobs"] => {
                 check_method(head, "GET, HEAD, POST")?;
                 self.engine()?;
-                let mut jobs = self.mirror.jobs();
-                jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
-                Ok(json(
-                    StatusCode::OK,
-                    &object!({ "jobs": jobs.iter().map(|job| &**job).collect::<Vec<_>>() }),
-                ))
+                let jobs = self.mirror.jobs();
+                let mut jobs: Vec<&JobStatus> = jobs.iter().map(|job| &**job).collect();
+                jobs.sort_by_key(|job| (job.created_at, &job.job_id));
+                Ok(json(StatusCode::OK, &object!({ "jobs": jobs })))
             }
             ["v1", "workers"] => {
                 check_method(head, "GET, HEAD")?;
@@ -133,10 +112,8 @@ impl<E: Engine> Api<E> {
             ["v1", "jobs", id] => {
                 check_method(head, "GET, HEAD")?;
                 let found = change_job(self.engine()?, id, |_| false).await;
-                let job = found
-                    .map_err(|error| broker(&error))?
-                    .ok_or_else(not_found)?;
-                Ok(json(StatusCode::OK, &job))
+                let found = found.map_err(|error| broker(&error))?;
+                Ok(json(StatusCode::OK, &found.ok_or_else(not_found)?))
             }
             ["v1", "jobs", id, "results"] => {
                 check_method(head, "GET, HEAD")?;
@@ -166,15 +143,10 @@ impl<E: Engine> Api<E> {
         if self.mirror.job(id).is_none() {
             return Err(Problem::new(problem::NOT_FOUND, ""));
         }
-        let from = match query.strip_prefix("from=") {
-            Some(from) => from.parse().map_err(|_| invalid("from: not a position"))?,
-            None if query.is_empty() => 0,
-            None => return Err(invalid("unknown query parameter: use from")),
-        };
-        let mut results = engine
-            .results(id, from)
-            .await
-            .map_err(|error| broker(&error))?;
+        let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
+        let from = from.map_err(|_| invalid("from: not a position"))?;
+        let results = engine.results(id, from).await;
+        let mut results = results.map_err(|error| broker(&error))?;
         let (mut lines, mut next) = (Vec::new(), from);
         for _ in 0..RESULTS_MAX {
             let Ok(Some(result)) = timeout(RESULT_WAIT, results.next()).await else {
@@ -186,11 +158,7 @@ impl<E: Engine> Api<E> {
             next = position + 1;
         }
         lines.extend_from_slice(format!("{}\n", object!({ "next": next })).as_bytes());
-        Ok(content(
-            StatusCode::OK,
-            "application/x-ndjson",
-            Bytes::from(lines),
-        ))
+        Ok(content(StatusCode::OK, "application/x-ndjson", lines))
     }
 
     async fn operate(

@@ -219,17 +219,22 @@ impl Tally {
     /// Whether the first attempts of all batches are counted.
     #[must_use]
     pub fn has_all(&self, batch_count: u64) -> bool {
-        self.first.len() as u64 >= batch_count
+        has_all(&self.first, batch_count)
     }
 
     /// Whether all batches are counted.
     #[must_use]
     pub fn is_complete(&self, job: &JobStatus) -> bool {
-        let retried = self.retried.len() as u64;
+        let retries = job.retry_batch_count;
         job.server_state != ServerState::Transmitting
             && self.has_all(job.batch_count)
-            && job.retry_batch_count.is_some_and(|count| retried >= count)
+            && retries.is_some_and(|count| has_all(&self.retried, count))
     }
+}
+
+/// Whether the batches below `count` are there; others have strange numbers and do not matter.
+fn has_all(batches: &HashSet<u64>, count: u64) -> bool {
+    batches.len() as u64 >= count && (0..count).all(|batch| batches.contains(&batch))
 }
 
 #[cfg(test)]

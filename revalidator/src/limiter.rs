@@ -2,10 +2,7 @@
 //!
 //! While the limiter is unavailable, no request is sent.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use http::StatusCode;
@@ -13,7 +10,10 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use runtime::{reload::Reloader, token};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{sleep, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{sleep, sleep_until},
+};
 use url::Url;
 
 use crate::{apps::App, origin, outcome::Response};
@@ -25,12 +25,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum wait for a slot in one call.
 const MAX_WAIT_SECONDS: u32 = 30;
 
-/// Name of a counter of the limiter: `LIMIT/COUNTER`.
+/// A counter of the limiter: the path of its operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counter {
-    limit: String,
-    counter: String,
-}
+pub struct Counter(String);
 
 impl Counter {
     /// Parses `LIMIT/COUNTER`.
@@ -38,13 +35,16 @@ impl Counter {
     /// # Errors
     /// When a part is missing.
     pub fn parse(text: &str) -> Result<Self, String> {
-        match text.split_once('/') {
-            Some((limit, counter)) if !limit.is_empty() && !counter.is_empty() => Ok(Self {
-                limit: limit.to_owned(),
-                counter: counter.to_owned(),
-            }),
-            _ => Err(format!("{text:?} is not LIMIT/COUNTER")),
-        }
+        let parts = text
+            .split_once('/')
+            .filter(|it| !it.0.is_empty() && !it.1.is_empty());
+        let (limit, counter) = parts.ok_or_else(|| format!("{text:?} is not LIMIT/COUNTER"))?;
+        let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
+        Ok(Self(format!(
+            "/v1/limits/{}/{}",
+            encoded(limit),
+            encoded(counter)
+        )))
     }
 }
 
@@ -58,7 +58,7 @@ struct Inner {
     token: Option<Arc<Reloader<token::File>>>,
     http: reqwest::Client,
     /// Why it is unavailable.
-    error: Mutex<Option<String>>,
+    error: watch::Sender<Option<String>>,
 }
 
 /// A response to `reserve`.
@@ -81,12 +81,8 @@ impl Limiter {
             url,
             token,
             http,
-            error: Mutex::default(),
+            error: watch::Sender::default(),
         })))
-    }
-
-    fn error(&self) -> MutexGuard<'_, Option<String>> {
-        self.0.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the limiter is available.
@@ -94,7 +90,7 @@ impl Limiter {
     /// # Errors
     /// The error of the last reservation.
     pub fn state(&self) -> Result<String, String> {
-        match &*self.error() {
+        match &*self.0.error.borrow() {
             None => Ok("available".to_owned()),
             Some(error) => Err(format!(
                 "unavailable, so no limited request is sent: {error}"
@@ -108,7 +104,7 @@ impl Limiter {
         loop {
             match self.try_reserve(counter, &body).await {
                 Ok(wait) => {
-                    if self.error().take().is_some() {
+                    if self.0.error.send_replace(None).is_some() {
                         tracing::info!("limiter is available again");
                     }
                     sleep(wait.unwrap_or_default()).await;
@@ -118,7 +114,7 @@ impl Limiter {
                 }
                 Err(error) => {
                     let error = format!("{error:#}");
-                    let before = self.error().replace(error.clone());
+                    let before = self.0.error.send_replace(Some(error.clone()));
                     if before.is_none() {
                         tracing::warn!(error, "limiter is unavailable; requests wait");
                     }
@@ -138,11 +134,7 @@ impl Limiter {
                 Ok(Some(wait.context("reserve")?))
             }
             StatusCode::TOO_MANY_REQUESTS => Ok(None),
-            status => bail!(
-                "reserve on {}/{} returned {status}",
-                counter.limit,
-                counter.counter
-            ),
+            status => bail!("{}/reserve returned {status}", counter.0),
         }
     }
 
@@ -161,12 +153,7 @@ impl Limiter {
         operation: &str,
         body: &Value,
     ) -> Result<reqwest::Response> {
-        let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-        let (limit, name) = (encoded(&counter.limit), encoded(&counter.counter));
-        let url = self
-            .0
-            .url
-            .join(&format!("/v1/limits/{limit}/{name}/{operation}"))?;
+        let url = self.0.url.join(&format!("{}/{operation}", counter.0))?;
         let mut request = self.0.http.post(url).json(body);
         if let Some(token) = &self.0.token {
             request = request.bearer_auth(token.current().first());
@@ -198,10 +185,7 @@ mod tests {
     #[test]
     fn counter_has_two_parts() {
         let counter = Counter::parse("dsp-17/revalidator/x").unwrap();
-        assert_eq!(
-            (&*counter.limit, &*counter.counter),
-            ("dsp-17", "revalidator/x")
-        );
+        assert_eq!(counter.0, "/v1/limits/dsp%2D17/revalidator%2Fx");
         for text in ["", "x", "/x", "x/"] {
             assert!(Counter::parse(text).is_err(), "{text}");
         }

@@ -8,13 +8,14 @@ mod transmit;
 
 use std::{
     collections::{HashMap, HashSet},
+    future::ready,
     sync::Arc,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, StreamExt as _, stream::BoxStream};
 use tokio::{
     task::{AbortHandle, JoinSet, spawn_blocking},
     time::{interval, sleep, timeout},
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     apps::{App, CurrentApps},
-    engine::{Engine, Results},
+    engine::Engine,
     jobs::{self, Tally, is_retried},
     lease::Lease,
     messages::{
@@ -49,6 +50,9 @@ const JOBS_MAX: usize = 256;
 
 /// Maximum number of results whose metadata are in memory while they are written back.
 const UPDATES_MAX: usize = 1_000_000;
+
+/// The first result of each batch.
+type FirstResults = BoxStream<'static, Result<JobResult>>;
 
 /// What a maker needs; clones share it.
 #[derive(Clone)]
@@ -130,11 +134,8 @@ impl<E: Engine> Maker<E> {
         let lost = lease.lost().clone();
         let making = async {
             while let Err(error) = self.make_once(id, app).await {
-                tracing::warn!(
-                    job = id,
-                    error = format!("{error:#}"),
-                    "job is retried after an error"
-                );
+                let error = format!("{error:#}");
+                tracing::warn!(job = id, error, "job is retried after an error");
                 sleep(RETRY_PAUSE).await;
             }
         };
@@ -147,7 +148,7 @@ impl<E: Engine> Maker<E> {
     }
 
     async fn make_once(&self, id: &str, app: &Arc<App>) -> Result<()> {
-        let Some(job) = change_job(&self.engine, id, |_| false).await? else {
+        let Some(mut job) = change_job(&self.engine, id, |_| false).await? else {
             return Ok(());
         };
         if !job.is_open() {
@@ -160,7 +161,6 @@ impl<E: Engine> Maker<E> {
         tokio::pin!(transmission);
         let mut transmits = job.server_state == ServerState::Transmitting;
         let mut ticks = interval(TICK);
-        let mut job = job;
         loop {
             tokio::select! {
                 sent = &mut transmission, if transmits => {
@@ -249,12 +249,22 @@ impl<E: Engine> Maker<E> {
     /// The first result of each batch, in the order of their publication. Ends after the last batch.
     async fn first_results(&self, job: &JobStatus, with_retries: bool) -> Result<FirstResults> {
         let retries = job.retry_batch_count.filter(|_| with_retries).unwrap_or(0);
-        Ok(FirstResults {
-            results: self.engine.results(&job.job_id, 0).await?,
-            seen: HashSet::new(),
-            remaining: job.batch_count + retries,
-            with_retries,
-        })
+        let count = usize::try_from(job.batch_count + retries)?;
+        let mut seen = HashSet::new();
+        let mut is_first = move |it: &JobResult| {
+            (with_retries || it.attempt == 1) && seen.insert((it.batch, it.attempt))
+        };
+        let first = move |payload: Result<(u64, Bytes)>| {
+            ready(match payload {
+                Ok((_, payload)) => {
+                    let result = serde_json::from_slice(&payload).ok();
+                    result.filter(|it| is_first(it)).map(Ok)
+                }
+                Err(error) => Some(Err(error)),
+            })
+        };
+        let results = self.engine.results(&job.job_id, 0).await?;
+        Ok(results.filter_map(first).take(count).boxed())
     }
 
     /// Publishes all assets whose first attempt failed in batches with a mark; returns their number. Repeating it publishes the same
@@ -264,7 +274,7 @@ impl<E: Engine> Maker<E> {
         let mut failed = Vec::new();
         let mut count = 0;
         loop {
-            let next = results.next().await?;
+            let next = results.next().await.transpose()?;
             let is_end = next.is_none();
             let found = next.into_iter().flat_map(|it| it.results);
             failed.extend(found.filter(|it| is_retried(it, 1)).map(|it| it.asset));
@@ -289,20 +299,10 @@ impl<E: Engine> Maker<E> {
     /// Publishes a batch; retries until it is accepted, because a full stream has room again when workers have progressed.
     async fn send(&self, batch: &JobBatch) {
         let payload = Bytes::from(serde_json::to_vec(batch).unwrap_or_default());
-        let mut is_first = true;
-        while let Err(error) = self
-            .engine
-            .send_batch(&batch.job_id, &batch.id(), payload.clone())
-            .await
-        {
-            if is_first {
-                tracing::warn!(
-                    job = batch.job_id,
-                    error = format!("{error:#}"),
-                    "batch waits for the broker"
-                );
-                is_first = false;
-            }
+        let (job, id) = (&batch.job_id, batch.id());
+        while let Err(error) = self.engine.send_batch(job, &id, payload.clone()).await {
+            let error = format!("{error:#}");
+            tracing::debug!(id, error, "batch waits for the broker");
             sleep(RETRY_PAUSE).await;
         }
     }
@@ -321,7 +321,7 @@ impl<E: Engine> Maker<E> {
             loop {
                 let mut updates = HashMap::new();
                 while updates.len() < UPDATES_MAX
-                    && let Some(result) = results.next().await?
+                    && let Some(result) = results.next().await.transpose()?
                 {
                     for it in result.results {
                         let name = it.asset.name().to_owned();
@@ -388,31 +388,4 @@ fn selection(job: &JobStatus, app: &App) -> Selection {
 fn prunes(job: &JobStatus, app: &App) -> bool {
     job.allow_delete.min(app.settings.allow_delete) != AllowDelete::None
         && app.settings.prune_after.is_some()
-}
-
-/// Reads the first result of each batch.
-struct FirstResults {
-    results: Results,
-    seen: HashSet<(u64, u32)>,
-    remaining: u64,
-    with_retries: bool,
-}
-
-impl FirstResults {
-    async fn next(&mut self) -> Result<Option<JobResult>> {
-        while self.remaining > 0 {
-            let Some(payload) = timeout(Duration::from_secs(30), self.results.next()).await? else {
-                bail!("results ended");
-            };
-            let Ok(result) = serde_json::from_slice::<JobResult>(&payload?.1) else {
-                continue;
-            };
-            let is_wanted = self.with_retries || result.attempt == 1;
-            if is_wanted && self.seen.insert((result.batch, result.attempt)) {
-                self.remaining -= 1;
-                return Ok(Some(result));
-            }
-        }
-        Ok(None)
-    }
 }

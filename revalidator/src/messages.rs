@@ -323,17 +323,8 @@ pub enum Outcome {
 impl Outcome {
     /// Name in messages and metrics.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fresh => "fresh",
-            Self::Changed => "changed",
-            Self::Gone => "gone",
-            Self::Refused => "refused",
-            Self::Throttled => "throttled",
-            Self::Failed => "failed",
-            Self::Unexpected => "unexpected",
-            Self::Removed => "removed",
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 

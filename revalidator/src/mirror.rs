@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Result;
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use prometheus::IntCounter;
 use tokio::{
@@ -38,7 +39,7 @@ struct Observed {
     revision: u64,
     /// When this process first saw the revision.
     since: Instant,
-    subscription: Option<Subscription>,
+    value: Bytes,
 }
 
 #[derive(Debug, Default)]
@@ -113,11 +114,10 @@ impl Mirror {
     #[must_use]
     pub fn workers(&self) -> Vec<Subscription> {
         let copy = self.read();
-        let live = copy
-            .subscriptions
-            .values()
-            .filter(|it| it.since.elapsed() < LEASE);
-        live.filter_map(|it| it.subscription.clone()).collect()
+        let keys = copy.subscriptions.iter();
+        let live = keys.filter(|(key, it)| key.starts_with(WORKER) && it.since.elapsed() < LEASE);
+        live.filter_map(|(_, it)| serde_json::from_slice(&it.value).ok())
+            .collect()
     }
 
     /// The state of a lease.
@@ -136,14 +136,12 @@ impl Mirror {
         self.lease(key) != LeaseState::Held
     }
 
-    /// Keys of a prefix whose holders are lost, with their revisions.
+    /// Keys whose holders are lost, with their revisions.
     #[must_use]
-    pub fn lost(&self, prefix: &str) -> Vec<(String, u64)> {
+    pub fn lost(&self) -> Vec<(String, u64)> {
         let copy = self.read();
-        let lost = copy
-            .subscriptions
-            .iter()
-            .filter(|(key, it)| key.starts_with(prefix) && it.since.elapsed() >= LEASE);
+        let keys = copy.subscriptions.iter();
+        let lost = keys.filter(|(_, it)| it.since.elapsed() >= LEASE);
         lost.map(|(key, it)| (key.clone(), it.revision)).collect()
     }
 
@@ -176,12 +174,10 @@ impl Mirror {
                 if copy.subscriptions.get(&entry.key).is_some_and(is_seen) {
                     return;
                 }
-                let is_worker = entry.key.starts_with(WORKER);
-                let subscription = is_worker.then(|| serde_json::from_slice(&value).ok());
                 let observed = Observed {
                     revision: entry.revision,
                     since: Instant::now(),
-                    subscription: subscription.flatten(),
+                    value,
                 };
                 copy.subscriptions.insert(entry.key, observed);
             }

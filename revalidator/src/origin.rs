@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use reqwest::{
@@ -26,7 +25,7 @@ use tokio::{
 use url::{Host, Url};
 
 use crate::{
-    apps::{App, Network, is_public},
+    apps::{App, AppSettings, is_public},
     messages::{Asset, URL_BYTES_MAX, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
 };
@@ -50,22 +49,7 @@ pub trait Origin: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-/// Which requests of an application are allowed.
-#[derive(Debug, Clone)]
-pub struct Rules {
-    /// Allowed hosts.
-    pub hosts: Vec<String>,
-    /// Hosts that are allowed without TLS.
-    pub http_hosts: Vec<String>,
-    /// Networks that are allowed although they are not public.
-    pub allow_networks: Vec<Network>,
-    /// Maximum bytes of a body.
-    pub body_bytes_max: usize,
-    /// Maximum parallel requests.
-    pub concurrency_max: usize,
-}
-
-impl Rules {
+impl AppSettings {
     fn allows_address(&self, address: IpAddr) -> bool {
         is_public(address) || self.allow_networks.iter().any(|it| it.contains(address))
     }
@@ -95,26 +79,14 @@ impl Rules {
 }
 
 /// HTTP client of an application.
-#[derive(Debug, Clone)]
-pub struct Client {
-    rules: Arc<Rules>,
-    http: reqwest::Client,
-}
-
-impl Client {
-    /// A client without connections.
-    ///
-    /// # Errors
-    /// When the certificates of the system cannot be loaded.
-    pub fn new(rules: Rules) -> Result<Self> {
-        let rules = Arc::new(rules);
-        let http = builder()
-            .dns_resolver(Resolver(Arc::clone(&rules)))
-            .pool_max_idle_per_host(rules.concurrency_max)
-            .build();
-        let http = http.context("HTTP client")?;
-        Ok(Self { rules, http })
-    }
+///
+/// # Errors
+/// When the certificates of the system cannot be loaded.
+pub fn client(settings: &Arc<AppSettings>) -> reqwest::Result<reqwest::Client> {
+    builder()
+        .dns_resolver(Resolver(Arc::clone(settings)))
+        .pool_max_idle_per_host(settings.concurrency.max)
+        .build()
 }
 
 /// An HTTP client that follows no redirects and uses no proxy.
@@ -133,15 +105,15 @@ pub fn builder() -> reqwest::ClientBuilder {
 }
 
 /// Resolves names to allowed addresses only.
-struct Resolver(Arc<Rules>);
+struct Resolver(Arc<AppSettings>);
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let rules = Arc::clone(&self.0);
+        let settings = Arc::clone(&self.0);
         Box::pin(async move {
             let found = lookup_host((name.as_str(), 0)).await?;
             let allowed: Vec<SocketAddr> = found
-                .filter(|address| rules.allows_address(address.ip()))
+                .filter(|address| settings.allows_address(address.ip()))
                 .collect();
             if allowed.is_empty() {
                 return Err(io::Error::other("the host has no allowed address").into());
@@ -172,21 +144,17 @@ impl HttpOrigin {
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
-        let client = &app.client;
-        let Some(url) = client.rules.allowed(&asset.url) else {
+        let bytes_max = app.settings.max_body;
+        let Some(url) = app.settings.allowed(&asset.url) else {
             return Answer::Forbidden;
         };
-        let kib = client
-            .rules
-            .body_bytes_max
-            .div_ceil(KIB)
-            .min(self.bodies_kib);
+        let kib = bytes_max.div_ceil(KIB).min(self.bodies_kib);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let Ok(_memory) = self.bodies.acquire_many(kib).await else {
             return Answer::None;
         };
-        let mut request = client
-            .http
+        let mut request = app
+            .client
             .get(url)
             .header(header::ACCEPT_ENCODING, "identity");
         if is_conditional {
@@ -197,7 +165,7 @@ impl Origin for HttpOrigin {
         match timeout(FIRST_BYTE_TIMEOUT, request.send()).await {
             Ok(Ok(response)) => {
                 let time = began.elapsed();
-                Answer::Response(read(response, time, end, client.rules.body_bytes_max).await)
+                Answer::Response(read(response, time, end, bytes_max).await)
             }
             Ok(Err(error)) => {
                 let error = error.without_url();
@@ -281,28 +249,22 @@ async fn body(response: &mut reqwest::Response, bytes_max: usize) -> Body {
 mod tests {
     use super::*;
 
-    fn rules() -> Rules {
-        let hosts = [
-            "shop.example",
-            "plain.example",
-            "127.0.0.1",
-            "10.0.0.1",
-            "8.8.8.8",
-            "[::1]",
-        ];
-        Rules {
-            hosts: hosts.map(str::to_owned).to_vec(),
-            http_hosts: vec!["plain.example".to_owned()],
-            allow_networks: vec!["127.0.0.0/8".parse().unwrap()],
-            body_bytes_max: 10,
-            concurrency_max: 1,
-        }
+    fn settings(allow_networks: &str) -> AppSettings {
+        let text = format!(
+            "kind = \"list\"\nhttp_hosts = [\"plain.example\"]\nallow_networks = [{allow_networks}]\n\
+             hosts = [\"shop.example\", \"plain.example\", \"127.0.0.1\", \"10.0.0.1\", \"8.8.8.8\", \"[::1]\"]\n"
+        );
+        toml::from_str(&text).unwrap()
     }
 
     #[track_caller]
     fn check(urls: &[&str], expected: bool) {
         for url in urls {
-            assert_eq!(rules().allowed(url).is_some(), expected, "{url}");
+            assert_eq!(
+                settings("\"127.0.0.0/8\"").allowed(url).is_some(),
+                expected,
+                "{url}"
+            );
         }
     }
 
@@ -360,17 +322,13 @@ mod tests {
 
     #[tokio::test]
     async fn names_of_private_addresses_do_not_resolve() {
-        let resolve = async |rules: Rules| {
+        let resolve = async |networks: &str| {
             let name: Name = "localhost".parse().unwrap();
-            let found = Resolver(Arc::new(rules)).resolve(name).await;
-            found.map(|found| found.count()).is_ok()
+            let found = Resolver(Arc::new(settings(networks))).resolve(name).await;
+            found.is_ok()
         };
-        assert!(resolve(rules()).await);
-        let none = Rules {
-            allow_networks: Vec::new(),
-            ..rules()
-        };
-        assert!(!resolve(none).await);
+        assert!(resolve("\"127.0.0.0/8\", \"::1/128\"").await);
+        assert!(!resolve("").await);
     }
 
     #[test]

@@ -194,34 +194,29 @@ pub fn write_back(
     let copy = NamedTempFile::new_in(dir.unwrap_or(Path::new(".")))?;
     let mut writer = BufWriter::new(copy);
     while let Some(line) = lines.next()? {
-        let Ok(parsed) = parse(line) else {
-            writer.write_all(line)?;
-            writer.write_all(b"\n")?;
-            continue;
-        };
-        let update = updates.get(parsed.asset.name());
-        let is_pruned = prunes && matches!(selection.select(parsed), Selected::Prune(_));
-        match update {
-            _ if is_pruned => {}
-            Some(Update::Removed) => {}
-            None => {
-                writer.write_all(line)?;
-                writer.write_all(b"\n")?;
-            }
-            Some(Update::Checked(asset)) => {
-                let mut object: Map<String, Value> = serde_json::from_slice(line)?;
-                for (field, text) in [
-                    ("eTag", &asset.e_tag),
-                    ("hash", &asset.hash),
-                    ("lastModified", &asset.last_modified),
-                ] {
-                    object.insert(field.to_owned(), text.as_str().into());
+        let update = match parse(line) {
+            Err(_) => None,
+            Ok(parsed) => {
+                let update = updates.get(parsed.asset.name());
+                let is_pruned = prunes && matches!(selection.select(parsed), Selected::Prune(_));
+                if is_pruned || update == Some(&Update::Removed) {
+                    continue;
                 }
-                object.insert("checkedAt".to_owned(), selection.created_at.into());
-                serde_json::to_writer(&mut writer, &object)?;
-                writer.write_all(b"\n")?;
+                update
             }
+        };
+        if let Some(Update::Checked(asset)) = update {
+            let mut object: Map<String, Value> = serde_json::from_slice(line)?;
+            let mut set = |field: &str, value: Value| drop(object.insert(field.to_owned(), value));
+            set("eTag", asset.e_tag.as_str().into());
+            set("hash", asset.hash.as_str().into());
+            set("lastModified", asset.last_modified.as_str().into());
+            set("checkedAt", selection.created_at.into());
+            serde_json::to_writer(&mut writer, &object)?;
+        } else {
+            writer.write_all(line)?;
         }
+        writer.write_all(b"\n")?;
     }
     let copy = writer
         .into_inner()

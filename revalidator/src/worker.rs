@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
+use bytes::Bytes;
 use tokio::{
     sync::watch,
     time::{Instant, interval_at, sleep, timeout},
@@ -65,9 +66,8 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             self.work(&state).await;
             let key = format!("{WORKER}{}", self.id);
             let deleted = self.engine.delete(Bucket::Subscriptions, &key, None);
-            if !matches!(timeout(RETRY_PAUSE, deleted).await, Ok(Ok(()))) {
-                tracing::debug!("subscription not deleted; it expires");
-            }
+            // Otherwise it expires.
+            drop(timeout(RETRY_PAUSE, deleted).await);
         };
         tokio::select! {
             () = working => {}
@@ -95,9 +95,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 tracing::debug!(%error, "subscription not published");
                 sleep(RETRY_PAUSE).await;
             }
-            if let Ok(Err(_)) = timeout(REPORT_INTERVAL, state.changed()).await {
-                return;
-            }
+            drop(timeout(REPORT_INTERVAL, state.changed()).await);
         }
     }
 
@@ -110,12 +108,8 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 Ok(Some((id, app, lease))) => {
                     tracing::info!(worker = self.id, job = id, "subscribed");
                     if let Err(error) = self.process(&id, &app, &lease, state).await {
-                        tracing::warn!(
-                            worker = self.id,
-                            job = id,
-                            error = format!("{error:#}"),
-                            "left a job after an error"
-                        );
+                        let error = format!("{error:#}");
+                        tracing::warn!(job = id, error, "left a job after an error");
                         sleep(RETRY_PAUSE).await;
                     }
                     lease.release().await;
@@ -210,32 +204,28 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
         let mut batches = self.engine.batches(id, needed).await?;
         let mut controller = Controller::new(app.settings.concurrency);
-        loop {
-            if self.stop.is_cancelled() || lease.lost().is_cancelled() {
-                return Ok(());
-            }
-            if !job.is_open() || is_suspended(&job, (self.clock)()) {
-                return Ok(());
-            }
+        while job.is_open() && !is_suspended(&job, (self.clock)()) {
             let next = batches.next(BATCH_WAIT);
-            let Some(next) = self.stop.run_until_cancelled(next).await else {
+            let stays = match self.stop.run_until_cancelled(next).await {
+                None => false,
+                Some(next) => match next? {
+                    Some(delivery) => {
+                        let next = self.process_batch(&job, app, &delivery, &mut controller, state);
+                        next.await?
+                    }
+                    None => !self.is_needed_elsewhere(id),
+                },
+            };
+            let newest = self
+                .mirror
+                .job(id)
+                .filter(|_| stays && !lease.lost().is_cancelled());
+            let Some(newest) = newest else {
                 return Ok(());
             };
-            match next? {
-                Some(delivery) => {
-                    let next = self.process_batch(&job, app, &delivery, &mut controller, state);
-                    if !next.await? {
-                        return Ok(());
-                    }
-                }
-                None if self.is_needed_elsewhere(id) => return Ok(()),
-                None => {}
-            }
-            match self.mirror.job(id) {
-                Some(newest) => job = newest.as_ref().clone(),
-                None => return Ok(()),
-            }
+            job = newest.as_ref().clone();
         }
+        Ok(())
     }
 
     /// Checks a batch; false if the worker must leave the job.
@@ -261,51 +251,45 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         let gauge = gauge.with_label_values(&[&app.name, &self.id]);
         gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
         state.send_modify(|state| state.concurrency = plan.concurrency);
-        let checked = tokio::select! {
-            checked = self.checker.check(app, job, &batch, plan) => checked,
+        let work = async {
+            let (checked, times) = self.checker.check(app, job, &batch, plan).await?;
+            controller.finish(times);
+            let (results, average_response) = match checked {
+                Ok(results) => results,
+                Err(reason) => {
+                    tracing::warn!(job = job.job_id, reason, "job suspended");
+                    let suspend = |job: &mut JobStatus| {
+                        jobs::suspend(job, reason, (self.clock)());
+                        true
+                    };
+                    change_job(&self.engine, &job.job_id, suspend).await?;
+                    return Ok(false);
+                }
+            };
+            state.send_modify(|state| {
+                state.average_response = average_response;
+                state.concurrency = controller.concurrency();
+            });
+            let result = JobResult {
+                average_response,
+                results,
+                revalidator_id: self.id.clone(),
+                job_id: batch.job_id.clone(),
+                batch: batch.batch,
+                attempt: batch.attempt,
+            };
+            self.publish(&result).await;
+            Ok(true)
+        };
+        let is_done = tokio::select! {
+            is_done = work => is_done,
             () = keep(delivery) => unreachable!("it never ends"),
-            () = self.abort.cancelled() => {
-                delivery.settle(Settlement::GiveBack).await?;
-                return Ok(false);
-            }
+            () = self.abort.cancelled() => Ok(false),
         };
-        let checked = match checked {
-            Ok(checked) => checked,
-            Err(error) => {
-                delivery.settle(Settlement::GiveBack).await?;
-                return Err(error);
-            }
+        let Ok(true) = is_done else {
+            delivery.settle(Settlement::GiveBack).await?;
+            return is_done;
         };
-        controller.finish(checked.times);
-        let (results, average_response) = match checked.results {
-            Ok(results) => results,
-            Err(reason) => {
-                tracing::warn!(job = job.job_id, reason, "job suspended");
-                self.suspend(&job.job_id, reason).await?;
-                delivery.settle(Settlement::GiveBack).await?;
-                return Ok(false);
-            }
-        };
-        state.send_modify(|state| {
-            state.average_response = average_response;
-            state.concurrency = controller.concurrency();
-        });
-        let result = JobResult {
-            average_response,
-            results,
-            revalidator_id: self.id.clone(),
-            job_id: batch.job_id,
-            batch: batch.batch,
-            attempt: batch.attempt,
-        };
-        tokio::select! {
-            () = self.publish(&result) => {}
-            () = keep(delivery) => unreachable!("it never ends"),
-            () = self.abort.cancelled() => {
-                delivery.settle(Settlement::GiveBack).await?;
-                return Ok(false);
-            }
-        }
         delivery.settle(Settlement::Done).await?;
         if job.failing_since.is_some() {
             let succeed = |job: &mut JobStatus| {
@@ -319,28 +303,13 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 
     /// Publishes a result; retries until it is accepted.
     async fn publish(&self, result: &JobResult) {
-        let payload = bytes::Bytes::from(serde_json::to_vec(result).unwrap_or_default());
-        let id = result.id();
-        let began = Instant::now();
-        while let Err(error) = self
-            .engine
-            .send_result(&result.job_id, &id, payload.clone())
-            .await
-        {
-            if began.elapsed() < RETRY_PAUSE {
-                tracing::warn!(error = format!("{error:#}"), "result waits for the broker");
-            }
+        let payload = Bytes::from(serde_json::to_vec(result).unwrap_or_default());
+        let (job, id) = (&result.job_id, result.id());
+        while let Err(error) = self.engine.send_result(job, &id, payload.clone()).await {
+            let error = format!("{error:#}");
+            tracing::debug!(id, error, "result waits for the broker");
             sleep(RETRY_PAUSE).await;
         }
-    }
-
-    async fn suspend(&self, id: &str, reason: &str) -> Result<()> {
-        let suspend = |job: &mut JobStatus| {
-            jobs::suspend(job, reason, (self.clock)());
-            true
-        };
-        change_job(&self.engine, id, suspend).await?;
-        Ok(())
     }
 }
 

@@ -6,6 +6,8 @@
 mod broker;
 #[path = "program/crashes.rs"]
 mod crashes;
+#[path = "program/foreign_maker.rs"]
+mod foreign_maker;
 #[path = "program/harness.rs"]
 mod harness;
 #[path = "program/port.rs"]

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use async_nats::{
     ConnectOptions,
     jetstream::{
-        self, AckKind, ErrorCode,
+        self, AckKind,
         consumer::{AckPolicy, DeliverPolicy, pull, push},
         kv,
         message::PublishMessage,
@@ -34,15 +34,6 @@ const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BUCKET_BYTES_MAX: i64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How to connect.
-#[derive(Debug, Clone)]
-pub struct Server {
-    /// URLs, separated by commas.
-    pub urls: String,
-    /// Copies of new streams and buckets.
-    pub replicas: usize,
-}
-
 /// A connection whose streams and buckets exist.
 #[derive(Debug, Clone)]
 pub struct Nats {
@@ -54,38 +45,23 @@ pub struct Nats {
     results: stream::Stream,
 }
 
-/// Why a connection failed.
+/// A stream or bucket exists with other settings.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The server cannot be reached now.
-    #[error("{0:#}")]
-    Unavailable(anyhow::Error),
-    /// A stream or bucket exists with other settings.
-    #[error("{0}")]
-    OtherSettings(String),
-}
-
-impl From<anyhow::Error> for ConnectError {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Unavailable(error)
-    }
-}
+#[error("{0}")]
+pub struct OtherSettings(String);
 
 impl Nats {
-    /// Connects, and creates missing streams and buckets.
+    /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets with this number of replicas.
     ///
     /// # Errors
-    /// When the server is unavailable, or a stream has other settings.
-    pub async fn connect(server: &Server) -> Result<Self, ConnectError> {
+    /// When no server is available; [`OtherSettings`] if a stream has other settings.
+    pub async fn connect(urls: &str, replicas: usize) -> Result<Self> {
         let options = ConnectOptions::new()
             .name("revalidator")
             .connection_timeout(TIMEOUT)
             .request_timeout(Some(TIMEOUT));
-        let urls: Vec<&str> = server.urls.split(',').map(str::trim).collect();
-        let client = options
-            .connect(urls)
-            .await
-            .map_err(|error| anyhow!("NATS: {error}"))?;
+        let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
+        let client = options.connect(urls).await.context("NATS")?;
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
         let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
@@ -96,11 +72,11 @@ impl Nats {
                 max_bytes: STREAM_BYTES_MAX,
                 max_age: MESSAGE_AGE_MAX,
                 storage: StorageType::File,
-                num_replicas: server.replicas,
+                num_replicas: replicas,
                 ..stream::Config::default()
             };
             change(&mut config);
-            existing_or_new(&context, config).await
+            open_stream(&context, config).await
         };
         // As the client would create them.
         let bucket = |config: &mut stream::Config| {
@@ -112,20 +88,18 @@ impl Nats {
         let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
         let work = stream(WORK_STREAM, "revalidator.work.*", queue).await?;
         let results = stream(RESULTS_STREAM, "revalidator.results.*", |_| ()).await?;
-        let mut stores = Vec::new();
-        for name in ["revalidator_jobs", "revalidator_subscriptions"] {
+        let store = async |name: &str| {
             stream(&format!("KV_{name}"), &format!("$KV.{name}.>"), bucket).await?;
             let store = context.get_key_value(name).await;
-            stores.push(store.with_context(|| format!("cannot open bucket {name}"))?);
-        }
-        let (subscriptions, jobs) = (stores.pop(), stores.pop());
+            store.with_context(|| format!("cannot open bucket {name}"))
+        };
         Ok(Self {
-            jobs: jobs.context("no bucket")?,
-            subscriptions: subscriptions.context("no bucket")?,
+            jobs: store("revalidator_jobs").await?,
+            subscriptions: store("revalidator_subscriptions").await?,
             work,
             results,
             client,
-            context,
+            context: context.clone(),
         })
     }
 
@@ -150,31 +124,23 @@ impl Nats {
     }
 }
 
-/// Whether the server has no stream of this name.
-fn is_missing(error: &jetstream::context::GetStreamError) -> bool {
-    use jetstream::context::GetStreamErrorKind::JetStream;
-    matches!(error.kind(), JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
-}
-
-async fn existing_or_new(
+/// Creates a stream, or opens the existing one.
+async fn open_stream(
     context: &jetstream::Context,
     config: stream::Config,
-) -> Result<stream::Stream, ConnectError> {
-    match context.get_stream(&config.name).await {
-        Ok(stream) => {
-            check(&config, &stream.cached_info().config)?;
-            Ok(stream)
-        }
-        Err(error) if is_missing(&error) => {
-            let created = context.create_stream(config.clone()).await;
-            Ok(created.with_context(|| format!("cannot create stream {}", config.name))?)
-        }
-        Err(error) => Err(anyhow!("cannot read stream {}: {error}", config.name).into()),
-    }
+) -> Result<stream::Stream> {
+    let created = context.create_stream(config.clone()).await;
+    let Err(error) = created else {
+        return Ok(created?);
+    };
+    let found = context.get_stream(&config.name).await;
+    let found = found.with_context(|| format!("cannot create stream {}: {error}", config.name))?;
+    check(&config, &found.cached_info().config)?;
+    Ok(found)
 }
 
 /// Compares the settings of an existing stream that this program relies on. The number of replicas is the operator's.
-fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), ConnectError> {
+fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), OtherSettings> {
     type Setting = fn(&stream::Config) -> String;
     let settings: [(&str, Setting); 6] = [
         ("subjects", |it| it.subjects.join(",")),
@@ -193,7 +159,7 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), Connec
     if differences.is_empty() {
         return Ok(());
     }
-    Err(ConnectError::OtherSettings(format!(
+    Err(OtherSettings(format!(
         "stream {} exists with other settings: {}; remove it, or use another NATS account",
         expected.name,
         differences.join(", ")

@@ -7,7 +7,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
-use crate::problem::{self, Problem};
+use crate::problem::{self, Problem, invalid};
 
 /// Maximum bytes of a JSON body, which has up to 100 assets in a single check.
 const JSON_BYTES_MAX: usize = 512 << 10;
@@ -35,9 +35,11 @@ impl BodyReader {
     /// Reads the next part; false at the end.
     async fn read(&mut self) -> Result<bool, Problem> {
         match timeout(PART_TIMEOUT, self.body.frame()).await {
-            Err(_) => Err(Problem::new(problem::SLOW, "")),
+            Err(_) => Err(invalid(
+                "the body is too slow: send the next part within 30 s",
+            )),
             Ok(None) => Ok(false),
-            Ok(Some(Err(_))) => Err(Problem::new(problem::INVALID, "the body is incomplete")),
+            Ok(Some(Err(_))) => Err(invalid("the body is incomplete")),
             Ok(Some(Ok(frame))) => {
                 self.buffer
                     .extend_from_slice(&frame.into_data().unwrap_or_default());

@@ -51,7 +51,7 @@ struct JobRequest {
 
 /// Budget of single checks; it is full again after two seconds.
 #[derive(Debug, Default)]
-pub(super) struct Budget(Option<(Instant, f64)>);
+pub struct Budget(Option<(Instant, f64)>);
 
 impl Budget {
     fn take(&mut self, count: usize) -> bool {

@@ -228,6 +228,8 @@ fn job_is_complete_when_every_batch_is_counted() {
     it.batch_count = 2;
     let mut tally = Tally::default();
     tally.count(&result(0, 1, &[Outcome::Failed]));
+    tally.count(&result(7, 1, &[Outcome::Fresh]));
+    assert!(!tally.has_all(2));
     tally.count(&result(1, 1, &[Outcome::Fresh]));
     assert!(tally.has_all(2) && !tally.is_complete(&it));
     it.server_state = ServerState::WaitForResults;

@@ -30,7 +30,7 @@ impl<E: Engine> Maker<E> {
                 self.engine.delete(Bucket::Jobs, id, None).await?;
             }
         }
-        for (key, revision) in self.mirror.lost("") {
+        for (key, revision) in self.mirror.lost() {
             // Another maker may delete it first.
             let deleted = self
                 .engine
