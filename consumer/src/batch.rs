@@ -6,6 +6,7 @@
 
 mod cursor;
 mod dedup;
+mod deletions;
 mod id;
 
 pub use cursor::Cursor;
@@ -14,7 +15,7 @@ pub use id::BatchId;
 
 use std::{collections::BTreeSet, hash::BuildHasher, sync::Arc};
 
-use crate::deletions::{Deletion, Deletions};
+use crate::deletions::Deletion;
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
@@ -161,39 +162,6 @@ impl Batch {
         self.counts
     }
 
-    /// The deletions. Must be carried out before the cookies are written.
-    #[must_use]
-    pub fn deletions(&self) -> &[Deletion] {
-        &self.deletions
-    }
-
-    /// Removes the cookies that a deletion covers, and all deletions but the latest of each scope. Must be called once,
-    /// after the last push.
-    pub fn remove_deleted(&mut self, deletions: &Deletions) {
-        let by_scope = |a: &Deletion, b: &Deletion| {
-            let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));
-            scopes.then(b.until_unix_micros.cmp(&a.until_unix_micros))
-        };
-        self.deletions.sort_by(by_scope);
-        self.deletions
-            .dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
-        let chunks = &self.chunks;
-        let before = self.entries.len();
-        self.entries.retain(|entry| {
-            entry.accepted_unix_micros > deletions.until(entry.user_id(chunks), entry.dsp_id)
-        });
-        self.counts.deleted += (before - self.entries.len()) as u64;
-        self.index.clear();
-    }
-
-    /// A batch with only the deletions.
-    #[must_use]
-    pub fn only_deletions(&self) -> Self {
-        let mut batch = Self::new(1, 1);
-        batch.deletions.clone_from(&self.deletions);
-        batch
-    }
-
     /// The cursor of each producer. Must be committed after the cookies, never before.
     #[must_use]
     pub fn cursors(&self) -> &[Cursor] {
@@ -253,18 +221,6 @@ impl Batch {
             })
         });
         order.into_iter().map(|(_, at)| at)
-    }
-
-    /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones, because a store cannot order
-    /// two cookies of the same millisecond.
-    #[must_use]
-    pub fn is_deferred(&self, dsp_id: u32) -> bool {
-        self.deferred.contains(&dsp_id)
-    }
-
-    /// Sets the DSPs whose cookies must be queued.
-    pub fn defer_dsps(&mut self, dsps: BTreeSet<u32>) {
-        self.deferred = dsps;
     }
 
     /// Epochs that were received up to their `Goodbye`, including those followed by another epoch in this batch. When the batch

@@ -15,7 +15,7 @@
 pub mod jobs;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher as _, Hasher as _},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -79,8 +79,8 @@ struct Table {
     floor: u64,
     /// Deletions of DSPs that still have to remove cookies.
     jobs: BTreeMap<u32, u64>,
-    /// DSPs with deletions in the retry queue.
-    queued: BTreeSet<u32>,
+    /// DSPs in the retry queue, and whether it has deletions of them.
+    queued: BTreeMap<u32, bool>,
 }
 
 impl Deletion {
@@ -184,7 +184,8 @@ impl Deletions {
     #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| {
-            let floor = table.queued.get(&dsp_id).map(|_| table.floor);
+            let has_queued = table.queued.get(&dsp_id) == Some(&true);
+            let floor = has_queued.then_some(table.floor);
             let job = table.jobs.get(&dsp_id).copied();
             floor.max(job).unwrap_or(0)
         })
@@ -216,16 +217,18 @@ impl Deletions {
         (self.table().until.len(), self.shared.entries_max)
     }
 
+    /// The jobs that may run now. While a DSP is in the retry queue, a retry may still write one of its cookies.
+    #[must_use]
+    pub fn due_jobs(&self) -> Vec<Deletion> {
+        let table = self.table();
+        let is_due = |it: &Deletion| !table.queued.contains_key(&it.dsp_id);
+        table.jobs().filter(is_due).collect()
+    }
+
     /// The deletions of DSPs that still have to remove cookies.
     #[must_use]
     pub fn jobs(&self) -> Vec<Deletion> {
-        let table = self.table();
-        let jobs = table.jobs.iter().map(|(dsp_id, until)| Deletion {
-            user_id: Box::default(),
-            dsp_id: *dsp_id,
-            until_unix_micros: *until,
-        });
-        jobs.collect()
+        self.table().jobs().collect()
     }
 
     /// Ends a job that has removed all of its cookies.
@@ -238,8 +241,8 @@ impl Deletions {
         self.notify();
     }
 
-    /// Sets the DSPs with deletions in the retry queue.
-    pub fn set_queued(&self, dsps: BTreeSet<u32>) {
+    /// Sets the DSPs in the retry queue, and whether it has deletions of them.
+    pub fn set_queued(&self, dsps: BTreeMap<u32, bool>) {
         self.table().queued = dsps;
         self.notify();
     }
@@ -248,7 +251,7 @@ impl Deletions {
     #[must_use]
     pub fn are_applied(&self) -> bool {
         let table = self.table();
-        table.queued.is_empty() && table.jobs.is_empty()
+        !table.queued.values().any(|it| *it) && table.jobs.is_empty()
     }
 
     /// Notifies waiters that deletions became durable or took effect.
@@ -278,6 +281,14 @@ impl Deletions {
 }
 
 impl Table {
+    fn jobs(&self) -> impl Iterator<Item = Deletion> {
+        self.jobs.iter().map(|(dsp_id, until)| Deletion {
+            user_id: Box::default(),
+            dsp_id: *dsp_id,
+            until_unix_micros: *until,
+        })
+    }
+
     /// Removes the deletions up to this time.
     fn remove_until(&mut self, before: u64) {
         let mut removed = 0;
@@ -394,13 +405,25 @@ mod tests {
     fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
         let table = table(&[deletion("u", 1, 10), deletion("", 2, 10)]);
         table.begin_jobs(&[deletion("", 2, 10)]);
-        table.set_queued([1].into());
+        table.set_queued([(1, true)].into());
         table.remove_old(RETENTION_MICROS + 10);
         let hidden = |dsp_id| table.deleted_until(b"u", dsp_id);
         assert_eq!([hidden(1), hidden(2), hidden(3)], [10, 10, 0]);
-        table.set_queued(BTreeSet::new());
+        table.set_queued(BTreeMap::new());
         table.finish_job(&deletion("", 2, 10));
         assert_eq!([hidden(1), hidden(2)], [0, 0]);
+    }
+
+    #[test]
+    fn job_of_a_dsp_begins_after_the_retries_of_its_cookies() {
+        let table = table(&[]);
+        let jobs = [2, 3].map(|dsp_id| deletion("", dsp_id, 40));
+        table.begin_jobs(&jobs);
+        table.set_queued([(2, false)].into());
+        assert_eq!(table.due_jobs(), jobs[1..]);
+        assert_eq!(table.jobs(), jobs);
+        table.set_queued(BTreeMap::new());
+        assert_eq!(table.due_jobs(), jobs);
     }
 
     #[test]

@@ -220,8 +220,8 @@ impl RetryQueue {
     fn changed_index(&self, index: &Index) {
         self.metrics.bytes.set(metrics::gauge_value(index.bytes));
         let has_deletions = |it: &DspEntries| it.entries.iter().any(|entry| entry.deletions > 0);
-        let dsps = index.dsps.iter().filter(|(_, it)| has_deletions(it));
-        self.deletions.set_queued(dsps.map(|(id, _)| *id).collect());
+        let dsps = index.dsps.iter().map(|(id, it)| (*id, has_deletions(it)));
+        self.deletions.set_queued(dsps.collect());
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

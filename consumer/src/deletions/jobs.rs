@@ -25,7 +25,7 @@ pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: Cancellation
         changes.mark_unchanged();
         let mut has_failed = false;
         // A DSP whose database fails does not block the others.
-        for job in deletions.jobs() {
+        for job in deletions.due_jobs() {
             has_failed |= !remove_dsp(&deletions, &*store, &job, &stop).await;
         }
         if has_failed {

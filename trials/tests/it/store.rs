@@ -4,6 +4,7 @@ mod collections;
 mod connections;
 mod cookie_age;
 mod dead_letters;
+mod deletions;
 mod frozen_disk;
 mod full_disk;
 mod newest_wins;

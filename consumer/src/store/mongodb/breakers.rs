@@ -11,6 +11,7 @@ use std::{
 use tokio::task::AbortHandle;
 
 use super::lock;
+use crate::store::StoreError;
 
 /// The breakers of all DSPs.
 #[derive(Debug, Default)]
@@ -37,11 +38,16 @@ impl Breakers {
         Arc::clone(breaker.why.insert(why.into()))
     }
 
-    /// Whether a command may be sent: no earlier one awaits its reply.
-    pub(super) fn may_try(&self, dsp_id: u32) -> bool {
+    /// # Errors
+    /// When no command may be sent, because an earlier one awaits its reply.
+    pub(super) fn may_try(&self, dsp_id: u32) -> Result<(), StoreError> {
         let all = self.all();
-        all.get(&dsp_id)
-            .is_none_or(|breaker| breaker.hanging.iter().all(AbortHandle::is_finished))
+        let mut hanging = all.get(&dsp_id).into_iter().flat_map(|it| &it.hanging);
+        if hanging.all(AbortHandle::is_finished) {
+            return Ok(());
+        }
+        let why = "no response yet to an earlier command";
+        Err(StoreError::Unavailable(why.to_owned()))
     }
 
     /// Allows commands again.
@@ -76,11 +82,11 @@ mod tests {
         let task = tasks.spawn(replied);
         breakers.add_hanging(7, task.abort_handle());
         assert_eq!(breakers.tripped(7).as_deref(), Some("no right"));
-        assert!(!breakers.may_try(7) && breakers.may_try(8));
+        assert!(breakers.may_try(7).is_err() && breakers.may_try(8).is_ok());
         assert_eq!(breakers.tripped(8), None);
         reply.send(()).unwrap();
         task.await.unwrap().unwrap();
-        assert!(breakers.may_try(7) && breakers.tripped(7).is_some());
+        assert!(breakers.may_try(7).is_ok() && breakers.tripped(7).is_some());
         breakers.reset(7);
         assert_eq!(breakers.tripped(7), None);
     }

@@ -78,7 +78,7 @@ impl Inner {
         self.put_deletions(batch.deletions(), "t", &connection.concern)
             .await?;
         let slots = self.dsps().slots.clone();
-        for dsp_id in slots.into_iter().filter(|it| has_removals(batch, *it)) {
+        for dsp_id in batch.dsps_with_removals(&slots) {
             by_dsp.entry(dsp_id).or_default();
         }
         Ok(())
@@ -115,6 +115,7 @@ impl Inner {
         deletion: &Deletion,
         stop: &CancellationToken,
     ) -> Result<Option<u64>, StoreError> {
+        self.breakers.may_try(deletion.dsp_id)?;
         let connection = self.connection().await?;
         let database = self.database(connection, deletion.dsp_id);
         let before = deleted_before(deletion.until_unix_micros);
@@ -148,11 +149,6 @@ impl Inner {
         let old = doc! { "t": { "$lt": micros(floor) } };
         self.delete_own(COLLECTION, old).await
     }
-}
-
-/// Whether the deletions of a batch remove cookies from a DSP's collection.
-pub(super) fn has_removals(batch: &Batch, dsp_id: u32) -> bool {
-    batch.deletions().iter().any(|it| it.removes_from(dsp_id))
 }
 
 fn id(deletion: &Deletion) -> Document {

@@ -49,13 +49,12 @@ impl Inner {
         let mut all = LookupResult::default();
         // A command is in flight there, and the find would wait as long.
         dsps.retain(|dsp_id| {
-            let is_hanging = !self.breakers.may_try(*dsp_id);
-            if is_hanging {
+            let hanging = self.breakers.may_try(*dsp_id).err();
+            if let Some(error) = &hanging {
                 all.unavailable.push(*dsp_id);
-                let why = || "no response yet to an earlier command".to_owned();
-                all.why.get_or_insert_with(why);
+                all.why.get_or_insert_with(|| error.to_string());
             }
-            !is_hanging
+            hanging.is_none()
         });
         let finds = dsps.into_iter().map(|dsp_id| {
             let database = self.database(connection, dsp_id);

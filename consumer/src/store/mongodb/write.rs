@@ -28,7 +28,6 @@ use super::{
     bson::millis,
     command::{self, Kind},
     connection::{Connection, run},
-    deletions::has_removals,
     error_class::{Failure, WriteError, write_errors},
     insert_strategy::InsertStrategy,
     lock, number,
@@ -45,10 +44,7 @@ impl Inner {
         dsp_id: u32,
         batch: Arc<Batch>,
     ) -> Result<WriteOutcome, StoreError> {
-        if !self.breakers.may_try(dsp_id) {
-            let why = "no response yet to an earlier command";
-            return Err(StoreError::Unavailable(why.to_owned()));
-        }
+        self.breakers.may_try(dsp_id)?;
         let connection = self.connection().await?;
         let receipt = self.server(connection).await?;
         let written = match self.write_retried(connection, dsp_id, &batch).await {
@@ -72,7 +68,7 @@ impl Inner {
         batch: &Arc<Batch>,
     ) -> Result<WriteOutcome, Failure> {
         let mut by_dsp = self.by_dsp(batch).await?;
-        if has_removals(batch, dsp_id) {
+        for dsp_id in batch.dsps_with_removals(&[dsp_id].into()) {
             by_dsp.entry(dsp_id).or_default();
         }
         if !self.has_slot(dsp_id) {

@@ -1,7 +1,8 @@
 //! A store in memory with the faults of a real one: slow, unavailable, or reporting failures of writes that succeeded. A power loss
 //! loses a random part of the uncommitted writes.
 //!
-//! The database of one DSP may fail alone, as in MongoDB: its cookies and deletions then go to the retry queue.
+//! As in MongoDB, the database of one DSP may fail alone, and a retry creates the database of a new DSP. Until then, the
+//! cookies and deletions of the DSP go to the retry queue.
 //!
 //! The [`Disk`] outlives the incarnations of the consumer that use it through [`SimStore`].
 
@@ -112,21 +113,22 @@ impl SimStore {
         self.disk().check_deleted(batch);
         let generation = self.respond().await?;
         let mut written = WriteOutcome::default();
-        let deferred = {
+        let (deferred, removals) = {
             let mut disk = self.disk();
             disk.put_deletions(batch);
             let failing = disk.failing_dsp;
-            let is_deferred = |dsp: &u32| failing == Some(*dsp) || batch.is_deferred(*dsp);
+            let is_deferred = |dsp: &u32| {
+                failing == Some(*dsp) || batch.is_deferred(*dsp) || !disk.slots.contains(dsp)
+            };
             let deferred: BTreeSet<u32> = DSPS.filter(is_deferred).collect();
             disk.remove_deleted(batch, &deferred);
-            deferred
+            (deferred, batch.dsps_with_removals(&disk.slots))
         };
         for dsp in &deferred {
             let indices = (0..).zip(batch.cookies());
             let indices = indices.filter(|(_, cookie)| cookie.dsp_id == *dsp);
             let indices: Vec<u32> = indices.map(|(index, _)| index).collect();
-            let mut deletions = batch.deletions().iter();
-            if !indices.is_empty() || deletions.any(|it| it.removes_from(*dsp)) {
+            if !indices.is_empty() || removals.contains(dsp) {
                 let is_failing = self.disk().failing_dsp == Some(*dsp);
                 written.deferred(*dsp, is_failing.then(|| "failing".into()), indices);
             }
@@ -159,6 +161,11 @@ impl SimStore {
         let generation = self.respond().await?;
         if self.disk().failing_dsp == Some(dsp_id) {
             return Err(StoreError::Unavailable("failing".to_owned()));
+        }
+        if !self.has_slot(dsp_id) {
+            let millis = self.disk().random.u64(0..2_000);
+            sleep(Duration::from_millis(millis)).await;
+            self.disk().slots.insert(dsp_id);
         }
         let others = DSPS.filter(|dsp| *dsp != dsp_id).collect();
         self.disk().remove_deleted(batch, &others);
@@ -256,9 +263,9 @@ impl Store for SimStore {
             let disk = self.disk();
             Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
+                slots: disk.slots.iter().copied().collect(),
                 deletions: disk.stored_deletions(),
                 retry_queue: disk.retry_queue.values().map(|full| full.entry).collect(),
-                ..StoredState::default()
             })
         })
     }
@@ -273,6 +280,10 @@ impl Store for SimStore {
 
     fn retry(&self, dsp_id: u32, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         Box::pin(async move { self.retry_parts(dsp_id, &batch).await })
+    }
+
+    fn has_slot(&self, dsp_id: u32) -> bool {
+        self.disk().slots.contains(&dsp_id)
     }
 
     fn put_retry_entries(&self, entries: Arc<[FullRetryEntry]>) -> StoreFuture<'_, ()> {

@@ -34,11 +34,11 @@ use crate::{
 };
 
 /// User id, DSP id, buyer uid, and acceptance time in seconds after [`BEGAN_SECONDS`].
-type Sync = (String, u32, String, u64);
+pub(super) type Sync = (String, u32, String, u64);
 
 const BEGAN_SECONDS: u64 = 1_700_000_000;
 
-fn options(uri: String) -> Options {
+pub(super) fn options(uri: String) -> Options {
     Options {
         uri,
         name: "node".to_owned(),
@@ -49,7 +49,7 @@ fn options(uri: String) -> Options {
     }
 }
 
-fn chunk(sync: &Sync) -> Result<ChunkRef> {
+pub(super) fn chunk(sync: &Sync) -> Result<ChunkRef> {
     let (user_id, dsp_id, buyer_uid, seconds) = sync;
     let mut buffer = vec![0; wire::HEADROOM_BYTES];
     let cookie = CookieRef {

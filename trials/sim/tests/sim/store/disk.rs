@@ -41,6 +41,8 @@ pub(crate) struct Disk {
     /// Finished deletions of DSPs.
     finished: BTreeMap<u32, u64>,
     pub(super) floor: u64,
+    /// DSPs with a database.
+    pub(super) slots: BTreeSet<u32>,
     pub(super) retry_queue: BTreeMap<u64, FullRetryEntry>,
     /// The DSP whose database fails.
     pub(crate) failing_dsp: Option<u32>,
@@ -95,6 +97,7 @@ impl Disk {
             deletions: BTreeMap::new(),
             finished: BTreeMap::new(),
             floor: 0,
+            slots: BTreeSet::new(),
             retry_queue: BTreeMap::new(),
             failing_dsp: None,
             behavior: StoreBehavior::Healthy,

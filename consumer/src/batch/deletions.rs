@@ -1,0 +1,62 @@
+//! Deletions of a batch, and the DSPs whose records it must queue.
+
+use std::collections::BTreeSet;
+
+use super::Batch;
+use crate::deletions::{Deletion, Deletions};
+
+impl Batch {
+    /// The deletions. Must be carried out before the cookies are written.
+    #[must_use]
+    pub fn deletions(&self) -> &[Deletion] {
+        &self.deletions
+    }
+
+    /// Removes the cookies that a deletion covers, and all deletions but the latest of each scope. Must be called once,
+    /// after the last push.
+    pub fn remove_deleted(&mut self, deletions: &Deletions) {
+        let by_scope = |a: &Deletion, b: &Deletion| {
+            let scopes = (&a.user_id, a.dsp_id).cmp(&(&b.user_id, b.dsp_id));
+            scopes.then(b.until_unix_micros.cmp(&a.until_unix_micros))
+        };
+        self.deletions.sort_by(by_scope);
+        self.deletions
+            .dedup_by(|a, b| (&a.user_id, a.dsp_id) == (&b.user_id, b.dsp_id));
+        let chunks = &self.chunks;
+        let before = self.entries.len();
+        self.entries.retain(|entry| {
+            entry.accepted_unix_micros > deletions.until(entry.user_id(chunks), entry.dsp_id)
+        });
+        self.counts.deleted += (before - self.entries.len()) as u64;
+        self.index.clear();
+    }
+
+    /// A batch with only the deletions.
+    #[must_use]
+    pub fn only_deletions(&self) -> Self {
+        let mut batch = Self::new(1, 1);
+        batch.deletions.clone_from(&self.deletions);
+        batch
+    }
+
+    /// Whether a DSP's cookies must be added to the retry queue behind its earlier ones, because a store cannot order
+    /// two cookies of the same millisecond.
+    #[must_use]
+    pub fn is_deferred(&self, dsp_id: u32) -> bool {
+        self.deferred.contains(&dsp_id)
+    }
+
+    /// Sets the DSPs whose cookies must be queued.
+    pub fn defer_dsps(&mut self, dsps: BTreeSet<u32>) {
+        self.deferred = dsps;
+    }
+
+    /// The DSPs whose cookies its deletions concern: DSPs with a slot, and DSPs in the retry queue, whose slot a retry may
+    /// be creating. A deletion of one of the latter must be queued, too.
+    #[must_use]
+    pub fn dsps_with_removals(&self, slots: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let mut dsps = slots | &self.deferred;
+        dsps.retain(|dsp_id| self.deletions.iter().any(|it| it.removes_from(*dsp_id)));
+        dsps
+    }
+}

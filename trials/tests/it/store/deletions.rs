@@ -1,0 +1,49 @@
+//! Deletions in the MongoDB store, on a real `mongod`.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use bench::mongod::Mongod;
+use consumer::{
+    batch::Batch,
+    store::{DeferredCookies, Store, mongodb::MongodbStore},
+};
+use tempfile::TempDir;
+
+use super::newest_wins::{chunk, options};
+
+/// A batch of cookies and deletions: user id, DSP id, buyer uid or empty, and time.
+fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) -> Result<Batch> {
+    let mut batch = Batch::new(1_000_000, 1 << 30);
+    for (user_id, dsp_id, buyer_uid, seconds) in records {
+        let record = (user_id, dsp_id, buyer_uid.to_owned(), seconds);
+        batch.push(&"p".into(), &chunk(&record)?, u64::MAX);
+    }
+    Ok(batch)
+}
+
+#[tokio::test]
+async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result<()> {
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let store = MongodbStore::new(options(mongod.uri()));
+    store.load().await?;
+    let deletion = || batch([("alice".to_owned(), 0, "", 2)]);
+    // A retry creates the database, and then inserts an older cookie.
+    let mut deleting = deletion()?;
+    deleting.defer_dsps([9].into());
+    let written = store.write(Arc::new(deleting)).await?;
+    let queued = DeferredCookies {
+        dsp_id: 9,
+        why: None,
+        indices: Vec::new(),
+    };
+    ensure!(written.deferred == [queued], "{written:?}");
+    let cookie = batch([("alice".to_owned(), 9, "a", 1)])?;
+    store.retry(9, Arc::new(cookie)).await?;
+    store.retry(9, Arc::new(deletion()?)).await?;
+    let none = consumer::deletions::Deletions::default();
+    let found = store.lookup("alice", &none).await?;
+    ensure!(found.buyer_uids.is_empty(), "{found:?}");
+    Ok(())
+}
