@@ -20,7 +20,9 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use hashbrown::{HashTable, hash_table::Entry as Slot};
 use proto::{
-    ids, newest,
+    ids,
+    limits::DELETION_HORIZON_MICROS,
+    newest,
     wire::{ChunkRef, CookieRef},
 };
 
@@ -246,7 +248,8 @@ impl Batch {
     }
 
     /// Adds the cookies of a chunk and advances the cursor. Malformed cookies are counted and skipped. Chunk times after
-    /// `accepted_max` are clamped to it, and ages count from there.
+    /// `accepted_max` are clamped to it, and ages count from there. For deletions, the maximum is
+    /// [`DELETION_HORIZON_MICROS`] later: a deletion must still cover the earlier cookies of other producers.
     ///
     /// The header determines the number of cookies, because each has a sequence: missing ones count as malformed, and excess
     /// ones are ignored.
@@ -280,6 +283,8 @@ impl Batch {
 
     fn add(&mut self, chunk: &ChunkRef, released: u64, filter: &mut impl DedupFilter) {
         let header = *chunk.header();
+        let deleted_max = released.saturating_add(DELETION_HORIZON_MICROS);
+        let deleted = header.accepted_unix_micros.min(deleted_max);
         let count = header.count as usize;
         // The count of the header is not trusted for an allocation.
         let count_max = count.min(chunk.body().len() / COOKIE_BYTES_MIN);
@@ -304,7 +309,7 @@ impl Batch {
                 let deletion = Deletion {
                     user_id: cookie.user_id.as_bytes().into(),
                     dsp_id: cookie.dsp_id,
-                    until_unix_micros: cookie.accepted_unix_micros(released),
+                    until_unix_micros: cookie.accepted_unix_micros(deleted),
                 };
                 filter.delete(&deletion);
                 self.counts.deletions += 1;

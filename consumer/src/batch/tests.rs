@@ -5,6 +5,7 @@ mod model;
 use proto::{v1, wire};
 
 use super::*;
+use crate::deletions::Deletions;
 
 /// A chunk of cookies `(user id, DSP, buyer uid)`.
 pub(crate) fn chunk(
@@ -186,6 +187,33 @@ fn batch_is_full_at_its_maximum_of_cookies_or_bytes() {
         batch.push(&"p".into(), &chunk, u64::MAX);
         assert!(batch.is_full());
     }
+}
+
+#[test]
+fn deletion_covers_earlier_cookies_although_the_clock_of_the_node_is_behind() {
+    const MINUTE: u64 = 60_000_000;
+    let deleted_at = 1_000 * MINUTE;
+    let mut batch = Batch::new(1000, 1 << 20);
+    // The clock of the node advances between the chunks of two producers.
+    let latest = deleted_at - 5 * MINUTE;
+    let deletion = chunk(1, deleted_at, &[("u", 1, "")]);
+    batch.push(&"p1".into(), &deletion, latest);
+    let syncs = [
+        chunk(1, deleted_at - 1, &[("u", 1, "earlier")]),
+        chunk(2, deleted_at + 10 * MINUTE, &[("v", 1, "other")]),
+    ];
+    for sync in &syncs {
+        batch.push(&"p2".into(), sync, latest + 1_000);
+    }
+    let deletions = Deletions::default();
+    deletions.add(&batch.deletions()[0]);
+    batch.remove_deleted(&deletions);
+    assert_eq!(buyers(&batch), [("v", 1, "other")]);
+    // A time without a limit would become the floor of the table.
+    let far = chunk(2, u64::MAX, &[("u", 1, "")]);
+    batch.push(&"p1".into(), &far, 500);
+    let until = batch.deletions().last().map(|it| it.until_unix_micros);
+    assert_eq!(until, Some(500 + DELETION_HORIZON_MICROS));
 }
 
 #[test]
