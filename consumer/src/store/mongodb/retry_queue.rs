@@ -131,7 +131,31 @@ fn decode(document: &Document) -> Option<RetryEntry> {
         number: field(document.get_document("_id").ok()?, "n")?,
         dsp_id: u32::try_from(field(document, "dsp")?).ok()?,
         cookies: field(document, "cookies")?,
-        deletions: field(document, "deletions")?,
+        // Entries of earlier versions have none.
+        deletions: field(document, "deletions").unwrap_or(0),
         bytes: field(document, "bytes")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_of_an_earlier_version_is_read() {
+        let document = doc! {
+            "_id": { "c": "node", "n": 5_i64 },
+            "dsp": 7_i64,
+            "cookies": 3_i64,
+            "bytes": 1_200_i64,
+        };
+        let entry = RetryEntry {
+            number: 5,
+            dsp_id: 7,
+            cookies: 3,
+            deletions: 0,
+            bytes: 1_200,
+        };
+        assert_eq!(decode(&document), Some(entry));
+    }
 }
