@@ -295,6 +295,9 @@ impl admin::Pages for Pages {
         &'a self,
         path: &'a str,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
-        Box::pin(lookup::page(&*self.store, &self.deletions, path))
+        // The deletions are loaded before the cursors.
+        let is_loaded = self.health.producers().is_loaded();
+        let deletions = is_loaded.then_some(&self.deletions);
+        Box::pin(lookup::page(&*self.store, deletions, path))
     }
 }

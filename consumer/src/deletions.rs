@@ -65,10 +65,9 @@ struct Shared {
     table: Mutex<Table>,
     /// Whether any cookie can be covered. If not, checking a cookie takes no lock.
     covers_any: AtomicBool,
-    is_loaded: AtomicBool,
     entries_max: usize,
     hasher: RandomState,
-    /// Changes when deletions become durable or take effect.
+    /// Changes when deletions become durable, take effect, or are removed from the table.
     changes: watch::Sender<()>,
 }
 
@@ -107,6 +106,15 @@ impl Deletion {
     }
 }
 
+impl StoredDeletion {
+    /// Whether a store needs it although the table has this floor: after a restart, an unfinished job continues.
+    #[must_use]
+    pub fn is_needed(&self, floor: u64) -> bool {
+        let is_job = self.deletion.is_of_dsp() && !self.is_finished;
+        is_job || self.deletion.until_unix_micros >= floor
+    }
+}
+
 impl Default for Deletions {
     fn default() -> Self {
         Self::new(32 << 20)
@@ -121,7 +129,6 @@ impl Deletions {
             shared: Arc::new(Shared {
                 table: Mutex::default(),
                 covers_any: AtomicBool::new(false),
-                is_loaded: AtomicBool::new(false),
                 entries_max: (bytes_max / ENTRY_BYTES).max(1),
                 hasher: RandomState::default(),
                 changes: watch::Sender::new(()),
@@ -129,20 +136,12 @@ impl Deletions {
         }
     }
 
-    /// Adds the deletions in the store.
-    pub fn load(&self, stored: &[StoredDeletion]) {
+    /// Adds deletions in the store.
+    pub fn load(&self, stored: impl IntoIterator<Item = StoredDeletion>) {
         for it in stored {
             self.add(&it.deletion);
+            self.begin_jobs((!it.is_finished).then_some(&it.deletion));
         }
-        let unfinished = stored.iter().filter(|it| !it.is_finished);
-        self.begin_jobs(unfinished.map(|it| &it.deletion));
-        self.shared.is_loaded.store(true, Ordering::Release);
-    }
-
-    /// Whether the deletions in the store were added. Until then, deleted cookies in the store are not known.
-    #[must_use]
-    pub fn is_loaded(&self) -> bool {
-        self.shared.is_loaded.load(Ordering::Acquire)
     }
 
     /// Adds a deletion or a floor.
@@ -158,6 +157,7 @@ impl Deletions {
         self.shared.covers_any.store(true, Ordering::Relaxed);
         if table.until.len() > self.shared.entries_max {
             table.remove_oldest_eighth();
+            self.notify();
         }
     }
 
@@ -203,12 +203,17 @@ impl Deletions {
         times.copied().fold(removed(&table), u64::max)
     }
 
-    /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`. Returns the floor: the time up
-    /// to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for none.
-    pub fn remove_old(&self, now_unix_micros: u64) -> u64 {
-        let mut table = self.table();
-        table.remove_until(now_unix_micros.saturating_sub(RETENTION_MICROS));
-        table.floor
+    /// Removes deletions that were requested `RETENTION_MICROS` before `now_unix_micros`.
+    pub fn remove_old(&self, now_unix_micros: u64) {
+        let before = now_unix_micros.saturating_sub(RETENTION_MICROS);
+        self.table().remove_until(before);
+    }
+
+    /// The time up to which all cookies count as deleted, because earlier deletions were removed from the table; 0 for
+    /// none.
+    #[must_use]
+    pub fn floor(&self) -> u64 {
+        self.table().floor
     }
 
     /// Number of deletions, and its maximum.
@@ -254,12 +259,12 @@ impl Deletions {
         !table.queued.values().any(|it| *it) && table.jobs.is_empty()
     }
 
-    /// Notifies waiters that deletions became durable or took effect.
+    /// Notifies waiters that deletions became durable, took effect, or were removed from the table.
     pub fn notify(&self) {
         self.shared.changes.send_replace(());
     }
 
-    /// Changes when deletions become durable or take effect.
+    /// Changes when deletions become durable, take effect, or are removed from the table.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.shared.changes.subscribe()
@@ -371,17 +376,21 @@ mod tests {
     #[test]
     fn removed_deletion_raises_the_floor_that_still_covers_its_cookies() {
         let table = table(&[deletion("u", 1, 10), deletion("v", 1, RETENTION_MICROS + 5)]);
-        assert_eq!(table.remove_old(RETENTION_MICROS + 9), 0);
+        let floor_at = |micros| {
+            table.remove_old(RETENTION_MICROS + micros);
+            table.floor()
+        };
+        assert_eq!(floor_at(9), 0);
         check(&table, "u", 1, 10);
-        assert_eq!(table.remove_old(RETENTION_MICROS + 10), 10);
+        assert_eq!(floor_at(10), 10);
         assert_eq!(table.size().0, 1);
         check(&table, "anybody", 7, 10);
         check(&table, "v", 1, RETENTION_MICROS + 5);
         // Only the times of removed deletions raise the floor.
-        assert_eq!(table.remove_old(RETENTION_MICROS + 1_000), 10);
+        assert_eq!(floor_at(1_000), 10);
         // A restart keeps the floor, which covers cookies that arrive, but not those in the store.
         let restarted = Deletions::new(1 << 20);
-        restarted.load(&[stored(Deletion::floor(10), false)]);
+        restarted.load([stored(Deletion::floor(10), false)]);
         check(&restarted, "anybody", 7, 10);
         assert_eq!(restarted.deleted_until(b"anybody", 7), 0);
         assert!(restarted.are_applied());
@@ -438,7 +447,7 @@ mod tests {
         assert_eq!(job, deletion("", 3, 50));
         table.finish_job(&job);
         assert_eq!(table.jobs(), []);
-        table.load(&[
+        table.load([
             stored(deletion("", 2, 60), true),
             stored(job.clone(), false),
         ]);

@@ -25,8 +25,8 @@ struct User<'a> {
     unavailable: Vec<u32>,
 }
 
-/// The response to a path of the admin port; `None` if the path is not of a user.
-pub async fn page(store: &dyn Store, deletions: &Deletions, path: &str) -> Option<Reply> {
+/// The response to a path of the admin port; `None` if the path is not of a user. `deletions` is `None` until they are loaded.
+pub async fn page(store: &dyn Store, deletions: Option<&Deletions>, path: &str) -> Option<Reply> {
     let encoded = path.strip_prefix(PREFIX)?;
     let decoded = percent_decode_str(encoded).decode_utf8();
     let user_id = match decoded {
@@ -38,9 +38,9 @@ pub async fn page(store: &dyn Store, deletions: &Deletions, path: &str) -> Optio
             return Some(reply(StatusCode::BAD_REQUEST, &object!({ "error": why })));
         }
     };
-    if !deletions.is_loaded() {
+    let Some(deletions) = deletions else {
         return Some(unreadable("deletions are not loaded yet"));
-    }
+    };
     Some(match store.lookup(&user_id, deletions).await {
         Ok(found) if !found.buyer_uids.is_empty() => {
             let user = User {
@@ -97,15 +97,13 @@ mod tests {
         let batch = batch(&[chunk(1, now, &cookie), chunk(2, now, &deletion)]);
         store.write(Arc::new(batch)).await.unwrap();
         let deletions = Deletions::default();
-        let status = async || {
-            page(&store, &deletions, "/v1/users/u")
-                .await
-                .unwrap()
-                .status()
+        let status = async |deletions| {
+            let page = page(&store, deletions, "/v1/users/u").await;
+            page.unwrap().status()
         };
-        assert_eq!(status().await, 503);
-        deletions.load(&store.load().await.unwrap().deletions);
-        assert_eq!(status().await, 404);
+        assert_eq!(status(None).await, 503);
+        store.load_deletions(deletions.clone()).await.unwrap();
+        assert_eq!(status(Some(&deletions)).await, 404);
     }
 
     #[tokio::test]
@@ -116,7 +114,6 @@ mod tests {
         let batch = Arc::new(batch(&[chunk(1, unix_micros(), &cookies)]));
         store.write(batch).await.unwrap();
         let deletions = Deletions::default();
-        deletions.load(&[]);
         let long = format!("/v1/users/{}", "u".repeat(65));
         for (path, status, body) in [
             (
@@ -134,11 +131,12 @@ mod tests {
             ("/v1/users/%ff", 400, r#"{"error":"invalid user id"#),
             (&long, 400, r#"{"error":"invalid user id"#),
         ] {
-            let reply = page(&store, &deletions, path).await.unwrap();
+            let reply = page(&store, Some(&deletions), path).await.unwrap();
             assert_eq!(reply.status(), status, "{path}");
             let content = reply.into_body().collect().await.unwrap().to_bytes();
             assert!(content.starts_with(body.as_bytes()), "{path}: {content:?}");
         }
-        assert!(page(&store, &deletions, "/v1/elsewhere").await.is_none());
+        let elsewhere = page(&store, Some(&deletions), "/v1/elsewhere").await;
+        assert!(elsewhere.is_none());
     }
 }

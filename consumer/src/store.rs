@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     batch::{Batch, Cursor},
     clock::Clock,
-    deletions::{Deletion, Deletions, StoredDeletion},
+    deletions::{Deletion, Deletions},
 };
 
 /// The future of a store operation.
@@ -59,8 +59,6 @@ pub struct StoredState {
     pub slots: Vec<u32>,
     /// The [retry queue](crate::retry_queue), ordered by number. Empty if the store has none.
     pub retry_queue: Vec<RetryEntry>,
-    /// The stored deletions.
-    pub deletions: Vec<StoredDeletion>,
 }
 
 /// An entry of the [retry queue](crate::retry_queue), without its cookies.
@@ -235,6 +233,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When the store cannot be read.
     fn load(&self) -> StoreFuture<'_, StoredState>;
 
+    /// Adds the stored deletions to a table, in parts, because a store can have more than fit in memory.
+    ///
+    /// # Errors
+    /// When the store cannot be read. A later call adds all of them.
+    fn load_deletions(&self, _deletions: Deletions) -> StoreFuture<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Writes the cookies of `batch`, so that bidders can read them. They and the cursors are durable once the batch is also
     /// [committed](Self::commit).
     ///
@@ -330,7 +336,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Some(0))))
     }
 
-    /// Stores the [floor](Deletion::floor), and removes earlier deletions.
+    /// Stores the [floor](Deletion::floor), and removes the deletions that are no longer
+    /// [needed](crate::deletions::StoredDeletion::is_needed).
     ///
     /// # Errors
     /// When the store fails; a later call removes them too.

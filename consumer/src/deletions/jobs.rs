@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use runtime::unix_micros;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Deletion, Deletions};
@@ -14,19 +14,26 @@ const REMOVAL_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Runs until `stop`. An unfinished job continues after the next start.
 pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: CancellationToken) {
+    tokio::join!(
+        run_jobs(&deletions, &*store, &stop),
+        remove_old(&deletions, &*store, &stop),
+    );
+}
+
+/// Delays after failures.
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_secs(1), Duration::from_secs(60))
+}
+
+async fn run_jobs(deletions: &Deletions, store: &dyn Store, stop: &CancellationToken) {
     let mut changes = deletions.changes();
-    let mut remove_at = Instant::now();
-    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+    let mut backoff = backoff();
     while !stop.is_cancelled() {
-        if remove_at <= Instant::now() {
-            remove_at = Instant::now() + REMOVAL_INTERVAL;
-            remove_old(&deletions, &*store).await;
-        }
         changes.mark_unchanged();
         let mut has_failed = false;
         // A DSP whose database fails does not block the others.
         for job in deletions.due_jobs() {
-            has_failed |= !remove_dsp(&deletions, &*store, &job, &stop).await;
+            has_failed |= !remove_dsp(deletions, store, &job, stop).await;
         }
         if has_failed {
             stop.run_until_cancelled(sleep(backoff.delay())).await;
@@ -36,20 +43,34 @@ pub async fn run(deletions: Deletions, store: Arc<dyn Store>, stop: Cancellation
         tokio::select! {
             () = stop.cancelled() => {}
             Ok(()) = changes.changed() => {}
-            () = sleep_until(remove_at) => {}
         }
     }
 }
 
-async fn remove_old(deletions: &Deletions, store: &dyn Store) {
-    let floor = deletions.remove_old(unix_micros());
-    // The store must keep the deletions of unfinished jobs for the next start.
-    let jobs = deletions.jobs();
-    if floor > 0
-        && jobs.iter().all(|job| job.until_unix_micros >= floor)
-        && let Err(error) = store.remove_deletions_until(floor).await
-    {
-        tracing::warn!(%error, "failed to remove old deletions; retrying in an hour");
+/// Removes old deletions from the table, and from the store whenever the table has removed some.
+async fn remove_old(deletions: &Deletions, store: &dyn Store, stop: &CancellationToken) {
+    let mut changes = deletions.changes();
+    let mut hourly = interval(REMOVAL_INTERVAL);
+    let mut backoff = backoff();
+    let mut stored_floor = 0;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = hourly.tick() => deletions.remove_old(unix_micros()),
+            Ok(()) = changes.changed() => {}
+        }
+        let floor = deletions.floor();
+        if floor == stored_floor {
+            continue;
+        }
+        if let Err(error) = store.remove_deletions_until(floor).await {
+            tracing::warn!(%error, "failed to remove old deletions, retrying");
+            stop.run_until_cancelled(sleep(backoff.delay())).await;
+            changes.mark_changed();
+        } else {
+            backoff.reset();
+            stored_floor = floor;
+        }
     }
 }
 
@@ -75,3 +96,6 @@ async fn remove_dsp(
     }
     true
 }
+
+#[cfg(test)]
+mod tests;

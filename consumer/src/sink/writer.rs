@@ -130,7 +130,10 @@ impl Writer {
         self.caller.retry(|store| store.ping()).await?;
         let mut loaded = self.caller.retry(|store| store.load()).await?;
         self.retry_queue.load(&loaded.retry_queue);
-        self.retry_queue.deletions().load(&loaded.deletions);
+        let deletions = self.retry_queue.deletions().clone();
+        self.caller
+            .retry(|store| store.load_deletions(deletions.clone()))
+            .await?;
         // Their slots are created soon.
         loaded.slots.extend(self.retry_queue.dsps());
         Ok(loaded)

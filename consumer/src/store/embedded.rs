@@ -179,6 +179,10 @@ impl Store for EmbeddedStore {
         self.run(Inner::load)
     }
 
+    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
+        self.run(move |inner| inner.load_deletions(&deletions))
+    }
+
     fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {
         let writing = self.run(move |inner| inner.write(&batch));
         Box::pin(self.unless_broken(writing))
@@ -295,7 +299,6 @@ impl Inner {
             loaded.cursors.extend(decode_cursor(&key, &value));
         }
         loaded.slots.extend(&*self.slots());
-        loaded.deletions = self.load_deletions()?;
         Ok(loaded)
     }
 

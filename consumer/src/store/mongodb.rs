@@ -277,10 +277,13 @@ impl Store for MongodbStore {
                 cursors: inner.load_committed().await?,
                 slots: inner.read_slots().await?,
                 retry_queue: inner.read_retry_index().await?,
-                deletions: inner.read_deletions().await?,
             })
         }
         .boxed()
+    }
+
+    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
+        async move { self.inner.read_deletions(&deletions).await }.boxed()
     }
 
     fn write(&self, batch: Arc<Batch>) -> StoreFuture<'_, WriteOutcome> {

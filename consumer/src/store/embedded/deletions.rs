@@ -17,7 +17,7 @@ use super::{
     },
 };
 use crate::{
-    deletions::{Deletion, StoredDeletion},
+    deletions::{Deletion, Deletions},
     store::StoreError,
 };
 
@@ -52,13 +52,12 @@ impl EmbeddedStore {
 }
 
 impl Inner {
-    pub(super) fn load_deletions(&self) -> fjall::Result<Vec<StoredDeletion>> {
-        let mut stored = Vec::new();
+    pub(super) fn load_deletions(&self, deletions: &Deletions) -> fjall::Result<()> {
         for pair in self.meta.prefix(DELETION_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            stored.extend(decode_deletion(&key, &value));
+            deletions.load(decode_deletion(&key, &value));
         }
-        Ok(stored)
+        Ok(())
     }
 
     /// Stores deletions, and removes the cookies that deletions of users cover. The caller holds the writers' lock.
@@ -129,7 +128,7 @@ impl Inner {
         self.delete(&[Deletion::floor(floor)])?;
         for pair in self.meta.prefix(DELETION_PREFIX) {
             let (key, value) = pair.into_inner()?;
-            if be_u64(&value).is_some_and(|until| until < floor) {
+            if decode_deletion(&key, &value).is_some_and(|it| !it.is_needed(floor)) {
                 self.meta.remove(key)?;
             }
         }

@@ -365,3 +365,22 @@ async fn for_each_visits_every_pair_with_its_newest_value() {
         expected.map(|(user, dsp, buyer, at)| (user.into(), dsp, buyer.into(), at))
     );
 }
+
+#[tokio::test]
+async fn deletion_of_an_unfinished_job_is_kept_below_the_floor() {
+    let dir = TempDir::new().unwrap();
+    let store = open(&dir).await;
+    let records = [("u", 1, ""), ("", 7, ""), ("", 8, "")];
+    write(&store, NOW, &records).await;
+    let deletions = Deletions::default();
+    store.load_deletions(deletions.clone()).await.unwrap();
+    let [finished, unfinished] = deletions.jobs().try_into().unwrap();
+    let stop = CancellationToken::new();
+    store.remove_dsp(&finished, &stop).await.unwrap();
+    store.remove_deletions_until(NOW + 1).await.unwrap();
+
+    let kept = Deletions::default();
+    store.load_deletions(kept.clone()).await.unwrap();
+    assert_eq!((kept.floor(), kept.size().0), (NOW + 1, 1));
+    assert_eq!(kept.jobs(), [unfinished]);
+}

@@ -5,9 +5,9 @@
 //! A deletion is stored before the cookies that it covers are removed. A removal never concerns cookies accepted later,
 //! so a command that timed out and is executed late is harmless. The cookies of a batch are written after its removals.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, future::IntoFuture};
 
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use mongodb::bson::{Bson, Document, doc};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -22,24 +22,28 @@ use super::{
 };
 use crate::{
     batch::Batch,
-    deletions::{Deletion, StoredDeletion},
+    deletions::{Deletion, Deletions, StoredDeletion},
     store::StoreError,
 };
 
 const COLLECTION: &str = "deletions";
 
-/// Number of documents that a step of a job scans.
-const SCAN_STEP: usize = 5_000;
+/// Number of documents that are read at a time.
+const PAGE: usize = 5_000;
 
 impl Inner {
-    pub(super) async fn read_deletions(&self) -> Result<Vec<StoredDeletion>, StoreError> {
+    /// Adds the stored deletions to a table. Each page has its own deadline.
+    pub(super) async fn read_deletions(&self, deletions: &Deletions) -> Result<(), StoreError> {
         let collection = self.own_collection(COLLECTION).await?;
-        with_timeout(async {
-            let found = collection.find(doc! {}).await?;
-            let deletions = found.try_filter_map(async |it| Ok(decode(&it)));
-            deletions.try_collect().await
-        })
-        .await
+        let mut found = with_timeout(collection.find(doc! {}).into_future()).await?;
+        loop {
+            let page = found.by_ref().take(PAGE).try_collect::<Vec<_>>();
+            let page = with_timeout(page).await?;
+            if page.is_empty() {
+                return Ok(());
+            }
+            deletions.load(page.iter().filter_map(decode));
+        }
     }
 
     /// Sets the time `field` of deletions, unless it is later.
@@ -124,7 +128,7 @@ impl Inner {
             let mut documents = Documents::begin(connection, database.clone()).await?;
             while !documents.is_at_end() {
                 let began = Instant::now();
-                let found = documents.next(SCAN_STEP).await?;
+                let found = documents.next(PAGE).await?;
                 let covered = expired(found, |_| before).into_values().flatten();
                 for ids in covered.collect::<Vec<_>>().chunks(DELETES_PER_COMMAND_MAX) {
                     removed += delete(connection, &database, ids, before).await?;
@@ -146,7 +150,11 @@ impl Inner {
         let concern = self.connection().await?.journaled();
         self.put_deletions(&[Deletion::floor(floor)], "t", &concern)
             .await?;
-        let old = doc! { "t": { "$lt": micros(floor) } };
+        let is_finished = doc! { "$expr": { "$gte": ["$done", "$t"] } };
+        let old = doc! {
+            "t": { "$lt": micros(floor) },
+            "$or": [{ "_id.u": { "$ne": "" } }, is_finished],
+        };
         self.delete_own(COLLECTION, old).await
     }
 }

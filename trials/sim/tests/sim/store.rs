@@ -264,9 +264,16 @@ impl Store for SimStore {
             Ok(StoredState {
                 cursors: disk.cursors.values().cloned().collect(),
                 slots: disk.slots.iter().copied().collect(),
-                deletions: disk.stored_deletions(),
                 retry_queue: disk.retry_queue.values().map(|full| full.entry).collect(),
             })
+        })
+    }
+
+    fn load_deletions(&self, deletions: Deletions) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            self.respond().await?;
+            deletions.load(self.disk().stored_deletions());
+            Ok(())
         })
     }
 

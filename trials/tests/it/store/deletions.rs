@@ -6,9 +6,11 @@ use anyhow::{Result, ensure};
 use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
+    deletions::Deletions,
     store::{DeferredCookies, Store, mongodb::MongodbStore},
 };
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use super::newest_wins::{chunk, options};
 
@@ -42,8 +44,40 @@ async fn deletion_is_queued_while_the_database_of_its_dsp_is_created() -> Result
     let cookie = batch([("alice".to_owned(), 9, "a", 1)])?;
     store.retry(9, Arc::new(cookie)).await?;
     store.retry(9, Arc::new(deletion()?)).await?;
-    let none = consumer::deletions::Deletions::default();
-    let found = store.lookup("alice", &none).await?;
+    let found = store.lookup("alice", &Deletions::default()).await?;
     ensure!(found.buyer_uids.is_empty(), "{found:?}");
+    Ok(())
+}
+
+/// The deletions in a store.
+async fn stored(store: &MongodbStore) -> Result<Deletions> {
+    let deletions = Deletions::default();
+    store.load_deletions(deletions.clone()).await?;
+    Ok(deletions)
+}
+
+#[tokio::test]
+async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jobs() -> Result<()> {
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let store = MongodbStore::new(options(mongod.uri()));
+    store.load().await?;
+    let users = (0..12_000).map(|user| (format!("u{user}"), 0, "", user));
+    let jobs = [7, 8].map(|dsp_id| (String::new(), dsp_id, "", 1));
+    store.write(Arc::new(batch(users.chain(jobs))?)).await?;
+    let all = stored(&store).await?;
+    ensure!(all.size().0 == 12_002, "{:?}", all.size());
+    let [finished, unfinished] = &all.jobs()[..] else {
+        anyhow::bail!("{:?}", all.jobs());
+    };
+    store
+        .remove_dsp(finished, &CancellationToken::new())
+        .await?;
+    let floor = finished.until_unix_micros + 1_000_000;
+    store.remove_deletions_until(floor).await?;
+    let kept = stored(&store).await?;
+    ensure!(kept.floor() == floor);
+    ensure!(kept.size().0 == 12_000 - 2 + 1, "{:?}", kept.size());
+    ensure!(kept.jobs() == [unfinished.clone()], "{:?}", kept.jobs());
     Ok(())
 }

@@ -279,11 +279,14 @@ impl Disk {
         deletions.chain(floor).collect()
     }
 
-    /// Forgets deletions up to this time.
+    /// Forgets the deletions that are not needed with this floor.
     pub(super) fn forget_deletions(&mut self, floor: u64) {
         self.floor = floor.max(self.floor);
+        let mut needed = self.stored_deletions();
+        needed.retain(|it| it.is_needed(floor));
+        let needed: BTreeSet<Pair> = needed.iter().map(|it| scope(&it.deletion)).collect();
         for known in [&mut self.deletions, &mut self.durable_deletions] {
-            known.retain(|_, until| *until > floor);
+            known.retain(|scope, _| needed.contains(scope));
         }
     }
 
