@@ -288,6 +288,57 @@ fn small_producer() -> Producer {
 }
 
 #[test]
+fn confirmation_needs_an_open_stream_and_a_position_in_the_log() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let mut producer = small_producer();
+    producer.append(3, 0);
+    seal(&producer.log);
+    let confirm = |name: &str, durable: Option<(&str, u64, u64)>, applied_sequence| {
+        let durable = durable.map(|(producer_id, epoch, sequence)| v1::Cursor {
+            producer_id: producer_id.to_owned(),
+            epoch,
+            sequence,
+        });
+        let request = v1::ConfirmRequest {
+            subscriber: name.to_owned(),
+            durable,
+            applied_sequence,
+        };
+        let response = producer.call("Confirm", &request);
+        response.map_or_else(|status| status.code(), |_| Code::Ok)
+    };
+    let valid = Some(("producer", 1, 3));
+    assert_eq!(confirm("a", valid, 2), Code::NotFound);
+    let request = v1::SubscribeRequest {
+        subscriber: "a".to_owned(),
+        ..v1::SubscribeRequest::default()
+    };
+    let open = producer.call("Subscribe", &request).unwrap();
+    for (name, durable, applied, expected) in [
+        ("", valid, 2, Code::InvalidArgument),
+        ("b", valid, 2, Code::NotFound),
+        ("a", None, 0, Code::InvalidArgument),
+        ("a", Some(("other", 1, 3)), 2, Code::FailedPrecondition),
+        ("a", Some(("producer", 2, 3)), 2, Code::FailedPrecondition),
+        ("a", Some(("producer", 1, 4)), 2, Code::InvalidArgument),
+        ("a", valid, 4, Code::InvalidArgument),
+    ] {
+        assert_eq!(
+            confirm(name, durable, applied),
+            expected,
+            "{name} {durable:?}"
+        );
+        assert_eq!(producer.subscribers.snapshot()[0].confirmed, None);
+    }
+    assert_eq!(confirm("a", valid, 2), Code::Ok);
+    let confirmed = producer.subscribers.snapshot()[0].confirmed;
+    assert_eq!(confirmed, Some([3, 2]));
+    drop(open);
+    assert_eq!(confirm("a", valid, 3), Code::NotFound);
+}
+
+#[test]
 fn open_streams_without_age_support_are_counted() {
     let runtime = runtime();
     let _entered = runtime.enter();

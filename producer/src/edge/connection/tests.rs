@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use prometheus::IntCounter;
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
@@ -17,14 +18,12 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, dsps::DspSeries},
-    log::{self, Log},
+    edge::{Metrics, dsps::DspSeries, opt_out::OptOut},
+    log::{self, Delivery, Log},
 };
 
-/// Connects to an edge that closes its connections when `draining` is cancelled.
-fn connect(
-    draining: CancellationToken,
-) -> (DuplexStream, JoinHandle<Result<(), EdgeConnectionError>>) {
+/// An edge that closes its connections when `draining` is cancelled.
+fn edge(opt_out: Option<OptOut>, draining: CancellationToken) -> Edge {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -38,7 +37,10 @@ fn connect(
         rejects_unlisted: false,
     };
     let metrics = Metrics::register(&Registry::new(), &series).unwrap();
-    let edge = Edge::new(log, None, None, metrics, draining);
+    Edge::new(log, None, opt_out, metrics, draining)
+}
+
+fn connect(edge: Edge) -> (DuplexStream, JoinHandle<Result<(), EdgeConnectionError>>) {
     let (client, server) = duplex(1 << 20);
     let served = TaskTracker::new().spawn(async move {
         let stopping = CancellationToken::new();
@@ -64,7 +66,7 @@ async fn responses(stream: &mut DuplexStream, count: usize) -> String {
 #[tokio::test]
 async fn busy_connection_yields_to_other_tasks() {
     const REQUESTS: usize = 6_400;
-    let (mut stream, served) = connect(CancellationToken::new());
+    let (mut stream, served) = connect(edge(None, CancellationToken::new()));
     let polls = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&polls);
     let other = TaskTracker::new().spawn(async move {
@@ -94,7 +96,7 @@ async fn busy_connection_yields_to_other_tasks() {
 #[tokio::test]
 async fn pipelined_requests_are_all_handled_before_closing() {
     let draining = CancellationToken::new();
-    let (mut stream, served) = connect(draining.clone());
+    let (mut stream, served) = connect(edge(None, draining.clone()));
     draining.cancel();
     let request = "GET /?d=17&b=b HTTP/1.1\r\nCookie: uid=alice\r\n\r\n";
     // More than one read, and more than one yield interval.
@@ -105,6 +107,63 @@ async fn pipelined_requests_are_all_handled_before_closing() {
     assert_eq!(text.matches("connection: close").count(), 1);
     let last = text.rfind("HTTP/1.1").unwrap();
     assert!(text[last..].contains("connection: close"), "{text}");
+    drop(stream);
+    served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
+    let deletions = IntCounter::new("deletions", "deletions").unwrap();
+    let opt_out = OptOut::new(deletions.clone());
+    let edge = edge(Some(opt_out), CancellationToken::new());
+    let log = edge.log.clone();
+    let (mut stream, served) = connect(edge);
+    let mut send = async |request: &str, cookie: &str| {
+        let host = "host: sync.example\r\norigin: https://sync.example";
+        let head = format!("{request} HTTP/1.1\r\n{host}\r\ncookie: {cookie}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let response = responses(&mut stream, 1).await;
+        let lines = response.lines().filter(|line| !line.starts_with("date"));
+        lines.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let opted_out = "uid=alice; cookiesync_optout=1";
+    let cookie = |max_age: u32| {
+        let attributes = "Path=/; Secure; HttpOnly; SameSite=None";
+        format!("set-cookie: cookiesync_optout=1; Max-Age={max_age}; {attributes}")
+    };
+    let accepted = send("GET /?d=17&b=before", "uid=alice").await;
+    for (choice, cookies, max_age) in [("out", "uid=alice", 34_560_000), ("in", opted_out, 0)] {
+        let response = send(&format!("POST /optout?choice={choice}"), cookies).await;
+        assert_eq!(response[0], "HTTP/1.1 303 See Other");
+        assert!(response.contains(&"location: /optout".to_owned()));
+        assert!(response.contains(&cookie(max_age)), "{response:?}");
+        log::tests::seal(&log);
+        assert_eq!(deletions.get(), 1);
+        if choice == "out" {
+            // The browser sees no difference.
+            assert_eq!(send("GET /?d=17&b=opted-out", opted_out).await, accepted);
+        }
+    }
+    send("GET /?d=17&b=after", "uid=alice").await;
+    log::tests::seal(&log);
+    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut records = Vec::new();
+    while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
+        for record in chunk.cookies_from(first).cookies() {
+            let record = record.unwrap();
+            let text = format!("{} {} {}", record.user_id, record.dsp_id, record.buyer_uid);
+            records.push((text, record.is_deletion()));
+        }
+    }
+    let expected = [
+        ("alice 17 before", false),
+        ("alice 0 ", true),
+        ("alice 17 after", false),
+    ];
+    assert_eq!(
+        records,
+        expected.map(|(text, is_deletion)| (text.to_owned(), is_deletion))
+    );
     drop(stream);
     served.await.unwrap().unwrap();
 }
