@@ -28,7 +28,7 @@ pub(super) struct ApiArgs {
 
     /// Serve a page at /optout on the sync port, with which browser users opt out
     ///
-    /// Opting out sets a cookie and deletes the user's cookies on all nodes. Syncs with that cookie are not recorded.
+    /// Opting out sets a cookie and sends a deletion of the user's cookies to all nodes. Syncs with that cookie are not recorded.
     #[arg(long, value_name = BOOLEAN)]
     opt_out: bool,
 

@@ -1,11 +1,13 @@
 //! The opt-out page (`--opt-out`) on the sync port, with which the user of a browser stops the recording of matches.
 //!
 //! `GET /optout` shows the page and changes nothing. Its form sends a POST, which a browser accepts only from a page of
-//! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, all cookies of the request's
-//! user id are deleted on all nodes. Syncs with the opt-out cookie get the usual response and are not recorded.
+//! the same origin. The POST sets or removes the opt-out cookie. When it sets the cookie, a deletion of the request's
+//! user id is sent to all nodes. Its delivery is not checked. Syncs with the opt-out cookie get the usual response and are
+//! not recorded.
 //!
-//! Any client other than a browser can send such a POST with any user id, also repeatedly. Deletions are therefore limited for
-//! each address of `X-Forwarded-For`, and for all clients together.
+//! Any client other than a browser can send such a POST with any user id, also repeatedly. A secret value in the form would not
+//! prevent that: such a client can request the form, too. Deletions are therefore limited for each address of
+//! `X-Forwarded-For`, and for all clients together.
 
 use std::{
     net::{IpAddr, SocketAddr},
