@@ -36,7 +36,7 @@ use crate::{
     maker::Maker,
     metrics::{self, Metrics},
     mirror::Mirror,
-    origin::HttpOrigin,
+    origin::{BodyMemory, HttpOrigin},
     worker::Worker,
 };
 
@@ -103,7 +103,8 @@ impl App {
             apps: current(&file),
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
-                origin: HttpOrigin::new(config.work.body_memory),
+                origin: HttpOrigin,
+                memory: BodyMemory::new(config.work.body_memory),
                 limiter: Some(limiter.clone()),
                 metrics,
             },

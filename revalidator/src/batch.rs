@@ -12,7 +12,7 @@ use crate::{
     limiter::{Limiter, wait_for_slot},
     messages::{AllowDelete, Asset, AssetResult, JobBatch, JobStatus, Outcome},
     metrics::Metrics,
-    origin::{Origin, has_validators},
+    origin::{BodyMemory, Origin, has_validators},
     outcome::{Answer, Body, Response, outcome},
 };
 
@@ -28,6 +28,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(600);
 pub struct Checker<O> {
     /// The origins.
     pub origin: O,
+    /// Memory for bodies until their objects are stored.
+    pub memory: BodyMemory,
     /// The limiter, if requests are limited.
     pub limiter: Option<Limiter>,
     /// Counters of outcomes.
@@ -125,6 +127,7 @@ impl<O: Origin> Checker<O> {
 
     async fn check_asset(&self, app: &App, job: &JobStatus, asset: &Asset) -> Result<CheckedAsset> {
         let is_conditional = !job.force_update && has_validators(asset);
+        let _memory = self.memory.reserve(app.settings.max_body).await;
         let (metrics, force) = (&self.metrics, job.force_update);
         let mut retries = 0;
         let (response, outcome, found) = loop {

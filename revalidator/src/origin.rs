@@ -19,7 +19,7 @@ use reqwest::{
 };
 use tokio::{
     net::lookup_host,
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     time::{Instant, timeout, timeout_at},
 };
 use url::{Host, Url};
@@ -123,35 +123,38 @@ impl Resolve for Resolver {
     }
 }
 
-/// Origins on the network. Clones share the memory for bodies.
+/// Memory for response bodies; clones share it.
 #[derive(Debug, Clone)]
-pub struct HttpOrigin {
-    bodies: Arc<Semaphore>,
-    bodies_kib: usize,
+pub struct BodyMemory {
+    free: Arc<Semaphore>,
+    kib: usize,
 }
 
-impl HttpOrigin {
-    /// Origins whose bodies have up to `bytes` in total.
+impl BodyMemory {
+    /// Memory of this size.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        let bodies_kib = (bytes / KIB).clamp(1, Semaphore::MAX_PERMITS);
-        Self {
-            bodies: Arc::new(Semaphore::new(bodies_kib)),
-            bodies_kib,
-        }
+        let kib = (bytes / KIB).clamp(1, Semaphore::MAX_PERMITS);
+        let free = Arc::new(Semaphore::new(kib));
+        Self { free, kib }
+    }
+
+    /// Waits for the memory of a body; `None` never occurs, because the semaphore is never closed.
+    pub async fn reserve(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        let kib = bytes.div_ceil(KIB).min(self.kib);
+        self.free.acquire_many(u32::try_from(kib).ok()?).await.ok()
     }
 }
+
+/// Origins on the network.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpOrigin;
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
         let bytes_max = app.settings.max_body;
         let Some(url) = app.settings.allowed(&asset.url) else {
             return Answer::Forbidden;
-        };
-        let kib = bytes_max.div_ceil(KIB).min(self.bodies_kib);
-        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
-        let Ok(_memory) = self.bodies.acquire_many(kib).await else {
-            return Answer::None;
         };
         let mut request = app
             .client
@@ -247,6 +250,8 @@ async fn body(response: &mut reqwest::Response, bytes_max: usize) -> Body {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn settings(allow_networks: &str) -> AppSettings {
@@ -329,6 +334,15 @@ mod tests {
         };
         assert!(resolve("\"127.0.0.0/8\", \"::1/128\"").await);
         assert!(!resolve("").await);
+    }
+
+    #[tokio::test]
+    async fn bodies_wait_for_memory() {
+        let memory = BodyMemory::new(2 << 10);
+        let first = memory.reserve(5 << 10).await;
+        assert!(memory.reserve(1).now_or_never().is_none());
+        drop(first);
+        assert!(memory.reserve(1).now_or_never().flatten().is_some());
     }
 
     #[test]

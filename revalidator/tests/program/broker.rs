@@ -35,7 +35,8 @@ async fn jobs_survive_restarts_of_the_broker() -> Result<()> {
     let one = cluster.revalidator(&[]).await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
     for _ in 0..2 {
-        let checked = one.job(&id).await?["counts"]["checked"].as_u64();
+        let job = one.wait_job(&id, |_| true).await?;
+        let checked = job["counts"]["checked"].as_u64();
         one.wait_job(&id, |job| job["counts"]["checked"].as_u64() > checked)
             .await?;
         cluster.nats.process.kill()?;

@@ -19,7 +19,7 @@ use revalidator::{
     messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
     mirror::{Mirror, change_job},
-    origin::Origin,
+    origin::{BodyMemory, Origin},
     outcome::{Answer, Response},
     worker::Worker,
 };
@@ -206,6 +206,7 @@ impl Simulation {
                     worker: id.clone(),
                     shared: Arc::clone(&self.origin),
                 },
+                memory: BodyMemory::new(1 << 30),
                 limiter: None,
                 metrics: self.metrics.clone(),
             },

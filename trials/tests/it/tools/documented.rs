@@ -221,8 +221,8 @@ fn tests_of_the_documented_guarantees_exist() -> Result<()> {
 }
 
 /// Flags of other programs, and of scripts.
-const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features json no-deps nocapture port profile record retry \
-    retry-connrefused rm storage syncdelay test tmpfs version web wired workspace";
+const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features jetstream json no-deps nocapture port profile record retry \
+    retry-connrefused rm storage store syncdelay test tmpfs version web wired workspace";
 
 #[test]
 fn documented_flags_exist() -> Result<()> {
@@ -232,6 +232,7 @@ fn documented_flags_exist() -> Result<()> {
         "producer/src",
         "consumer/src",
         "limits/limiter/src",
+        "revalidator/src",
     ];
     let text = sources_in(&[&dirs[..], &["bench/src", "trials/src", "demo/src"]].concat())?;
     let foreign: Vec<_> = FOREIGN_FLAGS.split_whitespace().collect();
