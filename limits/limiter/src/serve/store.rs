@@ -17,8 +17,9 @@ use super::engine::Changes;
 /// Size of the block cache. Only compactions and the start read.
 const CACHE_BYTES: u64 = 4 << 20;
 
-/// Bytes of records in memory before they are written to a file: most are replaced soon.
-const MEMTABLE_BYTES: u64 = 16 << 20;
+/// Bytes of records in memory before they are written to a file: most are replaced soon. Each time, calls wait for about 3 ms
+/// per MiB.
+const MEMTABLE_BYTES: u64 = 4 << 20;
 
 /// An open store; it locks its directory.
 pub struct Store {
