@@ -96,19 +96,18 @@ impl Inner {
         batch: &Batch,
         mut replied: impl FnMut(),
     ) -> Result<(), Failure> {
-        let mut by_time: BTreeMap<u64, Vec<Bson>> = BTreeMap::new();
         let deletions = batch.deletions().iter();
-        for deletion in deletions.filter(|it| it.removes_from(dsp_id)) {
-            let before = deleted_before(deletion.until_unix_micros);
-            let user_id = String::from_utf8_lossy(&deletion.user_id).into_owned();
-            by_time.entry(before).or_default().push(user_id.into());
-        }
+        let deletions = deletions.filter(|it| it.removes_from(dsp_id));
+        let users = deletions.map(|it| {
+            let user_id = String::from_utf8_lossy(&it.user_id).into_owned();
+            (deleted_before(it.until_unix_micros), user_id.into())
+        });
+        let mut users: Vec<(u64, Bson)> = users.collect();
+        users.sort_by_key(|(before, _)| *before);
         let database = self.database(connection, dsp_id);
-        for (before, users) in by_time {
-            for part in users.chunks(DELETES_PER_COMMAND_MAX) {
-                delete(connection, &database, part, before).await?;
-                replied();
-            }
+        for part in users.chunks(DELETES_PER_COMMAND_MAX) {
+            delete(connection, &database, part).await?;
+            replied();
         }
         Ok(())
     }
@@ -129,9 +128,8 @@ impl Inner {
             while !documents.is_at_end() {
                 let began = Instant::now();
                 let found = documents.next(PAGE).await?;
-                let covered = expired(found, |_| before).into_values().flatten();
-                for ids in covered.collect::<Vec<_>>().chunks(DELETES_PER_COMMAND_MAX) {
-                    removed += delete(connection, &database, ids, before).await?;
+                for part in expired(found, |_| before).chunks(DELETES_PER_COMMAND_MAX) {
+                    removed += delete(connection, &database, part).await?;
                 }
                 // The pauses keep the scan below half of the time.
                 tokio::select! {

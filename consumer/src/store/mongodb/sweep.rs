@@ -244,16 +244,14 @@ impl Sweep<'_> {
                 ..StepTiming::default()
             };
             let is_complete = pass.scan(&found) || documents.is_at_end();
-            for (before, ids) in expired(found, before) {
-                for ids in ids.chunks(DELETES_PER_COMMAND_MAX) {
-                    if self.expiry.stop.is_cancelled() {
-                        return Ok(false);
-                    }
-                    let began = Instant::now();
-                    let deleted = delete(self.connection, &due.database, ids, before).await?;
-                    self.report(0, deleted, None);
-                    timing.command = timing.command.max(began.elapsed());
+            for part in expired(found, before).chunks(DELETES_PER_COMMAND_MAX) {
+                if self.expiry.stop.is_cancelled() {
+                    return Ok(false);
                 }
+                let began = Instant::now();
+                let deleted = delete(self.connection, &due.database, part).await?;
+                self.report(0, deleted, None);
+                timing.command = timing.command.max(began.elapsed());
             }
             if is_complete {
                 due.record.complete(due.ttl);
@@ -304,19 +302,24 @@ impl Sweep<'_> {
     }
 }
 
-/// Deletes the documents that were accepted before `before`; returns their number.
+/// Deletes the documents that were accepted before the time next to their id; returns their number. A statement of the
+/// command has the ids of one time, so they should be ordered by time.
 pub(super) async fn delete(
     connection: &Connection,
     database: &Database,
-    ids: &[Bson],
-    before: u64,
+    documents: &[(u64, Bson)],
 ) -> Result<u64, Failure> {
-    let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(before) } };
+    let statements = documents.chunk_by(|one, other| date(one.0) == date(other.0));
+    let statements = statements.map(|part| {
+        let ids: Vec<&Bson> = part.iter().map(|(_, id)| id).collect();
+        let expired = doc! { "_id": { "$in": ids }, "t": { "$lt": date(part[0].0) } };
+        // While an index on `t` exists, the server would compare both plans for each statement.
+        doc! { "q": expired, "limit": 0, "hint": { "_id": 1 } }
+    });
     let command = doc! {
         "delete": COOKIES,
         "ordered": false,
-        // While an index on `t` exists, the server would compare both plans for each command.
-        "deletes": [{ "q": expired, "limit": 0, "hint": { "_id": 1 } }],
+        "deletes": statements.collect::<Vec<_>>(),
         "writeConcern": &connection.concern,
     };
     let reply = run(database.run_command(command)).await?;

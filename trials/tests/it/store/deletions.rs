@@ -7,12 +7,20 @@ use bench::mongod::Mongod;
 use consumer::{
     batch::Batch,
     deletions::Deletions,
-    store::{DeferredCookies, Store, mongodb::MongodbStore},
+    store::{
+        DeferredCookies, Store,
+        mongodb::{COOKIES, MongodbStore},
+    },
+};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::newest_wins::{chunk, options};
+use crate::mongods::command;
 
 /// A batch of cookies and deletions: user id, DSP id, buyer uid or empty, and time.
 fn batch(records: impl IntoIterator<Item = (String, u32, &'static str, u64)>) -> Result<Batch> {
@@ -79,5 +87,29 @@ async fn deletions_are_loaded_in_pages_and_removed_except_those_of_unfinished_jo
     ensure!(kept.floor() == floor);
     ensure!(kept.size().0 == 12_000 - 2 + 1, "{:?}", kept.size());
     ensure!(kept.jobs() == [unfinished.clone()], "{:?}", kept.jobs());
+    Ok(())
+}
+
+#[tokio::test]
+async fn deletions_with_distinct_times_share_commands() -> Result<()> {
+    let dir = TempDir::new()?;
+    let mongod = Mongod::start(&dir.path().join("mongod")).await?;
+    let store = MongodbStore::new(options(mongod.uri()));
+    store.load().await?;
+    let records = |buyer_uid| (0..2_500).map(move |at| (format!("u{at}"), 7, buyer_uid, at));
+    let cookies = batch(records("b").chain([("other".to_owned(), 7, "b", 0)]))?;
+    store.retry(7, Arc::new(cookies)).await?;
+    let commands = async || {
+        let status = command(&mongod.uri(), doc! { "serverStatus": 1 }).await?;
+        let commands = status.get_document("metrics")?.get_document("commands")?;
+        Ok::<_, anyhow::Error>(commands.get_document("delete")?.get_i64("total")?)
+    };
+    let before = commands().await?;
+    store.write(Arc::new(batch(records(""))?)).await?;
+    let sent = commands().await? - before;
+    ensure!(sent == 3, "{sent} commands, each of up to 1,000 ids");
+    let documents = Client::with_uri_str(mongod.uri()).await?;
+    let documents = documents.database("test-7").collection::<Document>(COOKIES);
+    ensure!(documents.count_documents(doc! {}).await? == 1);
     Ok(())
 }

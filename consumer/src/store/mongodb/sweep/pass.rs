@@ -1,7 +1,5 @@
 //! One pass over a collection: detects its end, and selects the documents to delete. Pure.
 
-use std::collections::BTreeMap;
-
 use mongodb::bson::{Bson, DateTime};
 
 use super::super::date;
@@ -49,19 +47,20 @@ impl Pass {
     }
 }
 
-/// Ids of the documents to delete, grouped by the time that `before` returned for them, in microseconds since the Unix epoch:
+/// Ids of the documents to delete, ordered by the time that `before` returned for them, in microseconds since the Unix epoch:
 /// each document was accepted before it.
 pub(in super::super) fn expired(
     found: Vec<SweptDocument>,
     before: impl Fn(&Bson) -> u64,
-) -> BTreeMap<u64, Vec<Bson>> {
-    let mut expired: BTreeMap<u64, Vec<Bson>> = BTreeMap::new();
-    for SweptDocument { id, accepted } in found {
-        let before = before(&id);
-        if accepted.is_some_and(|accepted| accepted < date(before)) {
-            expired.entry(before).or_default().push(id);
-        }
-    }
+) -> Vec<(u64, Bson)> {
+    let expired = found
+        .into_iter()
+        .filter_map(|SweptDocument { id, accepted }| {
+            let before = before(&id);
+            (accepted? < date(before)).then_some((before, id))
+        });
+    let mut expired: Vec<_> = expired.collect();
+    expired.sort_by_key(|(before, _)| *before);
     expired
 }
 

@@ -34,12 +34,10 @@ impl Collection {
     }
 
     /// Deletes like one command: the server checks the time of each document.
-    fn delete(&mut self, ids: &[Bson], due: u64) {
-        for id in ids {
-            let accepted = self.documents.get(&record_id(id));
-            if accepted.is_some_and(|accepted| *accepted < due) {
-                self.documents.remove(&record_id(id));
-            }
+    fn delete(&mut self, id: &Bson, due: u64) {
+        let accepted = self.documents.get(&record_id(id));
+        if accepted.is_some_and(|accepted| *accepted < due) {
+            self.documents.remove(&record_id(id));
         }
     }
 
@@ -108,8 +106,8 @@ proptest! {
             }
             is_complete = pass.scan(&found) || found.len() < limit;
             cursor = found.last().map_or(cursor, |last| record_id(&last.id) + 1);
-            for (due, ids) in expired(found, |_| DUE) {
-                collection.delete(&ids, due);
+            for (due, id) in expired(found, |_| DUE) {
+                collection.delete(&id, due);
             }
             if matches!(event, Event::KillAfterDeletion) {
                 (pass, cursor) = begin(&collection);
