@@ -17,6 +17,7 @@ pub mod jobs;
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher as _, Hasher as _},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -76,10 +77,12 @@ struct Table {
     /// By hash of user and DSP.
     until: HashMap<u64, u64, RandomState>,
     floor: u64,
-    /// Deletions of DSPs that still have to remove cookies.
-    jobs: BTreeMap<u32, u64>,
-    /// DSPs in the retry queue, and whether it has deletions of them.
-    queued: BTreeMap<u32, bool>,
+    /// Deletions of DSPs that still have to remove cookies, each with the number of the oldest one.
+    jobs: BTreeMap<u32, (u64, u64)>,
+    /// DSPs in the retry queue, and the number of their oldest entry with deletions.
+    queued: BTreeMap<u32, Option<u64>>,
+    /// The highest number of any deletion that became durable before it took effect.
+    newest: u64,
 }
 
 impl Deletion {
@@ -166,7 +169,9 @@ impl Deletions {
     pub fn begin_jobs<'a>(&self, durable: impl IntoIterator<Item = &'a Deletion>) {
         let mut table = self.table();
         for deletion in durable.into_iter().filter(|it| it.is_of_dsp()) {
-            let until = table.jobs.entry(deletion.dsp_id).or_default();
+            table.newest += 1;
+            let next = (0, table.newest);
+            let (until, _) = table.jobs.entry(deletion.dsp_id).or_insert(next);
             *until = deletion.until_unix_micros.max(*until);
         }
     }
@@ -184,9 +189,9 @@ impl Deletions {
     #[must_use]
     pub fn deleted_until(&self, user_id: &[u8], dsp_id: u32) -> u64 {
         self.latest(user_id, dsp_id, |table| {
-            let has_queued = table.queued.get(&dsp_id) == Some(&true);
-            let floor = has_queued.then_some(table.floor);
-            let job = table.jobs.get(&dsp_id).copied();
+            let oldest = table.queued.get(&dsp_id).copied().flatten();
+            let floor = oldest.map(|_| table.floor);
+            let job = table.jobs.get(&dsp_id).map(|(until, _)| *until);
             floor.max(job).unwrap_or(0)
         })
     }
@@ -239,24 +244,33 @@ impl Deletions {
     /// Ends a job that has removed all of its cookies.
     pub fn finish_job(&self, job: &Deletion) {
         let mut table = self.table();
-        if table.jobs.get(&job.dsp_id) == Some(&job.until_unix_micros) {
+        let current = table.jobs.get(&job.dsp_id);
+        if current.is_some_and(|(until, _)| *until == job.until_unix_micros) {
             table.jobs.remove(&job.dsp_id);
         }
         drop(table);
         self.notify();
     }
 
-    /// Sets the DSPs in the retry queue, and whether it has deletions of them.
-    pub fn set_queued(&self, dsps: BTreeMap<u32, bool>) {
-        self.table().queued = dsps;
+    /// Sets the DSPs in the retry queue, the number of their oldest entry with deletions, and the highest number of any
+    /// entry.
+    pub fn set_queued(&self, dsps: BTreeMap<u32, Option<u64>>, newest: u64) {
+        let mut table = self.table();
+        table.queued = dsps;
+        table.newest = table.newest.max(newest);
+        drop(table);
         self.notify();
     }
 
-    /// Whether every durable deletion has taken effect: none is in the retry queue, and none has a job.
+    /// Numbers of the durable deletions that have not taken effect, because they are in the retry queue or have a job: from
+    /// the oldest to the next one. Empty if all have taken effect.
     #[must_use]
-    pub fn are_applied(&self) -> bool {
+    pub fn unapplied(&self) -> Range<u64> {
         let table = self.table();
-        !table.queued.values().any(|it| *it) && table.jobs.is_empty()
+        let next = table.newest + 1;
+        let queued = table.queued.values().flatten();
+        let numbers = queued.chain(table.jobs.values().map(|(_, oldest)| oldest));
+        numbers.copied().min().unwrap_or(next)..next
     }
 
     /// Notifies waiters that deletions became durable, took effect, or were removed from the table.
@@ -287,7 +301,7 @@ impl Deletions {
 
 impl Table {
     fn jobs(&self) -> impl Iterator<Item = Deletion> {
-        self.jobs.iter().map(|(dsp_id, until)| Deletion {
+        self.jobs.iter().map(|(dsp_id, (until, _))| Deletion {
             user_id: Box::default(),
             dsp_id: *dsp_id,
             until_unix_micros: *until,
@@ -393,7 +407,7 @@ mod tests {
         restarted.load([stored(Deletion::floor(10), false)]);
         check(&restarted, "anybody", 7, 10);
         assert_eq!(restarted.deleted_until(b"anybody", 7), 0);
-        assert!(restarted.are_applied());
+        assert!(restarted.unapplied().is_empty());
     }
 
     #[test]
@@ -414,13 +428,29 @@ mod tests {
     fn removed_deletion_hides_stored_cookies_until_it_has_taken_effect() {
         let table = table(&[deletion("u", 1, 10), deletion("", 2, 10)]);
         table.begin_jobs(&[deletion("", 2, 10)]);
-        table.set_queued([(1, true)].into());
+        table.set_queued([(1, Some(1))].into(), 1);
         table.remove_old(RETENTION_MICROS + 10);
         let hidden = |dsp_id| table.deleted_until(b"u", dsp_id);
         assert_eq!([hidden(1), hidden(2), hidden(3)], [10, 10, 0]);
-        table.set_queued(BTreeMap::new());
+        table.set_queued(BTreeMap::new(), 1);
         table.finish_job(&deletion("", 2, 10));
         assert_eq!([hidden(1), hidden(2)], [0, 0]);
+    }
+
+    #[test]
+    fn oldest_deletion_without_effect_is_in_the_retry_queue_or_has_a_job() {
+        let table = table(&[]);
+        assert_eq!(table.unapplied(), 1..1);
+        table.set_queued([(1, Some(5)), (2, None), (3, Some(7))].into(), 8);
+        assert_eq!(table.unapplied(), 5..9);
+        table.begin_jobs(&[deletion("", 4, 40)]);
+        table.begin_jobs(&[deletion("", 4, 50)]);
+        table.set_queued(BTreeMap::new(), 8);
+        assert_eq!(table.unapplied(), 9..11, "the job covers both deletions");
+        table.finish_job(&deletion("", 4, 40));
+        assert_eq!(table.unapplied(), 9..11);
+        table.finish_job(&deletion("", 4, 50));
+        assert_eq!(table.unapplied(), 11..11);
     }
 
     #[test]
@@ -428,10 +458,10 @@ mod tests {
         let table = table(&[]);
         let jobs = [2, 3].map(|dsp_id| deletion("", dsp_id, 40));
         table.begin_jobs(&jobs);
-        table.set_queued([(2, false)].into());
+        table.set_queued([(2, None)].into(), 1);
         assert_eq!(table.due_jobs(), jobs[1..]);
         assert_eq!(table.jobs(), jobs);
-        table.set_queued(BTreeMap::new());
+        table.set_queued(BTreeMap::new(), 1);
         assert_eq!(table.due_jobs(), jobs);
     }
 

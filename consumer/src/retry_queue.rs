@@ -219,9 +219,14 @@ impl RetryQueue {
 
     fn changed_index(&self, index: &Index) {
         self.metrics.bytes.set(metrics::gauge_value(index.bytes));
-        let has_deletions = |it: &DspEntries| it.entries.iter().any(|entry| entry.deletions > 0);
-        let dsps = index.dsps.iter().map(|(id, it)| (*id, has_deletions(it)));
-        self.deletions.set_queued(dsps.collect());
+        let oldest = |it: &DspEntries| {
+            it.entries
+                .iter()
+                .find(|entry| entry.deletions > 0)
+                .map(|entry| entry.number)
+        };
+        let dsps = index.dsps.iter().map(|(id, it)| (*id, oldest(it)));
+        self.deletions.set_queued(dsps.collect(), index.last_number);
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

@@ -1,7 +1,7 @@
 //! Confirms to a producer up to which sequence this node has stored its records: once a second while the position
 //! changes, and immediately when deletions become durable or take effect.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use proto::{client, v1};
 use tokio::time::{sleep, timeout};
@@ -26,22 +26,45 @@ pub(super) struct Confirmations {
     pub(super) epoch: u64,
 }
 
+/// Up to which position the deletions have taken effect.
+///
+/// A busy retry queue is never without deletions. So a position is kept until all deletions that are durable there have
+/// taken effect, while newer ones are queued.
+#[derive(Debug, Default)]
+struct AppliedPosition {
+    applied: u64,
+    /// A durable position, and the number of the next deletion at that time.
+    kept: (u64, u64),
+}
+
+impl AppliedPosition {
+    /// Updates it with the durable position, and the [deletions without effect](crate::deletions::Deletions::unapplied).
+    fn advance(&mut self, durable: u64, unapplied: &Range<u64>) -> u64 {
+        let (position, next) = self.kept;
+        if unapplied.start >= next {
+            self.applied = position;
+            self.kept = (durable, unapplied.end);
+        }
+        if unapplied.is_empty() {
+            self.applied = durable;
+        }
+        self.applied
+    }
+}
+
 impl Confirmations {
     /// Sends confirmations until it is dropped, or until the producer responds that it does not support them.
     pub(super) async fn run(self) {
         let mut changes = self.context.deletions.changes();
-        let (mut applied, mut reported) = (0, None);
+        let (mut applied, mut reported) = (AppliedPosition::default(), None);
         loop {
             changes.mark_unchanged();
             let position = self.context.producers.durable(&self.producer);
             if let Some((epoch, durable)) = position
                 && epoch == self.epoch
             {
-                // This is read after the position, so that it includes every durable deletion that has not taken
-                // effect.
-                if self.context.deletions.are_applied() {
-                    applied = durable;
-                }
+                // The deletions are read after the position, so that they include every durable one.
+                let applied = applied.advance(durable, &self.context.deletions.unapplied());
                 if reported != Some((durable, applied)) {
                     match self.report(durable, applied).await {
                         Ok(()) => reported = Some((durable, applied)),
@@ -78,5 +101,27 @@ impl Confirmations {
             }
             Err(_) => Err(Code::DeadlineExceeded),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn position_advances_while_newer_deletions_are_queued() {
+        let mut applied = AppliedPosition::default();
+        let mut advance = |durable, unapplied| applied.advance(durable, &unapplied);
+        assert_eq!(advance(10, 1..1), 10, "all have taken effect");
+        assert_eq!(advance(20, 1..3), 10);
+        assert_eq!(
+            advance(30, 2..5),
+            10,
+            "the second is older than position 20"
+        );
+        assert_eq!(advance(40, 3..6), 20);
+        assert_eq!(advance(50, 5..8), 20, "the fifth is older than position 40");
+        assert_eq!(advance(60, 6..9), 40);
+        assert_eq!(advance(70, 9..9), 70);
     }
 }
