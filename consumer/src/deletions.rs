@@ -5,7 +5,7 @@
 //! resumed stream, the retry queue, or a queue of DSP limits. An entry is a keyed hash and a time; the store keeps the
 //! ids.
 //!
-//! Entries are kept for `RETENTION_MICROS`, longer than any cookie can be in transit, and their number is bounded.
+//! Entries are kept for `RETENTION_MICROS`, longer than a producer can delay a cookie, and their number is bounded.
 //! Removing the oldest entries, because of their age or the bound, raises the *floor*: all cookies accepted up to the
 //! floor then count as deleted. No deleted cookie can thus be stored again; some late cookies are not stored although no
 //! deletion covers them.
@@ -28,7 +28,7 @@ use foldhash::fast::RandomState;
 use proto::limits::{AGE_MICROS_MAX, DELETION_HORIZON_MICROS};
 use tokio::sync::watch;
 
-/// How long deletions are kept, in microseconds: as long as a cookie can be in transit. Producers release no cookie
+/// How long deletions are kept, in microseconds: as long as producers can delay a cookie. Producers release no cookie
 /// older than [`AGE_MICROS_MAX`], and the API accepts none older than [`DELETION_HORIZON_MICROS`].
 const RETENTION_MICROS: u64 = AGE_MICROS_MAX + DELETION_HORIZON_MICROS;
 

@@ -11,7 +11,9 @@
 //! sequential.
 //!
 //! The server decides which cookie is newest: no command replaces a newer `t`, whenever it is executed. So a command that
-//! timed out may still be executed late, and cookies may be written again.
+//! timed out may still be executed late, and cookies may be written again. After a deletion this is not so: a late insert
+//! finds no newer cookie and restores the deleted one. While the table of [deletions](crate::deletions) has the
+//! deletion, lookups omit the cookie, and the next sweep removes it.
 
 use std::{
     collections::{BTreeMap, HashMap},
