@@ -166,7 +166,7 @@ mod tests {
             ("0,a\n1\n", "line 2: 1"),
             ("0,a\nx,b\n", "line 2: x,b"),
             ("x,b\n", "line 1: x,b"),
-            ("1700000000000000000,a\n", "use seconds"),
+            ("1700000000000000000,a\n", "write it in seconds"),
             ("0,a,1.5\n", "line 1"),
             ("0,a,1,9\n", "line 1"),
             ("0,a,99999999999\n", "line 1"),
