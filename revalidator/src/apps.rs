@@ -6,6 +6,7 @@ mod network;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use ipnet::IpNet;
 use regex::bytes::Regex;
 use runtime::{
     reload::{NamedFile, Source},
@@ -15,7 +16,7 @@ use serde::{Deserialize, Deserializer, de};
 use tokio::{sync::watch, time::Instant};
 use url::Url;
 
-pub use self::network::{Network, is_public};
+pub use self::network::is_public;
 use crate::{
     concurrency,
     contents::Contents,
@@ -80,7 +81,7 @@ pub struct AppSettings {
     pub http_hosts: Vec<String>,
     /// Networks that are allowed although they are not public.
     #[serde(default)]
-    pub allow_networks: Vec<Network>,
+    pub allow_networks: Vec<IpNet>,
     /// Most that a job may remove.
     #[serde(default)]
     pub allow_delete: AllowDelete,

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
 
 use crate::{
     apps::{App, OnFailure},
@@ -116,13 +116,17 @@ impl<O: Origin> Checker<O> {
             };
             return Ok(assets.iter().map(removed).collect());
         }
-        let checks = assets.iter().map(|asset| self.check_asset(app, job, asset));
+        let checks = (0..).zip(assets).map(|(index, asset): (usize, _)| {
+            let check = self.check_asset(app, job, asset);
+            check.map_ok(move |checked| (index, checked))
+        });
         // Collected, because the closure of a lazy map is not `Send` for every lifetime.
         let checks: Vec<_> = checks.collect();
-        stream::iter(checks)
-            .buffer_unordered(concurrency.max(1))
-            .try_collect()
-            .await
+        let checks = stream::iter(checks).buffer_unordered(concurrency.max(1));
+        let mut checked: Vec<_> = checks.try_collect().await?;
+        // In the order of the batch, so that a repeated batch removes the same objects.
+        checked.sort_unstable_by_key(|(index, _)| *index);
+        Ok(checked.into_iter().map(|(_, it)| it).collect())
     }
 
     async fn check_asset(&self, app: &App, job: &JobStatus, asset: &Asset) -> Result<CheckedAsset> {
@@ -212,6 +216,3 @@ fn mean(checked: &[CheckedAsset]) -> Option<Duration> {
     let count = u32::try_from(times.len()).ok().filter(|it| *it > 0)?;
     Some(times.iter().sum::<Duration>() / count)
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,14 +4,15 @@
 //! removing an object twice has the effect of once.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -70,8 +71,11 @@ impl Contents {
 fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(path);
     fs::create_dir_all(dir)?;
-    let mut file = NamedTempFile::new_in(dir)?;
+    // The umask applies, unlike in other temporary files: other programs read the objects.
+    let mode = Permissions::from_mode(0o666);
+    let mut file = Builder::new().permissions(mode).tempfile_in(dir)?;
     file.write_all(body)?;
+    file.as_file().sync_data()?;
     file.persist(path)?;
     Ok(())
 }

@@ -76,7 +76,7 @@ pub trait Batches: Send + 'static {
 }
 
 /// Time after which an unsettled batch is delivered to another worker.
-pub const ACK_WAIT: Duration = Duration::from_secs(60);
+pub const ACK_WAIT: Duration = Duration::from_secs(30);
 
 /// A connection to the broker.
 pub trait Engine: Clone + Send + Sync + 'static {

@@ -93,6 +93,7 @@ pub fn resume(job: &mut JobStatus, now: u64) {
 pub fn cancel(job: &mut JobStatus, reason: &str, now: u64) {
     if job.is_open() {
         job.server_state = ServerState::Cancelled;
+        job.revalidator_state = RevalidatorState::Cancelled;
         job.reason = Some(reason.to_owned());
         job.ended_at = Some(now);
     }
@@ -175,8 +176,6 @@ pub struct Tally {
     retried: HashSet<u64>,
     /// Outcomes so far.
     pub counts: Counts,
-    /// Assets that wait for their second attempt.
-    pub retried_assets: u64,
 }
 
 impl Tally {
@@ -191,9 +190,7 @@ impl Tally {
             return false;
         }
         for one in &result.results {
-            if is_retried(one, result.attempt) {
-                self.retried_assets += 1;
-            } else {
+            if !is_retried(one, result.attempt) {
                 self.count_asset(one);
             }
         }

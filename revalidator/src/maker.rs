@@ -151,6 +151,16 @@ impl<E: Engine> Maker<E> {
         let Some(mut job) = change_job(&self.engine, id, |_| false).await? else {
             return Ok(());
         };
+        if !job.is_open() && !job.is_cancelled() {
+            // Another program wrote states that contradict each other, or an unknown one.
+            let suspend = |job: &mut JobStatus| {
+                jobs::pause(job, (self.clock)());
+                job.reason = Some("its state is impossible".to_owned());
+                true
+            };
+            let suspended = change_job(&self.engine, id, suspend).await?;
+            job = suspended.context("the job was deleted")?;
+        }
         if !job.is_open() {
             return self.end_cancelled(id, None).await;
         }
@@ -216,7 +226,7 @@ impl<E: Engine> Maker<E> {
 
     fn count(&self, id: &str, tally: &mut Tally, payload: &[u8]) {
         match serde_json::from_slice::<JobResult>(payload) {
-            Ok(result) if result.job_id == id => {
+            Ok(result) if result.job_id == id && matches!(result.attempt, 1 | 2) => {
                 if !tally.count(&result) {
                     self.metrics.batches_repeated.inc();
                 }
@@ -242,17 +252,26 @@ impl<E: Engine> Maker<E> {
             }
             job.is_cancelled()
         };
-        change_job(&self.engine, id, end).await?;
-        self.engine.purge(id, false).await
+        let ended = change_job(&self.engine, id, end).await?;
+        if ended.is_none_or(|job| job.is_cancelled()) {
+            self.engine.purge(id, false).await?;
+        }
+        Ok(())
     }
 
     /// The first result of each batch, in the order of their publication. Ends after the last batch.
     async fn first_results(&self, job: &JobStatus, with_retries: bool) -> Result<FirstResults> {
         let retries = job.retry_batch_count.filter(|_| with_retries).unwrap_or(0);
-        let count = usize::try_from(job.batch_count + retries)?;
+        let (batches, id) = (job.batch_count, job.job_id.clone());
+        let count = usize::try_from(batches + retries)?;
         let mut seen = HashSet::new();
         let mut is_first = move |it: &JobResult| {
-            (with_retries || it.attempt == 1) && seen.insert((it.batch, it.attempt))
+            let is_expected = match it.attempt {
+                1 => it.batch < batches,
+                2 => it.batch < retries,
+                _ => false,
+            };
+            is_expected && it.job_id == id && seen.insert((it.batch, it.attempt))
         };
         let first = move |payload: Result<(u64, Bytes)>| {
             ready(match payload {
@@ -310,10 +329,16 @@ impl<E: Engine> Maker<E> {
     async fn finish(&self, job: &JobStatus, app: &Arc<App>, tally: &Tally) -> Result<()> {
         let id = &job.job_id;
         let processing = |job: &mut JobStatus| {
-            job.server_state = ServerState::ProcessingResults;
-            job.is_open()
+            let is_open = job.is_open();
+            if is_open {
+                job.server_state = ServerState::ProcessingResults;
+            }
+            is_open
         };
-        change_job(&self.engine, id, processing).await?;
+        let newest = change_job(&self.engine, id, processing).await?;
+        if !newest.is_some_and(|job| job.is_open()) {
+            return self.end_cancelled(id, None).await;
+        }
         if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
             let selection = selection(job, app);
             let prunes = job.pruned > 0;

@@ -51,7 +51,7 @@ pub trait Origin: Clone + Send + Sync + 'static {
 
 impl AppSettings {
     fn allows_address(&self, address: IpAddr) -> bool {
-        is_public(address) || self.allow_networks.iter().any(|it| it.contains(address))
+        is_public(address) || self.allow_networks.iter().any(|it| it.contains(&address))
     }
 
     /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.

@@ -1,57 +1,6 @@
 //! Which addresses a request may reach.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    str::FromStr,
-};
-
-use serde::{Deserialize, Deserializer, de};
-
-/// A network in CIDR notation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network {
-    address: IpAddr,
-    prefix: u8,
-}
-
-impl Network {
-    /// Whether the network has this address.
-    #[must_use]
-    pub fn contains(&self, address: IpAddr) -> bool {
-        let bits = |address: IpAddr| match address {
-            IpAddr::V4(it) => u128::from(it.to_bits()) << 96,
-            IpAddr::V6(it) => it.to_bits(),
-        };
-        let mask = u128::MAX
-            .checked_shl(128 - u32::from(self.prefix))
-            .unwrap_or(0);
-        self.address.is_ipv4() == address.is_ipv4()
-            && (bits(self.address) ^ bits(address)) & mask == 0
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("{text:?} is not a network, like 10.1.0.0/16");
-        let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
-        let address: IpAddr = address.parse().map_err(|_| invalid())?;
-        let prefix: u8 = prefix.parse().map_err(|_| invalid())?;
-        let prefix_max = if address.is_ipv4() { 32 } else { 128 };
-        if prefix > prefix_max {
-            return Err(invalid());
-        }
-        Ok(Self { address, prefix })
-    }
-}
-
-impl<'de> Deserialize<'de> for Network {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Whether an address is on the public internet. Addresses that contain an IPv4 address are public only if that one is.
 #[must_use]
@@ -95,6 +44,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     #[track_caller]
@@ -182,16 +133,22 @@ mod tests {
 
     #[test]
     fn network_contains_the_addresses_of_its_prefix() {
-        let network: Network = "127.0.0.0/8".parse().unwrap();
-        assert!(network.contains("127.1.2.3".parse().unwrap()));
-        assert!(!network.contains("128.0.0.1".parse().unwrap()));
-        assert!(!network.contains("::1".parse().unwrap()));
-        let one: Network = "::1/128".parse().unwrap();
-        assert!(one.contains("::1".parse().unwrap()) && !one.contains("::2".parse().unwrap()));
-        let all: Network = "0.0.0.0/0".parse().unwrap();
-        assert!(all.contains("9.9.9.9".parse().unwrap()) && !all.contains("::".parse().unwrap()));
+        let network: IpNet = "127.0.0.0/8".parse().unwrap();
+        assert!(network.contains(&"127.1.2.3".parse::<IpAddr>().unwrap()));
+        assert!(!network.contains(&"128.0.0.1".parse::<IpAddr>().unwrap()));
+        assert!(!network.contains(&"::1".parse::<IpAddr>().unwrap()));
+        let one: IpNet = "::1/128".parse().unwrap();
+        assert!(
+            one.contains(&"::1".parse::<IpAddr>().unwrap())
+                && !one.contains(&"::2".parse::<IpAddr>().unwrap())
+        );
+        let all: IpNet = "0.0.0.0/0".parse().unwrap();
+        assert!(
+            all.contains(&"9.9.9.9".parse::<IpAddr>().unwrap())
+                && !all.contains(&"::".parse::<IpAddr>().unwrap())
+        );
         for text in ["127.0.0.1", "127.0.0.1/33", "x/8", "::/129", "127.0.0.1/-1"] {
-            assert!(text.parse::<Network>().is_err(), "{text}");
+            assert!(text.parse::<IpNet>().is_err(), "{text}");
         }
     }
 }

@@ -20,6 +20,7 @@ impl<E: Engine> Maker<E> {
         let jobs = self.mirror.jobs();
         let mut ended: Vec<_> = jobs
             .iter()
+            .filter(|job| !job.is_open())
             .filter_map(|job| Some((job.ended_at?, &job.job_id)))
             .collect();
         ended.sort_unstable();

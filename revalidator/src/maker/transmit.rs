@@ -99,6 +99,9 @@ impl<E: Engine> Maker<E> {
     /// Writes the cursor; false if the job has ended.
     async fn write_cursor(&self, sent: &JobStatus, is_last: bool) -> Result<bool> {
         let write = |job: &mut JobStatus| {
+            if !job.is_open() {
+                return false;
+            }
             job.asset_count = sent.asset_count;
             job.batch_count = sent.batch_count;
             job.pruned = sent.pruned;
@@ -106,7 +109,7 @@ impl<E: Engine> Maker<E> {
             if is_last {
                 job.server_state = ServerState::WaitForResults;
             }
-            job.is_open()
+            true
         };
         // The broker may be away for long; the transmission then waits.
         loop {

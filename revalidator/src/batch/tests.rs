@@ -1,1 +1,0 @@
-//! Checks of batches with a simulated origin.
