@@ -163,7 +163,8 @@ impl SimStore {
             return Err(StoreError::Unavailable("failing".to_owned()));
         }
         if !self.has_slot(dsp_id) {
-            let millis = self.disk().random.u64(0..2_000);
+            // Long enough that a deletion of a cookie in this retry arrives.
+            let millis = self.disk().random.u64(0..10_000);
             sleep(Duration::from_millis(millis)).await;
             self.disk().slots.insert(dsp_id);
         }
