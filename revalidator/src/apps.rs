@@ -133,7 +133,7 @@ fn default_workers() -> u32 {
 /// Deserializes a time like `350ms`.
 ///
 /// # Errors
-/// When the text is no time.
+/// When the text is not a time.
 pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     let parse = settings::time(Duration::ZERO..=settings::TIME_MAX);
