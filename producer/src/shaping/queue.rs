@@ -6,7 +6,8 @@
 //! tries again. A cookie older than `max_age` becomes a *dead letter*: it is requeued after a growing pause, at a share of
 //! the rate, and finally parked.
 //!
-//! A newer cookie of the same user and DSP replaces the one in the queue. A full queue drops its oldest cookie.
+//! A newer cookie of the same user and DSP replaces the one in the queue; an older one, which only a bulk request can contain,
+//! does not. A full queue drops its oldest cookie.
 
 mod deferred;
 mod slots;
@@ -85,25 +86,16 @@ impl DspQueue {
     }
 
     /// Releases a cookie in observe mode, and counts it if [`police`](Self::police) would drop it.
-    pub(super) fn observe(
-        &mut self,
-        limits: &mut Limits<u32>,
-        cookie: StagedCookie<'_>,
-        now: u64,
-    ) -> Admission {
+    pub(super) fn observe(&mut self, limits: &mut Limits<u32>, now: u64) -> Admission {
         let decision = limits.reserve(&self.config.observed, now, Duration::ZERO);
         self.count_refusal(decision);
-        self.pass(cookie)
+        self.counters.pass();
+        Admission::Release
     }
 
     /// Releases a cookie in police mode, or drops it if it exceeds a limit. Slots of other queues that are already reserved
     /// under a global limit do not count against it.
-    pub(super) fn police(
-        &mut self,
-        limits: &mut Limits<u32>,
-        cookie: StagedCookie<'_>,
-        now: u64,
-    ) -> Admission {
+    pub(super) fn police(&mut self, limits: &mut Limits<u32>, now: u64) -> Admission {
         const LOOKAHEAD: Duration = Duration::from_nanos(2 * LOOKAHEAD_NANOS);
         let own = &self.config.demands[..self.config.own_count];
         let decision = match limits.peek(own, now) {
@@ -112,14 +104,16 @@ impl DspQueue {
             _ => limits.reserve(own, now, Duration::ZERO),
         };
         if decision.at(now).is_some() {
-            return self.pass(cookie);
+            self.counters.pass();
+            return Admission::Release;
         }
         self.count_refusal(decision);
         self.counters.drop(DropReason::Police, 1);
         Admission::Dropped
     }
 
-    /// Releases a cookie in shape mode, or queues the one that `queued` returns. `active_queues` is the number of queues
+    /// Releases a cookie in shape mode, or queues the one that `queued` returns, or drops it because the one in the queue is newer.
+    /// `active_queues` is the number of queues
     /// with a non-empty FIFO.
     pub(super) fn shape(
         &mut self,
@@ -127,12 +121,16 @@ impl DspQueue {
         cookie: StagedCookie<'_>,
         now: u64,
         active_queues: u64,
-        queued: impl FnOnce() -> QueuedCookie,
+        queued: impl Fn() -> QueuedCookie,
     ) -> Admission {
         if let Some(at) = self.find(cookie) {
             self.counters.superseded += 1;
+            let queued = queued();
+            if queued.accepted_unix_micros < self.cookies.get(at).accepted_unix_micros {
+                return Admission::Queued;
+            }
             if let CookieState::Queued(_) | CookieState::Deferred(_) = self.cookies.get(at).state {
-                self.cookies.replace(at, queued());
+                self.cookies.replace(at, queued);
                 self.enforce_size();
                 return Admission::Queued;
             }
@@ -150,16 +148,11 @@ impl DspQueue {
         Admission::Queued
     }
 
-    /// Releases a cookie immediately.
-    pub(super) fn pass(&mut self, cookie: StagedCookie<'_>) -> Admission {
-        self.supersede(cookie);
-        self.counters.pass();
-        Admission::Release
-    }
-
-    /// Removes the queued cookie of the same user and DSP: it is older and must not be released any more.
-    pub(super) fn supersede(&mut self, cookie: StagedCookie<'_>) {
-        if let Some(at) = self.find(cookie) {
+    /// Removes the queued cookie of the same user and DSP as a released one, unless the queued one is newer.
+    pub(super) fn supersede(&mut self, cookie: StagedCookie<'_>, accepted: impl Fn() -> u64) {
+        if let Some(at) = self.find(cookie)
+            && self.cookies.get(at).accepted_unix_micros <= accepted()
+        {
             self.counters.superseded += 1;
             self.cookies.remove(at);
         }

@@ -104,23 +104,24 @@ impl Shaper {
         shaper
     }
 
-    /// Decides on a cookie that was just accepted. Calls `unix_micros` only if the cookie is queued.
+    /// Decides on a cookie that was just accepted. Calls `unix_micros` only for a cookie that is queued or has one in a queue.
     pub(crate) fn offer(
         &mut self,
         cookie: StagedCookie<'_>,
         now: u64,
-        unix_micros: impl FnOnce() -> u64,
+        unix_micros: impl Fn() -> u64,
     ) -> Admission {
         // Connections read the clock before they take the lock.
         let now = now.max(self.latest);
         self.latest = now;
+        let accepted = || unix_micros().saturating_sub(cookie.cookie().age_micros);
         let dsp_id = cookie.dsp_id();
         let index = self.by_dsp.get(&dsp_id).copied().or(self.unlisted);
         if !self.stray_queues.is_empty() {
             let of = |key| self.stray_queues.get(&key).into_iter().flatten();
             for stray in of(dsp_id).chain(of(SHARED_KEY)) {
                 if index != Some(*stray) {
-                    self.queues[*stray].queue.supersede(cookie);
+                    self.queues[*stray].queue.supersede(cookie, accepted);
                 }
             }
         }
@@ -131,22 +132,25 @@ impl Shaper {
             queue, is_listed, ..
         } = &mut self.queues[index];
         let limits = &mut self.limits;
-        let admission = match queue.config.handling.mode {
-            Mode::Police => queue.police(limits, cookie, now),
+        let mode = queue.config.handling.mode;
+        let admission = match mode {
+            Mode::Police => queue.police(limits, now),
             Mode::Shape => {
                 let queued = || {
                     let cookie = cookie.cookie();
-                    let age = cookie.age_micros;
-                    let accepted = now.saturating_sub(age.saturating_mul(1_000));
-                    let accepted_unix_micros = unix_micros().saturating_sub(age);
-                    let mut queued = QueuedCookie::new(&cookie, accepted_unix_micros, accepted);
+                    let age_nanos = cookie.age_micros.saturating_mul(1_000);
+                    let mut queued =
+                        QueuedCookie::new(&cookie, accepted(), now.saturating_sub(age_nanos));
                     queued.entered = now;
                     queued
                 };
                 queue.shape(limits, cookie, now, self.active, queued)
             }
-            Mode::Observe => queue.observe(limits, cookie, now),
+            Mode::Observe => queue.observe(limits, now),
         };
+        if admission == Admission::Release && mode != Mode::Shape {
+            queue.supersede(cookie, accepted);
+        }
         if admission != Admission::Release {
             queue.counters.accepted += 1;
         }

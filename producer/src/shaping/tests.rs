@@ -69,14 +69,19 @@ impl World {
         }
     }
 
-    /// Offers a cookie now; its buyer uid contains the time.
+    /// Offers a cookie that was accepted now.
     fn offer(&mut self, dsp: u32, user: &str) -> Admission {
-        let buyer = format!("at-{}", self.now);
+        self.offer_accepted(dsp, user, self.now)
+    }
+
+    /// Offers a cookie with its acceptance time, which its buyer uid contains.
+    fn offer_accepted(&mut self, dsp: u32, user: &str, accepted: u64) -> Admission {
+        let buyer = format!("at-{accepted}");
         let cookie = CookieRef {
             user_id: user,
             dsp_id: dsp,
             buyer_uid: &buyer,
-            age_micros: 0,
+            age_micros: (self.now - accepted) / 1000,
         };
         let now = START + self.now;
         let mut batch = AppendBatch::default();
@@ -92,7 +97,7 @@ impl World {
                 dsp,
                 user: user.to_owned(),
                 buyer,
-                accepted: self.now,
+                accepted,
             });
         }
         admission

@@ -126,6 +126,29 @@ fn newer_cookie_replaces_the_queued_one_of_its_pair() {
 }
 
 #[test]
+fn older_cookie_of_a_bulk_request_does_not_replace_the_queued_one() {
+    let mut world = World::new(&shaped("", "1/s"));
+    world.advance_to(SECOND);
+    world.offer(17, "first");
+    for user in ["a", "b"] {
+        world.offer(17, user);
+    }
+    assert_eq!(world.offer_accepted(17, "a", 0), Admission::Queued);
+    world.advance_to(2 * SECOND);
+    // In another mode, the older cookie is released before the newer one.
+    world.set_rules(&shaped("", "1/s").replace("shape", "observe"));
+    assert_eq!(world.offer_accepted(17, "b", 0), Admission::Release);
+    world.advance_to(4 * SECOND);
+    let released = world.releases.iter();
+    let released: Vec<_> = released.map(|it| (&*it.user, it.accepted)).collect();
+    assert_eq!(
+        released,
+        [("first", SECOND), ("a", SECOND), ("b", 0), ("b", SECOND)]
+    );
+    assert_eq!(world.summary("dsp").counters.superseded, 1);
+}
+
+#[test]
 fn cookie_beyond_max_wait_is_deferred_and_then_released() {
     let mut world = World::new(&shaped(
         r#"shape = { max_wait = "2s", max_age = "10s" }"#,
