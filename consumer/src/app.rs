@@ -15,14 +15,13 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use runtime::{
-    admin::{self, Admin},
+    admin,
     connect::{Network, Tcp, credentials::is_loopback_host},
     listen::{self, Listener},
     metrics::Registry,
     ready::{self, Component},
-    reload,
     reply::Reply,
-    settings::live_config,
+    services::Services,
 };
 use tokio::sync::SetOnce;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -46,14 +45,13 @@ use crate::{
 pub struct App {
     admin_address: SocketAddr,
     runtime_config: RuntimeConfig,
-    config_reloads: live_config::Metrics,
     /// Tasks on the data path. All others are `services`.
     pipeline: TaskTracker,
-    services: TaskTracker,
+    /// Admin port, and tasks that end last.
+    pub services: Services,
     stop_reading: CancellationToken,
     fast_drain: CancellationToken,
     stop_writing: CancellationToken,
-    stop_services: CancellationToken,
     failed: Arc<SetOnce<String>>,
     health: Arc<Health>,
     store: Arc<dyn Store>,
@@ -101,20 +99,16 @@ impl App {
             admin: listener,
             network,
         } = dependencies;
-        let metrics = Metrics::register(&registry).context("failed to register metrics")?;
-        let credentials = reload::Metrics::register(&registry, "consumer", true)?;
-        let admin_metrics = listen::Metrics::register(&registry, "consumer", "admin")?;
+        let metrics = Metrics::register(&registry)?;
+        let services = Services::register(&registry, "consumer", true)?;
         let app = Self {
             admin_address: listener.local_addr().context("admin port")?,
             runtime_config: RuntimeConfig::new(&config),
-            config_reloads: live_config::Metrics::register(&registry, "consumer")
-                .context("failed to register metrics")?,
             pipeline: TaskTracker::new(),
-            services: TaskTracker::new(),
+            services,
             stop_reading: CancellationToken::new(),
             fast_drain: CancellationToken::new(),
             stop_writing: CancellationToken::new(),
-            stop_services: CancellationToken::new(),
             failed: Arc::default(),
             health: Arc::new(Health::default()),
             store,
@@ -122,32 +116,17 @@ impl App {
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
-        register_producers(&registry, producers.clone()).context("failed to register metrics")?;
-        register_deletions(&registry, app.deletions.clone())
-            .context("failed to register metrics")?;
+        register_producers(&registry, producers.clone())?;
+        register_deletions(&registry, app.deletions.clone())?;
         let pages = Pages {
             store: Arc::clone(&app.store),
             deletions: app.deletions.clone(),
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
         };
-        let admin = Admin {
-            registry,
-            config_reloads: app.config_reloads.clone(),
-            debug_endpoints: config.common.debug_endpoints,
-        };
-        app.services.spawn(admin::serve(
-            listener,
-            admin,
-            admin_metrics,
-            pages,
-            listen::Stage::new(app.services.clone(), app.stop_services.clone()),
-        ));
-        tracing::info!(address = %app.admin_address, "admin port is open");
-        admin::warn_if_open(app.admin_address);
+        app.services.serve_admin(listener, &config.common, pages)?;
         warn_about_plaintext_token(&config);
-        let (services, stop) = (&app.services, &app.stop_services);
-        config.security.watch(&credentials, services, stop);
+        config.security.watch(&app.services);
         let pipeline = app.pipeline(config, network, metrics, health);
         let monitor = app.monitor();
         app.pipeline.spawn(monitor.run("writer", pipeline));
@@ -158,12 +137,6 @@ impl App {
     #[must_use]
     pub fn runtime_config(&self) -> RuntimeConfig {
         self.runtime_config.clone()
-    }
-
-    /// Counters of configuration reloads.
-    #[must_use]
-    pub fn config_reloads(&self) -> live_config::Metrics {
-        self.config_reloads.clone()
     }
 
     /// Address of the admin port.
@@ -188,11 +161,12 @@ impl App {
         let stops = StopTokens {
             fast_drain: self.fast_drain.clone(),
             immediate: self.stop_writing.clone(),
-            retrier: self.stop_services.clone(),
+            retrier: self.services.stage.stop.clone(),
         };
         let rejected_dsps = self.runtime_config.rejected_dsps.subscribe();
-        let (tracker, services) = (self.pipeline.clone(), self.services.clone());
-        let (stop_reading, stop_services) = (self.stop_reading.clone(), self.stop_services.clone());
+        let (tracker, stop_reading) = (self.pipeline.clone(), self.stop_reading.clone());
+        let services = self.services.stage.tasks.clone();
+        let stop_services = self.services.stage.stop.clone();
         let monitor = self.monitor();
         let store = Arc::clone(&self.store);
         let deletions = self.deletions.clone();

@@ -18,7 +18,7 @@ async fn serve(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<
         () = signals.drain.cancelled() => return Ok(()),
         app = App::start(config, Registry::new()) => app?,
     };
-    let (runtime_config, metrics) = (app.runtime_config(), app.config_reloads());
+    let (runtime_config, metrics) = (app.runtime_config(), app.services.config_reloads.clone());
     let apply = move |config: &Config| runtime_config.apply(config);
     let failed = tokio::select! {
         () = signals.reload_until_drain(metrics, apply) => None,

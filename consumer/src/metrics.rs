@@ -10,7 +10,7 @@ mod sink;
 mod subscription;
 
 use prometheus::Result;
-use runtime::metrics::{Registry, register_process};
+use runtime::metrics::Registry;
 
 pub use self::{
     deletions::register as register_deletions, maintenance::Maintenance,
@@ -33,12 +33,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics, including those of the process.
+    /// Registers all metrics.
     ///
     /// # Errors
     /// When a name is already registered.
     pub fn register(registry: &Registry) -> Result<Self> {
-        register_process(registry, "consumer", env!("CARGO_PKG_VERSION"))?;
         let ledger = Ledger::default();
         ledger.register(registry)?;
         Ok(Self {

@@ -10,11 +10,9 @@ use anyhow::{Context as _, ensure};
 use prometheus::IntCounterVec;
 use runtime::{
     self,
-    admin::{self, Admin},
     listen::{self, Listener, Stage},
     metrics::Registry,
-    reload,
-    settings::live_config,
+    services::Services,
 };
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -51,13 +49,11 @@ pub struct App {
     edge: Stage,
     api: Stage,
     streams: Stage,
-    admin: Stage,
+    /// Admin port, and metrics of the process.
+    pub services: Services,
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
-    config_reloads: live_config::Metrics,
-    files: reload::Metrics,
     health: HealthReporter,
-    registry: Registry,
 }
 
 /// Bound addresses.
@@ -90,10 +86,7 @@ impl App {
         );
         let limits = config.shaping.file.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
-        if let Some(file) = limits {
-            let watching = file.watch(app.files.clone(), app.shaping_stage.stop.clone());
-            app.shaping_stage.tasks.spawn(watching);
-        }
+        app.services.watch(limits.as_ref(), &app.shaping_stage);
         Ok(app)
     }
 
@@ -129,7 +122,6 @@ impl App {
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
-        admin::warn_if_open(addresses.admin);
         let shaping = Shaping::open(&producer_id, &config.shaping, &log)?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
@@ -143,23 +135,20 @@ impl App {
         let server = Server::new(streams, &registry).await?;
         let edge = edge::Metrics::register(&registry, &config.dsps)?;
         let known_dsps = edge.dsps();
-        let connections = |port| listen::Metrics::register(&registry, "producer", port);
+        let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,
             log,
             runtime_config: RuntimeConfig::new(&config, subscribers.clone(), known_dsps.clone()),
-            config_reloads: live_config::Metrics::register(&registry, "producer")?,
-            files: reload::Metrics::register(&registry, "producer", true)?,
             subscribers,
             shaping,
             shaping_stage: Stage::default(),
             edge: Stage::default(),
             api: Stage::default(),
             streams: Stage::default(),
-            admin: Stage::default(),
+            services: services.clone(),
             draining: CancellationToken::new(),
             health: server.health(),
-            registry: registry.clone(),
         };
         let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
@@ -167,7 +156,7 @@ impl App {
         }
         let opt_out = config.api.opt_out;
         let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
-        let access = config.security.open(&registry, &app.files, &app.streams)?;
+        let access = config.security.open(&services, &app.streams)?;
         if let Some(port) = ports.api {
             let parts = api::Parts {
                 producer_id: producer_id.clone(),
@@ -181,23 +170,20 @@ impl App {
                 lag_max: api::LAG_MAX,
             };
             let api = Api::new(parts, config.api.tokens.clone(), &registry)?;
-            if let Some(tokens) = config.api.tokens.clone() {
-                let watching = tokens.watch(app.files.clone(), app.api.stop.clone());
-                app.api.tasks.spawn(watching);
-            }
+            services.watch(config.api.tokens.as_ref(), &app.api);
             let tls = access.tls.as_ref().map(|tls| Arc::new(tls.for_http_1()));
-            let serving = api.serve(port, tls, connections("api")?, app.api.clone());
+            let serving = api.serve(port, tls, services.connections("api")?, app.api.clone());
             app.api.tasks.spawn(serving);
         }
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, opt_out, edge, connections("http")?),
-            grpc: app.start_streams(ports.grpc, access, server, connections("grpc")?),
+            http: app.start_edge(ports.http, opt_out, edge, services.connections("http")?),
+            grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
             shaping: app.shaping.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));
         app.start_shaping();
-        app.start_admin(ports.admin, connections("admin")?, &config, readiness);
+        services.serve_admin(ports.admin, &config.common, readiness)?;
         tracing::info!(
             producer = %producer_id, epoch, http = %addresses.http, grpc = %addresses.grpc, admin = %addresses.admin,
             api = addresses.api.map(tracing::field::display),
@@ -263,23 +249,6 @@ impl App {
         }
     }
 
-    fn start_admin(
-        &self,
-        listener: impl Listener,
-        connections: listen::Metrics,
-        config: &Config,
-        readiness: Readiness,
-    ) {
-        let stage = &self.admin;
-        let admin = Admin {
-            registry: self.registry.clone(),
-            config_reloads: self.config_reloads.clone(),
-            debug_endpoints: config.common.debug_endpoints,
-        };
-        let serving = admin::serve(listener, admin, connections, readiness, stage.clone());
-        stage.tasks.spawn(serving);
-    }
-
     /// The bound addresses, with the actual port if 0 was configured.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
@@ -298,12 +267,6 @@ impl App {
         self.runtime_config.clone()
     }
 
-    /// Metrics of configuration reloads.
-    #[must_use]
-    pub fn config_reloads(&self) -> live_config::Metrics {
-        self.config_reloads.clone()
-    }
-
     /// The log, for tests that append to it directly.
     #[must_use]
     pub fn log(&self) -> &Log {
@@ -313,7 +276,7 @@ impl App {
     /// The registry of all metrics.
     #[must_use]
     pub fn registry(&self) -> &Registry {
-        &self.registry
+        &self.services.registry
     }
 }
 

@@ -11,7 +11,7 @@ mod subscribers;
 
 use metric_defs::producer;
 use prometheus::IntGauge;
-use runtime::metrics::{Registry, as_f64, register_process, value};
+use runtime::metrics::{Registry, as_f64, value};
 
 use crate::{
     log::Log,
@@ -44,6 +44,5 @@ pub fn register(
         let unknown = as_f64(unknown.count() as u64 + evicted);
         families.push(value(producer::UNKNOWN_NODES, unknown));
         families
-    })?;
-    register_process(registry, "producer", env!("CARGO_PKG_VERSION"))
+    })
 }

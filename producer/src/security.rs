@@ -7,8 +7,8 @@ use std::{net::SocketAddr, sync::Arc};
 use runtime::{
     connect::credentials::{load_files, pair},
     listen::Stage,
-    metrics::Registry,
-    reload::{self, NamedFile, Reloader},
+    reload::{NamedFile, Reloader},
+    services::Services,
     settings::{CONTENTS, ConfigErrors},
     tls::server::{Files, Handshakes},
     token,
@@ -82,27 +82,21 @@ impl SecurityArgs {
 }
 
 impl Security {
-    /// Registers the metrics, and watches the files in tasks of `stage`; `metrics` counts reloads.
+    /// Registers the metrics, and watches the files in tasks of `stage`.
     ///
     /// # Errors
     /// When one of the metrics is registered already.
-    pub fn open(
-        &self,
-        registry: &Registry,
-        metrics: &reload::Metrics,
-        stage: &Stage,
-    ) -> prometheus::Result<AccessControl> {
+    pub fn open(&self, services: &Services, stage: &Stage) -> prometheus::Result<AccessControl> {
         let mut access = AccessControl::default();
+        services.watch(self.tls.as_ref(), stage);
+        services.watch(self.token.as_ref(), stage);
         if let Some(files) = &self.tls {
-            let watching = Arc::clone(files).watch(metrics.clone(), stage.stop.clone());
-            stage.tasks.spawn(watching);
-            let handshakes = Handshakes::new(Arc::clone(files), registry, "producer")?;
+            let handshakes = Handshakes::new(Arc::clone(files), &services.registry, "producer")?;
             access.tls = Some(Arc::new(handshakes));
         }
         if let Some(tokens) = &self.token {
-            let watching = Arc::clone(tokens).watch(metrics.clone(), stage.stop.clone());
-            stage.tasks.spawn(watching);
-            access.tokens = Some(Arc::new(TokenCheck::new(Arc::clone(tokens), registry)?));
+            let check = TokenCheck::new(Arc::clone(tokens), &services.registry)?;
+            access.tokens = Some(Arc::new(check));
         }
         Ok(access)
     }

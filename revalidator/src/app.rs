@@ -11,16 +11,14 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use gethostname::gethostname;
 use runtime::{
-    admin::{self, Admin},
-    http_server, listen,
-    metrics::{Registry, register_process},
+    admin, listen,
+    metrics::Registry,
     ready::{self, Component},
-    reload::{self, Reloader},
-    settings::live_config,
+    reload::Reloader,
+    services::Services,
     unix_micros,
 };
 use tokio::{
-    net::TcpListener,
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
 };
@@ -45,9 +43,6 @@ const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Time for leases to be freed after the drain timeout.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Time for which the admin port stays open at the end of the drain.
-const ADMIN_GRACE: Duration = Duration::from_millis(500);
-
 const API_LIMITS: listen::Limits = listen::Limits {
     connections_max: 512,
     connections_per_address_max: Some(256),
@@ -59,10 +54,11 @@ const API_LIMITS: listen::Limits = listen::Limits {
 /// A running revalidator.
 pub struct App {
     api: listen::Stage,
-    services: listen::Stage,
     shared: Arc<Shared>,
-    drain_timeout: watch::Sender<Duration>,
-    config_reloads: live_config::Metrics,
+    /// Admin port, and tasks that end last.
+    pub services: Services,
+    /// Drain timeout, which a reload can change.
+    pub drain_timeout: watch::Sender<Duration>,
     fatal: watch::Receiver<Option<String>>,
 }
 
@@ -87,11 +83,10 @@ impl App {
     /// # Errors
     /// When a port cannot be opened.
     pub fn start(config: Config, registry: &Registry) -> anyhow::Result<Self> {
-        let registered = "failed to register metrics";
-        register_process(registry, "revalidator", env!("CARGO_PKG_VERSION")).context(registered)?;
+        let services = Services::register(registry, "revalidator", false)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
-        let metrics = Metrics::register(registry).context(registered)?;
+        let metrics = Metrics::register(registry)?;
         let file = config.apps.context("no applications file")?;
         let limiter = Limiter::new(
             config.limiter.context("no limiter")?,
@@ -113,101 +108,40 @@ impl App {
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
         };
-        metrics::register_state(registry, shared.mirror.clone()).context(registered)?;
+        metrics::register_state(registry, shared.mirror.clone())?;
         let (fatal_sender, fatal) = watch::channel(None);
-        let config_reloads = live_config::Metrics::register(registry, "revalidator");
         let app = Self {
             api: listen::Stage::default(),
-            services: listen::Stage::default(),
+            services,
             shared: Arc::new(shared),
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            config_reloads: config_reloads.context(registered)?,
             fatal,
         };
-        let (tasks, stop) = (&app.services.tasks, &app.services.stop);
-        let reloads = reload::Metrics::register(registry, "revalidator", false);
-        let reloads = reloads.context(registered)?;
-        tasks.spawn(file.watch(reloads.clone(), stop.clone()));
-        let tokens = [config.tokens.clone(), config.limiter_token];
-        for tokens in tokens.into_iter().flatten() {
-            tasks.spawn(tokens.watch(reloads.clone(), stop.clone()));
-        }
-        app.open_admin(admin, config.common.debug_endpoints, registry)?;
-        let it = &app.shared;
-        let api = Api {
-            engine: Arc::clone(&it.nats),
-            mirror: it.mirror.clone(),
-            apps: Arc::clone(&it.apps),
+        let (services, shared) = (&app.services, Arc::clone(&app.shared));
+        services.watch(Some(&file), &services.stage);
+        services.watch(config.tokens.as_ref(), &services.stage);
+        services.watch(config.limiter_token.as_ref(), &services.stage);
+        services.serve_admin(admin, &config.common, Pages(Arc::clone(&shared)))?;
+        let api = Arc::new(Api {
+            engine: Arc::clone(&shared.nats),
+            mirror: shared.mirror.clone(),
+            apps: Arc::clone(&shared.apps),
             tokens: config.tokens,
             budget: Mutex::default(),
+        });
+        let handler = move |request| {
+            let api = Arc::clone(&api);
+            async move { api.handle(request).await }
         };
-        app.open_api(listener, api, registry)?;
-        let (shared, stop) = (Arc::clone(&app.shared), stop.clone());
-        tasks.spawn(async move {
+        services.serve_api(listener, API_LIMITS, &app.api, handler)?;
+        let stop = services.stage.stop.clone();
+        services.stage.tasks.spawn(async move {
             let running = Box::pin(shared.run(&config.work, stop.clone()));
             if let Some(Err(error)) = stop.run_until_cancelled(running).await {
                 fatal_sender.send_replace(Some(format!("{error:#}")));
             }
         });
         Ok(app)
-    }
-
-    fn open_api(
-        &self,
-        listener: TcpListener,
-        api: Api<Nats>,
-        registry: &Registry,
-    ) -> anyhow::Result<()> {
-        let address = listener.local_addr()?;
-        let api = Arc::new(api);
-        let handler = move |request| {
-            let api = Arc::clone(&api);
-            async move { api.handle(request).await }
-        };
-        let connections = listen::Metrics::register(registry, "revalidator", "http");
-        let connections = connections.context("failed to register metrics")?;
-        let stage = self.api.clone();
-        let serve = http_server::serve(listener, None, API_LIMITS, connections, stage, handler);
-        self.api.tasks.spawn(serve);
-        tracing::info!(%address, "API port is open");
-        if !address.ip().is_loopback() {
-            tracing::warn!(listen = %address, "tokens are sent in plain text and can be read in transit");
-        }
-        Ok(())
-    }
-
-    fn open_admin(
-        &self,
-        listener: TcpListener,
-        debug_endpoints: bool,
-        registry: &Registry,
-    ) -> anyhow::Result<()> {
-        let address = listener.local_addr()?;
-        let admin = Admin {
-            registry: registry.clone(),
-            config_reloads: self.config_reloads.clone(),
-            debug_endpoints,
-        };
-        let connections = listen::Metrics::register(registry, "revalidator", "admin");
-        let connections = connections.context("failed to register metrics")?;
-        let pages = Pages(Arc::clone(&self.shared));
-        let serve = admin::serve(listener, admin, connections, pages, self.services.clone());
-        self.services.tasks.spawn(serve);
-        tracing::info!(%address, "admin port is open");
-        admin::warn_if_open(address);
-        Ok(())
-    }
-
-    /// The drain timeout, which a reload can change.
-    #[must_use]
-    pub fn drain_timeout(&self) -> watch::Sender<Duration> {
-        self.drain_timeout.clone()
-    }
-
-    /// Metrics of configuration reloads.
-    #[must_use]
-    pub fn config_reloads(&self) -> live_config::Metrics {
-        self.config_reloads.clone()
     }
 
     /// Returns an error that only an operator resolves, when there is one.
@@ -238,7 +172,7 @@ impl App {
             abort.cancel();
             drop(timeout(GRACE, tasks.wait()).await);
         }
-        self.services.drain(Instant::now() + ADMIN_GRACE).await;
+        self.services.drain().await;
         tracing::info!(took = ?began.elapsed(), "drained");
     }
 }

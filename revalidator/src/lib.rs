@@ -57,7 +57,10 @@ pub fn serve(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = App::start(config, &Registry::new())?;
-    let (drain_timeout, metrics) = (app.drain_timeout(), app.config_reloads());
+    let (drain_timeout, metrics) = (
+        app.drain_timeout.clone(),
+        app.services.config_reloads.clone(),
+    );
     let apply = move |config: &Config| {
         drain_timeout.send_replace(config.admin.drain_timeout);
     };

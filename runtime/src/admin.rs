@@ -12,16 +12,14 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
     caller, debug, http_server,
-    listen::{self, Limits, Listener, Stage},
-    metrics::Registry,
+    listen::{self, Limits, Listener},
     ready::{self, Component},
     reply::{Reply, content, text},
-    settings::live_config,
+    services::Services,
 };
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use prometheus::{Encoder, TextEncoder};
-use tokio_util::sync::CancellationToken;
 
 const LIMITS: Limits = Limits {
     connections_max: 256,
@@ -63,30 +61,21 @@ pub trait Pages: Send + Sync + 'static {
     }
 }
 
-/// What every process serves on its admin port.
-pub struct Admin {
-    /// The metrics of `/metrics`.
-    pub registry: Registry,
-    /// A component of `/readyz`.
-    pub config_reloads: live_config::Metrics,
-    /// Whether `/log-filter` and `/debug/profile` are enabled.
-    pub debug_endpoints: bool,
-}
-
-/// Serves the admin port until the stage stops.
-pub async fn serve(
+/// Serves the admin port of `services` until their stage stops. `debug` enables `/log-filter` and `/debug/profile`.
+pub(crate) async fn serve(
     listener: impl Listener,
-    admin: Admin,
+    services: Services,
     metrics: listen::Metrics,
+    debug: bool,
     pages: impl Pages,
-    stage: Stage,
 ) {
+    let stage = services.stage.clone();
     let is_loopback = |address: SocketAddr| address.ip().is_loopback();
     let port = Arc::new(Port {
-        admin,
+        services,
+        debug,
         pages: Box::new(pages),
         requires_loopback_host: listener.local_addr().is_ok_and(is_loopback),
-        stopping: stage.stop.clone(),
     });
     let handler = move |request| {
         let port = Arc::clone(&port);
@@ -95,18 +84,11 @@ pub async fn serve(
     http_server::serve(listener, None, LIMITS, metrics, stage, handler).await;
 }
 
-/// Logs a warning if other machines can reach the admin port, which has no authentication.
-pub fn warn_if_open(address: SocketAddr) {
-    if !address.ip().is_loopback() {
-        tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
-    }
-}
-
 struct Port {
-    admin: Admin,
+    services: Services,
+    debug: bool,
     pages: Box<dyn Pages>,
     requires_loopback_host: bool,
-    stopping: CancellationToken,
 }
 
 impl Port {
@@ -124,8 +106,8 @@ impl Port {
             return text(StatusCode::FORBIDDEN, reason);
         }
         if debug::is_page(request.uri().path()) {
-            let (enabled, stop) = (self.admin.debug_endpoints, self.stopping.clone());
-            return debug::serve(enabled, request, stop).await;
+            let stop = self.services.stage.stop.clone();
+            return debug::serve(self.debug, request, stop).await;
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return debug::method_not_allowed("GET, HEAD");
@@ -140,7 +122,7 @@ impl Port {
             },
             "/readyz" => {
                 let mut components = self.pages.components();
-                components.push(self.admin.config_reloads.component());
+                components.push(self.services.config_reloads.component());
                 ready::reply(&components)
             }
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
@@ -155,9 +137,9 @@ impl Port {
         let mut body = Vec::new();
         let encoder = TextEncoder::new();
         let families = if ends_interval {
-            self.admin.registry.scrape()
+            self.services.registry.scrape()
         } else {
-            self.admin.registry.gather()
+            self.services.registry.gather()
         };
         match encoder.encode(&families, &mut body) {
             Ok(()) => content(StatusCode::OK, encoder.format_type(), body),

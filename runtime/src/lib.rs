@@ -16,6 +16,7 @@ pub mod rate_limit;
 pub mod ready;
 pub mod reload;
 pub mod reply;
+pub mod services;
 pub mod settings;
 pub mod signals;
 pub mod tls;

@@ -233,7 +233,7 @@ impl Collector for SharedCollector {
 ///
 /// # Errors
 /// If a name is already registered.
-pub fn register_process(registry: &Registry, process: &str, version: &str) -> Result<()> {
+pub(crate) fn register_process(registry: &Registry, process: &str) -> Result<()> {
     usage::register(registry, process)?;
     let build = MetricDef::gauge(
         "build_info",
@@ -241,6 +241,7 @@ pub fn register_process(registry: &Registry, process: &str, version: &str) -> Re
     );
     let build = build.by(&["version", "commit", "profile"]).of(process);
     let build: IntGaugeVec = registry.add(build)?;
+    let version = env!("CARGO_PKG_VERSION");
     build.with_label_values(&[version, COMMIT, PROFILE]).set(1);
     Ok(())
 }

@@ -87,12 +87,12 @@ impl App {
         self.stop_reading.cancel();
         self.fast_drain.cancel();
         self.stop_writing.cancel();
-        self.stop_services.cancel();
+        self.services.stage.stop.cancel();
         self.pipeline.close();
-        self.services.close();
+        self.services.stage.tasks.close();
         let all = async {
             self.pipeline.wait().await;
-            self.services.wait().await;
+            self.services.stage.tasks.wait().await;
         };
         if timeout(closing_time / 2, all).await.is_err() {
             tracing::debug!("tasks did not end in time; continuing without them");
@@ -149,7 +149,7 @@ mod tests {
             let app = App::start(config, Registry::new()).await.unwrap();
             // Tasks that never end.
             app.pipeline.spawn(pending::<()>());
-            app.services.spawn(pending::<()>());
+            app.services.stage.tasks.spawn(pending::<()>());
             let began = Instant::now();
             app.drain().await.unwrap();
             // Timers have a resolution of a millisecond.

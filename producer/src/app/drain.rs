@@ -66,7 +66,7 @@ impl App {
         let admin_grace = ADMIN_GRACE.min(timeout / 4);
         let behind = self.drain_streams(end - admin_grace).await;
         let appended = self.log.stats().appended;
-        self.admin.drain(end).await;
+        self.services.stage.drain(end).await;
         if behind.is_empty() {
             tracing::info!(appended, "drained");
             return Ok(());

@@ -3,10 +3,10 @@
 use std::{net::IpAddr, sync::Arc};
 
 use rustls::pki_types::ServerName;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    reload::{Metrics, NamedFile, Reloader, Source},
+    reload::{NamedFile, Reloader, Source},
+    services::Services,
     settings::ConfigErrors,
     tls::client::Files,
     token,
@@ -65,14 +65,10 @@ impl Security {
         }
     }
 
-    /// Reloads the files when they change, until `stop`, in tasks on `tasks`.
-    pub fn watch(&self, metrics: &Metrics, tasks: &TaskTracker, stop: &CancellationToken) {
-        if let Some(tls) = &self.tls {
-            tasks.spawn(Arc::clone(tls).watch(metrics.clone(), stop.clone()));
-        }
-        if let Some(token) = &self.token {
-            tasks.spawn(Arc::clone(token).watch(metrics.clone(), stop.clone()));
-        }
+    /// Reloads the files when they change.
+    pub fn watch(&self, services: &Services) {
+        services.watch(self.tls.as_ref(), &services.stage);
+        services.watch(self.token.as_ref(), &services.stage);
     }
 }
 

@@ -76,7 +76,7 @@ fn collector_with_an_undescribed_metric_is_an_error() {
 #[test]
 fn process_metrics_include_usage_and_build_info() {
     let registry = Registry::new();
-    register_process(&registry, "some", "1.2.3").unwrap();
+    register_process(&registry, "some").unwrap();
     let names = names(&registry);
     for name in [
         "process_cpu_seconds_total",

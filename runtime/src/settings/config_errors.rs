@@ -1,6 +1,6 @@
 //! Collects all errors of the settings, so that they are reported together.
 
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 /// All errors of the settings.
 ///
@@ -38,6 +38,20 @@ impl ConfigErrors {
     /// Returns a valid value; otherwise records the error with its flag and returns the default.
     pub fn check<T: Default, E: fmt::Display>(&mut self, flag: &str, parsed: Result<T, E>) -> T {
         self.ok(flag, parsed).unwrap_or_default()
+    }
+
+    /// Records errors of the addresses of a plain-text API port and the admin port.
+    pub fn check_ports(&mut self, listen: SocketAddr, token_file: &str, admin: SocketAddr) {
+        if token_file.is_empty() && !listen.ip().is_loopback() {
+            self.add(format!(
+                "--listen: {listen} is not a loopback address: set --token-file, or listen on 127.0.0.1 or ::1"
+            ));
+        }
+        if listen == admin && listen.port() != 0 {
+            self.add(format!(
+                "--admin: {admin} is also the address of --listen: use a different port"
+            ));
+        }
     }
 
     /// Whether there are no errors.

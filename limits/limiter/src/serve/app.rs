@@ -7,18 +7,15 @@ mod startup;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use metric_defs::limiter::CLOCK_STEPS;
 use runtime::{
-    admin::{self, Admin},
-    http_server, listen,
-    metrics::{Registry, register_process},
+    admin, listen,
+    metrics::Registry,
     ready::{self, Component},
-    reload,
-    settings::live_config,
+    services::Services,
 };
 use tokio::{
-    net::TcpListener,
     sync::watch,
     time::{Instant, sleep},
 };
@@ -40,20 +37,16 @@ const QUOTA_NAMED_PERMILLE: u64 = 800;
 /// Maximum number of counters that `/readyz` names.
 const QUOTAS_NAMED_MAX: usize = 5;
 
-/// Time for which the admin port stays open at the end of the drain.
-const ADMIN_GRACE: Duration = Duration::from_millis(500);
-
 /// A running limiter.
 pub struct App {
     saver: Option<Arc<Saver>>,
     api: listen::Stage,
     saving: listen::Stage,
-    services: listen::Stage,
+    /// Admin port, and tasks that end last.
+    pub services: Services,
     draining: CancellationToken,
     /// Drain timeout, which a reload can change.
     pub drain_timeout: watch::Sender<Duration>,
-    /// Metrics of configuration reloads.
-    pub config_reloads: live_config::Metrics,
 }
 
 impl App {
@@ -62,8 +55,7 @@ impl App {
     /// # Errors
     /// When the state cannot be restored, or a port cannot be opened.
     pub async fn start(config: Config, registry: Registry) -> anyhow::Result<Self> {
-        register_process(&registry, "limiter", env!("CARGO_PKG_VERSION"))
-            .context("failed to register metrics")?;
+        let services = Services::register(&registry, "limiter", false)?;
         // If a port were open already, its clients would wait for the restore.
         let restored = restore_state(&config)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
@@ -72,34 +64,25 @@ impl App {
             saver: restored.saver.clone(),
             api: listen::Stage::default(),
             saving: listen::Stage::default(),
-            services: listen::Stage::default(),
+            services,
             draining: CancellationToken::new(),
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            config_reloads: live_config::Metrics::register(&registry, "limiter")
-                .context("failed to register metrics")?,
         };
-        let stop = app.services.stop.clone();
-        app.services.tasks.spawn(restored.decider.clone().run(stop));
+        let listen::Stage { tasks, stop, .. } = &app.services.stage;
+        tasks.spawn(restored.decider.clone().run(stop.clone()));
         #[cfg(feature = "mongodb")]
         if let Some(collection) = &config.collection {
             let watcher = CollectionWatcher::new(collection, restored.sources.clone()).await?;
-            let stop = app.services.stop.clone();
-            app.services.tasks.spawn(watcher.run(stop));
+            tasks.spawn(watcher.run(stop.clone()));
         }
-        let reloads = reload::Metrics::register(&registry, "limiter", false)
-            .context("failed to register metrics")?;
-        let (tasks, stop) = (&app.services.tasks, &app.services.stop);
-        if let Some(tokens) = &config.tokens {
-            tasks.spawn(Arc::clone(tokens).watch(reloads.clone(), stop.clone()));
-        }
+        let watch = &app.services;
+        watch.watch(config.tokens.as_ref(), &watch.stage);
         if let Some(limits) = &config.limits {
             let sources = &limits.source().sources;
             sources.get_or_init(|| restored.sources.clone());
-            tasks.spawn(Arc::clone(limits).watch(reloads, stop.clone()));
+            watch.watch(Some(limits), &watch.stage);
         }
-        let clock_steps = registry
-            .add(CLOCK_STEPS)
-            .context("failed to register metrics")?;
+        let clock_steps = registry.add(CLOCK_STEPS)?;
         let Decider { engine, clock, .. } = restored.decider.clone();
         let stop = stop.clone();
         tasks.spawn(async move {
@@ -112,8 +95,23 @@ impl App {
                 engine.tidy(clock.now());
             }
         });
-        app.open_admin(admin, &config, &restored, &registry)?;
-        app.open_api(listener, &config, &restored, &registry)?;
+        let pages = app.pages(&config, &restored)?;
+        app.services.serve_admin(admin, &config.common, pages)?;
+        let service = Arc::new(Service {
+            decider: restored.decider,
+            tokens: config.tokens,
+            fields: config.api.ratelimit_fields,
+            saver: restored.saver.clone(),
+            metrics: metrics::RequestMetrics::register(&registry)?,
+        });
+        let stop = app.api.stop.clone();
+        let handler = move |request| {
+            let (service, stop) = (Arc::clone(&service), stop.clone());
+            async move { service.http(request, &stop).await }
+        };
+        let limits = config.api.limits();
+        app.services
+            .serve_api(listener, limits, &app.api, handler)?;
         if let Some(saver) = restored.saver {
             let stop = app.saving.stop.clone();
             app.saving.tasks.spawn(saver.run(stop));
@@ -121,54 +119,7 @@ impl App {
         Ok(app)
     }
 
-    fn open_api(
-        &self,
-        listener: TcpListener,
-        config: &Config,
-        restored: &RestoredState,
-        registry: &Registry,
-    ) -> anyhow::Result<()> {
-        let address = listener.local_addr()?;
-        let service = Arc::new(Service {
-            decider: restored.decider.clone(),
-            tokens: config.tokens.clone(),
-            fields: config.api.ratelimit_fields,
-            saver: restored.saver.clone(),
-            metrics: metrics::RequestMetrics::register(registry)
-                .context("failed to register metrics")?,
-        });
-        let stop = self.api.stop.clone();
-        let handler = move |request| {
-            let (service, stop) = (Arc::clone(&service), stop.clone());
-            async move { service.http(request, &stop).await }
-        };
-        let connections = listen::Metrics::register(registry, "limiter", "http");
-        self.api.tasks.spawn(http_server::serve(
-            listener,
-            None,
-            config.api.limits(),
-            connections.context("failed to register metrics")?,
-            self.api.clone(),
-            handler,
-        ));
-        tracing::info!(%address, "API port is open");
-        if !address.ip().is_loopback() {
-            tracing::warn!(
-                listen = %address,
-                "tokens are sent in plain text and can be read in transit"
-            );
-        }
-        Ok(())
-    }
-
-    fn open_admin(
-        &self,
-        listener: TcpListener,
-        config: &Config,
-        restored: &RestoredState,
-        registry: &Registry,
-    ) -> anyhow::Result<()> {
-        let address = listener.local_addr()?;
+    fn pages(&self, config: &Config, restored: &RestoredState) -> anyhow::Result<Pages> {
         let (file, sources) = (config.limits.clone(), restored.sources.clone());
         let rejected_limits = move || {
             let file = file.as_ref().and_then(|file| file.error());
@@ -182,29 +133,11 @@ impl App {
             saver: restored.saver.clone(),
             decider: restored.decider.clone(),
         });
-        state
-            .register(registry)
-            .context("failed to register metrics")?;
-        let pages = Pages {
+        state.register(&self.services.registry)?;
+        Ok(Pages {
             state,
             draining: self.draining.clone(),
-        };
-        let admin = Admin {
-            registry: registry.clone(),
-            config_reloads: self.config_reloads.clone(),
-            debug_endpoints: config.common.debug_endpoints,
-        };
-        self.services.tasks.spawn(admin::serve(
-            listener,
-            admin,
-            listen::Metrics::register(registry, "limiter", "admin")
-                .context("failed to register metrics")?,
-            pages,
-            self.services.clone(),
-        ));
-        tracing::info!(%address, "admin port is open");
-        admin::warn_if_open(address);
-        Ok(())
+        })
     }
 
     /// Returns when a write of the state has failed, which only a restart resolves. Never returns if no state is kept.
@@ -229,7 +162,7 @@ impl App {
         }
         let is_over = self.saving.drain(end).await;
         let saved = self.saver.is_none_or(|it| is_over && it.is_writable());
-        self.services.drain(Instant::now() + ADMIN_GRACE).await;
+        self.services.drain().await;
         if !saved {
             bail!("the state is not synced to disk; a machine failure would lose the latest usage");
         }

@@ -72,18 +72,7 @@ impl Settings for Args {
 
     fn check(self, errors: &mut ConfigErrors) -> Config {
         let (api, limits, admin) = (self.api, self.limits, self.admin);
-        if api.token_file.is_empty() && !api.listen.ip().is_loopback() {
-            errors.add(format!(
-                "--listen: {} is not a loopback address: set --token-file, or listen on 127.0.0.1 or ::1",
-                api.listen
-            ));
-        }
-        if api.listen == admin.admin && api.listen.port() != 0 {
-            errors.add(format!(
-                "--admin: {} is also the address of --listen: use a different port",
-                admin.admin
-            ));
-        }
+        errors.check_ports(api.listen, &api.token_file, admin.admin);
         if limits.limits.is_empty() {
             errors.add("--limits: missing: set it to the limits file");
         }

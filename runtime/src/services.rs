@@ -1,0 +1,129 @@
+//! What every server has besides its data path: process metrics, the admin port, the reload of files, and the port of an API.
+
+use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::{net::TcpListener, time::Instant};
+
+use crate::{
+    admin::{self, Pages},
+    http_server,
+    listen::{self, Limits, Listener, Stage},
+    metrics::{Registry, register_process},
+    reload::{self, Reloader, Source},
+    settings::{Common, live_config},
+};
+
+/// Time for which the admin port stays open at the end of a drain.
+const ADMIN_GRACE: Duration = Duration::from_millis(500);
+
+/// The services of a server; clones share them.
+#[derive(Debug, Clone)]
+pub struct Services {
+    process: &'static str,
+    /// All metrics.
+    pub registry: Registry,
+    /// Metrics of configuration reloads.
+    pub config_reloads: live_config::Metrics,
+    files: reload::Metrics,
+    /// Tasks of the services.
+    pub stage: Stage,
+}
+
+impl Services {
+    /// Registers the metrics that every server has. The prefix of their names is `process`.
+    ///
+    /// # Errors
+    /// If a name is already registered.
+    pub fn register(
+        registry: &Registry,
+        process: &'static str,
+        has_certificates: bool,
+    ) -> prometheus::Result<Self> {
+        register_process(registry, process)?;
+        Ok(Self {
+            process,
+            registry: registry.clone(),
+            config_reloads: live_config::Metrics::register(registry, process)?,
+            files: reload::Metrics::register(registry, process, has_certificates)?,
+            stage: Stage::default(),
+        })
+    }
+
+    /// Registers the metrics of a port.
+    ///
+    /// # Errors
+    /// If a name is already registered.
+    pub fn connections(&self, port: &str) -> prometheus::Result<listen::Metrics> {
+        listen::Metrics::register(&self.registry, self.process, port)
+    }
+
+    /// Reloads files when they change, until the stage stops.
+    pub fn watch<S: Source>(&self, files: Option<&Arc<Reloader<S>>>, stage: &Stage) {
+        if let Some(files) = files {
+            let watching = Arc::clone(files).watch(self.files.clone(), stage.stop.clone());
+            stage.tasks.spawn(watching);
+        }
+    }
+
+    /// Serves the admin port; returns its address.
+    ///
+    /// # Errors
+    /// If the address is unknown, or a metric is already registered.
+    pub fn serve_admin(
+        &self,
+        listener: impl Listener,
+        common: &Common,
+        pages: impl Pages,
+    ) -> anyhow::Result<SocketAddr> {
+        let address = listener.local_addr()?;
+        let (connections, debug) = (self.connections("admin")?, common.debug_endpoints);
+        let serving = admin::serve(listener, self.clone(), connections, debug, pages);
+        self.stage.tasks.spawn(serving);
+        tracing::info!(%address, "admin port is open");
+        if !address.ip().is_loopback() {
+            tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
+        }
+        Ok(address)
+    }
+
+    /// Serves a plain-text API in `stage`.
+    ///
+    /// # Errors
+    /// If the address is unknown, or a metric is already registered.
+    pub fn serve_api<F, B>(
+        &self,
+        listener: TcpListener,
+        limits: Limits,
+        stage: &Stage,
+        handler: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    ) -> anyhow::Result<()>
+    where
+        F: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data: Send, Error: Error + Send + Sync> + Send + 'static,
+    {
+        let (address, connections) = (listener.local_addr()?, self.connections("http")?);
+        let stage = stage.clone();
+        let tasks = stage.tasks.clone();
+        tasks.spawn(http_server::serve(
+            listener,
+            None,
+            limits,
+            connections,
+            stage,
+            handler,
+        ));
+        tracing::info!(%address, "API port is open");
+        if !address.ip().is_loopback() {
+            tracing::warn!(listen = %address, "tokens are sent in plain text and can be read in transit");
+        }
+        Ok(())
+    }
+
+    /// Stops the services at the end of a drain.
+    pub async fn drain(&self) {
+        self.stage.drain(Instant::now() + ADMIN_GRACE).await;
+    }
+}
