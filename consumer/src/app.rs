@@ -14,6 +14,7 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc};
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
+use http::{HeaderMap, Uri};
 use runtime::{
     admin,
     connect::{Network, Tcp, credentials::is_loopback_host},
@@ -23,7 +24,7 @@ use runtime::{
     reply::Reply,
     services::Services,
 };
-use tokio::sync::SetOnce;
+use tokio::sync::{Semaphore, SetOnce};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::stage_monitor::StageMonitor;
@@ -31,6 +32,7 @@ pub use self::{config_reload::RuntimeConfig, open_store::open_store};
 use crate::{
     clock::Clock,
     config::{Config, ProducerUrl},
+    cookie_pages::{self, CookiePages},
     deletions::{Deletions, jobs},
     health::Health,
     lookup, maintenance,
@@ -119,14 +121,21 @@ impl App {
         register_producers(&registry, producers.clone())?;
         register_deletions(&registry, app.deletions.clone())?;
         let pages = Pages {
-            store: Arc::clone(&app.store),
-            deletions: app.deletions.clone(),
+            cookies: CookiePages {
+                tokens: config.cookies_tokens.clone(),
+                store: Arc::clone(&app.store),
+                deletions: app.deletions.clone(),
+                producers: health.producers().clone(),
+                one: Semaphore::new(1),
+            },
             health: Arc::clone(&health),
             draining: app.stop_reading.clone(),
         };
         app.services.serve_admin(listener, &config.common, pages)?;
         warn_about_plaintext_token(&config);
         config.security.watch(&app.services);
+        let services = &app.services;
+        services.watch(config.cookies_tokens.as_ref(), &services.stage);
         let pipeline = app.pipeline(config, network, metrics, health);
         let monitor = app.monitor();
         app.pipeline.spawn(monitor.run("writer", pipeline));
@@ -248,8 +257,7 @@ fn warn_about_plaintext_token(config: &Config) {
 
 /// The consumer's pages on the admin port.
 struct Pages {
-    store: Arc<dyn Store>,
-    deletions: Deletions,
+    cookies: CookiePages,
     health: Arc<Health>,
     draining: CancellationToken,
 }
@@ -267,11 +275,18 @@ impl admin::Pages for Pages {
 
     fn page<'a>(
         &'a self,
-        path: &'a str,
+        headers: &'a HeaderMap,
+        uri: &'a Uri,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
-        // The deletions are loaded before the cursors.
+        let CookiePages {
+            store, deletions, ..
+        } = &self.cookies;
+        // The deletions are loaded before the cursors, and those before streams open.
         let is_loaded = self.health.producers().is_loaded();
-        let deletions = is_loaded.then_some(&self.deletions);
-        Box::pin(lookup::page(&*self.store, deletions, path))
+        let deletions = is_loaded.then_some(deletions);
+        match uri.path() {
+            cookie_pages::PATH => Box::pin(self.cookies.reply(headers, uri).map(Some)),
+            path => Box::pin(lookup::page(&**store, deletions, path)),
+        }
     }
 }

@@ -7,11 +7,13 @@ mod args;
 mod parse;
 mod security;
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf};
+use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use runtime::{
-    connect::credentials::Security,
+    connect::credentials::{Security, load_files},
+    reload::{NamedFile, Reloader},
     settings::{self, Common, ConfigErrors, Settings, redacted},
+    token,
 };
 
 pub use self::args::{
@@ -57,6 +59,8 @@ pub struct Config {
     pub maintenance: MaintenanceArgs,
     /// Admin port and shutdown.
     pub process: ProcessArgs,
+    /// Tokens of clients that may read all cookies.
+    pub cookies_tokens: Option<Arc<Reloader<token::File>>>,
     /// Settings of every process.
     pub common: Common,
 }
@@ -77,6 +81,8 @@ impl Settings for Args {
     fn check(self, errors: &mut ConfigErrors) -> Config {
         self.storage.check(errors);
         self.retention.check(errors);
+        let file = &self.process.cookies_token_file;
+        let file = NamedFile::from_flag("--cookies-token-file", file).map(token::File::new);
         Config {
             security: self.security.check(errors, &self.producers.producer),
             producers: self.producers,
@@ -84,6 +90,7 @@ impl Settings for Args {
             retention: self.retention,
             mongodb: self.mongodb,
             maintenance: self.maintenance,
+            cookies_tokens: file.and_then(|file| load_files(errors, file)),
             process: self.process,
             common: self.common.check(errors),
         }

@@ -227,6 +227,12 @@ impl Deletions {
         (self.table().until.len(), self.shared.entries_max)
     }
 
+    /// Whether the retry queue has cookies of this DSP.
+    #[must_use]
+    pub fn is_queued(&self, dsp_id: u32) -> bool {
+        self.table().queued.contains_key(&dsp_id)
+    }
+
     /// The jobs that may run now. While a DSP is in the retry queue, a retry may still write one of its cookies.
     #[must_use]
     pub fn due_jobs(&self) -> Vec<Deletion> {

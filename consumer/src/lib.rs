@@ -17,7 +17,7 @@
 //! - [`ledger`] counts the outcome of every received cookie; its equation holds at any time.
 //! - [`health`] is the state behind `/readyz` and `/healthz`.
 //! - [`maintenance`] runs expiry and compaction within their windows, by a [`clock`] that tests set.
-//! - [`lookup`] serves `GET /v1/users`.
+//! - [`lookup`] serves `GET /v1/users`, and [`cookie_pages`] serves `GET /v1/cookies`.
 //!
 //! Only [`app`] knows all of them. Only [`config`] reads the environment. [`batch`], [`ttl`] and [`maintenance_window`]
 //! contain no `async`.
@@ -47,6 +47,7 @@ pub mod store;
 pub mod maintenance;
 pub mod maintenance_window;
 
+pub mod cookie_pages;
 pub mod lookup;
 
 pub mod backoff;

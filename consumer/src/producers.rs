@@ -10,6 +10,7 @@
 //!
 //! Cost: one lock per chunk, never held across an await. Only commits, scrapes and pages take it as well.
 
+mod completeness;
 mod producer;
 mod skew;
 mod table;
@@ -124,6 +125,13 @@ impl Producers {
         self.table().forget(producer)
     }
 
+    /// Everything that the producers accepted up to this time is durable here, by their clocks and in microseconds since the Unix
+    /// epoch; `None` if that is unknown, because an address has no stream.
+    #[must_use]
+    pub fn complete_until(&self) -> Option<u64> {
+        self.table().complete_until()
+    }
+
     /// A snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -192,6 +200,13 @@ impl StreamGuard {
         let now = Instant::now();
         let mut table = self.producers.table();
         table.advance(cursor, arrival, had_advanced, now)
+    }
+
+    /// Records that everything that the producer accepted up to `unix_micros` was received.
+    pub fn caught_up(&self, unix_micros: u64) {
+        self.producers
+            .table()
+            .caught_up(&self.producer, self.epoch, unix_micros);
     }
 
     /// Adds cookies lost in a gap; returns the total of this epoch.

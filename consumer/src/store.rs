@@ -225,6 +225,26 @@ pub struct LookupResult {
     pub why: Option<String>,
 }
 
+/// Which cookies a page has.
+#[derive(Debug, Clone)]
+pub struct PageQuery {
+    /// Their DSP.
+    pub dsp_id: u32,
+    /// They were accepted before this time, in microseconds since the Unix epoch.
+    pub before: u64,
+    /// Their users follow this one; empty for all.
+    pub after_user: String,
+}
+
+/// Some cookies of one DSP, ordered by user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// User id, buyer uid, and time of acceptance in microseconds since the Unix epoch.
+    pub cookies: Vec<(String, String, u64)>,
+    /// The last user that was read; `None` at the end.
+    pub next: Option<String>,
+}
+
 /// A persistent store of cookies.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Reads the state that is needed at startup.
@@ -322,6 +342,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         user_id: &'a str,
         deletions: &'a Deletions,
     ) -> StoreFuture<'a, LookupResult>;
+
+    /// The next cookies of a DSP, after a bounded number of reads; possibly none although others follow. Never returns an expired
+    /// cookie, or one that `deletions` cover.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    fn page<'a>(
+        &'a self,
+        _query: &'a PageQuery,
+        _deletions: &'a Deletions,
+    ) -> StoreFuture<'a, Page> {
+        Box::pin(std::future::ready(Ok(Page::default())))
+    }
 
     /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as finished.
     /// Returns the number of removed cookies, or `None` if `stop` was cancelled before the end.

@@ -366,6 +366,7 @@ impl Subscription {
             }
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
+                guard.caught_up(unix_micros());
                 return Ok(());
             }
             StreamMessage::Event(Event::Goodbye(goodbye)) => {

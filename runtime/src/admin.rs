@@ -17,7 +17,7 @@ use super::{
     reply::{Reply, content, text},
     services::Services,
 };
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use prometheus::{Encoder, TextEncoder};
 
@@ -52,10 +52,11 @@ pub trait Pages: Send + Sync + 'static {
         None
     }
 
-    /// Serves a path that is not one of the port's own; `None` for "not found".
+    /// Serves a request for a path that is not one of the port's own; `None` for "not found".
     fn page<'a>(
         &'a self,
-        _path: &'a str,
+        _headers: &'a HeaderMap,
+        _uri: &'a Uri,
     ) -> Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>> {
         Box::pin(std::future::ready(None))
     }
@@ -102,8 +103,7 @@ impl Port {
         }
         let is_link = caller::is_navigation(request.headers());
         if caller::is_cross_site(request.headers()) && !is_link {
-            let reason = "cross-site requests are rejected\n";
-            return text(StatusCode::FORBIDDEN, reason);
+            return text(StatusCode::FORBIDDEN, "cross-site requests are rejected\n");
         }
         if debug::is_page(request.uri().path()) {
             let stop = self.services.stage.stop.clone();
@@ -126,7 +126,7 @@ impl Port {
                 ready::reply(&components)
             }
             "/metrics" => self.metrics(request.uri().query() != Some(KEEP_PEAKS)),
-            path => match self.pages.page(path).await {
+            _ => match self.pages.page(request.headers(), request.uri()).await {
                 Some(reply) => reply,
                 None => text(StatusCode::NOT_FOUND, "not found\n"),
             },

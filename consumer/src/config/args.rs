@@ -7,7 +7,9 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration}
 
 use clap::Parser;
 use jiff::tz::TimeZone;
-use runtime::settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time};
+use runtime::settings::{
+    CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time,
+};
 
 use super::{
     Config, ProducerUrl, StoreConfig,
@@ -270,6 +272,10 @@ pub struct ProcessArgs {
     /// Address for the status page, /metrics, /healthz, /readyz and /v1/users/ID
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
+
+    /// File with bearer tokens, one per line, for GET /v1/cookies on the admin port, which is closed without it
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    pub cookies_token_file: String,
 
     /// Maximum time to drain after a shutdown signal
     #[arg(

@@ -2,7 +2,10 @@
 
 use tokio::time::Instant;
 
-use super::skew::{Arrival, Skew};
+use super::{
+    completeness::Completeness,
+    skew::{Arrival, Skew},
+};
 use crate::batch::Cursor;
 
 /// State of a producer.
@@ -16,6 +19,8 @@ pub(super) struct Producer {
     durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
     skew: Skew,
+    /// Of the current epoch.
+    completeness: Completeness,
     /// Number of open streams.
     streams: usize,
     /// What this process observed of the current epoch.
@@ -121,6 +126,23 @@ impl Producer {
     /// Records that `cursor` is durable.
     pub(super) fn record_commit(&mut self, cursor: &Cursor) {
         self.durable = Some((cursor.epoch, cursor.sequence));
+        if let Some(received) = self.received.as_ref().filter(|it| it.epoch == cursor.epoch) {
+            self.completeness.commit(cursor.sequence, received.sequence);
+        }
+    }
+
+    /// Records that everything accepted in this epoch up to a time was received.
+    pub(super) fn caught_up(&mut self, epoch: u64, unix_micros: u64) {
+        if self.received.as_ref().is_some_and(|it| it.epoch == epoch) {
+            self.completeness.receive(unix_micros);
+        }
+    }
+
+    /// Up to which time everything accepted is durable; `None` if no stream is open, or it is unknown.
+    pub(super) fn complete_until(&self) -> Option<u64> {
+        let received = self.received.as_ref().filter(|_| self.streams > 0)?;
+        let received = Some((received.epoch, received.sequence));
+        self.completeness.until(self.durable == received)
     }
 
     /// Opens a stream after `at` to a producer that has everything up to `newest`. `previous` is the received position of the
@@ -159,6 +181,9 @@ impl Producer {
         let received = self.received.get_or_insert_with(|| cursor.clone());
         // This stream has set its epoch before, and another stream has replaced it since.
         let is_duplicate = had_advanced && self.streams > 1 && received.epoch != cursor.epoch;
+        if received.epoch != cursor.epoch {
+            self.completeness = Completeness::default();
+        }
         received.advance(cursor);
         if is_duplicate {
             let is_first = !std::mem::replace(&mut self.duplicate_reported, true);
@@ -168,8 +193,9 @@ impl Producer {
         }
     }
 
-    /// Records the arrival of a chunk.
+    /// Records the arrival of a chunk, after it advanced the position.
     pub(super) fn record_arrival(&mut self, arrival: Arrival, now: Instant) {
+        self.completeness.receive(arrival.accepted_unix_micros);
         self.skew.record(arrival, now);
     }
 

@@ -162,10 +162,27 @@ impl Table {
     ) -> AdvanceResult {
         let change = self.next_change();
         let producer = self.producer(&cursor.producer);
+        let advanced = producer.advance(cursor, change, had_advanced);
         if let Some(arrival) = arrival {
             producer.record_arrival(arrival, now);
         }
-        producer.advance(cursor, change, had_advanced)
+        advanced
+    }
+
+    /// Records that everything accepted up to this time was received.
+    pub(super) fn caught_up(&mut self, id: &Arc<str>, epoch: u64, unix_micros: u64) {
+        self.producer(id).caught_up(epoch, unix_micros);
+    }
+
+    /// Up to which time everything accepted is durable; `None` if it is unknown.
+    pub(super) fn complete_until(&self) -> Option<u64> {
+        let addresses = self.addresses.values();
+        let times = addresses.map(|address| {
+            let producer = self.producers.get(address.producer.as_ref()?);
+            producer?.complete_until()
+        });
+        // `None` is less than any time.
+        times.min().flatten()
     }
 
     /// Adds lost cookies of an epoch; returns its total.

@@ -16,6 +16,7 @@
 
 mod deletions;
 mod expiry;
+mod page;
 mod recent;
 mod records;
 
@@ -37,7 +38,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ExpiryResult, LookupResult, Store, StoreError, StoreFuture, StoredState, WriteOutcome,
+    ExpiryResult, LookupResult, Page, PageQuery, Store, StoreError, StoreFuture, StoredState,
+    WriteOutcome,
 };
 use crate::{
     batch::{Batch, BatchCookie},
@@ -195,6 +197,11 @@ impl Store for EmbeddedStore {
     ) -> StoreFuture<'a, LookupResult> {
         let (user_id, deletions) = (user_id.to_owned(), deletions.clone());
         self.run(move |inner| inner.lookup(&user_id, &deletions))
+    }
+
+    fn page<'a>(&'a self, query: &'a PageQuery, deletions: &'a Deletions) -> StoreFuture<'a, Page> {
+        let (query, deletions) = (query.clone(), deletions.clone());
+        self.run(move |inner| inner.page(&query, &deletions))
     }
 
     fn remove_dsp<'a>(

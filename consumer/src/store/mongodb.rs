@@ -40,6 +40,7 @@ mod expiry;
 mod insert_strategy;
 mod lookup;
 mod owner;
+mod page;
 mod retry_queue;
 mod sweep;
 mod write;
@@ -63,8 +64,8 @@ use tokio::sync::OnceCell;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Compaction, Expiry, ExpiryResult, FullRetryEntry, LookupResult, Receipt, Store, StoreError,
-    StoreFuture, StoredState, WriteOutcome,
+    Compaction, Expiry, ExpiryResult, FullRetryEntry, LookupResult, Page, PageQuery, Receipt,
+    Store, StoreError, StoreFuture, StoredState, WriteOutcome,
 };
 use crate::{
     batch::Batch,
@@ -320,6 +321,10 @@ impl Store for MongodbStore {
         deletions: &'a Deletions,
     ) -> StoreFuture<'a, LookupResult> {
         self.inner.find_user(user_id, deletions).boxed()
+    }
+
+    fn page<'a>(&'a self, query: &'a PageQuery, deletions: &'a Deletions) -> StoreFuture<'a, Page> {
+        self.inner.read_page(query, deletions).boxed()
     }
 
     fn remove_dsp<'a>(

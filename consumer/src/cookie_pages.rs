@@ -1,0 +1,130 @@
+//! `GET /v1/cookies`: the older cookies of one DSP, by pages, for clients with a token.
+//!
+//! A page is a line of JSON per cookie in the order of user ids, and a last line with the position after it. A store reads up to
+//! [`ROWS_MAX`] cookies of the DSP for a page, and one page at a time, so that lookups are not delayed. Any node with the same
+//! cookies can continue at a position.
+//!
+//! The last line also has the time up to which this node was complete: everything that the connected producers had accepted is
+//! stored. While that is unknown, the response is a 503.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use proto::ids::{is_dsp_id, is_user_id};
+use runtime::{
+    problem::Problem,
+    reload::Reloader,
+    reply::{Reply, content},
+    token, unix_micros,
+};
+use serde_json::json;
+use tokio::sync::Semaphore;
+
+use crate::{
+    deletions::Deletions,
+    producers::Producers,
+    store::{PageQuery, Store},
+};
+
+/// The path.
+pub const PATH: &str = "/v1/cookies";
+
+/// Maximum number of cookies in a page.
+pub const ROWS_MAX: usize = 1_000;
+
+/// Subtracted from the time up to which the node is complete: clocks of nodes and producers may differ by almost as much.
+const CLOCK_MARGIN_MICROS: u64 = 60_000_000;
+
+/// Seconds after which a client should call again.
+const RETRY_AFTER: u64 = 5;
+
+runtime::problem_kinds! {
+    INVALID BAD_REQUEST
+    UNAUTHORIZED UNAUTHORIZED
+    CLOSED NOT_FOUND
+    BUSY TOO_MANY_REQUESTS
+    INCOMPLETE SERVICE_UNAVAILABLE
+}
+
+/// The pages of one node.
+#[derive(Debug)]
+pub struct CookiePages {
+    /// Tokens of clients; without them there are no pages.
+    pub tokens: Option<Arc<Reloader<token::File>>>,
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// Deletions of cookies that the store may still have.
+    pub deletions: Deletions,
+    /// What this node has received.
+    pub producers: Producers,
+    /// The page being read.
+    pub one: Semaphore,
+}
+
+impl CookiePages {
+    /// The response to a request.
+    pub async fn reply(&self, headers: &HeaderMap, uri: &Uri) -> Reply {
+        let page = self.page(headers, uri).await;
+        page.unwrap_or_else(|problem| problem.reply())
+    }
+
+    async fn page(&self, headers: &HeaderMap, uri: &Uri) -> Result<Reply, Problem> {
+        let closed = "cookies cannot be read; set --cookies-token-file";
+        let tokens = self.tokens.as_ref();
+        let tokens = tokens.ok_or_else(|| Problem::new(CLOSED, closed))?;
+        let client = tokens.current().authenticate(headers);
+        client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
+        let mut query = parse(uri.query().unwrap_or_default()).ok_or_else(|| {
+            let detail = "use dsp=ID&before=MILLISECONDS, and next=POSITION of the previous page";
+            Problem::new(INVALID, detail)
+        })?;
+        let _one = self.one.try_acquire().map_err(|_| {
+            let detail = "another page is being read";
+            Problem::new(BUSY, detail).retry_after(1)
+        })?;
+        let incomplete = |why: &str| Problem::new(INCOMPLETE, why).retry_after(RETRY_AFTER);
+        // Before the store is read, which then has at least that.
+        let until = self.producers.complete_until();
+        let until = until.ok_or_else(|| incomplete("a producer is not connected"))?;
+        if self.deletions.is_queued(query.dsp_id) {
+            return Err(incomplete("cookies of the DSP are in the retry queue"));
+        }
+        let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
+        query.before = query.before.min(as_of);
+        let page = self.store.page(&query, &self.deletions).await;
+        let page = page.map_err(|error| incomplete(&format!("cannot read the store: {error}")))?;
+        let mut body = String::new();
+        for (user_id, buyer_uid, accepted) in &page.cookies {
+            body += &format!(
+                "{}\n",
+                json!({"u": user_id, "b": buyer_uid, "t": accepted / 1000})
+            );
+        }
+        body += &format!("{}\n", json!({"next": page.next, "as_of": as_of / 1000}));
+        Ok(content(StatusCode::OK, "application/x-ndjson", body))
+    }
+}
+
+fn parse(query: &str) -> Option<PageQuery> {
+    let (mut dsp_id, mut before, mut after_user) = (None, None, None);
+    for part in query.split('&') {
+        match part.split_once('=')? {
+            ("dsp", value) => dsp_id = Some(value.parse().ok().filter(|id| is_dsp_id(*id))?),
+            ("before", value) => before = Some(value.parse::<u64>().ok()?.saturating_mul(1000)),
+            ("next", value) => {
+                let user = percent_decode_str(value).decode_utf8().ok()?;
+                after_user = Some(is_user_id(user.as_bytes()).then(|| user.into_owned())?);
+            }
+            _ => return None,
+        }
+    }
+    Some(PageQuery {
+        dsp_id: dsp_id?,
+        before: before?,
+        after_user: after_user.unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use http::header::AUTHORIZATION;
+use http_body_util::BodyExt as _;
+use runtime::reload::NamedFile;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    batch::{
+        Cursor,
+        tests::{batch, chunk},
+    },
+    producers::{Arrival, StreamGuard, StreamStart},
+    store::embedded::EmbeddedStore,
+    ttl::Ttls,
+};
+
+const TOKEN: &str = "a-token-of-16-bytes";
+
+/// A node with a producer whose stream is open.
+struct Node {
+    dir: TempDir,
+    pages: CookiePages,
+    stream: StreamGuard,
+}
+
+impl Node {
+    async fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let tokens = dir.path().join("tokens");
+        std::fs::write(&tokens, TOKEN).unwrap();
+        let file = NamedFile::from_flag("--cookies-token-file", tokens.to_str().unwrap());
+        let ttls = Ttls::new(Duration::from_secs(3600), BTreeMap::new());
+        let store = EmbeddedStore::open(dir.path().join("store"), ttls).await;
+        let producers = Producers::default();
+        producers.load(Vec::new());
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let address = producers.register(address, "http://here");
+        let start = StreamStart {
+            at: &at(0),
+            newest: 0,
+            previous: None,
+        };
+        let (stream, _) = address.open_stream(start);
+        // The registration lasts as long as the process.
+        std::mem::forget(address);
+        let pages = CookiePages {
+            tokens: Some(Arc::new(
+                Reloader::load(token::File::new(file.unwrap())).unwrap(),
+            )),
+            store: Arc::new(store.unwrap()),
+            deletions: Deletions::default(),
+            producers,
+            one: Semaphore::new(1),
+        };
+        Self { dir, pages, stream }
+    }
+
+    /// Stores cookies that were accepted at this time, and the deletions without a uid.
+    async fn write(&self, accepted: u64, cookies: &[(&str, u32, &str)]) {
+        let batch = Arc::new(batch(&[chunk(1, accepted, cookies)]));
+        self.pages.store.write(batch).await.unwrap();
+    }
+
+    /// Receives everything up to a sequence and a time.
+    fn receive(&mut self, sequence: u64, accepted_unix_micros: u64) {
+        let arrival = Arrival {
+            accepted_unix_micros,
+            received_unix_micros: accepted_unix_micros,
+        };
+        self.stream.advance(&at(sequence), Some(arrival));
+    }
+
+    fn commit(&self, sequence: u64) {
+        self.pages.producers.record_commit(&[at(sequence)]);
+    }
+
+    async fn get(&self, token: &str, query: &str) -> (u16, String) {
+        let uri = format!("{PATH}{query}").parse().unwrap();
+        let value = format!("Bearer {token}").parse().unwrap();
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+        let reply = self.pages.reply(&headers, &uri).await;
+        let status = reply.status().as_u16();
+        let body = reply.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// The rows of a page, and its end.
+    async fn page(&self, query: &str) -> (Vec<Value>, Value) {
+        let (status, body) = self.get(TOKEN, query).await;
+        assert_eq!(status, 200, "{body}");
+        let lines = body.lines().map(|line| serde_json::from_str(line).unwrap());
+        let mut lines: Vec<Value> = lines.collect();
+        let end = lines.pop().unwrap();
+        (lines, end)
+    }
+}
+
+fn at(sequence: u64) -> Cursor {
+    Cursor {
+        producer: "p".into(),
+        epoch: 7,
+        sequence,
+        complete: false,
+    }
+}
+
+fn minutes_ago(minutes: u64) -> u64 {
+    unix_micros() - minutes * 60_000_000
+}
+
+/// Users of several pages, each with cookies of three DSPs.
+async fn two_nodes(users: usize) -> ([Node; 2], u64) {
+    let mut nodes = [Node::start().await, Node::start().await];
+    let accepted = minutes_ago(10);
+    let names: Vec<String> = (0..users).map(|user| format!("user-{user:05}")).collect();
+    let cookies = |name| [(name, 6, "six"), (name, 7, "seven"), (name, 8, "eight")];
+    let cookies: Vec<_> = names.iter().flat_map(|name| cookies(&**name)).collect();
+    for node in &mut nodes {
+        node.write(accepted, &cookies).await;
+        node.receive(9, unix_micros());
+        node.commit(9);
+    }
+    (nodes, accepted)
+}
+
+#[tokio::test]
+async fn another_node_continues_and_equal_times_cross_a_page() {
+    let (nodes, accepted) = two_nodes(2 * ROWS_MAX + 10).await;
+    let before = accepted / 1000 + 1;
+    let (mut users, mut next, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let query = format!("?dsp=7&before={before}{next}");
+        let (rows, end) = nodes[pages % 2].page(&query).await;
+        assert!(rows.len() <= ROWS_MAX);
+        for row in &rows {
+            assert_eq!(
+                (&row["b"], &row["t"]),
+                (&json!("seven"), &json!(accepted / 1000))
+            );
+        }
+        users.extend(rows.iter().map(|row| row["u"].to_string()));
+        pages += 1;
+        match end["next"].as_str() {
+            Some(position) => next = format!("&next={position}"),
+            None => break,
+        }
+    }
+    assert_eq!(pages, 3);
+    assert_eq!(users.len(), 2 * ROWS_MAX + 10);
+    assert!(users.is_sorted() && users.windows(2).all(|pair| pair[0] != pair[1]));
+    let (rows, end) = nodes[0]
+        .page(&format!("?dsp=7&before={}", before - 1))
+        .await;
+    assert!(rows.is_empty(), "none is older");
+    // The read is bounded.
+    assert!(end["next"].is_string() || end["next"].is_null());
+}
+
+#[tokio::test]
+async fn expired_deleted_and_newer_cookies_are_left_out() {
+    let mut node = Node::start().await;
+    node.write(minutes_ago(70), &[("expired", 7, "b")]).await;
+    let old = [("deleted", 7, "b"), ("old", 7, "b"), ("other", 8, "b")];
+    node.write(minutes_ago(10), &old).await;
+    node.write(minutes_ago(0), &[("new", 7, "b")]).await;
+    node.receive(9, unix_micros());
+    node.commit(9);
+    node.pages.deletions.add(&crate::deletions::Deletion {
+        user_id: b"deleted".as_slice().into(),
+        dsp_id: 7,
+        until_unix_micros: minutes_ago(5),
+    });
+    // Newer cookies than the time up to which the node is complete are left out, too.
+    let (rows, end) = node
+        .page(&format!("?dsp=7&before={}", u64::MAX / 2000))
+        .await;
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!(rows[0]["u"], "old");
+    let as_of = end["as_of"].as_u64().unwrap();
+    assert!(as_of <= (unix_micros() - CLOCK_MARGIN_MICROS) / 1000);
+    assert!(as_of > minutes_ago(3) / 1000);
+    assert!(end["next"].is_null());
+}
+
+#[tokio::test]
+async fn invalid_requests_are_problems() {
+    let mut node = Node::start().await;
+    node.receive(9, unix_micros());
+    node.commit(9);
+    let valid = "?dsp=7&before=1700000000000";
+    for (token, query, expected) in [
+        (TOKEN, valid, 200),
+        (TOKEN, "?before=1&dsp=7&next=u%2F1", 200),
+        ("another-token-16b", valid, 401),
+        ("", valid, 401),
+        (TOKEN, "", 400),
+        (TOKEN, "?dsp=7", 400),
+        (TOKEN, "?before=1", 400),
+        (TOKEN, "?dsp=0&before=1", 400),
+        (TOKEN, "?dsp=x&before=1", 400),
+        (TOKEN, "?dsp=7&before=-1", 400),
+        (TOKEN, "?dsp=7&before=1&limit=2", 400),
+        (TOKEN, "?dsp=7&before=1&next=", 400),
+        (TOKEN, "?dsp=7&before=1&next=a%20b", 400),
+        (TOKEN, "?dsp=7&before=1&next=%ff", 400),
+        (
+            TOKEN,
+            &format!("?dsp=7&before=1&next={}", "u".repeat(65)),
+            400,
+        ),
+    ] {
+        let (status, body) = node.get(token, query).await;
+        assert_eq!(status, expected, "{query}: {body}");
+    }
+    let busy = node.pages.one.try_acquire().unwrap();
+    assert_eq!(node.get(TOKEN, valid).await.0, 429);
+    drop(busy);
+    node.pages.tokens = None;
+    assert_eq!(node.get(TOKEN, valid).await.0, 404);
+}
+
+#[tokio::test]
+async fn node_that_is_not_complete_has_no_pages() {
+    let mut node = Node::start().await;
+    let query = "?dsp=7&before=1700000000000";
+    let status = async |node: &Node| node.get(TOKEN, query).await.0;
+    assert_eq!(status(&node).await, 503, "nothing was received");
+    node.receive(5, minutes_ago(2));
+    assert_eq!(status(&node).await, 503, "nothing is durable");
+    node.commit(5);
+    assert_eq!(status(&node).await, 200);
+    node.pages.deletions.set_queued([(7, None)].into(), 1);
+    assert_eq!(status(&node).await, 503, "the DSP is in the retry queue");
+    node.pages.deletions.set_queued([(8, None)].into(), 1);
+    assert_eq!(status(&node).await, 200);
+    // A second address without a stream may lead to another producer.
+    let other = SocketAddr::from(([127, 0, 0, 1], 2));
+    let other = node.pages.producers.register(other, "http://there");
+    assert_eq!(status(&node).await, 503);
+    drop(other);
+    assert_eq!(status(&node).await, 200);
+    let Node { pages, stream, dir } = node;
+    drop(stream);
+    assert_eq!(pages.producers.complete_until(), None);
+    drop(dir);
+}
+
+#[tokio::test]
+async fn time_of_a_page_is_that_of_the_slowest_producer() {
+    let mut node = Node::start().await;
+    let as_of = async |node: &Node| {
+        let (_, end) = node.page("?dsp=7&before=1700000000000").await;
+        end["as_of"].as_u64().unwrap() + CLOCK_MARGIN_MICROS / 1000
+    };
+    let received = minutes_ago(9);
+    node.receive(5, received);
+    node.commit(5);
+    assert_eq!(as_of(&node).await, received / 1000);
+    let idle = minutes_ago(3);
+    node.stream.caught_up(idle);
+    assert_eq!(as_of(&node).await, idle / 1000);
+    // Position 5 is durable, and later cookies are not.
+    node.receive(6, minutes_ago(2));
+    node.commit(5);
+    assert_eq!(as_of(&node).await, received / 1000);
+}

@@ -1,0 +1,64 @@
+//! Up to which time this node has everything that a producer accepted. Pure.
+
+/// Times of one epoch of a producer by the producer's clock, in microseconds since the Unix epoch; 0 if unknown.
+#[derive(Debug, Default)]
+pub(super) struct Completeness {
+    /// Everything accepted up to this time is received.
+    received: u64,
+    /// Everything accepted up to this time is durable.
+    durable: u64,
+    /// An earlier received position, and its time.
+    mark: (u64, u64),
+}
+
+impl Completeness {
+    /// Records that everything accepted up to `time` is received.
+    pub(super) fn receive(&mut self, time: u64) {
+        self.received = self.received.max(time);
+    }
+
+    /// Records that everything up to the sequence `durable` is durable, and everything up to `received` was received.
+    pub(super) fn commit(&mut self, durable: u64, received: u64) {
+        if durable >= self.mark.0 {
+            self.durable = self.mark.1;
+            self.mark = (received, self.received);
+        }
+    }
+
+    /// Everything accepted up to this time is durable; `None` if it is unknown. `is_durable` means that all received cookies are.
+    pub(super) fn until(&self, is_durable: bool) -> Option<u64> {
+        let until = if is_durable {
+            self.received
+        } else {
+            self.durable
+        };
+        (until > 0).then_some(until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_that_of_a_received_position_that_is_durable() {
+        let mut it = Completeness::default();
+        assert_eq!(it.until(true), None);
+        it.receive(100);
+        assert_eq!((it.until(true), it.until(false)), (Some(100), None));
+        it.commit(3, 10);
+        it.receive(200);
+        assert_eq!(it.until(false), None, "position 10 is not durable");
+        it.commit(9, 20);
+        assert_eq!(it.until(false), None);
+        it.commit(10, 30);
+        assert_eq!(it.until(false), Some(100));
+        it.receive(300);
+        it.commit(29, 40);
+        assert_eq!(it.until(false), Some(100));
+        it.commit(30, 40);
+        assert_eq!((it.until(false), it.until(true)), (Some(200), Some(300)));
+        it.receive(250);
+        assert_eq!(it.until(true), Some(300), "it never decreases");
+    }
+}
