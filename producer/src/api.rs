@@ -201,24 +201,24 @@ impl Api {
         http_server::serve(listener, tls, LIMITS, metrics, stage, handler).await;
     }
 
-    /// Returns the client of a request, if it has the right `right` and is below its rate of requests.
-    fn authorize(&self, headers: &HeaderMap, right: &str) -> Result<Arc<Client>, Problem> {
+    /// Returns the client of a request, if it has this permission and is below its rate of requests.
+    fn authorize(&self, headers: &HeaderMap, permission: &str) -> Result<Arc<Client>, Problem> {
         let client = match &self.inner.tokens {
             Some(tokens) => tokens.current().authenticate(headers),
             None => Ok(tokens::local()),
         };
         let client = client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
-        if !client.permissions.has(right) {
-            let detail = format!("the token does not grant the right `{right}`");
+        if !client.permissions.has(permission) {
+            let detail = format!("the token lacks the permission `{permission}`");
             return Err(Problem::new(FORBIDDEN, detail));
         }
         self.charge(&client, REQUESTS, 1, Duration::ZERO)?;
         Ok(client)
     }
 
-    /// Admits a request that changes something, of a client with `right`.
-    fn admit(&self, headers: &HeaderMap, right: &str) -> Result<Arc<Client>, Problem> {
-        let client = self.authorize(headers, right)?;
+    /// Admits a request that changes something, of a client with `permission`.
+    fn admit(&self, headers: &HeaderMap, permission: &str) -> Result<Arc<Client>, Problem> {
+        let client = self.authorize(headers, permission)?;
         if self.inner.parts.draining.is_cancelled() {
             return Err(problem::draining());
         }

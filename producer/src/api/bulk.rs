@@ -74,8 +74,8 @@ pub(super) struct ErrorRow {
 
 /// Receives the rows of a bulk request.
 pub(super) trait Intake {
-    /// The right that a request needs.
-    const RIGHT: &'static str;
+    /// The permission that a request needs.
+    const PERMISSION: &'static str;
 
     /// Collects one row.
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError>;
@@ -104,7 +104,7 @@ struct Bulk<'a, I> {
 }
 
 impl Api {
-    /// Handles a bulk request. Calls `intake` if the client has the right.
+    /// Handles a bulk request. Calls `intake` if the client has the permission.
     pub(super) async fn bulk<I: Intake>(
         &self,
         request: Request,
@@ -124,7 +124,7 @@ impl Api {
         body: &mut Body,
         intake: impl FnOnce() -> Result<I, Problem>,
     ) -> Result<Reply, Problem> {
-        let client = self.admit(&head.headers, I::RIGHT)?;
+        let client = self.admit(&head.headers, I::PERMISSION)?;
         let mut bulk = Bulk {
             api: self,
             rows: Rows::new(&head.headers, body)?,

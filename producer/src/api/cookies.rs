@@ -79,7 +79,7 @@ struct Cookies<'a> {
 }
 
 impl Intake for Cookies<'_> {
-    const RIGHT: &'static str = WRITE;
+    const PERMISSION: &'static str = WRITE;
 
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
         let row = Row::parse(row)?;

@@ -142,7 +142,7 @@ struct Deletions<'a> {
 }
 
 impl Intake for Deletions<'_> {
-    const RIGHT: &'static str = DELETE;
+    const PERMISSION: &'static str = DELETE;
 
     fn row(&mut self, row: &[u8], client: &Client) -> Result<(), RowError> {
         let row: Row<'_> = bulk::parse(row)?;

@@ -4,7 +4,7 @@
 //! producer stores no receipts: a lookup compares the sequences with those that each node has confirmed. After a
 //! restart, the producer has no confirmations of earlier epochs, so the deletion must be repeated.
 //!
-//! A receipt names no client, and any client with the right `delete` may look it up. The response has numbers of nodes; names
+//! A receipt names no client, and any client with the permission `delete` may look it up. The response has numbers of nodes; names
 //! only for a token of all DSPs.
 
 use axum::extract::{Path, State, rejection::PathRejection};

@@ -399,7 +399,7 @@ async fn rows_enter_the_log_before_more_of_the_body_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn body_that_arrives_byte_by_byte_is_given_up() {
+async fn body_that_arrives_byte_by_byte_times_out() {
     let api = api();
     let (parts, body) = SlowBody::channel();
     let sending = async {

@@ -20,15 +20,13 @@ pub(super) struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "", value_parser = optional(|text| Ok(address(text)?)))]
     api: std::option::Option<SocketAddr>,
 
-    /// File with the API's tokens: NAME TOKEN DSPS RIGHTS per line
+    /// File with the API's tokens: NAME TOKEN DSPS PERMISSIONS per line
     ///
-    /// DSPS is a comma-separated list or `*`; RIGHTS is `write`, `delete` or `write,delete`. Every request must then carry a token.
+    /// DSPS is a comma-separated list or `*`; PERMISSIONS is `write`, `delete` or `write,delete`. Every request must then carry a token.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     api_tokens: String,
 
-    /// Serve a page at /optout on the sync port, with which browser users opt out
-    ///
-    /// Opting out sets a cookie and sends a deletion of the user's cookies to all nodes. Syncs with that cookie are not recorded.
+    /// Serve a page at /optout on the sync port, on which users delete their cookies on all nodes and opt out of further syncs
     #[arg(long, value_name = BOOLEAN)]
     opt_out: bool,
 

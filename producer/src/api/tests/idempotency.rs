@@ -43,7 +43,7 @@ async fn repeated_key_with_another_body_is_rejected() {
 }
 
 #[tokio::test]
-async fn oldest_responses_end_when_a_client_has_too_many() {
+async fn oldest_responses_of_a_client_are_evicted_when_it_has_too_many() {
     let api = api_with(1_000_000, None);
     let invalid = "x\n".repeat(100);
     let send = async |key: usize| {

@@ -53,7 +53,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     }
 }
 
-/// Otherwise names that anybody invents could turn an open receipt into one that is done.
+/// Otherwise invented names could complete a pending receipt.
 #[tokio::test]
 async fn receipt_is_not_done_after_a_node_was_evicted() {
     let api = api();

@@ -116,9 +116,9 @@ async fn bidder_example_finds_buyer_uids_in_mongodb_and_by_lookup() -> Result<()
 const TOKEN: &str = "nKq3mB0xT5r8vYw1z4A7";
 
 /// Flags of a producer with an API whose token may use the DSPs 1 to 5, and the URL of the API.
-fn api_flags(dir: &TempDir, dsps: &str, right: &str) -> Result<(Vec<String>, String)> {
+fn api_flags(dir: &TempDir, dsps: &str, permission: &str) -> Result<(Vec<String>, String)> {
     let tokens = dir.path().join("tokens");
-    std::fs::write(&tokens, format!("client {TOKEN} {dsps} {right}\n"))?;
+    std::fs::write(&tokens, format!("client {TOKEN} {dsps} {permission}\n"))?;
     let api = free_address()?.to_string();
     let flags = ["--api", &api, "--api-tokens", &tokens.display().to_string()];
     Ok((flags.map(str::to_owned).into(), format!("http://{api}")))
