@@ -276,12 +276,12 @@ impl Algorithm {
         }
     }
 
-    /// The static share of one of `members` processes that enforce this limit independently: 1/`members` of it. Bursts and capacities
+    /// The guaranteed share of one of `members` processes that enforce this limit independently: 1/`members` of it. Bursts and capacities
     /// are rounded up, window limits down.
     ///
     /// # Errors
     /// If the share is too small.
-    pub fn static_share(mut self, members: u64) -> Result<Self, RateError> {
+    pub fn guaranteed_share(mut self, members: u64) -> Result<Self, RateError> {
         match &mut self {
             Self::TokenBucket { rate, burst: size }
             | Self::SteppedBucket { rate, burst: size }

@@ -88,11 +88,11 @@ fn check_sharing(rules: &Rules, sharing: &Sharing, errors: &mut Vec<String>) {
             match (algorithm.share(1), sharing.members_max) {
                 (Some(_), _) => {}
                 (None, None) => errors.push(format!(
-                    "limits.{name}: {id}: a {} cannot be leased: set sharing.members_max, so that each producer enforces a static share",
+                    "limits.{name}: {id}: a {} cannot be leased: set sharing.members_max, so that each producer enforces a guaranteed share",
                     algorithm.name()
                 )),
                 (None, Some(members)) => {
-                    if let Err(error) = algorithm.static_share(members) {
+                    if let Err(error) = algorithm.guaranteed_share(members) {
                         errors.push(format!("limits.{name}: {id}: 1/{members} is too small: {error}"));
                     }
                 }

@@ -57,7 +57,7 @@ pub struct LeaseHealth {
 /// The code that enforces the shares of this process.
 pub trait ShareUser: Send {
     /// Returns the share of each limit that could have been used since the last call, in millionths; above [`WHOLE`](crate::terms::WHOLE)
-    /// if more calls arrive than the limit admits. The process gives up its shares of all other limits.
+    /// if more calls arrive than the limit admits. The process releases its shares of all other limits.
     fn demands(&mut self) -> Vec<(String, u64)>;
 
     /// Applies a plan. After this returns, no earlier plan may be in use: the server gives released shares to others.

@@ -132,8 +132,8 @@ impl MeterKind for SlidingLog {
             .take(usize::try_from(requests).unwrap_or(usize::MAX))
             .count();
         state.times.drain(end - found..end);
-        // Restore as many dropped entries. Their exact times are unknown: they are not later than the latest dropped entry, and
-        // those dropped by the latest call had left the window by then.
+        // Restore the same number of dropped entries. Their exact times are unknown: none is later than the latest dropped entry,
+        // and those dropped by the latest call had left the window by then.
         if state.dropped > 0 {
             let restored = if was_latest {
                 at.saturating_sub(self.window).min(state.dropped)

@@ -334,7 +334,7 @@ impl Reader<'_> {
             self.error(&format!("{path}.id"), INVALID_NAME);
         }
         let algorithm = options.algorithm(rate).checked();
-        let algorithm = algorithm.and_then(|it| it.static_share(self.members));
+        let algorithm = algorithm.and_then(|it| it.guaranteed_share(self.members));
         let algorithm = algorithm.map_err(|error| self.error(path, error)).ok()?;
         if count_refused && algorithm.window().is_none() {
             self.error(path, "count_refused requires a window or a log");

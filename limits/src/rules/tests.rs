@@ -231,7 +231,7 @@ fn errors_have_the_line_of_the_key() {
 }
 
 #[test]
-fn static_share_divides_rates_and_windows() {
+fn guaranteed_share_divides_rates_and_windows() {
     let text = "share = \"1/3\"\n\
         [limits.a]\n\
         rules = [ { id = \"even\", rate = \"300/s\", burst = 10 }, { id = \"odd\", rate = \"100/s\" }, \

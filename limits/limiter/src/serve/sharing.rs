@@ -91,7 +91,7 @@ impl Decider {
         self.shared.as_ref().map(|it| it.exact.is_connected())
     }
 
-    /// Number of decisions on shared limits, by decider: the server, the static share, or none.
+    /// Number of decisions on shared limits, by decider: the server, the guaranteed share, or none.
     pub(super) fn decisions(&self) -> Option<[(&'static str, u64); 3]> {
         let shared = self.shared.as_ref()?;
         Some([
@@ -198,7 +198,7 @@ impl Decider {
             Err(lost) => lost,
         };
         self.engine.abandon_decision(&pending, was_sent);
-        // An overloaded server still grants calls; the static share must not add to them.
+        // An overloaded server still grants calls; the guaranteed share must not add to them.
         if lost == ExactError::Unavailable && matches!(shared.counting, Counting::StaticShare(_)) {
             shared.by_share.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
@@ -209,7 +209,7 @@ impl Decider {
 
     fn problem(&self, error: CallError, now: u64) -> Problem {
         match error {
-            // The burst is that of the static share; the full limit may allow the call.
+            // The burst is that of the guaranteed share; the full limit may allow the call.
             CallError::OverBurst { .. } if self.shared.is_some() => transient(SERVER_LOST, now),
             error => rejected(error, now),
         }

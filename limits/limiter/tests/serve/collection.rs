@@ -102,7 +102,7 @@ async fn collection_of_a_standalone_server_is_followed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn collection_of_a_replica_set_is_followed() -> Result<()> {
+async fn changes_of_a_replica_set_collection_are_applied() -> Result<()> {
     let dir = TempDir::new()?;
     let more = ["--replSet", "rs", "--oplogSize", "100"];
     let mut mongod = Mongod::start_with(dir.path(), &more).await?;

@@ -213,7 +213,7 @@ async fn clients_of_two_limiters_get_distinct_slots_and_wait_for_them() -> Resul
 }
 
 #[tokio::test]
-async fn without_the_server_each_limiter_enforces_its_static_share() -> Result<()> {
+async fn without_the_server_each_limiter_enforces_its_guaranteed_share() -> Result<()> {
     let Some(mut server) = Server::start().await else {
         return Ok(());
     };
@@ -274,7 +274,7 @@ async fn without_the_server_each_limiter_enforces_its_static_share() -> Result<(
 }
 
 #[tokio::test]
-async fn without_the_server_and_static_shares_all_calls_are_refused() -> Result<()> {
+async fn without_the_server_and_guaranteed_shares_all_calls_are_refused() -> Result<()> {
     let Some(mut server) = Server::start().await else {
         return Ok(());
     };

@@ -98,7 +98,7 @@ async fn untrusted_clients_that_read_no_responses_neither_exhaust_memory_nor_blo
     let address: SocketAddr = limiter.address.parse()?;
     trusted_calls(&limiter, 1).await?;
     let before = resident(&limiter)?;
-    // A small response and a large one, which fills the buffers soon.
+    // A small response, and a large one that quickly fills the buffers.
     let paths = ["/v1/limits/a/k/delay", "/v1/openapi.json"];
     let get = paths.map(|path| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
     let post =

@@ -42,7 +42,7 @@ fn gap_max(terms: &Terms) -> u64 {
     terms.refresh + terms.refresh / 2
 }
 
-/// When the server forgets a member: later than the member gives up its fallback share, because their clocks may differ.
+/// When the server forgets a member: later than the member stops using its fallback share, because their clocks may differ.
 fn expires_after(terms: &Terms) -> u64 {
     terms.forget_after + terms.forget_after / 8
 }

@@ -34,9 +34,9 @@ impl Shares {
         };
         let share = self.by_limit.get(name).copied().unwrap_or(0);
         let algorithm = limit.algorithm.share(share).unwrap_or_else(|| {
-            let static_share = limit.algorithm.static_share(members_max).ok();
+            let guaranteed_share = limit.algorithm.guaranteed_share(members_max).ok();
             // `members_max` may be missing: the file may have changed since it was checked at the start.
-            static_share
+            guaranteed_share
                 .filter(|_| !self.is_refused)
                 .unwrap_or_else(|| Algorithm::TokenBucket {
                     rate: Rate::new(1, NO_SHARE).expect("a valid rate"),

@@ -42,7 +42,10 @@ impl Counting {
     pub(super) fn local_limit(self, limit: Limit) -> Limit {
         match self {
             Self::StaticShare(members) => Limit {
-                algorithm: limit.algorithm.static_share(members.get()).expect(CHECKED),
+                algorithm: limit
+                    .algorithm
+                    .guaranteed_share(members.get())
+                    .expect(CHECKED),
                 ..limit
             },
             Self::Local | Self::Server => limit,
@@ -85,7 +88,7 @@ pub(super) fn sharing_errors(rules: &Rules) -> Vec<String> {
                 ));
             }
             let members = sharing.members_max.unwrap_or(1);
-            if let Err(error) = rule.limit.algorithm.static_share(members) {
+            if let Err(error) = rule.limit.algorithm.guaranteed_share(members) {
                 add(format!(
                     "1/{members} of this rule is too small to enforce without the server ({error}); unset sharing.members_max to refuse calls while the server is down"
                 ));

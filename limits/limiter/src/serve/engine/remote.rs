@@ -1,7 +1,7 @@
 //! Decisions by the server of `[sharing]`: the request for a call, and the effect of the server's decision here.
 //!
 //! The server counts, by its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
-//! usage last reported by the server. With static shares it also counts the granted calls, to enforce its share while the
+//! usage last reported by the server. With guaranteed shares it also counts the granted calls, to enforce its share while the
 //! server is unavailable.
 
 use std::{sync::Arc, time::Duration};
