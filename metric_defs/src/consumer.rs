@@ -32,7 +32,7 @@ pub const DELETIONS_APPLIED: MetricDef = MetricDef::counter(
 );
 pub const DELETED_ON_ARRIVAL: MetricDef = MetricDef::counter(
     "consumer_deleted_on_arrival_total",
-    "Cookies not stored because a later deletion covers them. A steady rate means that a source sends old cookies.",
+    "Cookies not stored because a later deletion covers them.",
 );
 pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries",
@@ -40,7 +40,7 @@ pub const DELETION_TABLE: MetricDef = MetricDef::gauge(
 );
 pub const DELETION_TABLE_MAX: MetricDef = MetricDef::gauge(
     "consumer_deletion_table_entries_max",
-    "Maximum number of deletions in the table. Beyond it, the oldest are evicted, and cookies accepted before them are no longer stored.",
+    "Maximum number of deletions in the table (--deletion-bytes).",
 );
 pub const DELETION_JOBS: MetricDef = MetricDef::gauge(
     "consumer_deletion_jobs",
@@ -61,7 +61,7 @@ pub const RETRY_QUEUE_COOKIES: MetricDef = MetricDef::gauge(
 );
 pub const DRAIN_SKIPPED: MetricDef = MetricDef::counter(
     "consumer_drain_skipped_total",
-    "Cookies received but not stored before the drain deadline. They are redelivered after a restart if producers still retain them.",
+    "Cookies received but not stored before the drain deadline. Producers redeliver those that they retain.",
 );
 pub const WAITING: MetricDef = MetricDef::gauge(
     "consumer_waiting_cookies",
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), unknown. Includes restarts that the consumer did not observe. A producer that never returned counts as unknown.",
+    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known) or unknown, also if the producer did not return.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -173,7 +173,7 @@ pub const DEAD_LETTERS: MetricDef = MetricDef::counter(
 .by(&["outcome"]);
 pub const CLOCK_CLAMPED: MetricDef = MetricDef::counter(
     "consumer_clock_clamped_total",
-    "Cookies accepted more than 5 minutes ahead of this host's clock; their time was limited to 5 minutes ahead.",
+    "Cookies whose time was reduced to 5 minutes ahead of this host's clock.",
 );
 pub const BATCHES: MetricDef =
     MetricDef::counter("consumer_batches_total", "Batches made durable.");
@@ -217,7 +217,7 @@ pub const MAINTENANCE_OWNER: MetricDef = MetricDef::gauge(
 );
 pub const EXPIRY_OVERDUE: MetricDef = MetricDef::gauge(
     "consumer_expiry_overdue_seconds",
-    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal: deletion waits for the expiry window.",
+    "Time since the oldest cookie of a DSP expired, for the 20 most overdue DSPs. MongoDB only; an upper bound with --expiry sweep. Up to one day is normal.",
 )
 .by(&["dsp"]);
 pub const EXPIRY_OVERDUE_MAX: MetricDef = MetricDef::gauge(
@@ -246,7 +246,7 @@ pub const SWEPT: MetricDef = MetricDef::counter(
 );
 pub const SWEEP_REMAINING: MetricDef = MetricDef::gauge(
     "consumer_sweep_remaining_cookies",
-    "Estimated cookies that the sweep of this window has yet to scan, or did not scan before the window closed.",
+    "Estimated cookies that the sweep of the current or last window has not scanned.",
 );
 pub const COMPACTION_SECONDS: MetricDef = MetricDef::histogram(
     "consumer_compaction_seconds",

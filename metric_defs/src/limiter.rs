@@ -15,7 +15,7 @@ pub const DELAYS: MetricDef =
     MetricDef::counter("limiter_delays_total", "Delay queries.").by(LIMIT);
 pub const INCREMENTS: MetricDef = MetricDef::counter(
     "limiter_increments_total",
-    "Calls reported through increment: counted, too old to have an effect (too_old), or rejected because their time is in the future (too_early).",
+    "Calls reported through increment: counted, without effect (too_old), or rejected because they are in the future (too_early).",
 )
 .by(&["limit", "outcome"]);
 pub const OUTBOUND_429: MetricDef = MetricDef::counter(
@@ -89,7 +89,7 @@ pub const STATE_AGE: MetricDef = MetricDef::gauge(
 );
 pub const SHARED_DECISIONS: MetricDef = MetricDef::counter(
     "limiter_shared_decisions_total",
-    "Decisions on shared limits by decider: the server, the limiter within its static share while the server is unavailable (share), or none for refused calls.",
+    "Decisions on shared limits: by the server, by the limiter's guaranteed share while the server is unavailable (share), or none for refused calls.",
 )
 .by(&["decided_by"]);
 pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
@@ -98,9 +98,9 @@ pub const SHARING_SERVER: MetricDef = MetricDef::gauge(
 );
 pub const CLOCK_BEHIND: MetricDef = MetricDef::gauge(
     "limiter_clock_behind_seconds",
-    "Time by which the system clock is behind the limiter's monotonic clock. Windows aligned to the clock start early by this time.",
+    "Time by which the system clock is behind the limiter's monotonic clock.",
 );
 pub const CLOCK_STEPS: MetricDef = MetricDef::counter(
     "limiter_clock_steps_total",
-    "Forward jumps of the limiter's clock because the system clock was more than one second ahead, for example after a suspend.",
+    "Forward steps of the limiter's clock because the system clock was more than one second ahead.",
 );

@@ -43,7 +43,7 @@ pub const LOG_COOKIES: MetricDef =
     MetricDef::gauge("producer_log_cookies", "Sealed cookies in the log.");
 pub const LOG_RETAINED: MetricDef = MetricDef::gauge(
     "producer_log_retained_seconds",
-    "Age of the oldest chunk in the log. A node that is disconnected for less than this loses nothing. A subscriber without a cursor also loses cookies beyond --queue-cookies.",
+    "Age of the oldest chunk in the log. A node that is disconnected for less than this loses nothing.",
 );
 pub const LOG_CHUNKS_SEALED: MetricDef = MetricDef::counter(
     "producer_log_chunks_sealed_total",
@@ -153,7 +153,7 @@ pub const STREAMS_WITHOUT_AGE_SUPPORT: MetricDef = MetricDef::gauge(
 
 pub const IN_FLIGHT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_bytes",
-    "Bytes in flight: handed to streams and not yet released by their connections, each stream counted in full.",
+    "Bytes in flight: handed to streams and not yet released by their connections.",
 );
 pub const IN_FLIGHT_LIMIT_BYTES: MetricDef = MetricDef::gauge(
     "producer_in_flight_limit_bytes",
@@ -183,7 +183,7 @@ pub const TOKEN_REFUSALS: MetricDef = MetricDef::counter(
 
 pub const EPOCH_HISTORY_RECORDED: MetricDef = MetricDef::gauge(
     "producer_epoch_history_recorded",
-    "1 while the epoch history records this producer's progress, so that losses from a crash can be bounded.",
+    "1 while the epoch history is recorded, so that losses from a crash have a known maximum.",
 );
 
 // DSP limits.
@@ -198,7 +198,7 @@ pub const SHAPING_ACCEPTED: MetricDef = MetricDef::counter(
 .by(LIMIT);
 pub const SHAPING_RELEASED: MetricDef = MetricDef::counter(
     "producer_limits_released_cookies_total",
-    "Cookies released into the log: at their release time (scheduled), or early because the producer stopped or the limit no longer shapes.",
+    "Cookies released into the log: at their release time (scheduled), or early because the producer stopped or the limit no longer queues.",
 )
 .by(&["limit", "timing"]);
 pub const SHAPING_SUPERSEDED: MetricDef = MetricDef::counter(
@@ -228,7 +228,7 @@ pub const SHAPING_DEAD: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_PARKED: MetricDef = MetricDef::gauge(
     "producer_limits_parked_cookies",
-    "Parked cookies: dead letters that reached max_requeues, held until the limits change or the producer restarts.",
+    "Parked cookies: dead letters that reached max_requeues.",
 )
 .by(LIMIT);
 pub const SHAPING_BYTES: MetricDef = MetricDef::gauge(
@@ -243,7 +243,7 @@ pub const SHAPING_OLDEST: MetricDef = MetricDef::gauge(
 .by(LIMIT);
 pub const SHAPING_EXCEEDED: MetricDef = MetricDef::counter(
     "producer_limits_exceeded_cookies_total",
-    "Accepted cookies that exceeded a rule, each counted once, by outcome: delayed, or refused because the wait exceeds the maximum. Always refused in police mode, and in observe mode if police would drop them.",
+    "Accepted cookies that exceeded a rule, by outcome: delayed, or refused because the wait exceeds the maximum (0 in modes police and observe).",
 )
 .by(&["limit", "rule", "outcome"]);
 pub const SHAPING_DEAD_LETTERS: MetricDef = MetricDef::counter(
@@ -306,7 +306,7 @@ pub const DELETIONS: MetricDef = MetricDef::counter(
 .by(&["scope"]);
 pub const DELETIONS_AT_RISK: MetricDef = MetricDef::counter(
     "producer_deletions_at_risk_total",
-    "Deletion requests that got a response before enough nodes had stored the deletions. A crash of the producer may lose these deletions.",
+    "Deletion requests with the response `at_risk`, because too few nodes had stored the deletions.",
 );
 pub const LAST_DELETION: MetricDef = MetricDef::gauge(
     "producer_last_deletion_sequence",
@@ -314,15 +314,15 @@ pub const LAST_DELETION: MetricDef = MetricDef::gauge(
 );
 pub const UNKNOWN_NODES: MetricDef = MetricDef::gauge(
     "producer_newest_deletion_unknown_nodes",
-    "Nodes that may have missed the newest deletion, as in its receipt.",
+    "Nodes that may have missed the newest deletion (`unknown` in its receipt).",
 );
 pub const DURABLE: MetricDef = MetricDef::gauge(
     "producer_subscriber_durable_sequence",
-    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe, after the first confirmation.",
+    "Newest sequence that the subscriber has confirmed as durable in this epoch. Only for Subscribe.",
 )
 .by(SUBSCRIBER);
 pub const APPLIED: MetricDef = MetricDef::gauge(
     "producer_subscriber_applied_sequence",
-    "Newest sequence up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe, after the first confirmation.",
+    "Newest sequence up to which the subscriber has confirmed all deletions as carried out. Only for Subscribe.",
 )
 .by(SUBSCRIBER);

@@ -76,8 +76,7 @@ pub struct ProducersArgs {
 
     /// Expected number of producers, which share 96 MiB of receive windows [default: number discovered]
     ///
-    /// The window of a stream (1 to 32 MiB) is set when it connects. Open streams keep their windows if more producers
-    /// are discovered.
+    /// The window of a stream (1 to 32 MiB) is set when it connects.
     #[arg(
         long,
         value_name = "COUNT",
@@ -199,8 +198,6 @@ pub struct RetentionArgs {
     pub refresh_interval: Duration,
 
     /// Memory for duplicate detection, about 50 bytes per pair of user and DSP
-    ///
-    /// With less memory, pairs are evicted, and their duplicates are written.
     #[arg(
         long,
         value_name = "BYTES",
@@ -211,7 +208,7 @@ pub struct RetentionArgs {
 
     /// Memory for deletions, 40 bytes each. When it is full, the oldest deletions are evicted
     ///
-    /// Cookies accepted before an evicted deletion are no longer stored, so that no deleted cookie is stored again.
+    /// Cookies accepted before an evicted deletion are then rejected, so that no deleted cookie is stored again.
     #[arg(
         long,
         value_name = "BYTES",
@@ -245,8 +242,7 @@ pub struct MaintenanceArgs {
 
     /// How to delete expired cookies from MongoDB: `sweep` scans all documents once per expiry window, `index` uses a TTL index on `t`
     ///
-    /// If several consumers share a server, the setting of the maintenance owner applies. Collections are converted in the expiry
-    /// window. With --expiry-window always, `index` deletes within minutes and `sweep` once a day.
+    /// If several consumers share a server, the setting of the maintenance owner applies.
     #[arg(long, value_name = "MODE", default_value_t, hide_short_help = true)]
     pub expiry: mongodb::ExpiryMode,
 

@@ -254,7 +254,7 @@ fn documented_flags_exist() -> Result<()> {
                 || text.contains(&format!("\"{flag}\""));
             ensure!(
                 flag.is_empty() || is_ours || foreign.contains(&flag),
-                "{}: --{flag} is no flag",
+                "{}: --{flag} is not a flag",
                 path.display()
             );
         }
@@ -279,7 +279,7 @@ fn every_documented_log_message_is_in_the_code() -> Result<()> {
         messages.split('`').step_by(2)
     });
     let messages: Vec<_> = messages.collect();
-    ensure!(messages.len() > 15, "{messages:?}");
+    ensure!(messages.len() > 9, "{messages:?}");
     for line in messages {
         let line = format!("\"{}", line.trim_end_matches('…'));
         ensure!(text.contains(&line), "{line} is not in the code");

@@ -117,16 +117,8 @@ pub(super) const LABELS: &[Label] = &[
         "`id` in the limits file, and for a global limit its name, such as `total/intake`",
     ),
     label("producer_api_requests_total", "code", ""),
-    label(
-        "producer_subscriber_durable_sequence",
-        "call",
-        "`subscribe`",
-    ),
-    label(
-        "producer_subscriber_applied_sequence",
-        "call",
-        "`subscribe`",
-    ),
+    label("producer_subscriber_durable_sequence", "call", ""),
+    label("producer_subscriber_applied_sequence", "call", ""),
     label("limiter_shared_decisions_total", "decided_by", ""),
     label("producer_build_info", "version", ""),
     label("producer_build_info", "commit", "`unknown` without git"),
@@ -145,18 +137,10 @@ pub(super) const LABELS: &[Label] = &[
 
 /// Notes by metric.
 pub(super) const NOTES: &[(&str, &str)] = &[
-    (
-        "producer_edge_request_seconds",
-        "Measured once for all requests of one read. Excludes the network.",
-    ),
+    ("producer_edge_request_seconds", "Excludes the network."),
     (
         "producer_dsp_cookies_total",
-        "The DSPs of `--dsps` have their own series; without `--dsps`, the first `--dsp-series-max` DSPs. All others are `other`. \
-         Requests without a readable DSP id are `none`.",
-    ),
-    (
-        "producer_log_chunks_sealed_total",
-        "Mostly `size` under load and `age` otherwise.",
+        "DSPs without their own series are `other`, requests without a readable DSP id `none`.",
     ),
     (
         "producer_subscriber_lag_seconds",
@@ -166,10 +150,6 @@ pub(super) const NOTES: &[(&str, &str)] = &[
         "producer_subscriber_resumes_total",
         "`fresh`: unknown subscriber. `resumed`: from its position, or slightly before. `resumed_with_gap`: some cookies after \
          its position are gone. `new_epoch`: its cursor is from another epoch of this producer.",
-    ),
-    (
-        "producer_streams_without_age_support",
-        "Their stores may keep a delayed cookie in place of a newer one.",
     ),
     (
         "producer_limits_accepted_cookies_total",
@@ -202,8 +182,8 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "consumer_clock_skew_seconds",
-        "With equal clocks it is the minimum delay, 0.01 to 0.03. Negative: the producer's clock is ahead by at least this. \
-         Much larger: its clock is behind, or the stream is catching up.",
+        "With equal clocks it is 0.01 to 0.03. Negative: the producer's clock is ahead. Much larger: its clock is behind, or the \
+         stream is catching up.",
     ),
     (
         "consumer_compaction_seconds",
