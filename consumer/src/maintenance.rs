@@ -156,7 +156,7 @@ impl MaintenanceTask {
                 self.metrics.set_overdue(&BTreeMap::new());
                 self.metrics.sweep_remaining.set(0);
             }
-            None => tracing::info!("this consumer owns maintenance of this store now"),
+            None => tracing::info!("this consumer now owns maintenance of this store"),
         }
         known.clone_from(owner);
     }

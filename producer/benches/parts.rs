@@ -137,9 +137,9 @@ fn take(reader: &mut Reader) -> Option<Delivery> {
 /// Request headers besides the Cookie header.
 #[derive(Debug, Clone, Copy)]
 enum Headers {
-    /// None, like `bench load`.
+    /// No further headers, like `bench load`.
     Bare,
-    /// Those of a browser that follows a redirect.
+    /// Headers of a browser that follows a redirect.
     Browser,
 }
 

@@ -24,12 +24,12 @@ pub const WORKERS_NEEDED_MAX: u32 = 64;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AllowDelete {
-    /// None.
+    /// No objects.
     #[default]
     None,
-    /// Those that the origin reports as gone.
+    /// Objects that the origin reports as gone.
     Partial,
-    /// All of the job, without requests.
+    /// All objects of the job, without requests.
     All,
 }
 

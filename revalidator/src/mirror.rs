@@ -70,7 +70,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// An empty copy. `invalid_messages` counts entries that are no job status.
+    /// An empty copy. `invalid_messages` counts entries without a valid job status.
     #[must_use]
     pub fn new(invalid_messages: IntCounter) -> Self {
         Self {

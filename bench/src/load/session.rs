@@ -62,7 +62,7 @@ pub(super) struct Session {
     bursts: VecDeque<Burst>,
     sent: u64,
     outstanding: u64,
-    /// Whether pipeline or socket delay requests.
+    /// Whether the pipeline or the socket delays requests.
     is_blocked: bool,
     /// End of the last such delay.
     unblocked_nanos: u64,

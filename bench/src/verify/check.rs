@@ -40,7 +40,7 @@ pub struct StoreVerdict {
     pub missing: u64,
     /// Pairs whose value is certainly not the newest, without explanation.
     pub stale: u64,
-    /// Pairs whose value was never sent for them.
+    /// Pairs with a stored value that was never sent for them.
     pub wrong: u64,
     /// Pairs that were never sent.
     pub unexpected: u64,

@@ -19,7 +19,7 @@
 //!
 //! # Failures
 //!
-//! Every command has a deadline and is then repeated, which changes nothing. Exceptions are `compact`, which may run for its
+//! Every command has a deadline, after which it is repeated; this changes nothing. Exceptions are `compact`, which may run for its
 //! whole window, and the creation of an index. Failures of a DSP's database do not affect other DSPs: see `batch_write.rs`.
 //!
 //! No error contains the credentials of the connection string: neither the driver nor the server repeats them.

@@ -48,7 +48,7 @@ struct World {
     /// Delay of the timer.
     late: u64,
     releases: Vec<Release>,
-    /// When the newest released cookie of each DSP and user was accepted.
+    /// Acceptance time of the newest released cookie of each DSP and user.
     newest: HashMap<(u32, String), u64>,
 }
 

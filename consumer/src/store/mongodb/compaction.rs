@@ -188,7 +188,7 @@ impl CollectionCompaction<'_> {
             tracing::debug!(
                 collection = self.namespace,
                 reusable,
-                "not worth compacting"
+                "skipped a collection with little reusable space"
             );
             return Ok(true);
         }
@@ -254,7 +254,7 @@ impl CollectionCompaction<'_> {
             with_timeout(admin.run_command(kill).into_future()).await?;
             tracing::info!(
                 collection = self.namespace,
-                "requested the server to stop a compaction; it may still finish"
+                "sent a request to stop a compaction; it may still finish"
             );
         }
         Ok(())

@@ -113,7 +113,7 @@ fn reconnected_node_keeps_what_it_has_carried_out_unless_it_is_sent_again() {
 }
 
 #[test]
-fn node_is_forgotten_when_it_was_absent_for_its_retention() {
+fn node_absent_for_its_retention_is_forgotten() {
     let mut confirmations = Confirmations::default();
     confirmations.confirm("n", 0, 0, &account(1));
     let later = Instant::now() + RETENTION;

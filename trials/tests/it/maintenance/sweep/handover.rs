@@ -135,7 +135,7 @@ async fn consumer_paused_beyond_its_lease_deletes_no_fresh_cookie() -> Result<()
     first.process.signal(Signal::CONT)?;
     wait_until(
         TIMEOUT,
-        "the first consumer sweeps, fails or gives up the lease",
+        "the first consumer sweeps, fails or releases the lease",
         async || {
             let now = first.metrics().await?;
             Ok(now.count(names::SWEPT, &[]) > scanned
