@@ -46,7 +46,7 @@ const REPEAT_IF_UNKNOWN: &str =
 /// Maximum number of names in a response.
 const NAMES_MAX: usize = 100;
 
-/// `GET /v1/receipts/{receipt}`: how many nodes have carried the deletions out, how many will, and of how many it is not known.
+/// `GET /v1/receipts/{receipt}`: numbers of nodes that have carried out the deletions, will do so, or may have missed them.
 pub(super) async fn show(
     State(api): State<Api>,
     path: Result<Path<String>, PathRejection>,

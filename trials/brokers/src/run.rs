@@ -48,7 +48,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it with a server whose state is in `dir`.
+    /// Performs the run with a server whose state is in `dir`.
     ///
     /// # Errors
     /// The server, the load or a subscriber process failed.

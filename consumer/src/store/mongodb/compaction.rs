@@ -176,7 +176,7 @@ struct CollectionCompaction<'a> {
 }
 
 impl CollectionCompaction<'_> {
-    /// Compacts it if that is worthwhile; returns false if it is already being compacted.
+    /// Compacts the collection if enough space is reusable; returns false if it is already being compacted.
     async fn compact(
         &self,
         last: Option<LastCompaction>,

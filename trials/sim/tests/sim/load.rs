@@ -96,7 +96,7 @@ impl SyncRequest {
         }
     }
 
-    /// Marks it as accepted when it was sent, and appended now.
+    /// Records that a request was accepted at its send time and appended now.
     pub(crate) fn set_released(&mut self, now: Duration) {
         self.answered_at = Some(self.sent_at);
         self.released_at = Some(now);

@@ -18,7 +18,7 @@ pub(in super::super) struct SweepRecord {
 }
 
 impl SweepRecord {
-    /// Whether a pass with this TTL that began after `since` is complete. A beginning after `now` was recorded by a clock that was
+    /// Whether a pass with this TTL that began after `since` is complete. A start after `now` was recorded by a clock that was
     /// ahead.
     pub(super) fn is_done(&self, since: u64, now: u64, ttl: Duration) -> bool {
         self.complete.is_some_and(|(began, then)| {
@@ -36,7 +36,7 @@ impl SweepRecord {
         if self.at > now { 0 } else { self.at }
     }
 
-    /// Records the beginning of a pass.
+    /// Records the start of a pass.
     pub(super) fn begin(&mut self, now: u64) {
         self.began.get_or_insert(now);
         self.at = now;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_complete_pass_overdue_counts_from_the_first_beginning() {
+    fn overdue_time_without_a_complete_pass_counts_from_the_first_pass() {
         let mut record = begun(NOW);
         record.begin(NOW + 60 * MINUTE);
         let overdue = record.overdue(NOW + 60 * MINUTE, TTL);

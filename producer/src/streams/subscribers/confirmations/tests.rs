@@ -1,4 +1,4 @@
-//! Tests of confirmations, also against a model that knows what a node was sent.
+//! Tests of confirmations, also against a model with the sequences sent to a node.
 
 use std::{collections::BTreeSet, iter};
 
@@ -135,7 +135,7 @@ enum Event {
     },
     /// The stream begins this far before its position.
     Resumed(u64),
-    /// Positions this far before that of the stream.
+    /// The node confirms positions this far before the position of the stream.
     Confirmed {
         durable: u64,
         applied: u64,

@@ -125,7 +125,7 @@ proptest! {
 }
 
 #[test]
-fn pass_ends_at_documents_inserted_since_its_beginning() {
+fn pass_ends_at_documents_inserted_since_its_start() {
     let at = |accepted| SweptDocument {
         id: Bson::Null,
         accepted: Some(date(accepted)),
