@@ -276,8 +276,8 @@ impl Algorithm {
         }
     }
 
-    /// The guaranteed share of one of `members` processes that enforce this limit independently: 1/`members` of it. Bursts and capacities
-    /// are rounded up, window limits down.
+    /// The guaranteed share of one of `members` processes that enforce this limit independently: 1/`members` of it. Bursts
+    /// and capacities are rounded up, window limits down.
     ///
     /// # Errors
     /// If the share is too small.

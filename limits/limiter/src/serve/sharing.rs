@@ -107,7 +107,7 @@ impl Decider {
         let shared = self.shared.as_ref()?;
         Some(match shared.counting {
             _ if shared.exact.is_connected() => Ok("the server decides".to_owned()),
-            Counting::StaticShare(members) => Ok(format!(
+            Counting::GuaranteedShare(members) => Ok(format!(
                 "server unavailable; enforcing 1/{members} of each limit"
             )),
             Counting::Local | Counting::Server => Err(
@@ -199,7 +199,9 @@ impl Decider {
         };
         self.engine.abandon_decision(&pending, was_sent);
         // An overloaded server still grants calls; the guaranteed share must not add to them.
-        if lost == ExactError::Unavailable && matches!(shared.counting, Counting::StaticShare(_)) {
+        if lost == ExactError::Unavailable
+            && matches!(shared.counting, Counting::GuaranteedShare(_))
+        {
             shared.by_share.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }

@@ -81,7 +81,10 @@ fn grant_by_server(engine: &Engine, counter: &str, now: u64) -> Duration {
 #[test]
 fn calls_granted_by_the_server_count_against_restored_feedback() {
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '1000/s' }]";
-    for counting in [Counting::Server, Counting::StaticShare(NonZero::<u64>::MIN)] {
+    for counting in [
+        Counting::Server,
+        Counting::GuaranteedShare(NonZero::<u64>::MIN),
+    ] {
         let options = Options {
             counting,
             ..OPTIONS
@@ -113,7 +116,7 @@ fn calls_granted_by_the_server_beyond_the_counter_limit_do_not_prevent_a_restore
     let text = "[limits.a]\nrules = [{ id = 'r', rate = '2/h', burst = 2 }]";
     let options = Options {
         counters_max: 1,
-        counting: Counting::StaticShare(NonZero::<u64>::MIN),
+        counting: Counting::GuaranteedShare(NonZero::<u64>::MIN),
         ..OPTIONS
     };
     let engine = Engine::new(options, &limits(text));

@@ -20,7 +20,7 @@ pub enum Counting {
     /// In this process.
     Local,
     /// By the server. While it is unavailable, in this process, within 1/N of each limit.
-    StaticShare(NonZero<u64>),
+    GuaranteedShare(NonZero<u64>),
     /// By the server only; calls are refused while it is unavailable.
     Server,
 }
@@ -32,24 +32,19 @@ impl Counting {
         match exact(sharing) {
             None => Self::Local,
             Some(sharing) => match sharing.members_max.and_then(NonZero::new) {
-                Some(members) => Self::StaticShare(members),
+                Some(members) => Self::GuaranteedShare(members),
                 None => Self::Server,
             },
         }
     }
 
     /// The limit that this process enforces by itself.
-    pub(super) fn local_limit(self, limit: Limit) -> Limit {
-        match self {
-            Self::StaticShare(members) => Limit {
-                algorithm: limit
-                    .algorithm
-                    .guaranteed_share(members.get())
-                    .expect(CHECKED),
-                ..limit
-            },
-            Self::Local | Self::Server => limit,
+    pub(super) fn local_limit(self, mut limit: Limit) -> Limit {
+        if let Self::GuaranteedShare(members) = self {
+            let share = limit.algorithm.guaranteed_share(members.get());
+            limit.algorithm = share.expect(CHECKED);
         }
+        limit
     }
 }
 

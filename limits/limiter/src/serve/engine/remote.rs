@@ -226,7 +226,7 @@ impl EngineState {
             if let Some(token) = pending.token.as_deref().filter(|_| at > now) {
                 self.book(token, call.requests, at);
             }
-            if let Counting::StaticShare(_) = self.catalog.counting {
+            if let Counting::GuaranteedShare(_) = self.catalog.counting {
                 // If all counters are in use, the call is not counted, and refused once the server is unavailable.
                 self.core.record(&call.demands, now, now).ok();
             }

@@ -65,7 +65,7 @@ impl Engine {
                         add(limits, catalog, id, key, |_| used);
                     })
                 }
-                Counting::StaticShare(_) | Counting::Server => {
+                Counting::GuaranteedShare(_) | Counting::Server => {
                     for (id, key, usage) in state.recent_usage.used(index, now) {
                         add(limits, catalog, id, key, |max_burst| {
                             usage.used(max_burst, now)
