@@ -19,7 +19,7 @@ use runtime::{
     unix_micros,
 };
 use tokio::{
-    sync::watch,
+    sync::{Semaphore, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -31,7 +31,7 @@ use crate::{
     engine::nats::{Nats, OtherSettings},
     http::Api,
     limiter::Limiter,
-    maker::Maker,
+    maker::{Maker, bodies::Bodies},
     metrics::{self, Metrics},
     mirror::Mirror,
     origin::{BodyMemory, HttpOrigin},
@@ -70,6 +70,7 @@ struct Shared {
     apps: CurrentApps,
     mirror: Mirror,
     checker: Checker<HttpOrigin>,
+    bodies: Bodies<Nats>,
     limiter: Limiter,
     /// Makers and workers.
     tasks: TaskTracker,
@@ -103,6 +104,7 @@ impl App {
                 limiter: Some(limiter.clone()),
                 metrics,
             },
+            bodies: Bodies::default(),
             limiter,
             tasks: TaskTracker::new(),
             draining: CancellationToken::new(),
@@ -126,6 +128,7 @@ impl App {
             engine: Arc::clone(&shared.nats),
             mirror: shared.mirror.clone(),
             apps: Arc::clone(&shared.apps),
+            bodies: (!config.work.no_maker).then(|| shared.bodies.clone()),
             tokens: config.tokens,
             budget: Mutex::default(),
         });
@@ -212,6 +215,8 @@ impl Shared {
                 mirror: self.mirror.clone(),
                 apps: Arc::clone(&self.apps),
                 metrics: self.checker.metrics.clone(),
+                bodies: self.bodies.clone(),
+                write_back: Arc::new(Semaphore::new(1)),
                 stop: self.draining.clone(),
                 started_at: now(),
                 clock: now,

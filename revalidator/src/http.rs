@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::StreamExt as _;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use runtime::{
     caller,
     reload::Reloader,
@@ -23,12 +23,12 @@ use runtime::{
 use serde_json::{Value, json as object};
 use tokio::time::timeout;
 
-use self::body::BodyReader;
 pub use self::new_job::Budget;
 use crate::{
     apps::CurrentApps,
     engine::Engine,
     jobs,
+    maker::bodies::Bodies,
     messages::{JobStatus, RevalidatorState},
     mirror::{Mirror, change_job},
     problem::{self, Problem, broker, invalid},
@@ -48,6 +48,8 @@ pub struct Api<E> {
     pub mirror: Mirror,
     /// The applications.
     pub apps: CurrentApps,
+    /// Where assets of requests are kept; `None` if this process has no maker.
+    pub bodies: Option<Bodies<E>>,
     /// Accepted tokens; `None` if clients need none.
     pub tokens: Option<Arc<Reloader<token::File>>>,
     /// Budget of single checks.
@@ -57,11 +59,10 @@ pub struct Api<E> {
 impl<E: Engine> Api<E> {
     /// Handles a request.
     pub async fn handle(&self, request: Request<Incoming>) -> Reply {
-        let (head, body) = request.into_parts();
-        let mut body = BodyReader::new(body);
+        let (head, mut body) = request.into_parts();
         let response = self.route(&head, &mut body).await;
         let mut response = response.unwrap_or_else(|problem| problem.reply());
-        if !body.is_end() {
+        if !body.is_end_stream() {
             // The next request would start after the rest of this body.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(header::CONNECTION, close);
@@ -86,7 +87,7 @@ impl<E: Engine> Api<E> {
         engine.ok_or_else(|| Problem::new(problem::BROKER, "not connected").retry_after(2))
     }
 
-    async fn route(&self, head: &Parts, body: &mut BodyReader) -> Result<Reply, Problem> {
+    async fn route(&self, head: &Parts, body: &mut Incoming) -> Result<Reply, Problem> {
         self.authenticate(head)?;
         let path: Vec<&str> = head.uri.path().split('/').skip(1).collect();
         let not_found = || Problem::new(problem::NOT_FOUND, "");

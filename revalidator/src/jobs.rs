@@ -5,7 +5,8 @@
 use std::collections::HashSet;
 
 use crate::messages::{
-    AllowDelete, AssetResult, Counts, JobResult, JobStatus, Outcome, RevalidatorState, ServerState,
+    AllowDelete, AssetResult, BATCH_ASSETS_MAX, Counts, JobResult, JobStatus, Outcome,
+    RevalidatorState, ServerState,
 };
 
 /// First suspension of a job; each further one without a result between takes twice as long.
@@ -30,7 +31,7 @@ pub const SUSPENDING_ASSETS_MIN: usize = 5;
 pub const PAUSED: &str = "paused by an operator";
 
 /// The jobs that a worker may process, oldest first: open, not suspended, and without an older open job of the same application.
-/// Jobs that came with their assets do not wait for others.
+/// Single checks do not wait for others.
 #[must_use]
 pub fn candidates<'a>(
     jobs: impl IntoIterator<Item = &'a JobStatus>,
@@ -169,17 +170,38 @@ pub fn is_retried(result: &AssetResult, attempt: u32) -> bool {
     attempt == 1 && result.outcome == Outcome::Failed
 }
 
-/// Results of a job, counted in any order. Each batch counts once.
+/// Batches that a maker transmits beyond those with a result, so that no job fills the stream of batches.
+pub const WINDOW: u64 = 1000;
+
+/// Results of a job, counted in the order of their publication. Each batch counts once; results that no batch has do not count.
 #[derive(Debug, Default)]
 pub struct Tally {
     first: HashSet<u64>,
     retried: HashSet<u64>,
+    /// Assets whose first attempt failed.
+    failed: u64,
     /// Outcomes so far.
     pub counts: Counts,
 }
 
 impl Tally {
-    /// Counts a result; false if its batch was counted before.
+    /// Whether a result is one of a batch of the job.
+    #[must_use]
+    pub fn is_expected(&self, result: &JobResult, job: &JobStatus) -> bool {
+        let is_transmitted = job.server_state != ServerState::Transmitting;
+        let batches = match result.attempt {
+            1 if is_transmitted => job.batch_count,
+            1 => self.batches() + WINDOW,
+            2 if is_transmitted && self.has_all(job.batch_count) => {
+                self.failed.div_ceil(BATCH_ASSETS_MAX as u64)
+            }
+            _ => 0,
+        };
+        let is_small = result.results.len() <= BATCH_ASSETS_MAX;
+        result.job_id == job.job_id && result.batch < batches && is_small
+    }
+
+    /// Counts an expected result; false if its batch was counted before.
     pub fn count(&mut self, result: &JobResult) -> bool {
         let batches = if result.attempt > 1 {
             &mut self.retried
@@ -190,7 +212,9 @@ impl Tally {
             return false;
         }
         for one in &result.results {
-            if !is_retried(one, result.attempt) {
+            if is_retried(one, result.attempt) {
+                self.failed += 1;
+            } else {
                 self.count_asset(one);
             }
         }
@@ -213,6 +237,12 @@ impl Tally {
         *counter += 1;
     }
 
+    /// Number of batches whose first attempt is counted.
+    #[must_use]
+    pub fn batches(&self) -> u64 {
+        self.first.len() as u64
+    }
+
     /// Whether the first attempts of all batches are counted.
     #[must_use]
     pub fn has_all(&self, batch_count: u64) -> bool {
@@ -229,7 +259,7 @@ impl Tally {
     }
 }
 
-/// Whether the batches below `count` are there; others have strange numbers and do not matter.
+/// Whether the batches below `count` are there.
 fn has_all(batches: &HashSet<u64>, count: u64) -> bool {
     batches.len() as u64 >= count && (0..count).all(|batch| batches.contains(&batch))
 }

@@ -1,31 +1,32 @@
 //! A maker: transmits the batches of jobs, counts their results, and ends them.
 //!
 //! One maker has the lease of a job. Its knowledge of the job is the status and the stream of results, so another one continues after
-//! a crash: it repeats at most the batches since the last cursor, and each batch counts once.
+//! a crash: it repeats at most the batches since the last cursor, and each batch counts once. While it counts, it collects the results
+//! in a file.
 
+pub mod bodies;
 mod housekeeping;
 mod transmit;
 
-use std::{
-    collections::{HashMap, HashSet},
-    future::ready,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, env, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt as _, stream::BoxStream};
+use futures_util::{FutureExt as _, StreamExt as _};
+use runtime::metrics::as_f64;
 use tokio::{
+    sync::{Semaphore, watch},
     task::{AbortHandle, JoinSet, spawn_blocking},
     time::{interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
+use self::bodies::{Bodies, lock};
 use crate::{
     apps::{App, CurrentApps},
+    create::OPEN_JOBS_MAX,
     engine::Engine,
-    jobs::{self, Tally, is_retried},
+    jobs::{self, Tally},
     lease::Lease,
     messages::{
         AllowDelete, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
@@ -33,7 +34,7 @@ use crate::{
     },
     metrics::Metrics,
     mirror::{Mirror, change_job},
-    source::{self, Selection, Update},
+    source::{self, ResultFile, Selection},
 };
 
 /// Time between two writes of the progress of a job, two checks of its limits, and two searches for jobs without a maker.
@@ -42,17 +43,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// Time between two searches for ended jobs, lost processes and due schedules.
 const HOUSEKEEPING_MS: u64 = 10_000;
 
-/// Pause after an error of the broker.
+/// Pause after an error; it doubles with each further error of a job.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// Maximum number of jobs that one process makes at a time; others wait, or another process takes them.
-const JOBS_MAX: usize = 256;
-
-/// Maximum number of results whose metadata are in memory while they are written back.
-const UPDATES_MAX: usize = 1_000_000;
-
-/// The first result of each batch.
-type FirstResults = BoxStream<'static, Result<JobResult>>;
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// What a maker needs; clones share it.
 #[derive(Clone)]
@@ -67,6 +60,10 @@ pub struct Maker<E> {
     pub apps: CurrentApps,
     /// Counters.
     pub metrics: Metrics,
+    /// Assets that this process received.
+    pub bodies: Bodies<E>,
+    /// Permits to write back results, which needs disk space.
+    pub write_back: Arc<Semaphore>,
     /// Ends the maker.
     pub stop: CancellationToken,
     /// Start of the process, in Unix milliseconds.
@@ -108,20 +105,32 @@ impl<E: Engine> Maker<E> {
         running: &mut HashMap<String, AbortHandle>,
     ) -> Result<()> {
         running.retain(|_, task| !task.is_finished());
-        let apps = (self.apps)();
-        let mut jobs = self.mirror.jobs();
-        jobs.retain(|job| needs_maker(job) && !running.contains_key(&job.job_id));
+        let is_transmitted =
+            |it: Arc<JobStatus>| !it.is_open() || it.server_state != ServerState::Transmitting;
+        lock(&self.bodies).retain(|id, _| !self.mirror.job(id).is_some_and(is_transmitted));
+        let (apps, mut jobs) = ((self.apps)(), self.mirror.jobs());
         jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
-        for job in jobs {
-            let key = format!("maker.{}", job.job_id);
-            let app = apps
-                .get(&job.app_name)
-                .filter(|_| self.mirror.is_free(&key));
-            let Some(app) = app.filter(|_| running.len() < JOBS_MAX) else {
+        let candidates = jobs::candidates(jobs.iter().map(|job| &**job), (self.clock)());
+        for job in &jobs {
+            let id = &job.job_id;
+            // An older job of the application may change the source.
+            let waits = job.is_open()
+                && job.server_state == ServerState::Transmitting
+                && !candidates.iter().any(|it| it.job_id == *id);
+            let is_taken = running.contains_key(id) || running.len() >= OPEN_JOBS_MAX;
+            let app = apps.get(&job.app_name);
+            let Some(app) = app.filter(|_| needs_maker(job) && !waits && !is_taken) else {
                 continue;
             };
-            if let Some(lease) = Lease::acquire(&self.engine, &self.mirror, key, &self.id).await? {
-                let (maker, id) = (self.clone(), job.job_id.clone());
+            let key = lease_key(id);
+            let received = lock(&self.bodies).get_mut(id).map(|it| it.lease.take());
+            let lease = match received.flatten() {
+                None if !self.mirror.is_free(&key) => None,
+                None => Lease::acquire(&self.engine, &self.mirror, key, &self.id).await?,
+                lease => lease,
+            };
+            if let Some(lease) = lease {
+                let (maker, id) = (self.clone(), id.clone());
                 let task = tasks.spawn(async move { maker.make(&id, &app, lease).await });
                 running.insert(job.job_id.clone(), task);
             }
@@ -132,19 +141,39 @@ impl<E: Engine> Maker<E> {
     /// Makes a job until it ends, the lease is lost, or `stop`.
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease<E>) {
         let lost = lease.lost().clone();
-        let making = async {
-            while let Err(error) = self.make_once(id, app).await {
-                let error = format!("{error:#}");
-                tracing::warn!(job = id, error, "job is retried after an error");
-                sleep(RETRY_PAUSE).await;
-            }
-        };
         tokio::select! {
-            () = making => {}
+            () = self.make_with_retries(id, app) => {}
             () = lost.cancelled() => {}
             () = self.stop.cancelled() => {}
         }
         lease.release().await;
+    }
+
+    async fn make_with_retries(&self, id: &str, app: &Arc<App>) {
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let Err(error) = self.make_once(id, app).await else {
+                return;
+            };
+            let error = format!("retried after an error: {error:#}");
+            tracing::warn!(job = id, error, "job is retried after an error");
+            let explain = |job: &mut JobStatus| {
+                let is_new = job.reason.replace(error.clone()).as_ref() != Some(&error);
+                is_new && job.is_open() && job.revalidator_state != RevalidatorState::Suspended
+            };
+            drop(self.change(id, explain).await);
+            sleep(pause).await;
+            pause = (2 * pause).min(RETRY_PAUSE_MAX);
+        }
+    }
+
+    async fn change(
+        &self,
+        id: &str,
+        change: impl FnMut(&mut JobStatus) -> bool,
+    ) -> Result<JobStatus> {
+        let job = change_job(&self.engine, id, change).await?;
+        job.context("the job was deleted")
     }
 
     async fn make_once(&self, id: &str, app: &Arc<App>) -> Result<()> {
@@ -158,16 +187,18 @@ impl<E: Engine> Maker<E> {
                 job.reason = Some("its state is impossible".to_owned());
                 true
             };
-            let suspended = change_job(&self.engine, id, suspend).await?;
-            job = suspended.context("the job was deleted")?;
+            job = self.change(id, suspend).await?;
         }
         if !job.is_open() {
             return self.end_cancelled(id, None).await;
         }
         let mut results = self.engine.results(id, 0).await?;
         let mut tally = Tally::default();
+        let dir = app.settings.assets.as_deref().map(source::directory);
+        let mut file = ResultFile::new_in(dir.unwrap_or(&env::temp_dir()));
+        let counted = watch::Sender::new(0);
         let first = job.clone();
-        let transmission = self.transmit(&first, app);
+        let transmission = self.transmit(&first, app, counted.subscribe());
         tokio::pin!(transmission);
         let mut transmits = job.server_state == ServerState::Transmitting;
         let mut ticks = interval(TICK);
@@ -181,8 +212,9 @@ impl<E: Engine> Maker<E> {
                 }
                 result = results.next() => {
                     let (_, result) = result.context("results ended")??;
-                    self.count(id, &mut tally, &result);
-                    if transmits || !tally.has_all(job.batch_count) {
+                    self.count(&job, app, &mut tally, &result, &mut file)?;
+                    counted.send_replace(tally.batches());
+                    if !tally.has_all(job.batch_count) {
                         continue;
                     }
                 }
@@ -193,48 +225,63 @@ impl<E: Engine> Maker<E> {
                 job.counts = tally.counts;
                 is_change && job.is_open()
             };
-            match change_job(&self.engine, id, write_counts).await? {
-                Some(newest) => job = newest,
-                None => return Ok(()),
-            }
+            job = self.change(id, write_counts).await?;
             let overdue = jobs::overdue(&job, (self.clock)());
             if overdue.is_some() || !job.is_open() {
                 return self.end_cancelled(id, overdue).await;
             }
-            if transmits
-                || job.server_state == ServerState::Transmitting
-                || !tally.has_all(job.batch_count)
-            {
+            let is_transmitting = job.server_state == ServerState::Transmitting;
+            if is_transmitting || !tally.has_all(job.batch_count) {
                 continue;
             }
             if job.retry_batch_count.is_none() {
-                let count = self.send_retries(&job).await?;
-                let set = |job: &mut JobStatus| {
-                    job.retry_batch_count = Some(count);
-                    true
-                };
-                match change_job(&self.engine, id, set).await? {
-                    Some(newest) => job = newest,
-                    None => return Ok(()),
-                }
+                let count = self.send_retries(id, &mut file).await?;
+                let set = |job: &mut JobStatus| job.retry_batch_count.replace(count).is_none();
+                job = self.change(id, set).await?;
             }
             if tally.is_complete(&job) {
-                return self.finish(&job, app, &tally).await;
+                return self.finish(&job, app, &tally, file).await;
             }
         }
     }
 
-    fn count(&self, id: &str, tally: &mut Tally, payload: &[u8]) {
-        match serde_json::from_slice::<JobResult>(payload) {
-            Ok(result) if result.job_id == id && matches!(result.attempt, 1 | 2) => {
-                if !tally.count(&result) {
-                    self.metrics.batches_repeated.inc();
-                }
+    /// Counts a result, and adds it to the file.
+    fn count(
+        &self,
+        job: &JobStatus,
+        app: &App,
+        tally: &mut Tally,
+        payload: &[u8],
+        file: &mut ResultFile,
+    ) -> Result<()> {
+        let result = serde_json::from_slice::<JobResult>(payload).ok();
+        let Some(mut result) = result.filter(|it| tally.is_expected(it, job)) else {
+            self.metrics.invalid_messages.inc();
+            tracing::debug!(job = job.job_id, "ignored an invalid result");
+            return Ok(());
+        };
+        let removable = match job.allow_delete.min(app.settings.allow_delete) {
+            AllowDelete::None => 0.0,
+            AllowDelete::Partial => app.settings.brake,
+            AllowDelete::All => 1.0,
+        };
+        let count = result.results.len() as u64;
+        let deleted = result.results.iter().filter(|it| it.is_deleted);
+        let deleted = deleted.count() as u64;
+        // Not of a worker of ours. Lines without validators are checked again without conditions.
+        if as_f64(deleted) > as_f64(count) * removable + 1e-9 {
+            for one in &mut result.results {
+                one.is_deleted = false;
+                let asset = &mut one.asset;
+                (asset.e_tag, asset.hash, asset.last_modified) = Default::default();
             }
-            _ => {
-                self.metrics.invalid_messages.inc();
-                tracing::debug!(job = id, "ignored an invalid result");
-            }
+        }
+        if tally.count(&result) {
+            let mut results = result.results.iter();
+            results.try_for_each(|it| file.add(it, result.attempt))
+        } else {
+            self.metrics.batches_repeated.inc();
+            Ok(())
         }
     }
 
@@ -259,74 +306,46 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// The first result of each batch, in the order of their publication. Ends after the last batch.
-    async fn first_results(&self, job: &JobStatus, with_retries: bool) -> Result<FirstResults> {
-        let retries = job.retry_batch_count.filter(|_| with_retries).unwrap_or(0);
-        let (batches, id) = (job.batch_count, job.job_id.clone());
-        let count = usize::try_from(batches + retries)?;
-        let mut seen = HashSet::new();
-        let mut is_first = move |it: &JobResult| {
-            let is_expected = match it.attempt {
-                1 => it.batch < batches,
-                2 => it.batch < retries,
-                _ => false,
-            };
-            is_expected && it.job_id == id && seen.insert((it.batch, it.attempt))
-        };
-        let first = move |payload: Result<(u64, Bytes)>| {
-            ready(match payload {
-                Ok((_, payload)) => {
-                    let result = serde_json::from_slice(&payload).ok();
-                    result.filter(|it| is_first(it)).map(Ok)
-                }
-                Err(error) => Some(Err(error)),
-            })
-        };
-        let results = self.engine.results(&job.job_id, 0).await?;
-        Ok(results.filter_map(first).take(count).boxed())
-    }
-
     /// Publishes all assets whose first attempt failed in batches with a mark; returns their number. Repeating it publishes the same
     /// batches.
-    async fn send_retries(&self, job: &JobStatus) -> Result<u64> {
-        let mut results = self.first_results(job, false).await?;
-        let mut failed = Vec::new();
-        let mut count = 0;
-        loop {
-            let next = results.next().await.transpose()?;
-            let is_end = next.is_none();
-            let found = next.into_iter().flat_map(|it| it.results);
-            failed.extend(found.filter(|it| is_retried(it, 1)).map(|it| it.asset));
-            while failed.len() >= BATCH_ASSETS_MAX || (is_end && !failed.is_empty()) {
-                let rest = failed.split_off(failed.len().min(BATCH_ASSETS_MAX));
-                let batch = JobBatch {
-                    assets: failed,
-                    job_id: job.job_id.clone(),
-                    batch: count,
-                    attempt: 2,
-                };
-                self.send(&batch).await;
-                failed = rest;
-                count += 1;
-            }
-            if is_end {
-                return Ok(count);
-            }
+    async fn send_retries(&self, id: &str, file: &mut ResultFile) -> Result<u64> {
+        let failed = file.failed.clone();
+        let batches = failed.chunks(BATCH_ASSETS_MAX);
+        for (number, positions) in (0..).zip(batches.clone()) {
+            let results = positions.iter().map(|it| file.read(*it));
+            let batch = JobBatch {
+                assets: results.map(|it| Ok(it?.asset)).collect::<Result<_>>()?,
+                job_id: id.to_owned(),
+                batch: number,
+                attempt: 2,
+            };
+            self.send(&batch).await?;
         }
+        Ok(batches.len() as u64)
     }
 
-    /// Publishes a batch; retries until it is accepted, because a full stream has room again when workers have progressed.
-    async fn send(&self, batch: &JobBatch) {
-        let payload = Bytes::from(serde_json::to_vec(batch).unwrap_or_default());
+    /// Publishes a batch; retries while the job is open, because a full stream has room again when workers have progressed.
+    async fn send(&self, batch: &JobBatch) -> Result<()> {
+        let payload = Bytes::from(serde_json::to_vec(batch)?);
         let (job, id) = (&batch.job_id, batch.id());
         while let Err(error) = self.engine.send_batch(job, &id, payload.clone()).await {
+            if !self.mirror.job(job).is_some_and(|job| job.is_open()) {
+                return Err(error);
+            }
             let error = format!("{error:#}");
             tracing::debug!(id, error, "batch waits for the broker");
             sleep(RETRY_PAUSE).await;
         }
+        Ok(())
     }
 
-    async fn finish(&self, job: &JobStatus, app: &Arc<App>, tally: &Tally) -> Result<()> {
+    async fn finish(
+        &self,
+        job: &JobStatus,
+        app: &App,
+        tally: &Tally,
+        file: ResultFile,
+    ) -> Result<()> {
         let id = &job.job_id;
         let processing = |job: &mut JobStatus| {
             let is_open = job.is_open();
@@ -335,36 +354,20 @@ impl<E: Engine> Maker<E> {
             }
             is_open
         };
-        let newest = change_job(&self.engine, id, processing).await?;
-        if !newest.is_some_and(|job| job.is_open()) {
+        if !self.change(id, processing).await?.is_open() {
             return self.end_cancelled(id, None).await;
         }
         if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
-            let selection = selection(job, app);
-            let prunes = job.pruned > 0;
-            let mut results = self.first_results(job, true).await?;
-            loop {
-                let mut updates = HashMap::new();
-                while updates.len() < UPDATES_MAX
-                    && let Some(result) = results.next().await.transpose()?
-                {
-                    for it in result.results {
-                        let name = it.asset.name().to_owned();
-                        if it.is_deleted {
-                            updates.insert(name, Update::Removed);
-                        } else if !it.server_error {
-                            updates.insert(name, Update::Checked(it.asset));
-                        }
-                    }
-                }
-                let is_last = updates.len() < UPDATES_MAX;
-                let (path, selection) = (path.clone(), selection.clone());
-                spawn_blocking(move || source::write_back(&path, &selection, prunes, &updates))
-                    .await??;
-                if is_last {
-                    break;
-                }
-            }
+            let (selection, prunes) = (selection(job, app), job.pruned > 0);
+            let permit = Arc::clone(&self.write_back).acquire_owned().await;
+            // Writing continues when this task ends, but does not replace the file.
+            let ended = CancellationToken::new();
+            let _end = ended.clone().drop_guard();
+            let write = move || {
+                let _permit = permit;
+                source::write_back(&path, &selection, prunes, file, || !ended.is_cancelled())
+            };
+            spawn_blocking(write).await??;
         }
         let end = |job: &mut JobStatus| {
             job.counts = tally.counts;
@@ -397,20 +400,17 @@ fn needs_maker(job: &JobStatus) -> bool {
     is_unfinished && !job.foreign
 }
 
+/// Key of the lease of a job's maker.
+pub(crate) fn lease_key(job: &str) -> String {
+    format!("maker.{job}")
+}
+
 fn selection(job: &JobStatus, app: &App) -> Selection {
+    let may_remove = job.allow_delete.min(app.settings.allow_delete) != AllowDelete::None;
+    let prune_after = app.settings.prune_after.filter(|_| may_remove);
     Selection {
         filter: job.filter.clone(),
         created_at: job.created_at / 1000,
-        prune_after: app
-            .settings
-            .prune_after
-            .filter(|_| prunes(job, app))
-            .map(|it| it.as_secs()),
+        prune_after: prune_after.map(|it| it.as_secs()),
     }
-}
-
-/// Whether a job removes objects that were not requested for a long time.
-fn prunes(job: &JobStatus, app: &App) -> bool {
-    job.allow_delete.min(app.settings.allow_delete) != AllowDelete::None
-        && app.settings.prune_after.is_some()
 }

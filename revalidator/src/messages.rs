@@ -118,7 +118,7 @@ pub struct JobStatus {
     pub started_at: Option<u64>,
     /// Time at which the job ended.
     pub ended_at: Option<u64>,
-    /// Why the job is suspended or was cancelled.
+    /// Why the job is suspended or retried, or was cancelled.
     pub reason: Option<String>,
     /// End of the suspension; without it, an operator resumes the job.
     pub resume_at: Option<u64>,
@@ -138,8 +138,10 @@ pub struct JobStatus {
     pub cursor: u64,
     /// Which assets of the source the job has.
     pub filter: Filter,
-    /// Whether the assets came with the request, not from the source of the application.
+    /// Whether the job is a single check, which does not wait for other jobs.
     pub push: bool,
+    /// Whether the assets came with the request; only the process that received them transmits them.
+    pub has_body: bool,
     /// Whether another program is the maker.
     pub foreign: bool,
     /// Whether an operator has acknowledged the cancellation.

@@ -18,13 +18,14 @@ runtime::problem_kinds! {
          for pages of other sites."
     TOO_LARGE PAYLOAD_TOO_LARGE "too-large"
         "Request body too large"
-        "Send up to 10,000,000 assets of up to 4 KiB each, or up to 64 KiB of JSON."
+        "Send up to 10,000,000 assets of up to 4 KiB each and 1 GiB in total, or up to 512 KiB of JSON."
     CONFLICT CONFLICT "conflict"
         "The state of the job does not permit this"
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
-        "Too many open jobs, or too many single checks"
-        "Retry later. Up to 1000 jobs are open at a time, and up to 50 keys are checked in a second."
+        "Too many open jobs, bodies of assets, or single checks"
+        "Retry later. Up to 1000 jobs are open, a process keeps the assets of up to 4 requests until they are transmitted, and up to 50 \
+         keys are checked in a second."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
         "Send Authorization: Bearer TOKEN with a token of --token-file."
@@ -32,7 +33,7 @@ runtime::problem_kinds! {
         "Only requests to a loopback name from this site are accepted"
         "Use 127.0.0.1, ::1 or localhost as the host."
     BROKER SERVICE_UNAVAILABLE "broker-unavailable"
-        "The NATS server is unavailable or full"
+        "The NATS server, or the directory for temporary files, is unavailable or full"
         "Retry after Retry-After. A job may have been created."
 }
 
@@ -41,7 +42,7 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Problem {
     Problem::new(INVALID, detail)
 }
 
-/// The broker failed.
+/// The broker or a temporary file failed.
 pub(crate) fn broker(error: &anyhow::Error) -> Problem {
     tracing::debug!(error = format!("{error:#}"), "request failed");
     Problem::new(BROKER, "").retry_after(2)

@@ -1,32 +1,43 @@
 //! The file of a list application: one JSON object a line, which also has the metadata of the stored objects.
 //!
-//! A job reads it from a position on, and its results are written back in one rename. Fields of other programs are kept.
+//! A job reads it from a position on, and its results are written back in one rename. Fields of other programs are kept. Assets of a
+//! request are in a file with the description of their job as the first line.
+
+mod result_file;
 
 use std::{
-    collections::HashMap,
-    fs::File,
-    io::{self, BufRead as _, BufReader, BufWriter, Seek as _, SeekFrom, Write as _},
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
     path::Path,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::result_file::ResultFile;
 use crate::{
     apps::is_asset_url,
-    messages::{ASSET_BYTES_MAX, Asset, Filter},
+    messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter},
 };
 
 /// Maximum number of lines of a file.
-pub const ASSETS_MAX: u64 = 10_000_000;
+const ASSETS_MAX: u64 = 10_000_000;
+
+/// Maximum bytes of a file, so that the results of the largest job fit into their stream.
+pub const SOURCE_BYTES_MAX: u64 = 1 << 30;
+
+/// A file, or one of its lines, is longer than permitted.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct TooLarge(String);
 
 /// A line of the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+pub struct Line {
     #[serde(flatten)]
     asset: Asset,
     /// Unix seconds of the last check.
@@ -58,7 +69,9 @@ pub struct Selection {
 }
 
 impl Selection {
-    fn select(&self, line: Line) -> Selected {
+    /// Selects an asset.
+    #[must_use]
+    pub fn select(&self, line: Line) -> Selected {
         let age = |time: Option<u64>| time.map(|time| self.created_at.saturating_sub(time));
         let name = line.asset.name();
         let is_filtered = self
@@ -95,56 +108,57 @@ fn position(key: &str) -> f64 {
     f64::from(parts) / (f64::from(u32::MAX) + 1.0)
 }
 
-/// Parses an asset of a request or a file.
+/// Parses the asset of a line.
 ///
 /// # Errors
 /// When the line is too long, not JSON, or has no URL.
-pub fn parse_asset(line: &[u8]) -> Result<Asset> {
-    Ok(parse(line)?.asset)
-}
-
-fn parse(line: &[u8]) -> Result<Line> {
-    ensure!(
-        line.len() <= ASSET_BYTES_MAX,
-        "longer than {ASSET_BYTES_MAX} bytes"
-    );
-    let line: Line = serde_json::from_slice(line).context("not a JSON object of an asset")?;
+pub fn parse(line: &[u8]) -> Result<Line> {
+    ensure!(line.len() <= ASSET_BYTES_MAX, "longer than 4096 bytes");
+    // The text of the error could contain a key.
+    let invalid = |it: serde_json::Error| anyhow!("not a JSON asset (column {})", it.column());
+    let line: Line = serde_json::from_slice(line).map_err(invalid)?;
     ensure!(is_asset_url(&line.asset.url), "no valid url");
     Ok(line)
 }
 
-/// Reads the lines from `cursor` on, and calls `use_line` with each selected asset and the position after it, until it returns false.
+/// Checks the size of a file.
 ///
 /// # Errors
-/// When the file cannot be read or has an invalid line; the error names the line.
-pub fn read(
-    path: &Path,
-    cursor: u64,
-    selection: &Selection,
-    mut use_line: impl FnMut(Selected, u64) -> bool,
-) -> Result<()> {
-    let mut lines = Lines::open(path, cursor)?;
-    while let Some(line) = lines.next()? {
-        let parsed = parse(line);
-        let parsed =
-            parsed.with_context(|| format!("line {} after byte {cursor}", lines.number))?;
-        if !use_line(selection.select(parsed), lines.position) {
-            return Ok(());
-        }
-    }
+/// [`TooLarge`], or when there is no file.
+pub fn check_size(path: &Path) -> Result<()> {
+    let found = fs::metadata(path).with_context(|| path.display().to_string())?;
+    let error = || TooLarge(format!("{} bytes of assets: use up to 1 GiB", found.len()));
+    ensure!(found.len() <= SOURCE_BYTES_MAX, error());
     Ok(())
 }
 
+/// Checks the assets of a request, after a line that describes their job; returns that line and the position after it.
+///
+/// # Errors
+/// When the file cannot be read or has an invalid line; the error names the line.
+pub fn check(path: &Path) -> Result<(Vec<u8>, u64)> {
+    let mut lines = Lines::open(path, 0)?;
+    let description = lines.next()?.unwrap_or_default().to_vec();
+    let start = lines.position;
+    while lines.asset()?.is_some() {}
+    Ok((description, start))
+}
+
 /// Lines that are not empty, without their ends.
-struct Lines {
+pub struct Lines {
     reader: BufReader<File>,
     line: Vec<u8>,
     number: u64,
-    position: u64,
+    /// Position after the last line.
+    pub position: u64,
 }
 
 impl Lines {
-    fn open(path: &Path, position: u64) -> Result<Self> {
+    /// Opens a file at a position.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(path: &Path, position: u64) -> Result<Self> {
         let mut file = File::open(path).with_context(|| path.display().to_string())?;
         file.seek(SeekFrom::Start(position))?;
         Ok(Self {
@@ -158,54 +172,60 @@ impl Lines {
     fn next(&mut self) -> Result<Option<&[u8]>> {
         loop {
             self.line.clear();
-            let count = self.reader.read_until(b'\n', &mut self.line)?;
+            let max = ASSET_BYTES_MAX;
+            // One more line end, of two bytes.
+            let mut rest = (&mut self.reader).take(max as u64 + 2);
+            let count = rest.read_until(b'\n', &mut self.line)?;
             self.number += 1;
             self.position += count as u64;
-            ensure!(self.number <= ASSETS_MAX, "more than {ASSETS_MAX} lines");
-            if count == 0 || !self.line.trim_ascii().is_empty() {
+            let length = self.line.trim_ascii().len();
+            let error = |what: &str| TooLarge(format!("line {}: {what}", self.number));
+            ensure!(length <= max, error("longer than 4096 bytes"));
+            ensure!(self.number <= ASSETS_MAX, error("too many lines"));
+            if count == 0 || length > 0 {
                 return Ok((count > 0).then(|| self.line.trim_ascii()));
             }
         }
     }
-}
 
-/// New metadata of a line, or its removal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Update {
-    /// The asset was checked.
-    Checked(Asset),
-    /// The object was removed.
-    Removed,
+    /// The asset of the next line.
+    ///
+    /// # Errors
+    /// When the file cannot be read or the line is invalid; the error names the line.
+    pub fn asset(&mut self) -> Result<Option<Line>> {
+        let line = self.next()?.map(parse).transpose();
+        line.with_context(|| format!("line {}", self.number))
+    }
 }
 
 /// Writes the results of a job into a copy of the file, which then replaces the file. Lines that the job prunes are removed.
 ///
 /// # Errors
-/// When a file cannot be read or written; the old file is then unchanged.
+/// When a file cannot be read or written, or the job has another maker at the end; the old file is then unchanged.
 pub fn write_back(
     path: &Path,
     selection: &Selection,
     prunes: bool,
-    updates: &HashMap<String, Update>,
+    mut results: ResultFile,
+    is_maker: impl FnOnce() -> bool,
 ) -> Result<()> {
     let mut lines = Lines::open(path, 0)?;
     let permissions = lines.reader.get_ref().metadata()?.permissions();
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let copy = NamedTempFile::new_in(dir.unwrap_or(Path::new(".")))?;
+    let copy = NamedTempFile::new_in(directory(path))?;
     let mut writer = BufWriter::new(copy);
     while let Some(line) = lines.next()? {
-        let update = match parse(line) {
+        let result = match parse(line) {
             Err(_) => None,
             Ok(parsed) => {
-                let update = updates.get(parsed.asset.name());
+                let result = results.find(parsed.asset.name())?;
                 let is_pruned = prunes && matches!(selection.select(parsed), Selected::Prune(_));
-                if is_pruned || update == Some(&Update::Removed) {
+                if is_pruned || result.as_ref().is_some_and(|it| it.is_deleted) {
                     continue;
                 }
-                update
+                result.filter(|it| !it.server_error)
             }
         };
-        if let Some(Update::Checked(asset)) = update {
+        if let Some(AssetResult { asset, .. }) = result {
             let mut object: Map<String, Value> = serde_json::from_slice(line)?;
             let mut set = |field: &str, value: Value| drop(object.insert(field.to_owned(), value));
             set("eTag", asset.e_tag.as_str().into());
@@ -223,9 +243,17 @@ pub fn write_back(
         .map_err(io::IntoInnerError::into_error)?;
     copy.as_file().set_permissions(permissions)?;
     copy.as_file().sync_all()?;
+    ensure!(is_maker(), "the job has another maker");
     copy.persist(path)
         .with_context(|| path.display().to_string())?;
     Ok(())
+}
+
+/// Directory of a file, for temporary files.
+#[must_use]
+pub fn directory(path: &Path) -> &Path {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    dir.unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -233,6 +261,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::messages::Outcome;
 
     const FILE: &str = concat!(
         "{\"url\":\"https://x.example/1\",\"hash\":\"h1\",\"requestedAt\":900,\"colour\":\"red\"}\n",
@@ -240,6 +269,18 @@ mod tests {
         "{\"key\":\"two\",\"url\":\"https://x.example/2\",\"checkedAt\":990}\n",
         "{\"key\":\"three\",\"url\":\"https://x.example/3\",\"requestedAt\":100}",
     );
+
+    fn result(asset: Asset, outcome: Outcome, is_deleted: bool) -> AssetResult {
+        AssetResult {
+            asset,
+            is_deleted,
+            server_response: 1,
+            server_error: outcome == Outcome::Failed,
+            was_stale: false,
+            outcome,
+            held_back: false,
+        }
+    }
 
     fn selection() -> Selection {
         Selection {
@@ -250,16 +291,16 @@ mod tests {
     }
 
     fn selected(path: &Path, cursor: u64, selection: &Selection) -> Vec<(String, u64)> {
+        let mut lines = Lines::open(path, cursor).unwrap();
         let mut found = Vec::new();
-        let add = |it, position| {
-            match it {
-                Selected::Check(asset) => found.push((asset.name().to_owned(), position)),
-                Selected::Prune(asset) => found.push((format!("-{}", asset.name()), position)),
+        while let Some(line) = lines.asset().unwrap() {
+            let name = line.asset.name().to_owned();
+            match selection.select(line) {
+                Selected::Check(_) => found.push((name, lines.position)),
+                Selected::Prune(_) => found.push((format!("-{name}"), lines.position)),
                 Selected::Skip => {}
             }
-            true
-        };
-        read(path, cursor, selection, add).unwrap();
+        }
         found
     }
 
@@ -334,8 +375,9 @@ mod tests {
             ),
         ] {
             fs::write(file.path(), format!("{{\"url\":\"https://x/\"}}\n{line}\n")).unwrap();
-            let error = read(file.path(), 0, &selection(), |_, _| true).unwrap_err();
-            let error = format!("{error:#}");
+            let mut lines = Lines::open(file.path(), 0).unwrap();
+            assert!(lines.asset().unwrap().is_some());
+            let error = format!("{:#}", lines.asset().unwrap_err());
             assert!(error.contains("line 2") && error.contains(what), "{error}");
         }
     }
@@ -343,21 +385,30 @@ mod tests {
     #[test]
     fn results_are_written_back_and_other_fields_are_kept() {
         let file = file();
-        let asset = Asset {
-            hash: "new".to_owned(),
-            e_tag: "\"2\"".to_owned(),
-            ..Asset::default()
+        let results = |found: &[(&str, &str, bool)]| {
+            let mut file = ResultFile::new_in(Path::new("."));
+            for (key, hash, is_deleted) in found {
+                let asset = Asset {
+                    key: (*key).to_owned(),
+                    hash: (*hash).to_owned(),
+                    e_tag: "\"2\"".to_owned(),
+                    ..Asset::default()
+                };
+                file.add(&result(asset, Outcome::Changed, *is_deleted), 1)
+                    .unwrap();
+            }
+            file
         };
-        let updates = HashMap::from([
-            ("https://x.example/1".to_owned(), Update::Checked(asset)),
-            ("two".to_owned(), Update::Removed),
-            ("unknown".to_owned(), Update::Removed),
+        let updates = results(&[
+            ("https://x.example/1", "new", false),
+            ("two", "", true),
+            ("unknown", "", true),
         ]);
         let prune = Selection {
             prune_after: Some(500),
             ..selection()
         };
-        write_back(file.path(), &selection(), true, &updates).unwrap();
+        write_back(file.path(), &selection(), true, updates, || true).unwrap();
         let text = fs::read_to_string(file.path()).unwrap();
         let lines: Vec<Value> = text
             .lines()
@@ -370,9 +421,72 @@ mod tests {
             (&"new".into(), &"\"2\"".into(), &1000.into())
         );
         assert_eq!(lines[1]["key"], "three");
-        write_back(file.path(), &prune, false, &HashMap::new()).unwrap();
+        write_back(file.path(), &prune, false, results(&[]), || true).unwrap();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 2);
-        write_back(file.path(), &prune, true, &HashMap::new()).unwrap();
+        write_back(file.path(), &prune, true, results(&[]), || false).unwrap_err();
+        assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 2);
+        write_back(file.path(), &prune, true, results(&[]), || true).unwrap();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 1);
+    }
+
+    #[test]
+    fn last_result_of_an_asset_is_found_and_failed_ones_are_listed() {
+        let mut file = ResultFile::new_in(Path::new("."));
+        let asset = |number: usize| Asset {
+            key: format!("{number}"),
+            // Enough for a file on disk.
+            url: "x".repeat(1000),
+            ..Asset::default()
+        };
+        for number in 0..1000 {
+            let outcome = if number % 4 == 0 {
+                Outcome::Failed
+            } else {
+                Outcome::Fresh
+            };
+            file.add(&result(asset(number), outcome, false), 1).unwrap();
+        }
+        assert_eq!(file.failed.len(), 250);
+        for position in file.failed.clone() {
+            let failed = file.read(position).unwrap();
+            let retried = result(failed.asset, Outcome::Changed, false);
+            file.add(&retried, 2).unwrap();
+        }
+        for number in [999, 0, 4, 5, 999] {
+            let found = file.find(&number.to_string()).unwrap().unwrap();
+            let expected = if number % 4 == 0 {
+                Outcome::Changed
+            } else {
+                Outcome::Fresh
+            };
+            assert_eq!((found.outcome, found.asset), (expected, asset(number)));
+        }
+        assert_eq!(file.find("1000").unwrap(), None);
+    }
+
+    #[test]
+    fn file_of_a_request_is_checked_after_its_first_line() {
+        let file = NamedTempFile::new().unwrap();
+        let check_text = |text: &str| {
+            fs::write(file.path(), text).unwrap();
+            check(file.path())
+        };
+        let good = "{\"url\":\"https://x/\"}";
+        let (first, start) = check_text(&format!("{{}}\r\n\n{good}\n{good}")).unwrap();
+        assert_eq!((&first[..], start), (&b"{}"[..], 4));
+        assert_eq!(check_text("").unwrap(), (Vec::new(), 0));
+        let secret = "{}\n{\"url\":\"https://x/\",\"key\":[\"secret\"]}\n";
+        let error = format!("{:#}", check_text(secret).unwrap_err());
+        assert!(
+            error.contains("line 2") && !error.contains("secret"),
+            "{error}"
+        );
+        for (length, is_valid) in [(4096, true), (4097, false), (1 << 20, false)] {
+            let line = |key: &str| format!("{{\"url\":\"https://x/\",\"key\":\"{key}\"}}");
+            let line = line(&"k".repeat(length - line("").len()));
+            let checked = check_text(&format!("{{}}\n{line}\r\n"));
+            let is_large = checked.map_err(|error| error.is::<TooLarge>()).err();
+            assert_eq!(is_large, (!is_valid).then_some(true), "{length}");
+        }
     }
 }

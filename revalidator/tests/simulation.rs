@@ -8,6 +8,8 @@ mod failures;
 mod harness;
 #[path = "simulation/long_run.rs"]
 mod long_run;
+#[path = "simulation/makers.rs"]
+mod makers;
 mod model;
 
 use std::time::Duration;

@@ -1,87 +1,57 @@
-//! Bodies of requests: whole and bounded, or line by line.
+//! Bodies of requests: in memory, or in a temporary file.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
-use tokio::time::timeout;
+use anyhow::anyhow;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use tempfile::{NamedTempFile, TempPath};
+use tokio::{fs::File, io::AsyncWriteExt as _, time::timeout};
 
-use crate::problem::{self, Problem, invalid};
+use crate::{
+    problem::{self, Problem, broker, invalid},
+    source::SOURCE_BYTES_MAX,
+};
 
 /// Maximum bytes of a JSON body, which has up to 100 assets in a single check.
 const JSON_BYTES_MAX: usize = 512 << 10;
 
-/// Maximum wait for the next part of a body.
-const PART_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum times to receive a JSON body, and assets.
+const JSON_TIMEOUT: Duration = Duration::from_secs(30);
+const ASSETS_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// Reads a body.
-pub(super) struct BodyReader {
-    body: Incoming,
-    buffer: BytesMut,
+/// The whole body.
+pub(super) async fn whole(body: &mut Incoming) -> Result<Bytes, Problem> {
+    let body = Limited::new(body, JSON_BYTES_MAX).collect();
+    match timeout(JSON_TIMEOUT, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Problem::new(problem::TOO_LARGE, ""))
+        }
+        _ => Err(invalid("the body is incomplete or takes more than 30 s")),
+    }
 }
 
-impl BodyReader {
-    pub(super) fn new(body: Incoming) -> Self {
-        let buffer = BytesMut::new();
-        Self { body, buffer }
-    }
-
-    /// Whether the body is read to its end.
-    pub(super) fn is_end(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    /// Reads the next part; false at the end.
-    async fn read(&mut self) -> Result<bool, Problem> {
-        match timeout(PART_TIMEOUT, self.body.frame()).await {
-            Err(_) => Err(invalid(
-                "the body is too slow: send the next part within 30 s",
-            )),
-            Ok(None) => Ok(false),
-            Ok(Some(Err(_))) => Err(invalid("the body is incomplete")),
-            Ok(Some(Ok(frame))) => {
-                self.buffer
-                    .extend_from_slice(&frame.into_data().unwrap_or_default());
-                Ok(true)
-            }
-        }
-    }
-
-    /// The whole body.
-    pub(super) async fn whole(&mut self) -> Result<Bytes, Problem> {
-        while self.read().await? {
-            if self.buffer.len() > JSON_BYTES_MAX {
+/// A temporary file with the body.
+pub(super) async fn file(body: &mut Incoming) -> Result<TempPath, Problem> {
+    let failed = |error: io::Error| broker(&anyhow!(error));
+    let file = NamedTempFile::new().map_err(failed)?;
+    let mut writer = File::from_std(file.reopen().map_err(failed)?);
+    let mut size = 0;
+    let receive = async {
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| invalid("the body is incomplete"))?;
+            let part = frame.into_data().unwrap_or_default();
+            size += part.len() as u64;
+            if size > SOURCE_BYTES_MAX {
                 return Err(Problem::new(problem::TOO_LARGE, ""));
             }
+            writer.write_all(&part).await.map_err(failed)?;
         }
-        Ok(self.buffer.split().freeze())
-    }
-
-    /// The next line without its end; `None` at the end of the body.
-    pub(super) async fn line(&mut self, bytes_max: usize) -> Result<Option<Bytes>, Problem> {
-        let mut searched = 0;
-        loop {
-            let end = self.buffer[searched..]
-                .iter()
-                .position(|byte| *byte == b'\n');
-            let too_long = || Problem::new(problem::TOO_LARGE, "a line is too long");
-            if let Some(end) = end {
-                if searched + end > bytes_max {
-                    return Err(too_long());
-                }
-                let mut line = self.buffer.split_to(searched + end + 1);
-                line.truncate(searched + end);
-                return Ok(Some(line.freeze()));
-            }
-            searched = self.buffer.len();
-            if searched > bytes_max {
-                return Err(too_long());
-            }
-            if !self.read().await? {
-                let rest = self.buffer.split().freeze();
-                return Ok((!rest.is_empty()).then_some(rest));
-            }
-        }
-    }
+        writer.flush().await.map_err(failed)
+    };
+    let received = timeout(ASSETS_TIMEOUT, receive).await;
+    received.unwrap_or_else(|_| Err(invalid("the body takes more than 15 min")))?;
+    Ok(file.into_temp_path())
 }

@@ -1,38 +1,40 @@
 //! Creation of jobs by clients: from the source of an application, from assets in the body, or a single check of a few assets.
 
 use std::{
+    fs,
     sync::{Arc, PoisonError},
-    time::Duration,
 };
 
-use anyhow::anyhow;
 use http::{HeaderValue, StatusCode, header, request::Parts};
+use hyper::body::Incoming;
 use runtime::{
     reply::{Reply, json},
     unix_micros,
 };
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::time::{Instant, timeout};
+use tempfile::{NamedTempFile, TempPath};
+use tokio::{sync::SemaphorePermit, task::spawn_blocking, time::Instant};
 
-use super::{Api, body::BodyReader, parse};
+use super::{Api, body, parse};
 use crate::{
     apps::App,
     create::{OPEN_JOBS_MAX, create, new_job},
     engine::Engine,
+    lease::Lease,
+    maker::{
+        bodies::{self, Body, LARGE_BODIES},
+        lease_key,
+    },
     messages::{
-        ASSET_BYTES_MAX, AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, JobStatus,
-        ServerState, WORKERS_NEEDED_MAX,
+        AllowDelete, BATCH_ASSETS_MAX, Filter, JobStatus, URL_BYTES_MAX, WORKERS_NEEDED_MAX,
     },
     problem::{self, Problem, broker, invalid},
-    source::{ASSETS_MAX, parse_asset},
+    source::{self, TooLarge},
 };
 
 /// Maximum assets of all single checks in a second.
 const CHECKS_PER_SECOND: f64 = 50.0;
-
-/// Maximum time to publish a batch while the stream is full.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Description of a job by a client.
 #[derive(Debug, Default, Deserialize)]
@@ -48,6 +50,9 @@ struct JobRequest {
     /// Assets of a single check.
     assets: Vec<Value>,
 }
+
+/// A file with assets, the position where they begin, and the permit for many.
+type Received = (TempPath, u64, Option<SemaphorePermit<'static>>);
 
 /// Budget of single checks; it is full again after two seconds.
 #[derive(Debug, Default)]
@@ -88,6 +93,10 @@ impl JobRequest {
         {
             return Err(invalid("filter.sample: use 0 to 1"));
         }
+        let prefix = self.filter.prefix.as_deref().unwrap_or_default();
+        if prefix.len() > URL_BYTES_MAX {
+            return Err(invalid("filter.prefix: use up to 2048 bytes"));
+        }
         let now = unix_micros() / 1000;
         let id = format!("{}-{now}-{:06x}", app.name, fastrand::u32(..0x100_0000));
         Ok(JobStatus {
@@ -116,13 +125,17 @@ impl<E: Engine> Api<E> {
     pub(super) async fn create_job(
         &self,
         head: &Parts,
-        body: &mut BodyReader,
+        body: &mut Incoming,
         is_check: bool,
     ) -> Result<Reply, Problem> {
-        let (described, has_lines) = match &*media_type(head) {
-            "application/json" => (body.whole().await?, false),
+        let (described, mut received) = match &*media_type(head) {
+            "application/json" => (body::whole(body).await?.to_vec(), None),
             "application/x-ndjson" if !is_check => {
-                (body.line(ASSET_BYTES_MAX).await?.unwrap_or_default(), true)
+                let permit = LARGE_BODIES.try_acquire();
+                let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
+                let permit = permit.map_err(many)?;
+                let (described, received) = check(body::file(body).await?, permit).await?;
+                (described, Some(received))
             }
             _ => return Err(Problem::new(problem::MEDIA_TYPE, "")),
         };
@@ -131,13 +144,20 @@ impl<E: Engine> Api<E> {
         let app: Arc<App> =
             app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
         let mut job = request.job(&app)?;
-        if !has_lines && !is_check && app.settings.assets.is_none() {
-            return Err(invalid(
-                "app: it has no assets; send them as application/x-ndjson",
-            ));
-        }
-        if is_check == request.assets.is_empty() {
-            return Err(invalid("assets: use 1 to 100, and only for a single check"));
+        if is_check {
+            received = Some(self.check_assets(&request)?);
+            job.push = true;
+        } else if !request.assets.is_empty() {
+            return Err(invalid("assets: only for a single check"));
+        } else if received.is_none() {
+            let path = app.settings.assets.as_deref();
+            let none = || invalid("app: it has no assets; send them as application/x-ndjson");
+            // Another machine may have the file.
+            if let Err(error) = source::check_size(path.ok_or_else(none)?)
+                && error.is::<TooLarge>()
+            {
+                return Err(invalid(format!("app: {error}")));
+            }
         }
         let engine = self.engine()?;
         let open = self
@@ -151,111 +171,81 @@ impl<E: Engine> Api<E> {
                 Problem::new(problem::TOO_MANY, format!("{open} jobs are open")).retry_after(60),
             );
         }
-        if has_lines || is_check {
-            let published = if is_check {
-                self.publish_check(&request, &mut job).await
-            } else {
-                self.publish_lines(body, &mut job).await
-            };
-            if published.is_err() {
-                let purged = engine.purge(&job.job_id, true).await;
-                purged.unwrap_or_else(
-                    |error| tracing::debug!(%error, "batches not removed; they expire"),
-                );
-            }
-            published?;
-            job.server_state = ServerState::WaitForResults;
+        let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
+        let mut body = None;
+        if let Some((file, start, permit)) = received {
+            let none = || invalid("this process has no maker: send assets to another one");
+            let bodies = self.bodies.as_ref().ok_or_else(none)?;
+            (job.has_body, job.cursor) = (true, start);
+            let key = lease_key(&job.job_id);
+            let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
+            let lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);
+            body = Some((
+                bodies,
+                Body {
+                    file,
+                    lease,
+                    permit,
+                },
+            ));
         }
         if !create(engine, &job).await.map_err(|error| broker(&error))? {
-            return Err(Problem::new(problem::CONFLICT, "a job with this id exists"));
+            return Err(exists());
+        }
+        if let Some((bodies, body)) = body {
+            bodies::lock(bodies).insert(job.job_id.clone(), body);
         }
         tracing::info!(job = job.job_id, "job created");
         Ok(json(StatusCode::CREATED, &job))
     }
 
-    /// Publishes the assets of a single check, which does not wait for other jobs.
-    async fn publish_check(
-        &self,
-        request: &JobRequest,
-        job: &mut JobStatus,
-    ) -> Result<(), Problem> {
-        if request.assets.len() > BATCH_ASSETS_MAX || request.allow_delete == AllowDelete::All {
+    /// A file with the assets of a single check.
+    fn check_assets(&self, request: &JobRequest) -> Result<Received, Problem> {
+        let count = request.assets.len();
+        if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
             return Err(invalid(
                 "assets: a single check has 1 to 100, and cannot remove all objects",
             ));
         }
-        let mut assets = Vec::new();
-        for (index, asset) in request.assets.iter().enumerate() {
-            let asset = parse_asset(asset.to_string().as_bytes());
-            assets.push(asset.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?);
-        }
-        let count = assets.len();
-        let has_budget = self
-            .budget
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(count);
-        if !has_budget {
+        let budget = self.budget.lock();
+        if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
             return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
         }
-        job.push = true;
-        self.send(job, assets).await
-    }
-
-    /// Publishes the assets of a body, one a line.
-    async fn publish_lines(
-        &self,
-        body: &mut BodyReader,
-        job: &mut JobStatus,
-    ) -> Result<(), Problem> {
-        let (mut assets, mut number) = (Vec::new(), 1_u64);
-        loop {
-            number += 1;
-            let line = body.line(ASSET_BYTES_MAX).await.map_err(|mut problem| {
-                problem.detail.insert_str(0, &format!("line {number}: "));
-                problem
-            })?;
-            let is_end = line.is_none();
-            if let Some(line) = line.filter(|line| !line.trim_ascii().is_empty()) {
-                let asset = parse_asset(&line);
-                assets.push(asset.map_err(|error| invalid(format!("line {number}: {error:#}")))?);
-            }
-            if assets.len() == BATCH_ASSETS_MAX || (is_end && !assets.is_empty()) {
-                self.send(job, std::mem::take(&mut assets)).await?;
-            }
-            if job.asset_count > ASSETS_MAX {
-                return Err(Problem::new(problem::TOO_LARGE, ""));
-            }
-            if is_end {
-                return Ok(());
-            }
+        let mut lines = String::new();
+        for (index, asset) in request.assets.iter().enumerate() {
+            lines = lines + &asset.to_string() + "\n";
+            let line = lines.lines().next_back().unwrap_or_default();
+            let parsed = source::parse(line.as_bytes());
+            parsed.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?;
         }
+        let written = NamedTempFile::new().and_then(|file| {
+            fs::write(&file, lines)?;
+            Ok(file.into_temp_path())
+        });
+        let file = written.map_err(|error| broker(&error.into()))?;
+        Ok((file, 0, None))
     }
+}
 
-    async fn send(&self, job: &mut JobStatus, assets: Vec<Asset>) -> Result<(), Problem> {
-        let count = assets.len() as u64;
-        let batch = JobBatch {
-            assets,
-            job_id: job.job_id.clone(),
-            batch: job.batch_count,
-            attempt: 1,
-        };
-        let (id, payload) = (batch.id(), serde_json::to_vec(&batch).unwrap_or_default());
-        let sent = timeout(
-            SEND_TIMEOUT,
-            self.engine()?.send_batch(&job.job_id, &id, payload.into()),
-        )
-        .await;
-        let sent = sent.unwrap_or_else(|_| Err(anyhow!("timeout")));
-        sent.map_err(|error| broker(&error))?;
-        job.batch_count += 1;
-        job.asset_count += count;
-        Ok(())
+/// Checks the assets of a body after their description, and returns it.
+async fn check(
+    file: TempPath,
+    permit: SemaphorePermit<'static>,
+) -> Result<(Vec<u8>, Received), Problem> {
+    let checked = spawn_blocking(move || anyhow::Ok((source::check(&file)?, file))).await;
+    match checked.map_err(Into::into).flatten() {
+        Ok(((described, start), file)) => Ok((described, (file, start, Some(permit)))),
+        Err(error) if error.is::<TooLarge>() => {
+            Err(Problem::new(problem::TOO_LARGE, error.to_string()))
+        }
+        Err(error) => Err(invalid(format!("{error:#}"))),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -290,6 +280,11 @@ mod tests {
             ("b", "{\"revalidatorsNeeded\": 0}", "revalidatorsNeeded"),
             ("b", "{\"revalidatorsNeeded\": 65}", "revalidatorsNeeded"),
             ("b", "{\"filter\": {\"sample\": 2}}", "sample"),
+            (
+                "b",
+                &format!("{{\"filter\": {{\"prefix\": \"{}\"}}}}", "p".repeat(2049)),
+                "prefix",
+            ),
         ] {
             let error = job(app, text).unwrap_err();
             assert!(error.contains(what), "{error}");

@@ -2,87 +2,91 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail};
-use tokio::{sync::mpsc, task::spawn_blocking};
+use anyhow::{Context as _, Result};
+use tokio::{runtime::Handle, sync::watch, task::spawn_blocking};
 
-use super::{Maker, selection};
+use super::{Maker, bodies::lock, selection};
 use crate::{
     apps::App,
+    contents::Contents,
     engine::Engine,
+    jobs::WINDOW,
     messages::{Asset, BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
-    source::{self, Selected},
+    source::{self, Lines, Selected, Selection},
 };
-
-/// Batches that are read in advance.
-const READ_AHEAD: usize = 16;
 
 /// Batches between two writes of the cursor; the next maker repeats up to as many.
 const CURSOR_BATCHES: u64 = 20;
 
-/// Part of a source.
-struct Page {
-    assets: Vec<Asset>,
-    pruned: u64,
-    /// Position in the source after the page.
-    cursor: u64,
+/// The assets of a batch, and the number of objects that were removed before.
+type Page = (Vec<Asset>, u64);
+
+/// Reads the next assets, and removes the objects that are pruned. Empty at the end of the source.
+fn read(lines: &mut Lines, selection: &Selection, contents: Option<&Contents>) -> Result<Page> {
+    let (mut assets, mut pruned) = (Vec::new(), 0);
+    while assets.len() < BATCH_ASSETS_MAX
+        && let Some(line) = lines.asset()?
+    {
+        match selection.select(line) {
+            Selected::Skip => {}
+            Selected::Check(asset) => assets.push(asset),
+            Selected::Prune(asset) => {
+                if let Some(contents) = contents {
+                    Handle::current().block_on(contents.remove(asset.name()))?;
+                }
+                pruned += 1;
+            }
+        }
+    }
+    Ok((assets, pruned))
 }
 
 impl<E: Engine> Maker<E> {
-    /// Transmits a job from its cursor on. The error is the reason to cancel it.
-    pub(super) async fn transmit(&self, job: &JobStatus, app: &Arc<App>) -> Result<()> {
-        let Some(path) = app.settings.assets.clone() else {
-            bail!("the application has no assets");
+    /// Transmits a job from its cursor on, up to [`WINDOW`] batches beyond those that are `counted`. The error is the reason to cancel
+    /// it.
+    pub(super) async fn transmit(
+        &self,
+        job: &JobStatus,
+        app: &Arc<App>,
+        mut counted: watch::Receiver<u64>,
+    ) -> Result<()> {
+        let path = if job.has_body {
+            let bodies = lock(&self.bodies);
+            let body = bodies.get(&job.job_id);
+            let body = body.context("the process that received the assets has ended")?;
+            body.file.to_path_buf()
+        } else {
+            let path = app.settings.assets.clone();
+            path.context("the application has no assets")?
         };
-        let (sender, mut pages) = mpsc::channel(READ_AHEAD);
-        let selection = selection(job, app);
-        let (start, contents) = (job.cursor, app.contents.clone());
-        let reading = spawn_blocking(move || -> Result<()> {
-            let runtime = tokio::runtime::Handle::current();
-            let empty = |cursor| Page {
-                assets: Vec::new(),
-                pruned: 0,
-                cursor,
-            };
-            let mut page = empty(start);
-            let mut failed = Ok(());
-            source::read(&path, start, &selection, |selected, cursor| {
-                page.cursor = cursor;
-                match selected {
-                    Selected::Skip => {}
-                    Selected::Check(asset) => page.assets.push(asset),
-                    Selected::Prune(asset) => {
-                        if let Some(contents) = &contents {
-                            failed = runtime.block_on(contents.remove(asset.name()));
-                        }
-                        page.pruned += 1;
-                    }
-                }
-                if failed.is_ok() && page.assets.len() < BATCH_ASSETS_MAX {
-                    return true;
-                }
-                let full = std::mem::replace(&mut page, empty(cursor));
-                failed.is_ok() && sender.blocking_send(full).is_ok()
-            })?;
-            failed?;
-            // The receiver is gone only if the transmission has failed.
-            drop(sender.blocking_send(page));
-            Ok(())
-        });
+        source::check_size(&path)?;
+        let mut lines = Lines::open(&path, job.cursor)?;
         let mut sent = job.clone();
-        while let Some(page) = pages.recv().await {
-            sent.cursor = page.cursor;
-            sent.pruned += page.pruned;
-            if page.assets.is_empty() {
-                continue;
+        loop {
+            let (selection, contents) = (selection(job, app), app.contents.clone());
+            let read = move || {
+                let page = read(&mut lines, &selection, contents.as_ref());
+                page.map(|page| (page, lines))
+            };
+            let ((assets, pruned), rest) = spawn_blocking(read)
+                .await?
+                .with_context(|| format!("after byte {}", job.cursor))?;
+            lines = rest;
+            sent.cursor = lines.position;
+            sent.pruned += pruned;
+            if assets.is_empty() {
+                break;
             }
             let batch = JobBatch {
-                assets: page.assets,
+                assets,
                 job_id: job.job_id.clone(),
                 batch: sent.batch_count,
                 attempt: 1,
             };
-            self.send(&batch).await;
+            let has_place = |counted: &u64| sent.batch_count < counted + WINDOW;
+            counted.wait_for(has_place).await?;
+            self.send(&batch).await?;
             sent.batch_count += 1;
             sent.asset_count += batch.assets.len() as u64;
             if sent.batch_count.is_multiple_of(CURSOR_BATCHES)
@@ -91,7 +95,6 @@ impl<E: Engine> Maker<E> {
                 return Ok(());
             }
         }
-        reading.await.context("reader")??;
         self.write_cursor(&sent, true).await?;
         Ok(())
     }

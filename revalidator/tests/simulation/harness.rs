@@ -15,7 +15,7 @@ use revalidator::{
     batch::Checker,
     create::{create, new_job},
     engine::Engine as _,
-    maker::Maker,
+    maker::{Maker, bodies::Bodies},
     messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
     mirror::{Mirror, change_job},
@@ -25,6 +25,7 @@ use revalidator::{
 };
 use runtime::metrics::Registry;
 use tokio::{
+    sync::Semaphore,
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep},
 };
@@ -220,12 +221,19 @@ impl Simulation {
 
     /// Starts a maker.
     pub(crate) fn maker(&mut self) -> AbortHandle {
+        self.maker_with(Bodies::default())
+    }
+
+    /// Starts a maker whose process has received assets.
+    pub(crate) fn maker_with(&mut self, bodies: Bodies<Model>) -> AbortHandle {
         let maker = Maker {
             id: self.id("maker"),
             engine: self.model.clone(),
             mirror: self.mirror.clone(),
             apps: Arc::clone(&self.apps),
             metrics: self.metrics.clone(),
+            bodies,
+            write_back: Arc::new(Semaphore::new(1)),
             stop: self.stop.clone(),
             started_at: clock(),
             clock,
@@ -267,13 +275,19 @@ impl Simulation {
                 sleep(Duration::from_secs(1)).await;
             }
         }
+        let (asset_count, batch_count) = (assets.len() as u64, batches.count() as u64);
+        self.list_job(app, id, |job| {
+            (job.asset_count, job.batch_count) = (asset_count, batch_count);
+            job.server_state = ServerState::WaitForResults;
+            change(job);
+        })
+        .await;
+    }
+
+    /// Creates a job of the assets in the file of its application.
+    pub(crate) async fn list_job(&self, app: &str, id: &str, change: impl FnOnce(&mut JobStatus)) {
         let app = (self.apps)().get(app).unwrap();
-        let mut job = JobStatus {
-            asset_count: assets.len() as u64,
-            batch_count: batches.count() as u64,
-            server_state: ServerState::WaitForResults,
-            ..new_job(&app, id.to_owned(), clock())
-        };
+        let mut job = new_job(&app, id.to_owned(), clock());
         change(&mut job);
         while create(&self.model, &job).await.is_err() {
             sleep(Duration::from_secs(1)).await;

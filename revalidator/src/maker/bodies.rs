@@ -1,0 +1,35 @@
+//! Assets of jobs that came with their requests: temporary files of the process that received them.
+//!
+//! Only this process can transmit them. It acquires the lease of the maker before it creates the job, so another process becomes the
+//! maker only if this one has ended or lost the broker. That maker cancels the job.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tempfile::TempPath;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::lease::Lease;
+
+/// Permits for the assets of 4 requests, until they are transmitted.
+pub static LARGE_BODIES: Semaphore = Semaphore::const_new(4);
+
+/// The assets of a job.
+pub struct Body<E> {
+    /// The file.
+    pub file: TempPath,
+    /// The lease, until the maker takes it.
+    pub lease: Option<Lease<E>>,
+    /// Permit for many assets.
+    pub permit: Option<SemaphorePermit<'static>>,
+}
+
+/// The assets by job.
+pub type Bodies<E> = Arc<Mutex<HashMap<String, Body<E>>>>;
+
+/// Locks the assets.
+pub fn lock<E>(bodies: &Bodies<E>) -> MutexGuard<'_, HashMap<String, Body<E>>> {
+    bodies.lock().unwrap_or_else(PoisonError::into_inner)
+}

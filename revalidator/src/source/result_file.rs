@@ -1,0 +1,84 @@
+//! Results of a job until its end, one JSON object a line: in memory while they are few, otherwise in a temporary file. About 40 bytes
+//! of memory per asset find its result.
+//!
+//! Calls block for a short time.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _},
+    path::Path,
+};
+
+use anyhow::Result;
+use tempfile::SpooledTempFile;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{jobs::is_retried, messages::AssetResult};
+
+/// Maximum bytes of results in memory; more than those of a usual single check.
+const MEMORY_BYTES_MAX: usize = 128 << 10;
+
+/// The results of a job.
+#[derive(Debug)]
+pub struct ResultFile {
+    file: SpooledTempFile,
+    end: u64,
+    /// Position of the last result of each asset, by the hash of its name.
+    positions: HashMap<u64, u64>,
+    /// Positions of the assets whose first attempt failed.
+    pub failed: Vec<u64>,
+}
+
+impl ResultFile {
+    /// No results; a temporary file would be in `dir`.
+    #[must_use]
+    pub fn new_in(dir: &Path) -> Self {
+        Self {
+            file: tempfile::spooled_tempfile_in(MEMORY_BYTES_MAX, dir),
+            end: 0,
+            positions: HashMap::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Appends a result.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&mut self, result: &AssetResult, attempt: u32) -> Result<()> {
+        let mut line = serde_json::to_vec(result)?;
+        line.push(b'\n');
+        self.file.seek(SeekFrom::Start(self.end))?;
+        self.file.write_all(&line)?;
+        let name = xxh3_64(result.asset.name().as_bytes());
+        self.positions.insert(name, self.end);
+        if is_retried(result, attempt) {
+            self.failed.push(self.end);
+        }
+        self.end += line.len() as u64;
+        Ok(())
+    }
+
+    /// The result at a position.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn read(&mut self, position: u64) -> Result<AssetResult> {
+        self.file.seek(SeekFrom::Start(position))?;
+        let mut line = Vec::new();
+        BufReader::new(&mut self.file).read_until(b'\n', &mut line)?;
+        Ok(serde_json::from_slice(&line)?)
+    }
+
+    /// The last result of an asset.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn find(&mut self, name: &str) -> Result<Option<AssetResult>> {
+        let Some(position) = self.positions.get(&xxh3_64(name.as_bytes())) else {
+            return Ok(None);
+        };
+        let found = self.read(*position)?;
+        Ok(Some(found).filter(|it| it.asset.name() == name))
+    }
+}

@@ -1,0 +1,281 @@
+//! Makers: transmission, strange results, assets of requests, and files that cannot be written.
+
+use std::{fs, time::Duration};
+
+use revalidator::{
+    engine::Engine as _,
+    jobs,
+    lease::Lease,
+    maker::bodies::{Bodies, Body, lock},
+    messages::{AllowDelete, Asset, AssetResult, JobResult, JobStatus, Outcome, ServerState},
+    mirror::change_job,
+};
+use serde_json::Value;
+use tempfile::{NamedTempFile, TempDir};
+use tokio::time::sleep;
+
+use super::{
+    fresh,
+    harness::{Simulation, clock},
+};
+
+/// An application with this file of assets.
+fn apps(dir: &TempDir) -> String {
+    let file = dir.path().join("assets.ndjson");
+    format!(
+        "[apps.one]\nkind = \"list\"\nhosts = [\"origin.example\"]\nallow_delete = \"partial\"\nassets = {file:?}\n"
+    )
+}
+
+fn write_assets(dir: &TempDir, count: usize) {
+    let line = |number| {
+        format!(
+            "{{\"key\":\"k/{number}\",\"url\":\"https://origin.example/{number}\",\"eTag\":\"old\"}}\n"
+        )
+    };
+    let lines: String = (0..count).map(line).collect();
+    fs::write(dir.path().join("assets.ndjson"), lines).unwrap();
+}
+
+fn lines(dir: &TempDir) -> Vec<Value> {
+    let text = fs::read_to_string(dir.path().join("assets.ndjson")).unwrap();
+    let lines = text.lines();
+    lines.map(|it| serde_json::from_str(it).unwrap()).collect()
+}
+
+fn result(job: &str, batch: u64, attempt: u32, assets: usize) -> JobResult {
+    let one = |number| AssetResult {
+        asset: Asset {
+            key: format!("k/{number}"),
+            e_tag: "new".to_owned(),
+            ..Asset::default()
+        },
+        is_deleted: true,
+        server_response: 1,
+        server_error: false,
+        was_stale: true,
+        outcome: Outcome::Gone,
+        held_back: false,
+    };
+    JobResult {
+        average_response: 1,
+        results: (0..assets).map(one).collect(),
+        revalidator_id: "stranger".to_owned(),
+        job_id: job.to_owned(),
+        batch,
+        attempt,
+    }
+}
+
+async fn publish(simulation: &Simulation, job: &str, result: &JobResult) {
+    let payload = serde_json::to_vec(result).unwrap();
+    let sent = simulation.model.send_result(job, "", payload.into());
+    sent.await.unwrap();
+}
+
+async fn cancel(simulation: &Simulation, job: &str) {
+    let cancel = |job: &mut JobStatus| {
+        jobs::cancel(job, "by an operator", clock());
+        true
+    };
+    change_job(&simulation.model, job, cancel).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_is_transmitted_when_the_older_one_of_its_application_has_ended() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 250);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    simulation.maker();
+    simulation.job("one", "a", 100, |_| ()).await;
+    sleep(Duration::from_millis(1)).await;
+    simulation.list_job("one", "b", |_| ()).await;
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(simulation.status("b").await.batch_count, 0);
+    assert_eq!(simulation.model.unsettled("b"), 0);
+    cancel(&simulation, "a").await;
+    // The file is read then, not before.
+    write_assets(&dir, 150);
+    simulation.worker();
+    let ended = simulation.wait_ended("b").await;
+    assert_eq!((ended.counts.checked, ended.batch_count), (150, 2));
+    assert!(lines(&dir).iter().all(|it| it["checkedAt"].is_u64()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_without_results_holds_a_limited_number_of_batches() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 110_000);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(simulation.model.unsettled("a"), 1000);
+    let worker = simulation.worker();
+    simulation.wait("a", |job| job.counts.checked >= 500).await;
+    worker.abort();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(simulation.model.unsettled("a"), 1000);
+    cancel(&simulation, "a").await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(simulation.model.unsettled("a"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn strange_results_neither_count_nor_keep_a_job_from_its_end() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 250);
+    let mut simulation = Simulation::new(&apps(&dir), |asset, _| {
+        (
+            if asset.key == "k/249" { 500 } else { 304 },
+            Duration::from_millis(200),
+        )
+    });
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    simulation
+        .wait("a", |job| job.server_state == ServerState::WaitForResults)
+        .await;
+    for (job, batch, attempt, assets) in [
+        ("a", 0, 0, 1),
+        ("a", 1, 3, 1),
+        ("a", 0, 2, 1),
+        ("a", 3, 1, 1),
+        ("a", 999, 1, 1),
+        ("other", 1, 1, 1),
+        ("a", 1, 1, 101),
+    ] {
+        publish(&simulation, "a", &result(job, batch, attempt, assets)).await;
+    }
+    sleep(Duration::from_secs(5)).await;
+    simulation.worker();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(ended.server_state, ServerState::Finished);
+    let counts = ended.counts;
+    assert_eq!(
+        (counts.checked, counts.fresh, counts.failed, counts.gone),
+        (250, 249, 1, 0)
+    );
+    assert_eq!(ended.retry_batch_count, Some(1));
+    assert_eq!(simulation.metrics.invalid_messages.get(), 7);
+    assert_eq!(lines(&dir).len(), 250);
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_cannot_remove_more_lines_than_the_brake_permits() {
+    for (allow, assets) in [(AllowDelete::None, 1), (AllowDelete::Partial, 100)] {
+        let dir = TempDir::new().unwrap();
+        write_assets(&dir, 100);
+        let mut simulation = Simulation::new(&apps(&dir), fresh);
+        simulation.maker();
+        simulation
+            .list_job("one", "a", |job| job.allow_delete = allow)
+            .await;
+        simulation.wait("a", |job| job.batch_count == 1).await;
+        publish(&simulation, "a", &result("a", 0, 1, assets)).await;
+        simulation.wait_ended("a").await;
+        let lines = lines(&dir);
+        assert_eq!(lines.len(), 100, "{allow:?} {assets}");
+        // Their objects may be missing, so that the next job gets them without a condition.
+        let cleared = lines.iter().filter(|it| it["eTag"] == "").count();
+        assert_eq!(cleared, assets);
+    }
+}
+
+/// A job whose assets were received by the process with these bodies.
+async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies<crate::model::Model>) {
+    let file = NamedTempFile::new().unwrap().into_temp_path();
+    let line = |number| format!("{{\"url\":\"https://origin.example/{number}\",\"eTag\":\"1\"}}\n");
+    let text: String = (0..250).map(line).collect();
+    fs::write(&file, format!("{{\"app\":\"one\"}}\n{text}")).unwrap();
+    let (model, mirror) = (&simulation.model, &simulation.mirror);
+    let lease = Lease::acquire(model, mirror, format!("maker.{id}"), "api")
+        .await
+        .unwrap();
+    let body = Body {
+        file,
+        lease,
+        permit: None,
+    };
+    lock(bodies).insert(id.to_owned(), body);
+    simulation
+        .list_job("one", id, |job| (job.has_body, job.cursor) = (true, 14))
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn assets_of_a_request_are_transmitted_by_the_process_that_received_them() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 0);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    let bodies = Bodies::default();
+    for _ in 0..3 {
+        simulation.maker();
+    }
+    simulation.maker_with(Bodies::clone(&bodies));
+    simulation.job("one", "older", 100, |_| ()).await;
+    sleep(Duration::from_millis(1)).await;
+    body_job(&simulation, "a", &bodies).await;
+    // The older job takes longer than a lease.
+    sleep(Duration::from_secs(120)).await;
+    cancel(&simulation, "older").await;
+    simulation.worker();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(
+        (ended.counts.checked, ended.server_state),
+        (250, ServerState::Finished)
+    );
+    sleep(Duration::from_secs(5)).await;
+    assert!(lock(&bodies).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_whose_assets_are_lost_is_cancelled_without_batches() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 0);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    let bodies = Bodies::default();
+    let process = simulation.maker_with(Bodies::clone(&bodies));
+    simulation.job("one", "older", 100, |_| ()).await;
+    sleep(Duration::from_millis(1)).await;
+    body_job(&simulation, "a", &bodies).await;
+    sleep(Duration::from_secs(120)).await;
+    process.abort();
+    lock(&bodies).clear();
+    simulation.maker();
+    simulation.worker();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(ended.server_state, ServerState::Cancelled);
+    let reason = ended.reason.unwrap();
+    assert_eq!(reason, "the process that received the assets has ended");
+    assert_eq!(simulation.model.unsettled("a"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_that_cannot_be_written_back_are_retried_with_a_reason() {
+    let dir = TempDir::new().unwrap();
+    write_assets(&dir, 250);
+    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    simulation.wait("a", |job| job.batch_count == 3).await;
+    let (file, other) = (dir.path().join("assets.ndjson"), dir.path().join("other"));
+    fs::rename(&file, &other).unwrap();
+    simulation.worker();
+    let is_explained =
+        |job: &JobStatus| job.reason.as_ref().is_some_and(|it| it.contains("retried"));
+    let waiting = simulation.wait("a", is_explained).await;
+    assert_eq!(waiting.server_state, ServerState::ProcessingResults);
+    let messages = simulation.model.messages();
+    sleep(Duration::from_secs(600)).await;
+    // Each attempt reads all results again, so there are few.
+    let messages = simulation.model.messages() - messages;
+    assert!(messages < 1000, "{messages}");
+    fs::rename(&other, &file).unwrap();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(
+        (ended.server_state, ended.reason),
+        (ServerState::Finished, None)
+    );
+    assert!(lines(&dir).iter().all(|it| it["checkedAt"].is_u64()));
+}
