@@ -225,14 +225,14 @@ pub struct LookupResult {
     pub why: Option<String>,
 }
 
-/// Which cookies a page has.
+/// Selection of the cookies of a page.
 #[derive(Debug, Clone)]
 pub struct PageQuery {
-    /// Their DSP.
+    /// DSP of the cookies.
     pub dsp_id: u32,
-    /// They were accepted before this time, in microseconds since the Unix epoch.
+    /// Time before which the cookies were accepted, in microseconds since the Unix epoch.
     pub before: u64,
-    /// Their users follow this one; empty for all.
+    /// User id after which the page begins; empty for the first page.
     pub after_user: String,
 }
 

@@ -1,7 +1,7 @@
 //! Composition of the components of `revalidator serve`: startup, tasks and drain.
 //!
 //! Both ports open at once; makers and workers begin when the broker is connected. A drain stops the API, finishes the current batches
-//! within the timeout or gives them back, and frees all leases.
+//! within the timeout or releases them, and releases all leases.
 
 use std::{
     sync::{Arc, Mutex, OnceLock},
@@ -40,7 +40,7 @@ use crate::{
 
 const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Time for leases to be freed after the drain timeout.
+/// Time to release leases after the drain timeout.
 const GRACE: Duration = Duration::from_secs(3);
 
 const API_LIMITS: listen::Limits = listen::Limits {
@@ -157,7 +157,7 @@ impl App {
         }
     }
 
-    /// Finishes batches within the drain timeout, gives back the others, and frees all leases.
+    /// Finishes batches within the drain timeout, and releases the others and all leases.
     pub async fn drain(self) {
         let began = Instant::now();
         let end = began + *self.drain_timeout.borrow();
@@ -171,7 +171,7 @@ impl App {
         tasks.close();
         self.api.drain(end.min(began + GRACE)).await;
         if timeout_at(end, tasks.wait()).await.is_err() {
-            tracing::info!("giving back batches that are not finished");
+            tracing::info!("releasing unfinished batches");
             abort.cancel();
             drop(timeout(GRACE, tasks.wait()).await);
         }
@@ -197,13 +197,13 @@ impl Shared {
                 Err(error) => {
                     let error = format!("{error:#}");
                     if self.nats_error.send_replace(error.clone()) != error {
-                        tracing::warn!(error, "NATS is unavailable; retrying");
+                        tracing::warn!(error, "NATS unavailable, retrying");
                     }
                     sleep(CONNECT_PAUSE).await;
                 }
             }
         };
-        tracing::info!("NATS is connected");
+        tracing::info!("connected to NATS");
         let nats = self.nats.get_or_init(|| nats);
         let host = gethostname().to_string_lossy().into_owned();
         let host = host.replace(|it: char| !it.is_ascii_alphanumeric(), "-");

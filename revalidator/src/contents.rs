@@ -1,4 +1,4 @@
-//! Stored objects of an application: files in a folder.
+//! Stored objects of an application: files in a directory.
 //!
 //! The name of a file is the hash of the key, so a key cannot reach another directory. A file is replaced by a rename; writing or
 //! removing an object twice has the effect of once.
@@ -16,7 +16,7 @@ use tempfile::Builder;
 use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A folder of objects.
+/// A directory of objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contents(PathBuf);
 

@@ -86,7 +86,7 @@ impl<E: Engine> Lease<E> {
                 .engine
                 .delete(Bucket::Subscriptions, &self.key, Some(revision));
             if let Err(error) = freed.await {
-                tracing::debug!(%error, key = self.key, "lease not freed; it expires");
+                tracing::debug!(%error, key = self.key, "failed to release a lease; it expires");
             }
         }
     }

@@ -143,7 +143,7 @@ impl Limiter {
         let body = json!({ "status": response.status, "retry_after": response.retry_after });
         let result = self.call(counter, "feedback", &body).await;
         if let Err(error) = result.and_then(|it| Ok(it.error_for_status()?)) {
-            tracing::debug!(%error, "feedback failed");
+            tracing::debug!(%error, "failed to send feedback to the limiter");
         }
     }
 

@@ -156,7 +156,7 @@ impl<E: Engine> Maker<E> {
                 return;
             };
             let error = format!("retried after an error: {error:#}");
-            tracing::warn!(job = id, error, "job is retried after an error");
+            tracing::warn!(job = id, error, "job failed, retrying");
             let explain = |job: &mut JobStatus| {
                 let is_new = job.reason.replace(error.clone()).as_ref() != Some(&error);
                 is_new && job.is_open() && job.revalidator_state != RevalidatorState::Suspended
@@ -333,7 +333,7 @@ impl<E: Engine> Maker<E> {
                 return Err(error);
             }
             let error = format!("{error:#}");
-            tracing::debug!(id, error, "batch waits for the broker");
+            tracing::debug!(id, error, "failed to publish a batch, retrying");
             sleep(RETRY_PAUSE).await;
         }
         Ok(())

@@ -203,7 +203,7 @@ impl Mirror {
     async fn follow<E: Engine>(&self, engine: &E, bucket: Bucket) {
         loop {
             if let Err(error) = self.follow_once(engine, bucket).await {
-                tracing::debug!(%error, ?bucket, "watch ended");
+                tracing::debug!(%error, ?bucket, "watch of a bucket ended");
             }
             sleep(RETRY_PAUSE).await;
         }

@@ -52,7 +52,7 @@ pub struct Worker<E, O> {
     pub checker: Checker<O>,
     /// No further batch is begun after it is cancelled.
     pub stop: CancellationToken,
-    /// The current batch is given back when it is cancelled.
+    /// The current batch is released when it is cancelled.
     pub abort: CancellationToken,
     /// Clock of jobs, in Unix milliseconds.
     pub clock: fn() -> u64,
@@ -92,7 +92,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             let value = serde_json::to_vec(&*state.borrow_and_update()).unwrap_or_default();
             let put = self.engine.put(Bucket::Subscriptions, &key, value.into());
             if let Err(error) = put.await {
-                tracing::debug!(%error, "subscription not published");
+                tracing::debug!(%error, "failed to publish the subscription");
                 sleep(RETRY_PAUSE).await;
             }
             drop(timeout(REPORT_INTERVAL, state.changed()).await);
@@ -120,7 +120,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                     self.stop.run_until_cancelled(changed).await;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "no subscription");
+                    tracing::debug!(%error, "failed to subscribe to a job");
                     self.stop.run_until_cancelled(sleep(RETRY_PAUSE)).await;
                 }
             }
@@ -319,7 +319,7 @@ async fn keep(delivery: &impl Delivery) {
     loop {
         ticks.tick().await;
         if let Err(error) = delivery.settle(Settlement::InProgress).await {
-            tracing::debug!(%error, "batch not prolonged");
+            tracing::debug!(%error, "failed to extend the deadline of a batch");
         }
     }
 }

@@ -269,7 +269,7 @@ pub struct ProcessArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9091", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// File with bearer tokens, one per line, for GET /v1/cookies on the admin port, which is closed without it
+    /// File with bearer tokens, one per line. Enables GET /v1/cookies on the admin port
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub cookies_token_file: String,
 

@@ -173,7 +173,7 @@ async fn expired_deleted_and_newer_cookies_are_left_out() {
         dsp_id: 7,
         until_unix_micros: minutes_ago(5),
     });
-    // Newer cookies than the time up to which the node is complete are left out, too.
+    // Cookies newer than the completeness of the node are also excluded.
     let (rows, end) = node
         .page(&format!("?dsp=7&before={}", u64::MAX / 2000))
         .await;

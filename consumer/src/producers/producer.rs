@@ -19,7 +19,7 @@ pub(super) struct Producer {
     durable: Option<(u64, u64)>,
     newest: Option<NewestPosition>,
     skew: Skew,
-    /// Of the current epoch.
+    /// Completeness in the current epoch.
     completeness: Completeness,
     /// Number of open streams.
     streams: usize,
@@ -138,7 +138,7 @@ impl Producer {
         }
     }
 
-    /// Up to which time everything accepted is durable; `None` if no stream is open, or it is unknown.
+    /// Time up to which everything accepted is durable; `None` if no stream is open, or if the time is unknown.
     pub(super) fn complete_until(&self) -> Option<u64> {
         let received = self.received.as_ref().filter(|_| self.streams > 0)?;
         let received = Some((received.epoch, received.sequence));

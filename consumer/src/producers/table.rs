@@ -174,7 +174,7 @@ impl Table {
         self.producer(id).caught_up(epoch, unix_micros);
     }
 
-    /// Up to which time everything accepted is durable; `None` if it is unknown.
+    /// Time up to which everything accepted is durable; `None` if unknown.
     pub(super) fn complete_until(&self) -> Option<u64> {
         let addresses = self.addresses.values();
         let times = addresses.map(|address| {

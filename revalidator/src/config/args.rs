@@ -123,7 +123,7 @@ pub struct AdminArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9097", value_parser = address)]
     pub admin: SocketAddr,
 
-    /// Maximum time to finish the current batches after a shutdown signal; then they are given back
+    /// Maximum time to finish the current batches after a shutdown signal; then they are released
     #[arg(
         long,
         group = RELOADED,

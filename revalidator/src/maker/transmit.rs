@@ -114,7 +114,7 @@ impl<E: Engine> Maker<E> {
             }
             true
         };
-        // The broker may be away for long; the transmission then waits.
+        // The broker may be unavailable for long; the transmission then waits.
         loop {
             match change_job(&self.engine, &sent.job_id, write).await {
                 Ok(job) => return Ok(job.is_some_and(|job| job.is_open())),

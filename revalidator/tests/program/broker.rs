@@ -1,4 +1,4 @@
-//! The NATS server: away, restarted, or with other streams.
+//! The NATS server: unavailable, restarted, or with other streams.
 
 use std::time::Duration;
 

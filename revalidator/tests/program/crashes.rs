@@ -1,4 +1,4 @@
-//! Killed processes, origins that fail, and a limiter that is away.
+//! Killed processes, failing origins, and an unavailable limiter.
 
 use std::{
     sync::{

@@ -266,7 +266,7 @@ impl Revalidator {
     ) -> Result<Value> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            // The broker may be away for a moment.
+            // The broker may be unavailable for a moment.
             if let Ok(job) = self.job(id).await {
                 if condition(&job) {
                     return Ok(job);

@@ -65,7 +65,7 @@ pub struct FaultArgs {
     /// drop-outbound-node: drops only packets from the node.
     #[arg(long = "fault", value_name = "KIND[=TIME]", value_parser = parse_fault, verbatim_doc_comment)]
     pub faults: Vec<(FaultKind, Option<Duration>)>,
-    /// Mean interval of kinds without their own.
+    /// Mean interval of faults without an interval of their own.
     #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, TIME_MIN), default_value = "30s")]
     pub fault_every: Duration,
     /// Inject all kinds of faults that the stores and this machine support. restart-producer has four times the interval,

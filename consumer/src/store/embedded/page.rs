@@ -14,7 +14,7 @@ use crate::{cookie_pages::ROWS_MAX, deletions::Deletions};
 /// Maximum number of keys that are read for a page, unless they are all of one user.
 const KEYS_MAX: usize = 20_000;
 
-/// Maximum time for a page, compared after each [`KEYS_PER_CHECK`] keys.
+/// Maximum time for a page, checked after every [`KEYS_PER_CHECK`] keys.
 const TIME_MAX: Duration = Duration::from_millis(50);
 const KEYS_PER_CHECK: usize = 256;
 
@@ -37,7 +37,7 @@ impl Inner {
             let Some(cookie) = stored_cookie(&key, &value) else {
                 continue;
             };
-            // Otherwise the user may have a cookie of the DSP behind this one.
+            // Otherwise the user may have a later cookie of the DSP.
             if cookie.dsp_id >= query.dsp_id {
                 page.next = Some(String::from_utf8_lossy(cookie.user_id).into_owned());
             }

@@ -1,4 +1,4 @@
-//! Pages of the cookies of one DSP: a range of the index on `_id`, which a page reads [`ROWS_MAX`] documents of.
+//! Pages of the cookies of one DSP: a page reads up to [`ROWS_MAX`] documents in the order of `_id`.
 
 use std::time::Duration;
 
