@@ -4,9 +4,9 @@
 
 Each line of the file is a user id. `receipts/USER.json` has the receipt, and is complete when `done` is true: all nodes have
 removed the cookies. Run the same command again after an interruption, or when the exit code is 1 because some deletions are
-not done: completed deletions are skipped, and open ones are continued. Use a
-new directory for each list, or a later request of the same user is skipped. URL is the address of one producer, because only the
-producer that issued a receipt can confirm it.
+not done: completed deletions are skipped, and open ones are continued. Use a new directory for each list, or a later request
+of the same user is skipped. URL is the address of one producer, because only the producer that issued a receipt can confirm
+it.
 """
 
 import json
@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from producer_api import Api, parser, run
 
-# Deletions at once. Each waits until a node has stored it.
+# Concurrent deletions. Each waits until a node has stored it.
 THREADS = 8
 POLL_SECONDS = 0.5
 

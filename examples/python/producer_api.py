@@ -21,16 +21,16 @@ class Failed(Exception):
 
 class Api:
     def __init__(self, args):
-        self.url, self.patience = args.url.rstrip("/"), args.patience
+        self.url, self.retry_for = args.url.rstrip("/"), args.retry_for
         authorities = Path(args.ca).read_text(encoding="ascii") if args.ca else None
         self.tls = ssl.create_default_context(cadata=authorities)
         token = os.environ.get("COOKIESYNC_TOKEN")
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def request(self, method, path, body=None, headers=None):
-        """Returns the JSON of a successful response. Retries for up to `--patience` seconds."""
+        """Returns the JSON of a successful response. Retries for up to `--retry-for` seconds."""
         request = urllib.request.Request(self.url + path, body, {**self.headers, **(headers or {})}, method=method)
-        deadline, backoff = time.monotonic() + self.patience, 0.5
+        deadline, backoff = time.monotonic() + self.retry_for, 0.5
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=90, context=self.tls) as response:
@@ -47,7 +47,7 @@ class Api:
                     raise Failed(reason) from error
                 wait = backoff
             if time.monotonic() + wait > deadline:
-                raise Failed(f"{reason} (gave up after {self.patience:.0f} s)")
+                raise Failed(f"{reason} (no success within {self.retry_for:.0f} s)")
             print(f"{reason}; next attempt in {wait:.0f} s", file=sys.stderr)
             time.sleep(wait)
 
@@ -66,7 +66,7 @@ def parser(description):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", metavar="URL", type=url, help="address of --api of a producer")
     parser.add_argument("--ca", metavar="FILE", help="certificate authority of the producer")
-    parser.add_argument("--patience", metavar="SECONDS", type=float, default=600, help="maximum time to retry a request (600)")
+    parser.add_argument("--retry-for", metavar="SECONDS", type=float, default=600, help="maximum time to retry a request (600)")
     return parser
 
 

@@ -356,7 +356,7 @@ pub struct AssetResult {
 pub enum SubscriptionState {
     /// Has no job.
     Available,
-    /// Tries to get a slot of a job.
+    /// Requests a slot of a job.
     Attempt,
     /// Has a slot of a job.
     Subscribed,

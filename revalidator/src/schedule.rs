@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use jiff::Timestamp;
 
-/// How late a missed firing still creates a job.
+/// Maximum delay with which a missed firing still creates a job.
 const LATE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A schedule, like `0 2 * * * Europe/Berlin`.
