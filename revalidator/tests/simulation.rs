@@ -6,6 +6,8 @@
 mod failures;
 #[path = "simulation/harness.rs"]
 mod harness;
+#[path = "simulation/kills.rs"]
+mod kills;
 #[path = "simulation/long_run.rs"]
 mod long_run;
 #[path = "simulation/makers.rs"]

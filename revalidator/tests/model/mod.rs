@@ -1,12 +1,12 @@
 //! A model of the broker, in memory and with the clock of the test.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use revalidator::engine::{
@@ -14,8 +14,14 @@ use revalidator::engine::{
 };
 use tokio::{
     sync::{Notify, mpsc, watch},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
+
+/// Time for which a stream discards messages with the same id, and maximum bytes of a message: the defaults of NATS.
+const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
+const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+
+const STREAM_BYTES_MAX: usize = 1 << 30;
 
 #[derive(Default)]
 struct Keys {
@@ -28,18 +34,80 @@ struct Keys {
 struct Queue {
     waiting: VecDeque<(u64, Bytes)>,
     delivered: HashMap<u64, (Instant, Bytes)>,
-    ids: HashSet<String>,
+    /// Number of purges, each of which deletes the consumer.
+    purges: u64,
     changed: Arc<Notify>,
 }
 
+/// Message ids of a stream with their times.
 #[derive(Default)]
+struct Ids(HashMap<String, Instant>);
+
+impl Ids {
+    /// Whether the id is new within the window of the stream.
+    fn is_new(&mut self, id: &str) -> bool {
+        let now = Instant::now();
+        let known = self
+            .0
+            .get(id)
+            .is_some_and(|at| now - *at < DUPLICATE_WINDOW);
+        if !known {
+            self.0.insert(id.to_owned(), now);
+        }
+        !known
+    }
+}
+
 struct State {
     keys: HashMap<Bucket, Keys>,
     work: HashMap<String, Queue>,
     results: HashMap<String, watch::Sender<Vec<Bytes>>>,
+    result_bytes: usize,
+    ids: [Ids; 2],
     next: u64,
     messages: u64,
     is_down: bool,
+    work_bytes_max: usize,
+    /// Maximum milliseconds before the effect of a call, and before its response.
+    latency: Option<(u64, fastrand::Rng)>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            keys: HashMap::default(),
+            work: HashMap::default(),
+            results: HashMap::default(),
+            result_bytes: 0,
+            ids: Default::default(),
+            next: 0,
+            messages: 0,
+            is_down: false,
+            work_bytes_max: STREAM_BYTES_MAX,
+            latency: None,
+        }
+    }
+}
+
+impl State {
+    fn work_bytes(&self) -> usize {
+        let queues = self.work.values();
+        let bytes = queues.map(|queue| {
+            let waiting = queue.waiting.iter().map(|it| it.1.len());
+            let delivered = queue.delivered.values().map(|it| it.1.len());
+            waiting.chain(delivered).sum::<usize>()
+        });
+        bytes.sum()
+    }
+}
+
+fn check_room(used: usize, max: usize, payload: &Bytes) -> Result<()> {
+    ensure!(
+        payload.len() <= PAYLOAD_BYTES_MAX,
+        "maximum payload exceeded"
+    );
+    ensure!(used + payload.len() <= max, "maximum bytes exceeded");
+    Ok(())
 }
 
 /// The broker; clones share it.
@@ -51,13 +119,30 @@ impl Model {
         self.0.lock().unwrap()
     }
 
-    fn up(&self) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.lock();
-        if state.is_down {
-            bail!("the broker is down");
+    /// Time until a call has its effect, or until its response arrives.
+    async fn wait(&self) {
+        let millis = self
+            .lock()
+            .latency
+            .as_mut()
+            .map(|(max, random)| random.u64(0..=*max));
+        if let Some(millis) = millis {
+            sleep(Duration::from_millis(millis)).await;
         }
-        state.messages += 1;
-        Ok(state)
+    }
+
+    /// A call. It may have its effect although its response is lost.
+    async fn call<T>(&self, effect: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        self.wait().await;
+        let result = {
+            let mut state = self.lock();
+            ensure!(!state.is_down, "the broker is down");
+            state.messages += 1;
+            effect(&mut state)
+        };
+        self.wait().await;
+        ensure!(!self.lock().is_down, "the broker is down");
+        result
     }
 
     /// Makes all calls fail, and ends all watches; or makes calls work again.
@@ -70,6 +155,30 @@ impl Model {
                 .values_mut()
                 .for_each(|keys| keys.watchers.clear());
         }
+    }
+
+    /// Removes all messages and keys, and ends all watches. Revisions begin again.
+    pub(crate) fn lose_data(&self) {
+        let mut state = self.lock();
+        state.keys.clear();
+        state.results.clear();
+        state.result_bytes = 0;
+        state.ids = Default::default();
+        for queue in state.work.values_mut() {
+            queue.waiting.clear();
+            queue.delivered.clear();
+            queue.purges += 1;
+        }
+    }
+
+    /// Sets the maximum bytes of the stream of batches.
+    pub(crate) fn set_work_bytes_max(&self, bytes: usize) {
+        self.lock().work_bytes_max = bytes;
+    }
+
+    /// Delays the effects and responses of calls by up to this time.
+    pub(crate) fn set_latency(&self, millis_max: u64, seed: u64) {
+        self.lock().latency = Some((millis_max, fastrand::Rng::with_seed(seed)));
     }
 
     /// Calls so far.
@@ -117,7 +226,10 @@ impl Engine for Model {
     type Batches = ModelBatches;
 
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
-        let mut state = self.up()?;
+        self.wait().await;
+        let mut state = self.lock();
+        ensure!(!state.is_down, "the broker is down");
+        state.messages += 1;
         let keys = state.keys.entry(bucket).or_default();
         let (sender, receiver) = mpsc::channel(100_000);
         let mut entries: Vec<_> = keys
@@ -139,24 +251,19 @@ impl Engine for Model {
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<(Bytes, u64)>> {
-        let mut state = self.up()?;
-        let found = state
-            .keys
-            .entry(bucket)
-            .or_default()
-            .entries
-            .get(key)
-            .cloned();
-        Ok(found.and_then(|(revision, value)| Some((value?, revision))))
+        let get = |state: &mut State| {
+            let found = state.keys.entry(bucket).or_default().entries.get(key);
+            Ok(found.and_then(|(revision, value)| Some((value.clone()?, *revision))))
+        };
+        self.call(get).await
     }
 
     async fn put(&self, bucket: Bucket, key: &str, value: Bytes) -> Result<u64> {
-        Ok(self
-            .up()?
-            .keys
-            .entry(bucket)
-            .or_default()
-            .set(key, Some(value)))
+        let put = |state: &mut State| {
+            let keys = state.keys.entry(bucket).or_default();
+            Ok(keys.set(key, Some(value)))
+        };
+        self.call(put).await
     }
 
     async fn compare_and_set(
@@ -166,58 +273,70 @@ impl Engine for Model {
         value: Bytes,
         revision: Option<u64>,
     ) -> Result<Option<u64>> {
-        let mut state = self.up()?;
-        let keys = state.keys.entry(bucket).or_default();
-        let found = keys.entries.get(key);
-        let is_expected = match revision {
-            None => found.is_none_or(|(_, value)| value.is_none()),
-            Some(revision) => found.is_some_and(|(found, _)| *found == revision),
+        let set = |state: &mut State| {
+            let keys = state.keys.entry(bucket).or_default();
+            let found = keys.entries.get(key);
+            let is_expected = match revision {
+                None => found.is_none_or(|(_, value)| value.is_none()),
+                Some(revision) => found.is_some_and(|(found, _)| *found == revision),
+            };
+            Ok(is_expected.then(|| keys.set(key, Some(value))))
         };
-        Ok(is_expected.then(|| keys.set(key, Some(value))))
+        self.call(set).await
     }
 
     async fn delete(&self, bucket: Bucket, key: &str, revision: Option<u64>) -> Result<()> {
-        let mut state = self.up()?;
-        let keys = state.keys.entry(bucket).or_default();
-        let found = keys.entries.get(key).map(|it| it.0);
-        if revision.is_some() && found != revision {
-            bail!("wrong revision");
-        }
-        keys.set(key, None);
-        Ok(())
+        let delete = |state: &mut State| {
+            let keys = state.keys.entry(bucket).or_default();
+            let found = keys.entries.get(key).map(|it| it.0);
+            ensure!(revision.is_none() || found == revision, "wrong revision");
+            keys.set(key, None);
+            Ok(())
+        };
+        self.call(delete).await
     }
 
     async fn send_batch(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
-        let mut state = self.up()?;
-        state.next += 1;
-        let next = state.next;
-        let queue = state.work.entry(job.to_owned()).or_default();
-        if queue.ids.insert(id.to_owned()) {
-            queue.waiting.push_back((next, payload));
-            queue.changed.notify_waiters();
-        }
-        Ok(())
+        let send = |state: &mut State| {
+            check_room(state.work_bytes(), state.work_bytes_max, &payload)?;
+            state.next += 1;
+            if state.ids[0].is_new(id) {
+                let queue = state.work.entry(job.to_owned()).or_default();
+                queue.waiting.push_back((state.next, payload));
+                queue.changed.notify_waiters();
+            }
+            Ok(())
+        };
+        self.call(send).await
     }
 
     async fn batches(&self, job: &str, workers: u32) -> Result<ModelBatches> {
-        self.up()?.work.entry(job.to_owned()).or_default();
+        let open = |state: &mut State| Ok(state.work.entry(job.to_owned()).or_default().purges);
         Ok(ModelBatches {
             model: self.clone(),
             job: job.to_owned(),
             workers: workers as usize,
+            purges: self.call(open).await?,
         })
     }
 
-    async fn send_result(&self, job: &str, _: &str, payload: Bytes) -> Result<()> {
-        let mut state = self.up()?;
-        let results = state.results.entry(job.to_owned()).or_default();
-        results.send_modify(|it| it.push(payload));
-        Ok(())
+    async fn send_result(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
+        let send = |state: &mut State| {
+            check_room(state.result_bytes, STREAM_BYTES_MAX, &payload)?;
+            if state.ids[1].is_new(id) {
+                state.result_bytes += payload.len();
+                let results = state.results.entry(job.to_owned()).or_default();
+                results.send_modify(|it| it.push(payload));
+            }
+            Ok(())
+        };
+        self.call(send).await
     }
 
     async fn results(&self, job: &str, from: u64) -> Result<Results> {
-        let mut state = self.up()?;
-        let results = state.results.entry(job.to_owned()).or_default().subscribe();
+        let subscribe =
+            |state: &mut State| Ok(state.results.entry(job.to_owned()).or_default().subscribe());
+        let results = self.call(subscribe).await?;
         let next = async |(mut results, index): (watch::Receiver<Vec<Bytes>>, usize)| {
             let found = results.wait_for(|it| it.len() > index).await.ok()?[index].clone();
             Some((Ok((index as u64, found)), (results, index + 1)))
@@ -226,15 +345,20 @@ impl Engine for Model {
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {
-        let mut state = self.up()?;
-        if let Some(queue) = state.work.get_mut(job) {
-            queue.waiting.clear();
-            queue.delivered.clear();
-        }
-        if results {
-            state.results.remove(job);
-        }
-        Ok(())
+        let purge = |state: &mut State| {
+            if let Some(queue) = state.work.get_mut(job) {
+                queue.waiting.clear();
+                queue.delivered.clear();
+                queue.purges += 1;
+                queue.changed.notify_waiters();
+            }
+            if results && let Some(removed) = state.results.remove(job) {
+                let removed = removed.borrow().iter().map(Bytes::len).sum::<usize>();
+                state.result_bytes -= removed;
+            }
+            Ok(())
+        };
+        self.call(purge).await
     }
 }
 
@@ -242,6 +366,7 @@ pub(crate) struct ModelBatches {
     model: Model,
     job: String,
     workers: usize,
+    purges: u64,
 }
 
 pub(crate) struct ModelDelivery {
@@ -256,10 +381,14 @@ impl Batches for ModelBatches {
 
     async fn next(&mut self, wait: Duration) -> Result<Option<ModelDelivery>> {
         let end = Instant::now() + wait;
+        self.model.wait().await;
         loop {
             let (changed, wake) = {
-                let mut state = self.model.up()?;
+                let mut state = self.model.lock();
+                ensure!(!state.is_down, "the broker is down");
+                state.messages += 1;
                 let queue = state.work.entry(self.job.clone()).or_default();
+                ensure!(queue.purges == self.purges, "the consumer was deleted");
                 let now = Instant::now();
                 let expired: Vec<u64> = queue
                     .delivered
@@ -303,20 +432,22 @@ impl Delivery for ModelDelivery {
     }
 
     async fn settle(&self, settlement: Settlement) -> Result<()> {
-        let mut state = self.model.up()?;
-        let queue = state.work.entry(self.job.clone()).or_default();
-        let Some((until, payload)) = queue.delivered.remove(&self.id) else {
-            return Ok(());
-        };
-        match settlement {
-            Settlement::Done => {}
-            Settlement::GiveBack => queue.waiting.push_front((self.id, payload)),
-            Settlement::InProgress => {
-                let until = until.max(Instant::now() + ACK_WAIT);
-                queue.delivered.insert(self.id, (until, payload));
+        let settle = |state: &mut State| {
+            let queue = state.work.entry(self.job.clone()).or_default();
+            let Some((until, payload)) = queue.delivered.remove(&self.id) else {
+                return Ok(());
+            };
+            match settlement {
+                Settlement::Done => {}
+                Settlement::GiveBack => queue.waiting.push_front((self.id, payload)),
+                Settlement::InProgress => {
+                    let until = until.max(Instant::now() + ACK_WAIT);
+                    queue.delivered.insert(self.id, (until, payload));
+                }
             }
-        }
-        queue.changed.notify_waiters();
-        Ok(())
+            queue.changed.notify_waiters();
+            Ok(())
+        };
+        self.model.call(settle).await
     }
 }

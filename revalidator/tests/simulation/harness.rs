@@ -20,14 +20,14 @@ use revalidator::{
     metrics::Metrics,
     mirror::{Mirror, change_job},
     origin::{BodyMemory, Origin},
-    outcome::{Answer, Response},
+    outcome::{Answer, Body, Response},
     worker::Worker,
 };
 use runtime::metrics::Registry;
 use tokio::{
     sync::Semaphore,
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -40,11 +40,25 @@ thread_local! {
     static BASE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
+/// Clocks of participants.
+type Clock = fn() -> u64;
+
 /// The simulated clock.
 pub(crate) fn clock() -> u64 {
     let base = BASE.get().expect("a simulation runs");
     START + u64::try_from(base.elapsed().as_millis()).expect("a short time")
 }
+
+fn fast_clock() -> u64 {
+    clock() + 2_000
+}
+
+fn slow_clock() -> u64 {
+    clock() - 1_500
+}
+
+/// Entity tag and body of a changed object.
+pub(crate) const CHANGED: (&str, &[u8]) = ("\"2\"", b"changed");
 
 /// Status and response time of a request.
 pub(crate) type Behavior = Box<dyn Fn(&Asset, u64) -> (u16, Duration) + Send + Sync>;
@@ -94,12 +108,17 @@ impl Origin for SimOrigin {
         if status == 0 {
             return Answer::None;
         }
-        Answer::Response(Response {
+        let mut response = Response {
             status,
             time,
             retry_after: (status == 429).then(|| "30".to_owned()),
             ..Response::default()
-        })
+        };
+        if status == 200 {
+            response.e_tag = CHANGED.0.to_owned();
+            response.body = Body::Complete(CHANGED.1.into());
+        }
+        Answer::Response(response)
     }
 }
 
@@ -129,6 +148,8 @@ pub(crate) struct Simulation {
     apps: CurrentApps,
     tasks: JoinSet<()>,
     stop: CancellationToken,
+    /// Clocks of the next participants, in turn.
+    pub(crate) clocks: Vec<Clock>,
     next: usize,
 }
 
@@ -160,8 +181,35 @@ impl Simulation {
             apps: Arc::new(move || Arc::clone(&apps)),
             tasks,
             stop,
+            clocks: vec![clock],
             next: 0,
         }
+    }
+
+    /// Sets the clocks of the next participants to different times.
+    pub(crate) fn skew_clocks(&mut self) {
+        self.clocks = vec![clock, fast_clock, slow_clock];
+    }
+
+    /// The copy of the broker's buckets and the clock of a new participant.
+    fn participant(&self) -> (Mirror, Clock) {
+        let mirror = Mirror::new(self.metrics.invalid_messages.clone());
+        (mirror, self.clocks[self.next % self.clocks.len()])
+    }
+
+    /// Runs a participant with its copy of the buckets; they end together.
+    fn spawn(
+        &mut self,
+        mirror: Mirror,
+        running: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        let (model, never) = (self.model.clone(), CancellationToken::new());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = running => {}
+                () = mirror.run(model, never) => {}
+            }
+        })
     }
 
     pub(crate) fn requests(&self) -> usize {
@@ -198,9 +246,10 @@ impl Simulation {
     /// Starts a worker; abort it to simulate a crash.
     pub(crate) fn worker(&mut self) -> AbortHandle {
         let id = self.id("worker");
+        let (mirror, clock) = self.participant();
         let worker = Worker {
             engine: self.model.clone(),
-            mirror: self.mirror.clone(),
+            mirror: mirror.clone(),
             apps: Arc::clone(&self.apps),
             checker: Checker {
                 origin: SimOrigin {
@@ -216,7 +265,7 @@ impl Simulation {
             clock,
             id,
         };
-        self.tasks.spawn(worker.run())
+        self.spawn(mirror, worker.run())
     }
 
     /// Starts a maker.
@@ -226,10 +275,12 @@ impl Simulation {
 
     /// Starts a maker whose process has received assets.
     pub(crate) fn maker_with(&mut self, bodies: Bodies<Model>) -> AbortHandle {
+        let id = self.id("maker");
+        let (mirror, clock) = self.participant();
         let maker = Maker {
-            id: self.id("maker"),
+            id,
             engine: self.model.clone(),
-            mirror: self.mirror.clone(),
+            mirror: mirror.clone(),
             apps: Arc::clone(&self.apps),
             metrics: self.metrics.clone(),
             bodies,
@@ -238,7 +289,7 @@ impl Simulation {
             started_at: clock(),
             clock,
         };
-        self.tasks.spawn(maker.run())
+        self.spawn(mirror, maker.run())
     }
 
     /// Creates a job with its assets, whose keys are `<job>/<number>`.
@@ -304,7 +355,9 @@ impl Simulation {
 
     /// Waits until a condition holds for a job.
     pub(crate) async fn wait(&self, id: &str, condition: impl Fn(&JobStatus) -> bool) -> JobStatus {
+        let mut changes = self.mirror.changes();
         loop {
+            changes.mark_unchanged();
             if let Ok(Some(status)) = change_job(&self.model, id, |_| false).await
                 && condition(&status)
             {
@@ -315,7 +368,7 @@ impl Simulation {
                 "{:?}",
                 self.mirror.job(id)
             );
-            sleep(Duration::from_millis(500)).await;
+            drop(timeout(Duration::from_secs(10), changes.changed()).await);
         }
     }
 

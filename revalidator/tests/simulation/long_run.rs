@@ -45,6 +45,9 @@ async fn run(seed: u64, hours: u64, has_faults: bool) -> (usize, u64) {
         let fails = has_faults && (down.contains(&now) || random.u32(0..20) == 0);
         (if fails { 503 } else { 304 }, delay(&mut random))
     });
+    if has_faults {
+        simulation.skew_clocks();
+    }
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut makers = vec![simulation.maker()];
     let mut workers: Vec<_> = (0..3).map(|_| simulation.worker()).collect();
