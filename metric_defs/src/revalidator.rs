@@ -19,7 +19,7 @@ pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Parallel requests of a worker to the origin of its current or last job.",
+    "Parallel requests of a worker to the origin of its current job.",
 )
 .by(&["app", "worker"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
@@ -47,7 +47,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
-    "Age of the oldest job that no worker has begun; 0 if there is none.",
+    "Age of the oldest job that a worker could begin; 0 if there is none. Jobs wait for older ones of their application.",
 );
 pub const WORKERS: MetricDef = MetricDef::gauge(
     "revalidator_workers",

@@ -19,7 +19,7 @@ use runtime::{
     unix_micros,
 };
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{Semaphore, SetOnce, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -59,7 +59,7 @@ pub struct App {
     pub services: Services,
     /// Drain timeout, which a reload can change.
     pub drain_timeout: watch::Sender<Duration>,
-    fatal: watch::Receiver<Option<String>>,
+    fatal: Arc<SetOnce<String>>,
 }
 
 /// What makers, workers and pages share.
@@ -89,10 +89,8 @@ impl App {
         let admin = listen::bind(config.admin.admin, "--admin")?;
         let metrics = Metrics::register(registry)?;
         let file = config.apps.context("no applications file")?;
-        let limiter = Limiter::new(
-            config.limiter.context("no limiter")?,
-            config.limiter_token.clone(),
-        )?;
+        let url = config.limiter.context("no limiter")?;
+        let limiter = Limiter::new(url, config.limiter_token.clone())?;
         let shared = Shared {
             nats: Arc::default(),
             nats_error: watch::Sender::new("connecting".to_owned()),
@@ -111,13 +109,12 @@ impl App {
             abort: CancellationToken::new(),
         };
         metrics::register_state(registry, shared.mirror.clone())?;
-        let (fatal_sender, fatal) = watch::channel(None);
         let app = Self {
             api: listen::Stage::default(),
             services,
             shared: Arc::new(shared),
             drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            fatal,
+            fatal: Arc::default(),
         };
         let (services, shared) = (&app.services, Arc::clone(&app.shared));
         services.watch(Some(&file), &services.stage);
@@ -137,11 +134,11 @@ impl App {
             async move { api.handle(request).await }
         };
         services.serve_api(listener, API_LIMITS, &app.api, handler)?;
-        let stop = services.stage.stop.clone();
+        let (stop, fatal) = (services.stage.stop.clone(), Arc::clone(&app.fatal));
         services.stage.tasks.spawn(async move {
             let running = Box::pin(shared.run(&config.work, stop.clone()));
             if let Some(Err(error)) = stop.run_until_cancelled(running).await {
-                fatal_sender.send_replace(Some(format!("{error:#}")));
+                drop(fatal.set(format!("{error:#}")));
             }
         });
         Ok(app)
@@ -149,25 +146,15 @@ impl App {
 
     /// Returns an error that only an operator resolves, when there is one.
     pub async fn failed(&self) -> anyhow::Error {
-        let mut fatal = self.fatal.clone();
-        let error = fatal.wait_for(Option::is_some).await;
-        match error.ok().and_then(|it| it.clone()) {
-            Some(error) => anyhow!(error),
-            None => std::future::pending().await,
-        }
+        anyhow!("{}", self.fatal.wait().await)
     }
 
     /// Finishes batches within the drain timeout, and releases the others and all leases.
     pub async fn drain(self) {
         let began = Instant::now();
         let end = began + *self.drain_timeout.borrow();
-        let Shared {
-            tasks,
-            draining,
-            abort,
-            ..
-        } = &*self.shared;
-        draining.cancel();
+        let (tasks, abort) = (&self.shared.tasks, &self.shared.abort);
+        self.shared.draining.cancel();
         tasks.close();
         self.api.drain(end.min(began + GRACE)).await;
         if timeout_at(end, tasks.wait()).await.is_err() {
@@ -191,7 +178,7 @@ impl Shared {
     /// not resolve.
     async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> anyhow::Result<()> {
         let nats = loop {
-            match Nats::connect(&work.nats, work.nats_replicas).await {
+            match Nats::connect(&work.nats).await {
                 Ok(nats) => break nats,
                 Err(error) if error.is::<OtherSettings>() => return Err(error),
                 Err(error) => {

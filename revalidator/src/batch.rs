@@ -58,7 +58,7 @@ impl<O: Origin> Checker<O> {
         batch: &JobBatch,
         plan: Plan,
     ) -> Result<(Checked, BatchTimes)> {
-        let allow = job.allow_delete.min(app.settings.allow_delete);
+        let allow = job.permitted(app.settings.allow_delete);
         let removes_all = allow == AllowDelete::All;
         let probes = plan.probe_requests.min(batch.assets.len());
         let (probe, rest) = batch.assets.split_at(probes);

@@ -34,24 +34,15 @@ struct Cli {
     action: String,
 
     /// Description of a job to create (JSON), or the id of a job
-    #[arg(
-        value_name = "JOB",
-        required_unless_present = "action",
-        default_value = "",
-        hide_default_value = true
-    )]
+    #[arg(value_name = "JOB", default_value = "", hide_default_value = true)]
     job: String,
 }
 
 /// Runs a command; `arguments` begin with the name of the program.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = Cli::parse_from(arguments);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let output = runtime
-        .map_err(Into::into)
-        .and_then(|it| it.block_on(run(&cli)));
+    let runtime = tokio::runtime::Runtime::new().map_err(Into::into);
+    let output = runtime.and_then(|it| it.block_on(run(&cli)));
     match output {
         Ok(text) => info_commands::print(Ok(text.into_bytes())),
         Err(error) => {

@@ -21,7 +21,10 @@ use runtime::{
     token,
 };
 use serde_json::{Value, json as object};
-use tokio::time::timeout;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 pub use self::new_job::Budget;
 use crate::{
@@ -39,6 +42,14 @@ const RESULTS_MAX: usize = 10;
 
 /// Wait for the next result, after which the response ends.
 const RESULT_WAIT: Duration = Duration::from_millis(500);
+
+/// Requests that may have a JSON body or results in memory at a time; others wait.
+static LARGE_REQUESTS: Semaphore = Semaphore::const_new(8);
+
+async fn large_request() -> SemaphorePermit<'static> {
+    let permit = LARGE_REQUESTS.acquire().await;
+    permit.expect("it is never closed")
+}
 
 /// The API.
 pub struct Api<E> {
@@ -91,55 +102,59 @@ impl<E: Engine> Api<E> {
         self.authenticate(head)?;
         let path: Vec<&str> = head.uri.path().split('/').skip(1).collect();
         let not_found = || Problem::new(problem::NOT_FOUND, "");
+        let is_post = head.method == Method::POST;
+        let is_get = matches!(head.method, Method::GET | Method::HEAD);
         match path[..] {
-            ["v1", "jobs"] if head.method == Method::POST => {
-                self.create_job(head, body, false).await
-            }
-            ["v1", "jobs"] => {
-                check_method(head, "GET, HEAD, POST")?;
+            ["v1", "jobs"] if is_post => self.create_job(head, body, false).await,
+            ["v1", "jobs"] if is_get => {
                 self.engine()?;
                 let jobs = self.mirror.jobs();
                 let mut jobs: Vec<&JobStatus> = jobs.iter().map(|job| &**job).collect();
                 jobs.sort_by_key(|job| (job.created_at, &job.job_id));
                 Ok(json(StatusCode::OK, &object!({ "jobs": jobs })))
             }
-            ["v1", "workers"] => {
-                check_method(head, "GET, HEAD")?;
+            ["v1", "workers"] if is_get => {
                 self.engine()?;
                 let mut workers = self.mirror.workers();
                 workers.sort_by(|a, b| a.revalidator_id.cmp(&b.revalidator_id));
                 Ok(json(StatusCode::OK, &object!({ "workers": workers })))
             }
-            ["v1", "jobs", id] => {
-                check_method(head, "GET, HEAD")?;
+            ["v1", "jobs", id] if is_get => {
                 let found = change_job(self.engine()?, id, |_| false).await;
                 let found = found.map_err(|error| broker(&error))?;
                 Ok(json(StatusCode::OK, &found.ok_or_else(not_found)?))
             }
-            ["v1", "jobs", id, "results"] => {
-                check_method(head, "GET, HEAD")?;
+            ["v1", "jobs", id, "results"] if is_get => {
                 self.results(id, head.uri.query().unwrap_or_default()).await
             }
-            ["v1", "jobs", id, operation] if OPERATIONS.contains(&operation) => {
-                check_method(head, "POST")?;
+            ["v1", "jobs", id, operation] if is_post => {
                 self.operate(id, operation, &head.headers).await
             }
-            ["v1", "revalidate"] => {
-                check_method(head, "POST")?;
-                self.create_job(head, body, true).await
-            }
+            ["v1", "revalidate"] if is_post => self.create_job(head, body, true).await,
             ["v1", "problems", name] => {
                 let kind = problem::KINDS.iter().find(|kind| kind.name == name);
                 let kind = kind.ok_or_else(not_found)?;
                 let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
                 Ok(text(StatusCode::OK, page))
             }
+            ["v1", "jobs"] => Err(method_not_allowed("GET, HEAD, POST")),
+            ["v1", "workers"] | ["v1", "jobs", _] | ["v1", "jobs", _, "results"] => {
+                Err(method_not_allowed("GET, HEAD"))
+            }
+            [
+                "v1",
+                "jobs",
+                _,
+                "pause" | "resume" | "cancel" | "acknowledge",
+            ]
+            | ["v1", "revalidate"] => Err(method_not_allowed("POST")),
             _ => Err(not_found()),
         }
     }
 
     /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line has the position of the next ones.
     async fn results(&self, id: &str, query: &str) -> Result<Reply, Problem> {
+        let _permit = large_request().await;
         let engine = self.engine()?;
         if self.mirror.job(id).is_none() {
             return Err(Problem::new(problem::NOT_FOUND, ""));
@@ -175,26 +190,19 @@ impl<E: Engine> Api<E> {
             ));
         }
         let engine = self.engine()?;
-        let mut conflict = None;
+        let mut applied = Ok(());
         let change = |job: &mut JobStatus| {
-            let now = runtime::unix_micros() / 1000;
-            conflict = apply(operation, job, now).err();
-            conflict.is_none()
+            applied = apply(operation, job, runtime::unix_micros() / 1000);
+            applied.is_ok()
         };
-        let changed = change_job(engine, id, change)
-            .await
-            .map_err(|error| broker(&error))?;
+        let changed = change_job(engine, id, change).await;
+        let changed = changed.map_err(|error| broker(&error))?;
         let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
-        if let Some(conflict) = conflict {
-            return Err(Problem::new(problem::CONFLICT, conflict));
-        }
+        applied.map_err(|conflict| Problem::new(problem::CONFLICT, conflict))?;
         tracing::info!(job = id, operation, "operation of a client");
         Ok(json(StatusCode::OK, &job))
     }
 }
-
-/// Names of the operations on a job.
-const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 
 /// Applies an operation to a job at `now`.
 fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {
@@ -207,21 +215,19 @@ fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static 
             return Err("the job is not suspended");
         }
         "resume" => jobs::resume(job, now),
-        _ => {
+        "cancel" => {
             jobs::cancel(job, "cancelled by an operator", now);
             job.acknowledged = true;
         }
+        _ => return Err("the operation is unknown"),
     }
     Ok(())
 }
 
-fn check_method(head: &Parts, allowed: &'static str) -> Result<(), Problem> {
-    if allowed.split(", ").any(|it| it == head.method.as_str()) {
-        return Ok(());
-    }
+fn method_not_allowed(allowed: &'static str) -> Problem {
     let mut problem = Problem::new(problem::METHOD, "");
     problem.allow = Some(allowed);
-    Err(problem)
+    problem
 }
 
 /// Parses a JSON object.
@@ -249,7 +255,7 @@ mod tests {
         assert!(!jobs::is_suspended(&it, 2));
         apply("cancel", &mut it, 3).unwrap();
         assert!(it.is_cancelled() && it.acknowledged && it.ended_at == Some(3));
-        for operation in &OPERATIONS[..3] {
+        for operation in ["pause", "resume", "cancel"] {
             assert_eq!(apply(operation, &mut it, 4), Err("the job has ended"));
         }
     }

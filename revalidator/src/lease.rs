@@ -6,7 +6,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +18,11 @@ use crate::{
 /// Time between renewals.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// Time without a successful renewal after which the holder gives up; less than [`LEASE`](crate::mirror::LEASE).
-const GIVE_UP: Duration = Duration::from_secs(20);
+/// Time after which a holder that cannot renew gives up; with [`RENEWAL`], less than [`LEASE`](crate::mirror::LEASE).
+const GIVE_UP: Duration = Duration::from_secs(10);
+
+/// Pause after a failed renewal.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A held lease. [`release`](Self::release) it, or it is free only when it expires.
 #[derive(Debug)]
@@ -101,39 +104,31 @@ async fn renew<E: Engine>(
     lost: CancellationToken,
     released: CancellationToken,
 ) -> Option<u64> {
-    let mut renewed = Instant::now();
-    let mut pause = RENEWAL;
     loop {
-        if released.run_until_cancelled(sleep(pause)).await.is_none() {
+        if released.run_until_cancelled(sleep(RENEWAL)).await.is_none() {
             return Some(revision);
         }
-        let began = Instant::now();
         let renewal = async {
-            let bucket = Bucket::Subscriptions;
-            let set = engine.compare_and_set(bucket, &key, value.clone(), Some(revision));
-            if let Some(newer) = set.await? {
-                return Ok(Some(newer));
-            }
-            // A renewal without a response may have been written.
-            let found = engine.get(bucket, &key).await?;
-            anyhow::Ok(found.filter(|(found, _)| *found == value).map(|it| it.1))
-        };
-        let is_lost = match timeout(GIVE_UP / 4, renewal).await {
-            Ok(Ok(Some(newer))) => {
-                (revision, renewed, pause) = (newer, began, RENEWAL);
-                false
-            }
-            Ok(Ok(None)) => true,
-            failed => {
-                tracing::debug!(key, ?failed, "lease not renewed");
-                pause = Duration::from_secs(1);
-                renewed.elapsed() >= GIVE_UP
+            loop {
+                let bucket = Bucket::Subscriptions;
+                let set = engine.compare_and_set(bucket, &key, value.clone(), Some(revision));
+                match set.await {
+                    Ok(Some(newer)) => return Some(newer),
+                    // A renewal without a response may have been written.
+                    Ok(None) => match engine.get(bucket, &key).await {
+                        Ok(found) => return Some(found.filter(|it| it.0 == value)?.1),
+                        Err(error) => tracing::debug!(key, %error, "lease not renewed"),
+                    },
+                    Err(error) => tracing::debug!(key, %error, "lease not renewed"),
+                }
+                sleep(RETRY_PAUSE).await;
             }
         };
-        if is_lost {
+        let Some(newer) = timeout(GIVE_UP, renewal).await.ok().flatten() else {
             tracing::warn!(key, "lease lost");
             lost.cancel();
             return None;
-        }
+        };
+        revision = newer;
     }
 }

@@ -57,10 +57,8 @@ pub fn serve(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
     let app = App::start(config, &Registry::new())?;
-    let (drain_timeout, metrics) = (
-        app.drain_timeout.clone(),
-        app.services.config_reloads.clone(),
-    );
+    let drain_timeout = app.drain_timeout.clone();
+    let metrics = app.services.config_reloads.clone();
     let apply = move |config: &Config| {
         drain_timeout.send_replace(config.admin.drain_timeout);
     };

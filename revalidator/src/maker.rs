@@ -260,7 +260,7 @@ impl<E: Engine> Maker<E> {
             tracing::debug!(job = job.job_id, "ignored an invalid result");
             return Ok(());
         };
-        let removable = match job.allow_delete.min(app.settings.allow_delete) {
+        let removable = match job.permitted(app.settings.allow_delete) {
             AllowDelete::None => 0.0,
             AllowDelete::Partial => app.settings.brake,
             AllowDelete::All => 1.0,
@@ -406,7 +406,7 @@ pub(crate) fn lease_key(job: &str) -> String {
 }
 
 fn selection(job: &JobStatus, app: &App) -> Selection {
-    let may_remove = job.allow_delete.min(app.settings.allow_delete) != AllowDelete::None;
+    let may_remove = job.permitted(app.settings.allow_delete) != AllowDelete::None;
     let prune_after = app.settings.prune_after.filter(|_| may_remove);
     Selection {
         filter: job.filter.clone(),

@@ -17,6 +17,12 @@ pub const URL_BYTES_MAX: usize = 2048;
 /// Maximum bytes of an entity tag or a `Last-Modified`; longer ones are ignored.
 pub const VALIDATOR_BYTES_MAX: usize = 512;
 
+/// Maximum bytes of a job status, as JSON.
+pub const STATUS_BYTES_MAX: usize = 16 << 10;
+
+/// Maximum bytes of a job id.
+const ID_BYTES_MAX: usize = 96;
+
 /// Maximum of `revalidatorsNeeded`.
 pub const WORKERS_NEEDED_MAX: u32 = 64;
 
@@ -36,15 +42,11 @@ pub enum AllowDelete {
 impl<'de> Deserialize<'de> for AllowDelete {
     /// Also accepts the boolean of the paper.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::Bool(false) => Ok(Self::None),
-            Value::Bool(true) => Ok(Self::Partial),
-            Value::String(text) => match &*text {
-                "none" => Ok(Self::None),
-                "partial" => Ok(Self::Partial),
-                "all" => Ok(Self::All),
-                _ => Err(de::Error::custom("use none, partial or all")),
-            },
+        let value = Value::deserialize(deserializer)?;
+        match (value.as_bool(), value.as_str()) {
+            (Some(false), _) | (_, Some("none")) => Ok(Self::None),
+            (Some(true), _) | (_, Some("partial")) => Ok(Self::Partial),
+            (_, Some("all")) => Ok(Self::All),
             _ => Err(de::Error::custom("use none, partial or all")),
         }
     }
@@ -146,12 +148,41 @@ pub struct JobStatus {
     pub foreign: bool,
     /// Whether an operator has acknowledged the cancellation.
     pub acknowledged: bool,
+    /// Name of the application again if all objects are to be removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirm: Option<String>,
     /// Fields of other programs.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
+/// Whether a job can have this id, which is part of subjects and keys.
+#[must_use]
+pub fn is_job_id(id: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(is_valid)
+}
+
 impl JobStatus {
+    /// Parses the value of the key `id`; `None` if it is invalid.
+    #[must_use]
+    pub fn parse(id: &str, value: &[u8]) -> Option<Self> {
+        let job: Option<Self> = serde_json::from_slice(value).ok();
+        let is_valid = is_job_id(id) && value.len() <= STATUS_BYTES_MAX;
+        job.filter(|job| is_valid && job.job_id == id)
+    }
+
+    /// Which objects may be removed if the application permits `max`. Without a confirmation, not all of them.
+    #[must_use]
+    pub fn permitted(&self, max: AllowDelete) -> AllowDelete {
+        match self.allow_delete.min(max) {
+            AllowDelete::All if self.confirm.as_ref() != Some(&self.app_name) => {
+                AllowDelete::Partial
+            }
+            permitted => permitted,
+        }
+    }
+
     /// Whether the job has neither ended nor an unknown state.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -176,7 +207,7 @@ impl JobStatus {
 
 /// Which assets of a source a job has.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Filter {
     /// Minimum seconds since the last check of an asset.
     pub older_than: Option<u64>,
@@ -184,6 +215,9 @@ pub struct Filter {
     pub prefix: Option<String>,
     /// Fraction of the assets, selected by the hash of their keys.
     pub sample: Option<f64>,
+    /// Conditions of other programs.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
 }
 
 /// Outcomes of the assets of a job, each counted once.
@@ -407,6 +441,55 @@ mod tests {
         let again = serde_json::to_value(&job).unwrap();
         assert_eq!(again["revalidatorState"], "Dreaming");
         assert_eq!(again["colour"]["of"], "sky");
+    }
+
+    #[test]
+    fn unknown_conditions_of_a_filter_are_kept() {
+        let text =
+            br#"{"jobId": "a", "filter": {"prefix": "x", "colour": 1}, "counts": {"of": 2}}"#;
+        let job = JobStatus::parse("a", text).unwrap();
+        let again = serde_json::to_value(&job).unwrap();
+        assert_eq!(again["filter"]["colour"], 1);
+        assert_eq!(again["filter"]["prefix"], "x");
+    }
+
+    #[test]
+    fn statuses_with_another_id_or_too_many_bytes_are_invalid() {
+        let status = |id: &str, reason: usize| {
+            json!({"jobId": id, "reason": "x".repeat(reason)}).to_string()
+        };
+        let is_valid = |id: &str, text: &str| JobStatus::parse(id, text.as_bytes()).is_some();
+        assert!(is_valid("a-1_B", &status("a-1_B", 16_000)));
+        assert!(!is_valid("a-1", &status("a-2", 0)));
+        assert!(!is_valid("a-1", &status("a-1", 17_000)));
+        for id in ["", "a.b", "a b", "a*", "é", &"x".repeat(97)] {
+            assert!(!is_valid(id, &status(id, 0)), "{id}");
+        }
+    }
+
+    #[test]
+    fn removal_of_all_objects_needs_a_confirmation() {
+        use AllowDelete::{All, None, Partial};
+        for (allow, max, confirm, expected) in [
+            (All, All, Some("shop"), All),
+            (All, All, Option::None, Partial),
+            (All, All, Some("other"), Partial),
+            (All, Partial, Some("shop"), Partial),
+            (Partial, All, Option::None, Partial),
+            (All, None, Some("shop"), None),
+        ] {
+            let job = JobStatus {
+                allow_delete: allow,
+                app_name: "shop".to_owned(),
+                confirm: confirm.map(ToOwned::to_owned),
+                ..JobStatus::default()
+            };
+            assert_eq!(
+                job.permitted(max),
+                expected,
+                "{allow:?} {max:?} {confirm:?}"
+            );
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Metrics of the revalidator.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use metric_defs::{buckets::ORIGIN_SECONDS, revalidator as defs};
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Result};
@@ -9,7 +9,7 @@ use runtime::{
     unix_micros,
 };
 
-use crate::{messages::JobStatus, mirror::Mirror};
+use crate::{jobs::candidates, messages::JobStatus, mirror::Mirror};
 
 /// Metrics updated by events.
 #[derive(Debug, Clone)]
@@ -67,42 +67,58 @@ pub fn job_state(job: &JobStatus) -> &'static str {
     }
 }
 
+/// Age in milliseconds of the oldest job that a worker could begin at `now`; 0 if there is none.
+fn longest_wait(jobs: &[Arc<JobStatus>], now: u64) -> u64 {
+    let open = candidates(jobs.iter().map(|job| &**job), now).into_iter();
+    let waiting = open.filter(|job| job_state(job) == "waiting");
+    let ages = waiting.map(|job| now.saturating_sub(job.created_at));
+    ages.max().unwrap_or(0)
+}
+
 /// Registers the metrics that are read from the copy of the buckets at each scrape.
 ///
 /// # Errors
 /// When a name is already registered.
 pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
-    const STATES: [&str; 7] = [
-        "waiting",
-        "active",
-        "suspended",
-        "finished",
-        "cancelled",
-        "acknowledged",
-        "unknown",
-    ];
+    const STATES: &str = "waiting active suspended finished cancelled acknowledged unknown";
     registry.read(move || {
         let jobs = mirror.jobs();
-        let mut states: BTreeMap<_, u64> = STATES.map(|state| (state, 0)).into();
+        let states = STATES.split(' ').map(|state| (state, 0));
+        let mut states: BTreeMap<_, u64> = states.collect();
         for job in &jobs {
             *states.entry(job_state(job)).or_default() += 1;
         }
-        let waiting = jobs.iter().filter(|job| job_state(job) == "waiting");
-        let oldest = waiting.map(|job| job.created_at).min();
-        let now = unix_micros() / 1000;
-        let age = oldest.map_or(0, |created| now.saturating_sub(created));
+        let states = states.into_iter();
+        let states = states.map(|(state, count)| ([state], as_f64(count)));
+        let age = longest_wait(&jobs, unix_micros() / 1000);
         vec![
-            family(
-                defs::JOBS,
-                states
-                    .into_iter()
-                    .map(|(state, count)| ([state], as_f64(count))),
-            ),
-            value(
-                defs::OLDEST_WAITING,
-                Some(Duration::from_millis(age).as_secs_f64()),
-            ),
+            family(defs::JOBS, states),
+            value(defs::OLDEST_WAITING, as_f64(age) / 1000.0),
             value(defs::WORKERS, as_f64(mirror.workers().len() as u64)),
         ]
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::RevalidatorState;
+
+    #[test]
+    fn jobs_behind_their_own_application_do_not_wait_for_workers() {
+        let job = |app: &str, created_at, revalidator_state| {
+            Arc::new(JobStatus {
+                app_name: app.to_owned(),
+                created_at,
+                revalidator_state,
+                ..JobStatus::default()
+            })
+        };
+        let (active, waiting) = (RevalidatorState::Revalidating, RevalidatorState::Waiting);
+        let mut jobs = vec![job("a", 1_000, active), job("a", 2_000, waiting.clone())];
+        assert_eq!(longest_wait(&jobs, 10_000), 0);
+        jobs.push(job("b", 4_000, waiting.clone()));
+        jobs.push(job("c", 5_000, waiting));
+        assert_eq!(longest_wait(&jobs, 10_000), 6_000);
+    }
 }

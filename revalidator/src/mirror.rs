@@ -4,12 +4,12 @@
 //! that the clocks of machines need not agree.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use prometheus::IntCounter;
@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::{Bucket, Engine, Entry},
-    messages::{JobStatus, Subscription},
+    messages::{JobStatus, RevalidatorState, STATUS_BYTES_MAX, Subscription, is_job_id},
 };
 
 /// Time without renewal after which a lease is free.
@@ -44,7 +44,7 @@ struct Observed {
 
 #[derive(Debug, Default)]
 struct Copy {
-    jobs: HashMap<String, (u64, Arc<JobStatus>)>,
+    jobs: HashMap<String, Arc<JobStatus>>,
     subscriptions: HashMap<String, Observed>,
     /// Per bucket, whether its entries at the start of the watch are there.
     is_current: [bool; 2],
@@ -100,14 +100,13 @@ impl Mirror {
     #[must_use]
     pub fn jobs(&self) -> Vec<Arc<JobStatus>> {
         let copy = self.read();
-        copy.jobs.values().map(|(_, job)| Arc::clone(job)).collect()
+        copy.jobs.values().cloned().collect()
     }
 
     /// A job.
     #[must_use]
     pub fn job(&self, id: &str) -> Option<Arc<JobStatus>> {
-        let copy = self.read();
-        copy.jobs.get(id).map(|(_, job)| Arc::clone(job))
+        self.read().jobs.get(id).cloned()
     }
 
     /// The workers that renew their keys.
@@ -145,34 +144,33 @@ impl Mirror {
         lost.map(|(key, it)| (key.clone(), it.revision)).collect()
     }
 
-    fn apply(&self, bucket: Bucket, entry: Entry) {
+    /// Applies an entry. If it replaced an open job by an invalid status, returns the last valid one, suspended.
+    fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
         let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
         match (bucket, entry.value) {
             (Bucket::Jobs, None) => drop(copy.jobs.remove(&entry.key)),
             (Bucket::Subscriptions, None) => drop(copy.subscriptions.remove(&entry.key)),
-            (Bucket::Jobs, Some(value)) => {
-                let is_newer = |(revision, _): &(u64, _)| *revision < entry.revision;
-                if !copy.jobs.get(&entry.key).is_none_or(is_newer) {
-                    return;
-                }
-                match serde_json::from_slice::<JobStatus>(&value) {
-                    Ok(job) if job.job_id == entry.key => {
-                        copy.jobs.insert(entry.key, (entry.revision, Arc::new(job)));
+            (Bucket::Jobs, Some(value)) => match JobStatus::parse(&entry.key, &value) {
+                Some(job) => drop(copy.jobs.insert(entry.key, Arc::new(job))),
+                None => {
+                    if self.invalid_messages.get() == 0 {
+                        tracing::warn!("ignored an invalid job status");
                     }
-                    _ => {
-                        copy.jobs.remove(&entry.key);
-                        if self.invalid_messages.get() == 0 {
-                            tracing::warn!(key = entry.key, "ignored an invalid job status");
-                        }
-                        self.invalid_messages.inc();
-                    }
+                    self.invalid_messages.inc();
+                    let known = copy.jobs.get(&entry.key).filter(|job| job.is_open())?;
+                    return Some(JobStatus {
+                        revalidator_state: RevalidatorState::Suspended,
+                        resume_at: None,
+                        reason: Some("another program wrote an invalid status".to_owned()),
+                        ..JobStatus::clone(known)
+                    });
                 }
-            }
+            },
             (Bucket::Subscriptions, Some(value)) => {
                 // A watch that begins again repeats entries; they are not renewals.
-                let is_seen = |it: &Observed| it.revision >= entry.revision;
+                let is_seen = |it: &Observed| it.revision == entry.revision && it.value == value;
                 if copy.subscriptions.get(&entry.key).is_some_and(is_seen) {
-                    return;
+                    return None;
                 }
                 let observed = Observed {
                     revision: entry.revision,
@@ -182,10 +180,16 @@ impl Mirror {
                 copy.subscriptions.insert(entry.key, observed);
             }
         }
+        None
     }
 
-    fn set_current(&self, bucket: Bucket) {
+    /// Completes the copy of a bucket that has these keys; others are lost.
+    fn set_current(&self, bucket: Bucket, keys: &HashSet<String>) {
         let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+        match bucket {
+            Bucket::Jobs => copy.jobs.retain(|key, _| keys.contains(key)),
+            Bucket::Subscriptions => copy.subscriptions.retain(|key, _| keys.contains(key)),
+        }
         copy.is_current[bucket as usize] = true;
     }
 
@@ -211,19 +215,32 @@ impl Mirror {
 
     async fn follow_once<E: Engine>(&self, engine: &E, bucket: Bucket) -> Result<()> {
         let mut watch = engine.watch(bucket).await?;
-        if watch.current == 0 {
-            self.set_current(bucket);
-        }
-        while let Some(entry) = watch.entries.next().await {
-            let entry = entry?;
-            let revision = entry.revision;
-            self.apply(bucket, entry);
-            if revision >= watch.current {
-                self.set_current(bucket);
+        // A broker that lost its data has fewer keys, and smaller revisions.
+        let mut keys = Some(HashSet::new());
+        let mut revision = 0;
+        loop {
+            if revision >= watch.current
+                && let Some(keys) = keys.take()
+            {
+                self.set_current(bucket, &keys);
+                self.changes.send_replace(());
+            }
+            let Some(entry) = watch.entries.next().await.transpose()? else {
+                return Ok(());
+            };
+            revision = entry.revision;
+            if let Some(keys) = &mut keys {
+                keys.insert(entry.key.clone());
+            }
+            if let Some(last) = self.apply(bucket, entry) {
+                let value = serde_json::to_vec(&last)?.into();
+                let id = &last.job_id;
+                // Another process may have replaced it.
+                let replaced = engine.compare_and_set(bucket, id, value, Some(revision));
+                replaced.await?;
             }
             self.changes.send_replace(());
         }
-        Ok(())
     }
 }
 
@@ -237,16 +254,20 @@ pub async fn change_job<E: Engine>(
     id: &str,
     mut change: impl FnMut(&mut JobStatus) -> bool,
 ) -> Result<Option<JobStatus>> {
+    if !is_job_id(id) {
+        return Ok(None);
+    }
     loop {
         let Some((value, revision)) = engine.get(Bucket::Jobs, id).await? else {
             return Ok(None);
         };
-        let mut job: JobStatus = serde_json::from_slice(&value)?;
+        let mut job = JobStatus::parse(id, &value).context("invalid job status")?;
         if !change(&mut job) {
             return Ok(Some(job));
         }
-        let value = serde_json::to_vec(&job)?.into();
-        let set = engine.compare_and_set(Bucket::Jobs, id, value, Some(revision));
+        let value = serde_json::to_vec(&job)?;
+        ensure!(value.len() <= STATUS_BYTES_MAX, "job status too large");
+        let set = engine.compare_and_set(Bucket::Jobs, id, value.into(), Some(revision));
         if set.await?.is_some() {
             return Ok(Some(job));
         }

@@ -113,6 +113,9 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                         sleep(RETRY_PAUSE).await;
                     }
                     lease.release().await;
+                    let gauge = &self.checker.metrics.concurrency;
+                    // Fails if no batch was begun.
+                    drop(gauge.remove_label_values(&[&app.name, &self.id]));
                     left = Some(id);
                 }
                 Ok(None) => {

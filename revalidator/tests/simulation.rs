@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a simulation that fails panics")]
 
+#[path = "simulation/broker.rs"]
+mod broker;
 #[path = "simulation/failures.rs"]
 mod failures;
 #[path = "simulation/harness.rs"]

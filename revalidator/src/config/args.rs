@@ -56,16 +56,6 @@ pub struct WorkArgs {
     )]
     pub nats: String,
 
-    /// Copies of new streams and buckets in a NATS cluster
-    #[arg(
-        long,
-        value_name = "COUNT",
-        default_value = "1",
-        hide_short_help = true,
-        value_parser = count(1..=5)
-    )]
-    pub nats_replicas: usize,
-
     /// Workers, each with one job at a time; 0 for none
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,

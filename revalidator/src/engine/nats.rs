@@ -4,12 +4,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use async_nats::{
     ConnectOptions,
     jetstream::{
         self, AckKind,
         consumer::{AckPolicy, DeliverPolicy, pull, push},
+        context::GetStreamErrorKind,
         kv,
         message::PublishMessage,
         stream::{self, DiscardPolicy, RetentionPolicy, StorageType},
@@ -17,6 +18,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use tokio::time::sleep;
 
 use super::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Results, Settlement, Watch};
 
@@ -34,13 +36,15 @@ const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BUCKET_BYTES_MAX: i64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often a watch checks whether its bucket still exists.
+const IDENTITY_CHECK: Duration = Duration::from_secs(10);
+
 /// A connection whose streams and buckets exist.
 #[derive(Debug, Clone)]
 pub struct Nats {
     client: async_nats::Client,
     context: jetstream::Context,
-    jobs: kv::Store,
-    subscriptions: kv::Store,
+    buckets: [kv::Store; 2],
     work: stream::Stream,
     results: stream::Stream,
 }
@@ -51,11 +55,11 @@ pub struct Nats {
 pub struct OtherSettings(String);
 
 impl Nats {
-    /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets with this number of replicas.
+    /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets.
     ///
     /// # Errors
     /// When no server is available; [`OtherSettings`] if a stream has other settings.
-    pub async fn connect(urls: &str, replicas: usize) -> Result<Self> {
+    pub async fn connect(urls: &str) -> Result<Self> {
         let options = ConnectOptions::new()
             .name("revalidator")
             .connection_timeout(TIMEOUT)
@@ -64,42 +68,13 @@ impl Nats {
         let client = options.connect(urls).await.context("NATS")?;
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
-        let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
-            let mut config = stream::Config {
-                name: name.to_owned(),
-                subjects: vec![subjects.to_owned()],
-                discard: DiscardPolicy::New,
-                max_bytes: STREAM_BYTES_MAX,
-                max_age: MESSAGE_AGE_MAX,
-                storage: StorageType::File,
-                num_replicas: replicas,
-                ..stream::Config::default()
-            };
-            change(&mut config);
-            open_stream(&context, config).await
-        };
-        // As the client would create them.
-        let bucket = |config: &mut stream::Config| {
-            config.max_messages_per_subject = 1;
-            config.max_age = KEY_AGE_MAX;
-            config.max_bytes = BUCKET_BYTES_MAX;
-            (config.allow_rollup, config.deny_delete, config.allow_direct) = (true, true, true);
-        };
-        let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
-        let work = stream(WORK_STREAM, "revalidator.work.*", queue).await?;
-        let results = stream(RESULTS_STREAM, "revalidator.results.*", |_| ()).await?;
-        let store = async |name: &str| {
-            stream(&format!("KV_{name}"), &format!("$KV.{name}.>"), bucket).await?;
-            let store = context.get_key_value(name).await;
-            store.with_context(|| format!("cannot open bucket {name}"))
-        };
+        let (buckets, work, results) = open_all(&context).await?;
         Ok(Self {
-            jobs: store("revalidator_jobs").await?,
-            subscriptions: store("revalidator_subscriptions").await?,
+            client,
+            context,
+            buckets,
             work,
             results,
-            client,
-            context: context.clone(),
         })
     }
 
@@ -110,10 +85,7 @@ impl Nats {
     }
 
     fn store(&self, bucket: Bucket) -> &kv::Store {
-        match bucket {
-            Bucket::Jobs => &self.jobs,
-            Bucket::Subscriptions => &self.subscriptions,
-        }
+        &self.buckets[bucket as usize]
     }
 
     async fn publish(&self, subject: String, id: &str, payload: Bytes) -> Result<()> {
@@ -124,59 +96,79 @@ impl Nats {
     }
 }
 
-/// Creates a stream, or opens the existing one.
-async fn open_stream(
+/// Opens the two buckets and the two streams, and creates those that are missing.
+async fn open_all(
     context: &jetstream::Context,
-    config: stream::Config,
-) -> Result<stream::Stream> {
-    let created = context.create_stream(config.clone()).await;
-    let Err(error) = created else {
-        return Ok(created?);
+) -> Result<([kv::Store; 2], stream::Stream, stream::Stream)> {
+    let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
+        let mut config = stream::Config {
+            name: name.to_owned(),
+            subjects: vec![subjects.to_owned()],
+            discard: DiscardPolicy::New,
+            max_bytes: STREAM_BYTES_MAX,
+            max_age: MESSAGE_AGE_MAX,
+            storage: StorageType::File,
+            ..stream::Config::default()
+        };
+        change(&mut config);
+        let stream = context.get_or_create_stream(config.clone()).await;
+        let stream = stream.with_context(|| format!("cannot open stream {name}"))?;
+        check(&config, &stream.cached_info().config)?;
+        anyhow::Ok(stream)
     };
-    let found = context.get_stream(&config.name).await;
-    let found = found.with_context(|| format!("cannot create stream {}: {error}", config.name))?;
-    check(&config, &found.cached_info().config)?;
-    Ok(found)
+    // As the client would create them.
+    let bucket = |config: &mut stream::Config| {
+        config.max_messages_per_subject = 1;
+        config.max_age = KEY_AGE_MAX;
+        config.max_bytes = BUCKET_BYTES_MAX;
+        (config.allow_rollup, config.deny_delete, config.allow_direct) = (true, true, true);
+    };
+    let store = async |name: &str| {
+        stream(&format!("KV_{name}"), &format!("$KV.{name}.>"), bucket).await?;
+        let store = context.get_key_value(name).await;
+        store.with_context(|| format!("cannot open bucket {name}"))
+    };
+    let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
+    Ok((
+        [
+            store("revalidator_jobs").await?,
+            store("revalidator_subscriptions").await?,
+        ],
+        stream(WORK_STREAM, "revalidator.work.*", queue).await?,
+        stream(RESULTS_STREAM, "revalidator.results.*", |_| ()).await?,
+    ))
 }
 
-/// Compares the settings of an existing stream that this program relies on. The number of replicas is the operator's.
-fn check(expected: &stream::Config, found: &stream::Config) -> Result<(), OtherSettings> {
-    type Setting = fn(&stream::Config) -> String;
-    let settings: [(&str, Setting); 6] = [
-        ("subjects", |it| it.subjects.join(",")),
-        ("retention", |it| format!("{:?}", it.retention)),
-        ("discard", |it| format!("{:?}", it.discard)),
-        ("max_bytes", |it| it.max_bytes.to_string()),
-        ("max_age", |it| format!("{} s", it.max_age.as_secs())),
-        ("storage", |it| format!("{:?}", it.storage)),
-    ];
-    let differences = settings.map(|(name, of)| (name, of(expected), of(found)));
-    let differences: Vec<_> = differences
-        .iter()
-        .filter(|(_, expected, found)| expected != found)
-        .map(|(name, expected, found)| format!("{name} is {found}, not {expected}"))
-        .collect();
-    if differences.is_empty() {
-        return Ok(());
+/// Compares the settings of a stream that this program relies on. The number of replicas is the operator's.
+fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
+    let name = &expected.name;
+    let (expected, found) = (
+        serde_json::to_value(expected)?,
+        serde_json::to_value(found)?,
+    );
+    for setting in "subjects retention discard max_bytes max_age storage".split(' ') {
+        let (expected, found) = (&expected[setting], &found[setting]);
+        ensure!(
+            expected == found,
+            OtherSettings(format!(
+                "stream {name} exists with other settings: {setting} is {found}, not {expected}; remove it, or use another NATS account"
+            ))
+        );
     }
-    Err(OtherSettings(format!(
-        "stream {} exists with other settings: {}; remove it, or use another NATS account",
-        expected.name,
-        differences.join(", ")
-    )))
+    Ok(())
 }
 
 impl Engine for Nats {
     type Batches = NatsBatches;
 
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
-        let store = self.store(bucket);
-        let state = store.status().await.context("watch")?.info.state;
-        let current = if state.messages == 0 {
-            0
-        } else {
-            state.last_sequence
-        };
+        // The broker may have lost its data.
+        let (buckets, ..) = open_all(&self.context).await?;
+        let store = &buckets[bucket as usize];
+        // As of now, because the bucket was opened now.
+        let info = store.status().await.context("watch")?.info;
+        let (state, created) = (info.state, info.created);
+        let current = state.last_sequence * u64::from(state.messages > 0);
         let watch = store.watch_with_history(">").await.context("watch")?;
         let entries = watch.map(|entry| {
             let entry = entry.context("watch")?;
@@ -187,9 +179,21 @@ impl Engine for Nats {
                 value: is_value.then_some(entry.value),
             })
         });
+        // After a loss of the bucket, the client waits for a revision that never comes.
+        let (context, name) = (self.context.clone(), store.stream_name.clone());
+        let lost = async move {
+            loop {
+                sleep(IDENTITY_CHECK).await;
+                match context.get_stream(&name).await {
+                    Ok(found) if found.cached_info().created == created => {}
+                    Err(error) if !matches!(error.kind(), GetStreamErrorKind::JetStream(_)) => {}
+                    _ => return,
+                }
+            }
+        };
         Ok(Watch {
             current,
-            entries: entries.boxed(),
+            entries: entries.take_until(Box::pin(lost)).boxed(),
         })
     }
 

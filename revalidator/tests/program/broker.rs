@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use async_nats::jetstream::{self, stream};
 use rustix::process::Signal;
+use tokio::time::Instant;
 
 use super::harness::{Cluster, Origin, TIMEOUT, answer};
 
@@ -52,6 +53,21 @@ async fn jobs_survive_restarts_of_the_broker() -> Result<()> {
         .filter(|count| **count > 1)
         .count();
     assert!(repeated <= 200, "{repeated} assets were checked again");
+    // A broker that lost its data begins again.
+    cluster.nats.process.kill()?;
+    cluster.nats.process.wait(TIMEOUT).await?;
+    std::fs::remove_dir_all(cluster.path("jetstream"))?;
+    cluster.nats.restart().await?;
+    let deadline = Instant::now() + TIMEOUT;
+    let id = loop {
+        match one.create("{\"app\": \"shop\"}").await {
+            Ok(id) => break id,
+            Err(error) => ensure!(Instant::now() < deadline, error),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    let job = one.wait_finished(&id).await?;
+    assert_eq!(job["counts"]["checked"], 5_000);
     Ok(())
 }
 
@@ -72,7 +88,7 @@ async fn stream_with_other_settings_is_refused() -> Result<()> {
     let log = one.process.last_lines(20);
     assert!(
         log.contains(
-            "REVALIDATOR_WORK exists with other settings: retention is Limits, not WorkQueue"
+            "REVALIDATOR_WORK exists with other settings: retention is \"limits\", not \"workqueue\""
         ),
         "{log}"
     );

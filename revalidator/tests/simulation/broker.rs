@@ -1,0 +1,153 @@
+//! Brokers that are full or lose their data, and messages of strangers.
+
+use std::time::Duration;
+
+use prometheus::core::Collector as _;
+use revalidator::{
+    engine::{Bucket, Engine as _},
+    jobs,
+    messages::{AllowDelete, RevalidatorState, ServerState},
+    mirror::change_job,
+};
+
+use super::{
+    APPS, fresh,
+    harness::{Simulation, clock},
+};
+
+const TIME: Duration = Duration::from_millis(200);
+
+#[tokio::test(start_paused = true)]
+async fn jobs_go_on_after_the_broker_lost_its_data() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    simulation.maker();
+    simulation.worker();
+    for id in ["a", "b"] {
+        simulation.job("one", id, 5_000, |_| ()).await;
+    }
+    simulation.wait("a", |job| job.counts.checked >= 500).await;
+    simulation.model.set_down(true);
+    simulation.model.lose_data();
+    simulation.model.set_down(false);
+    simulation.job("one", "b", 300, |_| ()).await;
+    let ended = simulation.wait_ended("b").await;
+    assert_eq!(
+        (ended.server_state, ended.counts.checked),
+        (ServerState::Finished, 300)
+    );
+    assert_eq!(simulation.mirror.job("a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_stream_of_batches_delays_the_maker() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = (0..3_000)
+        .map(|it| format!("{{\"url\":\"https://origin.example/{it}\",\"eTag\":\"x\"}}\n"));
+    std::fs::write(dir.path().join("assets"), lines.collect::<String>()).unwrap();
+    let assets = format!("assets = \"{}/assets\"\n[apps.two]", dir.path().display());
+    let mut simulation = Simulation::new(&APPS.replace("[apps.two]", &assets), fresh);
+    simulation.model.set_work_bytes_max(30_000);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(
+        simulation.status("a").await.server_state,
+        ServerState::Transmitting
+    );
+    assert!((1..30).contains(&simulation.model.unsettled("a")));
+    simulation.worker();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(
+        (ended.server_state, ended.counts.checked),
+        (ServerState::Finished, 3_000)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_with_an_invalid_status_is_suspended() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    simulation.maker();
+    simulation.worker();
+    simulation.job("one", "a", 3_000, |_| ()).await;
+    simulation.wait("a", |job| job.counts.checked >= 500).await;
+    for text in ["no json", "{\"jobId\": \"a\", \"assetCount\": -1}"] {
+        let put = simulation.model.put(Bucket::Jobs, "a", text.into());
+        put.await.unwrap();
+        let suspended = simulation
+            .wait("a", |job| {
+                job.revalidator_state == RevalidatorState::Suspended
+            })
+            .await;
+        assert_eq!(
+            suspended.reason.as_deref(),
+            Some("another program wrote an invalid status")
+        );
+        let resume = |job: &mut revalidator::messages::JobStatus| {
+            jobs::resume(job, clock());
+            true
+        };
+        change_job(&simulation.model, "a", resume).await.unwrap();
+    }
+    // Not a job: ignored.
+    for key in ["stranger", "a.b"] {
+        let text = format!("{{\"jobId\": \"{key}\", \"assetCount\": -1}}");
+        simulation
+            .model
+            .put(Bucket::Jobs, key, text.into())
+            .await
+            .unwrap();
+    }
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(
+        (ended.server_state, ended.counts.checked),
+        (ServerState::Finished, 3_000)
+    );
+    assert!(simulation.mirror.jobs().len() == 1 && simulation.metrics.invalid_messages.get() > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unconfirmed_removal_of_all_objects_is_subject_to_the_brake() {
+    let apps = APPS.replace("partial", "all");
+    for (confirm, deleted, requests) in [
+        (None, 50, 250),
+        (Some("two"), 50, 250),
+        (Some("one"), 250, 0),
+    ] {
+        let mut simulation = Simulation::new(&apps, |asset, _| {
+            let number: usize = asset.key.rsplit('/').next().unwrap().parse().unwrap();
+            (if number % 10 < 3 { 404 } else { 304 }, TIME)
+        });
+        simulation.maker();
+        simulation.worker();
+        simulation
+            .job("one", "a", 250, |new| {
+                new.allow_delete = AllowDelete::All;
+                new.confirm = confirm.map(ToOwned::to_owned);
+            })
+            .await;
+        let ended = simulation.wait_ended("a").await;
+        assert_eq!(
+            (ended.counts.deleted, simulation.requests()),
+            (deleted, requests),
+            "{confirm:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrency_of_an_idle_worker_is_not_exported() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    simulation.maker();
+    simulation.worker();
+    simulation.job("one", "a", 1_000, |_| ()).await;
+    let series = |simulation: &Simulation| {
+        simulation.metrics.concurrency.collect()[0]
+            .get_metric()
+            .len()
+    };
+    simulation.wait("a", |job| job.counts.checked >= 100).await;
+    assert_eq!(series(&simulation), 1);
+    simulation.wait_ended("a").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(series(&simulation), 0);
+}
