@@ -5,6 +5,7 @@
 //! - [`load`] sends sync requests and checks every response;
 //! - [`subscribe`] opens many streams, checks that every sequence arrives or is declared lost, and measures the cost of a stream;
 //! - [`e2e`] runs the whole system at increasing rates and verifies every store;
+//! - [`origin`] serves HTTP contents with delays and errors to a client under test;
 //! - [`compare`] lists changes between two reports that exceed noise.
 //!
 //! The scenarios, and those of `trials`, share the other modules: cookies generated from a seed ([`traffic`]), processes of a
@@ -18,6 +19,7 @@ pub mod e2e;
 pub mod load;
 pub mod memory;
 pub mod observe;
+pub mod origin;
 pub mod program;
 pub mod report;
 pub mod subscribe;
@@ -82,6 +84,7 @@ enum Command {
     Load(Box<load::LoadArgs>),
     Subscribe(Box<subscribe::SubscribeArgs>),
     E2e(Box<e2e::E2eArgs>),
+    Origin(Box<origin::OriginArgs>),
     Compare(compare::CompareArgs),
 }
 
@@ -100,7 +103,7 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
     let command = cli
         .command
         .context("no scenario given; bench --help lists all scenarios")?;
-    if !matches!(command, Command::Compare(_)) {
+    if !matches!(command, Command::Compare(_) | Command::Origin(_)) {
         warn_of_profile();
     }
     match command {
@@ -124,6 +127,10 @@ pub async fn run(cli: Cli, stop: CancellationToken) -> Result<bool> {
             let outcome = e2e::run(&args, &stop).await?;
             print(args.report.json, &outcome, e2e::E2eOutcome::summary)?;
             Ok(outcome.failures.is_empty())
+        }
+        Command::Origin(args) => {
+            let dir = args.report.prepare("origin")?;
+            finish(args.report.json, &origin::run(&args, &stop).await?, dir)
         }
         Command::Compare(args) => {
             let report = compare::run(&args)?;
