@@ -21,18 +21,19 @@ RUN mkdir /state
 
 # Has /etc/passwd, time zones (for `consumer --time-zone`) and CA certificates, and no programs.
 FROM gcr.io/distroless/static-debian12:nonroot
-COPY --from=build /out/producer /out/consumer /out/limiter /out/bench /usr/local/bin/
+COPY --from=build /out/producer /out/consumer /out/limiter /out/revalidator /out/bench /usr/local/bin/
 # Default directory of dead letters, the embedded store and the limiter's state, and a place for `producer --state`.
 COPY --from=build --chown=65532:65532 /state /var/lib/cookiesync
 WORKDIR /var/lib/cookiesync
 USER 65532:65532
 STOPSIGNAL SIGTERM
 # The program itself is the health check, because the image has no shell or curl. Set `--admin` by PRODUCER_ADMIN,
-# CONSUMER_ADMIN or LIMITER_ADMIN, because the check sees only the environment. Use --no-healthcheck with `bench` and with --init.
+# CONSUMER_ADMIN, LIMITER_ADMIN or REVALIDATOR_ADMIN, because the check sees only the environment. Use --no-healthcheck with
+# `bench` and with --init.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["/proc/1/exe", "--probe"]
-# producer: sync requests, gRPC, admin; consumer: admin; limiter: API, admin. The admin ports are on loopback without
+# producer: sync requests, gRPC, admin; consumer: admin; limiter and revalidator: API, admin. The admin ports are on loopback without
 # `--admin 0.0.0.0:…`, and the API without `--listen` and `--token-file`.
-EXPOSE 8080 7676 9090 9091 9099 9098
+EXPOSE 8080 7676 9090 9091 9099 9098 9096 9097
 
 ARG VERSION=0.1.0
 ARG REVISION=unknown
