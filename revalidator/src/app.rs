@@ -205,7 +205,6 @@ impl Shared {
                 bodies: self.bodies.clone(),
                 write_back: Arc::new(Semaphore::new(1)),
                 stop: self.draining.clone(),
-                started_at: now(),
                 clock: now,
             };
             self.tasks.spawn(maker.run());

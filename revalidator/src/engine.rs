@@ -78,6 +78,9 @@ pub trait Batches: Send + 'static {
 /// Time after which an unsettled batch is delivered to another worker.
 pub const ACK_WAIT: Duration = Duration::from_secs(30);
 
+/// Maximum bytes of the results of all jobs.
+pub const RESULT_BYTES_MAX: u64 = 4 << 30;
+
 /// A connection to the broker.
 pub trait Engine: Clone + Send + Sync + 'static {
     /// Batches of a job.
@@ -115,6 +118,9 @@ pub trait Engine: Clone + Send + Sync + 'static {
 
     /// Results of a job with their positions, in the order of their publication: those at `from` and later, and those that follow.
     fn results(&self, job: &str, from: u64) -> impl Call<Results>;
+
+    /// Bytes of the results of all jobs, up to [`RESULT_BYTES_MAX`].
+    fn result_bytes(&self) -> impl Call<u64>;
 
     /// Removes the batches of a job that has ended. With `results`, also its results.
     fn purge(&self, job: &str, results: bool) -> impl Call<()>;

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use crate::messages::{
     AllowDelete, AssetResult, BATCH_ASSETS_MAX, Counts, JobResult, JobStatus, Outcome,
-    RevalidatorState, ServerState,
+    RevalidatorState, ServerState, WORKERS_NEEDED_MAX,
 };
 
 /// First suspension of a job; each further one without a result between takes twice as long.
@@ -15,14 +15,23 @@ pub const SUSPENSION_MIN_MS: u64 = 60_000;
 /// Longest suspension.
 pub const SUSPENSION_MAX_MS: u64 = 30 * 60_000;
 
+/// A day.
+pub const DAY_MS: u64 = 24 * 3_600_000;
+
 /// Time without a result, and longest pause, after which a job is cancelled.
-pub const GIVE_UP_MS: u64 = 24 * 3_600_000;
+pub const GIVE_UP_MS: u64 = DAY_MS;
 
 /// Maximum duration of a job; messages are kept for seven days.
-pub const JOB_MS_MAX: u64 = 6 * GIVE_UP_MS;
+pub const JOB_MS_MAX: u64 = 6 * DAY_MS;
 
 /// Time for which ended jobs are kept.
-pub const ENDED_MS_MAX: u64 = 7 * GIVE_UP_MS;
+pub const ENDED_MS_MAX: u64 = 7 * DAY_MS;
+
+/// Time for which ended single checks are kept.
+pub const ENDED_CHECK_MS_MAX: u64 = DAY_MS / 24;
+
+/// Maximum difference of the clocks of two programs.
+const CLOCK_MS_MAX: u64 = DAY_MS / 24;
 
 /// Minimum failed or gone assets in a batch that suspend a job.
 pub const SUSPENDING_ASSETS_MIN: usize = 5;
@@ -114,6 +123,21 @@ pub fn overdue(job: &JobStatus, now: u64) -> Option<&'static str> {
     }
 }
 
+/// Adds times that another program did not write, and corrects impossible ones; true if there were any. A job without a time of
+/// creation has another maker.
+pub fn correct(job: &mut JobStatus, now: u64) -> bool {
+    let before = job.clone();
+    if job.created_at == 0 || job.created_at > now + CLOCK_MS_MAX {
+        job.foreign |= job.created_at == 0;
+        job.created_at = now;
+    }
+    job.revalidators_needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
+    if job.is_cancelled() || job.server_state == ServerState::Finished {
+        job.ended_at.get_or_insert(now);
+    }
+    *job != before
+}
+
 /// What follows from the outcomes of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -171,12 +195,13 @@ pub fn is_retried(result: &AssetResult, attempt: u32) -> bool {
 }
 
 /// Batches that a maker transmits beyond those with a result, so that no job fills the stream of batches.
-pub const WINDOW: u64 = 1000;
+pub const WINDOW: u64 = 200;
 
 /// Results of a job, counted in the order of their publication. Each batch counts once; results that no batch has do not count.
 #[derive(Debug, Default)]
 pub struct Tally {
-    first: HashSet<u64>,
+    /// Batches whose first attempt is counted.
+    pub first: HashSet<u64>,
     retried: HashSet<u64>,
     /// Assets whose first attempt failed.
     failed: u64,
@@ -191,7 +216,7 @@ impl Tally {
         let is_transmitted = job.server_state != ServerState::Transmitting;
         let batches = match result.attempt {
             1 if is_transmitted => job.batch_count,
-            1 => self.batches() + WINDOW,
+            1 => self.first.len() as u64 + WINDOW,
             2 if is_transmitted && self.has_all(job.batch_count) => {
                 self.failed.div_ceil(BATCH_ASSETS_MAX as u64)
             }
@@ -235,12 +260,6 @@ impl Tally {
             Outcome::Removed => return,
         };
         *counter += 1;
-    }
-
-    /// Number of batches whose first attempt is counted.
-    #[must_use]
-    pub fn batches(&self) -> u64 {
-        self.first.len() as u64
     }
 
     /// Whether the first attempts of all batches are counted.

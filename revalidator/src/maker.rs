@@ -26,7 +26,7 @@ use crate::{
     apps::{App, CurrentApps},
     create::OPEN_JOBS_MAX,
     engine::Engine,
-    jobs::{self, Tally},
+    jobs,
     lease::Lease,
     messages::{
         AllowDelete, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
@@ -37,11 +37,8 @@ use crate::{
     source::{self, ResultFile, Selection},
 };
 
-/// Time between two writes of the progress of a job, two checks of its limits, and two searches for jobs without a maker.
+/// Time between two writes of the progress of a job, and two searches for jobs without a maker.
 const TICK: Duration = Duration::from_secs(1);
-
-/// Time between two searches for ended jobs, lost processes and due schedules.
-const HOUSEKEEPING_MS: u64 = 10_000;
 
 /// Pause after an error; it doubles with each further error of a job.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -66,8 +63,6 @@ pub struct Maker<E> {
     pub write_back: Arc<Semaphore>,
     /// Ends the maker.
     pub stop: CancellationToken,
-    /// Start of the process, in Unix milliseconds.
-    pub started_at: u64,
     /// Clock of jobs, in Unix milliseconds.
     pub clock: fn() -> u64,
 }
@@ -82,14 +77,10 @@ impl<E: Engine> Maker<E> {
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             while tasks.join_next().now_or_never().flatten().is_some() {}
-            let now = (self.clock)();
             if self.mirror.is_current() {
-                let mut results = vec![self.take_jobs(&mut tasks, &mut running).await];
-                if now.saturating_sub(last_housekeeping) >= HOUSEKEEPING_MS {
-                    last_housekeeping = now;
-                    results.push(self.keep_house().await);
-                }
-                for error in results.into_iter().filter_map(Result::err) {
+                let taken = self.take_jobs(&mut tasks, &mut running).await;
+                let kept = self.keep_house(&mut last_housekeeping).await;
+                if let Err(error) = taken.and(kept) {
                     tracing::debug!(error = format!("{error:#}"), "search for jobs failed");
                 }
             }
@@ -122,7 +113,7 @@ impl<E: Engine> Maker<E> {
             let Some(app) = app.filter(|_| needs_maker(job) && !waits && !is_taken) else {
                 continue;
             };
-            let key = lease_key(id);
+            let key = format!("maker.{id}");
             let received = lock(&self.bodies).get_mut(id).map(|it| it.lease.take());
             let lease = match received.flatten() {
                 None if !self.mirror.is_free(&key) => None,
@@ -193,12 +184,11 @@ impl<E: Engine> Maker<E> {
             return self.end_cancelled(id, None).await;
         }
         let mut results = self.engine.results(id, 0).await?;
-        let mut tally = Tally::default();
         let dir = app.settings.assets.as_deref().map(source::directory);
-        let mut file = ResultFile::new_in(dir.unwrap_or(&env::temp_dir()));
-        let counted = watch::Sender::new(0);
+        let mut counted = ResultFile::new_in(dir.unwrap_or(&env::temp_dir()));
+        let progress = watch::Sender::new(0);
         let first = job.clone();
-        let transmission = self.transmit(&first, app, counted.subscribe());
+        let transmission = self.transmit(&first, app, progress.subscribe());
         tokio::pin!(transmission);
         let mut transmits = job.server_state == ServerState::Transmitting;
         let mut ticks = interval(TICK);
@@ -212,50 +202,41 @@ impl<E: Engine> Maker<E> {
                 }
                 result = results.next() => {
                     let (_, result) = result.context("results ended")??;
-                    self.count(&job, app, &mut tally, &result, &mut file)?;
-                    counted.send_replace(tally.batches());
-                    if !tally.has_all(job.batch_count) {
+                    self.count(&job, app, &result, &mut counted)?;
+                    progress.send_replace(counted.tally.first.len() as u64);
+                    if !counted.tally.has_all(job.batch_count) {
                         continue;
                     }
                 }
                 _ = ticks.tick() => {}
             }
             let write_counts = |job: &mut JobStatus| {
-                let is_change = job.counts != tally.counts;
-                job.counts = tally.counts;
-                is_change && job.is_open()
+                let counts = counted.tally.counts;
+                std::mem::replace(&mut job.counts, counts) != counts && job.is_open()
             };
             job = self.change(id, write_counts).await?;
-            let overdue = jobs::overdue(&job, (self.clock)());
-            if overdue.is_some() || !job.is_open() {
-                return self.end_cancelled(id, overdue).await;
+            if !job.is_open() {
+                return self.end_cancelled(id, None).await;
             }
             let is_transmitting = job.server_state == ServerState::Transmitting;
-            if is_transmitting || !tally.has_all(job.batch_count) {
+            if is_transmitting || !counted.tally.has_all(job.batch_count) {
                 continue;
             }
             if job.retry_batch_count.is_none() {
-                let count = self.send_retries(id, &mut file).await?;
+                let count = self.send_retries(id, &mut counted).await?;
                 let set = |job: &mut JobStatus| job.retry_batch_count.replace(count).is_none();
                 job = self.change(id, set).await?;
             }
-            if tally.is_complete(&job) {
-                return self.finish(&job, app, &tally, file).await;
+            if counted.tally.is_complete(&job) {
+                return self.finish(&job, app, counted).await;
             }
         }
     }
 
     /// Counts a result, and adds it to the file.
-    fn count(
-        &self,
-        job: &JobStatus,
-        app: &App,
-        tally: &mut Tally,
-        payload: &[u8],
-        file: &mut ResultFile,
-    ) -> Result<()> {
-        let result = serde_json::from_slice::<JobResult>(payload).ok();
-        let Some(mut result) = result.filter(|it| tally.is_expected(it, job)) else {
+    fn count(&self, job: &JobStatus, app: &App, it: &[u8], to: &mut ResultFile) -> Result<()> {
+        let result = serde_json::from_slice::<JobResult>(it).ok();
+        let Some(mut result) = result.filter(|it| to.tally.is_expected(it, job)) else {
             self.metrics.invalid_messages.inc();
             tracing::debug!(job = job.job_id, "ignored an invalid result");
             return Ok(());
@@ -265,24 +246,20 @@ impl<E: Engine> Maker<E> {
             AllowDelete::Partial => app.settings.brake,
             AllowDelete::All => 1.0,
         };
-        let count = result.results.len() as u64;
-        let deleted = result.results.iter().filter(|it| it.is_deleted);
-        let deleted = deleted.count() as u64;
+        let (all, deleted) = (result.results.iter(), result.results.iter());
+        let deleted = deleted.filter(|it| it.is_deleted).count() as u64;
         // Not of a worker of ours. Lines without validators are checked again without conditions.
-        if as_f64(deleted) > as_f64(count) * removable + 1e-9 {
+        if as_f64(deleted) > as_f64(all.len() as u64) * removable + 1e-9 {
             for one in &mut result.results {
                 one.is_deleted = false;
                 let asset = &mut one.asset;
                 (asset.e_tag, asset.hash, asset.last_modified) = Default::default();
             }
         }
-        if tally.count(&result) {
-            let mut results = result.results.iter();
-            results.try_for_each(|it| file.add(it, result.attempt))
-        } else {
+        if !to.add(&result)? {
             self.metrics.batches_repeated.inc();
-            Ok(())
         }
+        Ok(())
     }
 
     /// Cancels a job for a reason, or completes a cancellation by others.
@@ -339,14 +316,8 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    async fn finish(
-        &self,
-        job: &JobStatus,
-        app: &App,
-        tally: &Tally,
-        file: ResultFile,
-    ) -> Result<()> {
-        let id = &job.job_id;
+    async fn finish(&self, job: &JobStatus, app: &App, counted: ResultFile) -> Result<()> {
+        let (id, counts) = (&job.job_id, counted.tally.counts);
         let processing = |job: &mut JobStatus| {
             let is_open = job.is_open();
             if is_open {
@@ -365,12 +336,12 @@ impl<E: Engine> Maker<E> {
             let _end = ended.clone().drop_guard();
             let write = move || {
                 let _permit = permit;
-                source::write_back(&path, &selection, prunes, file, || !ended.is_cancelled())
+                source::write_back(&path, &selection, prunes, counted, || !ended.is_cancelled())
             };
             spawn_blocking(write).await??;
         }
         let end = |job: &mut JobStatus| {
-            job.counts = tally.counts;
+            job.counts = counts;
             if job.is_open() {
                 job.server_state = ServerState::Finished;
                 job.revalidator_state = RevalidatorState::Finished;
@@ -381,28 +352,17 @@ impl<E: Engine> Maker<E> {
             true
         };
         change_job(&self.engine, id, end).await?;
-        tracing::info!(
-            job = id,
-            checked = tally.counts.checked,
-            changed = tally.counts.changed,
-            "job finished"
-        );
+        let (checked, changed) = (counts.checked, counts.changed);
+        tracing::info!(job = id, checked, changed, "job finished");
         self.engine.purge(id, false).await
     }
 }
 
 /// Whether a maker of this program has something to do for a job.
 fn needs_maker(job: &JobStatus) -> bool {
-    let is_unfinished = matches!(
-        job.server_state,
-        ServerState::Transmitting | ServerState::WaitForResults | ServerState::ProcessingResults
-    );
-    is_unfinished && !job.foreign
-}
-
-/// Key of the lease of a job's maker.
-pub(crate) fn lease_key(job: &str) -> String {
-    format!("maker.{job}")
+    use ServerState as S;
+    let has_ended = matches!(job.server_state, S::Finished | S::Cancelled | S::Other(_));
+    !has_ended && !job.foreign && job.created_at > 0
 }
 
 fn selection(job: &JobStatus, app: &App) -> Selection {

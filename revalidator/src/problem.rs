@@ -24,8 +24,7 @@ runtime::problem_kinds! {
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
         "Too many open jobs, bodies of assets, or single checks"
-        "Retry later. Up to 1000 jobs are open, a process keeps the assets of up to 4 requests until they are transmitted, and up to 50 \
-         keys are checked in a second."
+        "Retry later. Limits: 1000 open jobs, 4 bodies of assets that are not transmitted, and 50 checked keys per second."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
         "Send Authorization: Bearer TOKEN with a token of --token-file."

@@ -121,14 +121,13 @@ pub fn parse(line: &[u8]) -> Result<Line> {
     Ok(line)
 }
 
-/// Checks the size of a file.
+/// Checks the size of a file, if it exists.
 ///
 /// # Errors
-/// [`TooLarge`], or when there is no file.
+/// When it is too large.
 pub fn check_size(path: &Path) -> Result<()> {
-    let found = fs::metadata(path).with_context(|| path.display().to_string())?;
-    let error = || TooLarge(format!("{} bytes of assets: use up to 1 GiB", found.len()));
-    ensure!(found.len() <= SOURCE_BYTES_MAX, error());
+    let size = fs::metadata(path).map_or(0, |found| found.len());
+    ensure!(size <= SOURCE_BYTES_MAX, "{size} bytes: use up to 1 GiB");
     Ok(())
 }
 
@@ -261,7 +260,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::messages::Outcome;
+    use crate::messages::{JobResult, Outcome};
 
     const FILE: &str = concat!(
         "{\"url\":\"https://x.example/1\",\"hash\":\"h1\",\"requestedAt\":900,\"colour\":\"red\"}\n",
@@ -279,6 +278,17 @@ mod tests {
             was_stale: false,
             outcome,
             held_back: false,
+        }
+    }
+
+    fn batch(number: u64, attempt: u32, results: Vec<AssetResult>) -> JobResult {
+        JobResult {
+            average_response: 1,
+            results,
+            revalidator_id: "w".to_owned(),
+            job_id: "a".to_owned(),
+            batch: number,
+            attempt,
         }
     }
 
@@ -386,17 +396,18 @@ mod tests {
     fn results_are_written_back_and_other_fields_are_kept() {
         let file = file();
         let results = |found: &[(&str, &str, bool)]| {
-            let mut file = ResultFile::new_in(Path::new("."));
-            for (key, hash, is_deleted) in found {
+            let one = |(key, hash, is_deleted): &(&str, &str, bool)| {
                 let asset = Asset {
                     key: (*key).to_owned(),
                     hash: (*hash).to_owned(),
                     e_tag: "\"2\"".to_owned(),
                     ..Asset::default()
                 };
-                file.add(&result(asset, Outcome::Changed, *is_deleted), 1)
-                    .unwrap();
-            }
+                result(asset, Outcome::Changed, *is_deleted)
+            };
+            let mut file = ResultFile::new_in(Path::new("."));
+            let results = batch(0, 1, found.iter().map(one).collect());
+            assert!(file.add(&results).unwrap() && !file.add(&results).unwrap());
             file
         };
         let updates = results(&[
@@ -444,13 +455,14 @@ mod tests {
             } else {
                 Outcome::Fresh
             };
-            file.add(&result(asset(number), outcome, false), 1).unwrap();
+            let results = vec![result(asset(number), outcome, false)];
+            file.add(&batch(number as u64, 1, results)).unwrap();
         }
         assert_eq!(file.failed.len(), 250);
-        for position in file.failed.clone() {
+        for (number, position) in (0..).zip(file.failed.clone()) {
             let failed = file.read(position).unwrap();
-            let retried = result(failed.asset, Outcome::Changed, false);
-            file.add(&retried, 2).unwrap();
+            let results = vec![result(failed.asset, Outcome::Changed, false)];
+            file.add(&batch(number, 2, results)).unwrap();
         }
         for number in [999, 0, 4, 5, 999] {
             let found = file.find(&number.to_string()).unwrap().unwrap();

@@ -8,6 +8,8 @@ mod broker;
 mod failures;
 #[path = "simulation/harness.rs"]
 mod harness;
+#[path = "simulation/housekeeping.rs"]
+mod housekeeping;
 #[path = "simulation/kills.rs"]
 mod kills;
 #[path = "simulation/long_run.rs"]

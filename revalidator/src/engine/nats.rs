@@ -129,13 +129,14 @@ async fn open_all(
         store.with_context(|| format!("cannot open bucket {name}"))
     };
     let queue = |config: &mut stream::Config| config.retention = RetentionPolicy::WorkQueue;
+    let sized = |it: &mut stream::Config| it.max_bytes = super::RESULT_BYTES_MAX.cast_signed();
     Ok((
         [
             store("revalidator_jobs").await?,
             store("revalidator_subscriptions").await?,
         ],
         stream(WORK_STREAM, "revalidator.work.*", queue).await?,
-        stream(RESULTS_STREAM, "revalidator.results.*", |_| ()).await?,
+        stream(RESULTS_STREAM, "revalidator.results.*", sized).await?,
     ))
 }
 
@@ -275,6 +276,11 @@ impl Engine for Nats {
             Ok((info.stream_sequence, message.payload.clone()))
         });
         Ok(payloads.boxed())
+    }
+
+    async fn result_bytes(&self) -> Result<u64> {
+        let info = self.results.get_info().await;
+        Ok(info.context("results")?.state.bytes)
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use http::{HeaderValue, StatusCode, header, request::Parts};
+use http::{StatusCode, header, request::Parts};
 use hyper::body::Incoming;
 use runtime::{
     reply::{Reply, json},
@@ -14,7 +14,7 @@ use runtime::{
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempPath};
-use tokio::{sync::SemaphorePermit, task::spawn_blocking, time::Instant};
+use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{Api, body, large_request, parse};
 use crate::{
@@ -22,10 +22,7 @@ use crate::{
     create::{OPEN_JOBS_MAX, create, new_job},
     engine::Engine,
     lease::Lease,
-    maker::{
-        bodies::{self, Body, LARGE_BODIES},
-        lease_key,
-    },
+    maker::bodies::{self, Body, LARGE_BODIES},
     messages::{
         AllowDelete, BATCH_ASSETS_MAX, Filter, JobStatus, URL_BYTES_MAX, WORKERS_NEEDED_MAX,
     },
@@ -50,9 +47,6 @@ struct JobRequest {
     /// Assets of a single check.
     assets: Vec<Value>,
 }
-
-/// A file with assets, the position where they begin, and the permit for many.
-type Received = (TempPath, u64, Option<SemaphorePermit<'static>>);
 
 /// Budget of single checks; it is full again after two seconds.
 #[derive(Debug, Default)]
@@ -82,15 +76,9 @@ impl JobRequest {
             return Err(invalid("allowDelete: the application does not permit it"));
         }
         if self.allow_delete == AllowDelete::All && self.confirm.as_deref() != Some(&app.name) {
-            return Err(invalid(
-                "confirm: name the application again to remove all its objects",
-            ));
+            return Err(invalid("confirm: name the application to remove all"));
         }
-        if self
-            .filter
-            .sample
-            .is_some_and(|share| !(0.0..=1.0).contains(&share))
-        {
+        if !(0.0..=1.0).contains(&self.filter.sample.unwrap_or(0.0)) {
             return Err(invalid("filter.sample: use 0 to 1"));
         }
         if let Some(unknown) = self.filter.other.keys().next() {
@@ -115,12 +103,10 @@ impl JobRequest {
 
 /// Media type of a body, without parameters.
 fn media_type(head: &Parts) -> String {
-    let value = head
-        .headers
-        .get(header::CONTENT_TYPE)
-        .map(HeaderValue::as_bytes);
-    let essence = value.and_then(|it| it.split(|byte| *byte == b';').next());
-    String::from_utf8_lossy(essence.unwrap_or_default().trim_ascii()).to_ascii_lowercase()
+    let value = head.headers.get(header::CONTENT_TYPE);
+    let value = value.and_then(|it| it.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default();
+    essence.trim().to_ascii_lowercase()
 }
 
 impl<E: Engine> Api<E> {
@@ -142,8 +128,8 @@ impl<E: Engine> Api<E> {
                 let permit = LARGE_BODIES.try_acquire();
                 let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
                 let permit = permit.map_err(many)?;
-                let (described, received) = check(body::file(body).await?, permit).await?;
-                (described, Some(received))
+                let (described, start, file) = check(body::file(body).await?).await?;
+                (described, Some((start, Body::new(file, Some(permit)))))
             }
             _ => return Err(Problem::new(problem::MEDIA_TYPE, "")),
         };
@@ -153,54 +139,35 @@ impl<E: Engine> Api<E> {
             app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
         let mut job = request.job(&app)?;
         if is_check {
-            received = Some(self.check_assets(&request)?);
+            received = Some((0, Body::new(self.check_assets(&request)?, None)));
             job.push = true;
         } else if !request.assets.is_empty() {
             return Err(invalid("assets: only for a single check"));
         } else if received.is_none() {
             let path = app.settings.assets.as_deref();
             let none = || invalid("app: it has no assets; send them as application/x-ndjson");
-            // Another machine may have the file.
-            if let Err(error) = source::check_size(path.ok_or_else(none)?)
-                && error.is::<TooLarge>()
-            {
-                return Err(invalid(format!("app: {error}")));
-            }
+            let checked = source::check_size(path.ok_or_else(none)?);
+            checked.map_err(|error| invalid(format!("app: {error}")))?;
         }
         let engine = self.engine()?;
-        let open = self
-            .mirror
-            .jobs()
-            .iter()
-            .filter(|job| job.is_open())
-            .count();
-        if open >= OPEN_JOBS_MAX {
-            return Err(
-                Problem::new(problem::TOO_MANY, format!("{open} jobs are open")).retry_after(60),
-            );
+        let jobs = self.mirror.jobs();
+        if jobs.iter().filter(|job| job.is_open()).count() >= OPEN_JOBS_MAX {
+            return Err(Problem::new(problem::TOO_MANY, "open jobs").retry_after(60));
+        }
+        if received.is_some() && self.bodies.is_none() {
+            return Err(invalid("this process has no maker: send assets to another"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
-        let mut body = None;
-        if let Some((file, start, permit)) = received {
-            let none = || invalid("this process has no maker: send assets to another one");
-            let bodies = self.bodies.as_ref().ok_or_else(none)?;
-            (job.has_body, job.cursor) = (true, start);
-            let key = lease_key(&job.job_id);
+        if let Some((start, body)) = &mut received {
+            (job.has_body, job.cursor) = (true, *start);
+            let key = format!("maker.{}", job.job_id);
             let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
-            let lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);
-            body = Some((
-                bodies,
-                Body {
-                    file,
-                    lease,
-                    permit,
-                },
-            ));
+            body.lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);
         }
         if !create(engine, &job).await.map_err(|error| broker(&error))? {
             return Err(exists());
         }
-        if let Some((bodies, body)) = body {
+        if let (Some((_, body)), Some(bodies)) = (received, &self.bodies) {
             bodies::lock(bodies).insert(job.job_id.clone(), body);
         }
         tracing::info!(job = job.job_id, "job created");
@@ -208,41 +175,31 @@ impl<E: Engine> Api<E> {
     }
 
     /// A file with the assets of a single check.
-    fn check_assets(&self, request: &JobRequest) -> Result<Received, Problem> {
+    fn check_assets(&self, request: &JobRequest) -> Result<TempPath, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
-            return Err(invalid(
-                "assets: a single check has 1 to 100, and cannot remove all objects",
-            ));
+            return Err(invalid("assets: use 1 to 100, and do not remove all"));
         }
         let budget = self.budget.lock();
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
             return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
         }
-        let mut lines = String::new();
-        for (index, asset) in request.assets.iter().enumerate() {
-            lines = lines + &asset.to_string() + "\n";
-            let line = lines.lines().next_back().unwrap_or_default();
+        let lines: Vec<_> = request.assets.iter().map(Value::to_string).collect();
+        for (index, line) in lines.iter().enumerate() {
             let parsed = source::parse(line.as_bytes());
             parsed.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?;
         }
-        let written = NamedTempFile::new().and_then(|file| {
-            fs::write(&file, lines)?;
-            Ok(file.into_temp_path())
-        });
-        let file = written.map_err(|error| broker(&error.into()))?;
-        Ok((file, 0, None))
+        let file = NamedTempFile::new().map(NamedTempFile::into_temp_path);
+        let written = file.and_then(|file| fs::write(&file, lines.join("\n")).map(|()| file));
+        written.map_err(|error| broker(&error.into()))
     }
 }
 
-/// Checks the assets of a body after their description, and returns it.
-async fn check(
-    file: TempPath,
-    permit: SemaphorePermit<'static>,
-) -> Result<(Vec<u8>, Received), Problem> {
+/// Checks the assets of a body; returns the description before them, and their position.
+async fn check(file: TempPath) -> Result<(Vec<u8>, u64, TempPath), Problem> {
     let checked = spawn_blocking(move || anyhow::Ok((source::check(&file)?, file))).await;
     match checked.map_err(Into::into).flatten() {
-        Ok(((described, start), file)) => Ok((described, (file, start, Some(permit)))),
+        Ok(((described, start), file)) => Ok((described, start, file)),
         Err(error) if error.is::<TooLarge>() => {
             Err(Problem::new(problem::TOO_LARGE, error.to_string()))
         }

@@ -106,6 +106,25 @@ fn pause_has_no_end_but_a_maximum() {
     assert!(overdue(&it, JOB_MS_MAX).is_some());
 }
 
+#[test]
+fn status_of_another_program_gets_usable_times() {
+    let hour = DAY_MS / 24;
+    let corrected = |created_at, change: fn(&mut JobStatus)| {
+        let mut it = job("a", "x", created_at);
+        change(&mut it);
+        (correct(&mut it, DAY_MS), it)
+    };
+    let (is_changed, it) = corrected(DAY_MS + hour, |_| ());
+    assert!(!is_changed && !it.foreign);
+    let (is_changed, it) = corrected(DAY_MS + hour + 1, |_| ());
+    assert!(is_changed && it.created_at == DAY_MS && !it.foreign);
+    let (is_changed, it) = corrected(0, |it| it.revalidators_needed = 0);
+    assert!(is_changed && it.created_at == DAY_MS && it.foreign);
+    assert_eq!(it.revalidators_needed, 1);
+    let (is_changed, it) = corrected(1, |it| it.server_state = ServerState::Finished);
+    assert!(is_changed && it.ended_at == Some(DAY_MS));
+}
+
 fn outcomes(counts: &[(Outcome, usize)]) -> Vec<Outcome> {
     let all = counts.iter().flat_map(|&(it, count)| vec![it; count]);
     all.collect()

@@ -22,8 +22,20 @@ pub struct Body<E> {
     pub file: TempPath,
     /// The lease, until the maker takes it.
     pub lease: Option<Lease<E>>,
-    /// Permit for many assets.
-    pub permit: Option<SemaphorePermit<'static>>,
+    _permit: Option<SemaphorePermit<'static>>,
+}
+
+impl<E> Body<E> {
+    /// Assets before the lease is acquired, with the permit for many.
+    #[must_use]
+    pub fn new(file: TempPath, _permit: Option<SemaphorePermit<'static>>) -> Self {
+        let lease = None;
+        Self {
+            file,
+            lease,
+            _permit,
+        }
+    }
 }
 
 /// The assets by job.

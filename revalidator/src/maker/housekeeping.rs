@@ -1,4 +1,8 @@
-//! Work for all jobs: scheduled jobs, removal of ended jobs and of the keys of lost processes.
+//! Work for all jobs: overdue and ended ones, space for results, keys of lost processes, and schedules.
+//!
+//! Every maker does all of it. Repeating a step changes nothing.
+
+use std::sync::Arc;
 
 use anyhow::Result;
 
@@ -6,61 +10,114 @@ use super::Maker;
 use crate::{
     apps::Overlap,
     create::{create, new_job},
-    engine::{Bucket, Engine},
-    jobs::ENDED_MS_MAX,
-    messages::AllowDelete,
+    engine::{Bucket, Engine, RESULT_BYTES_MAX},
+    jobs::{DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, correct, overdue},
+    messages::{AllowDelete, JobStatus},
+    mirror::change_job,
 };
 
-/// Maximum number of ended jobs.
+/// Maximum number of ended jobs, and of ended single checks.
 const ENDED_JOBS_MAX: usize = 1000;
 
+/// Prefix of the keys of schedules in the bucket of subscriptions. Their values are the times of the last evaluations.
+const SCHEDULE: &str = "schedule.";
+
+/// Time between two runs.
+const INTERVAL_MS: u64 = 10_000;
+
 impl<E: Engine> Maker<E> {
-    pub(super) async fn keep_house(&self) -> Result<()> {
+    /// Does all steps if the last run was some time ago, and changes its time.
+    pub(super) async fn keep_house(&self, last: &mut u64) -> Result<()> {
         let now = (self.clock)();
+        if now.saturating_sub(*last) < INTERVAL_MS {
+            return Ok(());
+        }
+        let before = std::mem::replace(last, now);
         let jobs = self.mirror.jobs();
-        let mut ended: Vec<_> = jobs
-            .iter()
-            .filter(|job| !job.is_open())
-            .filter_map(|job| Some((job.ended_at?, &job.job_id)))
-            .collect();
-        ended.sort_unstable();
-        let surplus = ended.len().saturating_sub(ENDED_JOBS_MAX);
-        for (index, (at, id)) in ended.into_iter().enumerate() {
-            if index < surplus || now.saturating_sub(at) >= ENDED_MS_MAX {
-                self.engine.purge(id, true).await?;
-                self.engine.delete(Bucket::Jobs, id, None).await?;
-            }
-        }
-        for (key, revision) in self.mirror.lost() {
+        let lost = self.mirror.lost().into_iter();
+        for (key, revision) in lost.filter(|(key, _)| !key.starts_with(SCHEDULE)) {
+            let bucket = Bucket::Subscriptions;
             // Another maker may delete it first.
-            let deleted = self
-                .engine
-                .delete(Bucket::Subscriptions, &key, Some(revision));
-            if let Err(error) = deleted.await {
-                tracing::debug!(%error, key, "lost key not deleted");
+            drop(self.engine.delete(bucket, &key, Some(revision)).await);
+        }
+        self.fire(&jobs, now).await?;
+        self.end_overdue(&jobs, now).await?;
+        self.remove_ended(&jobs, before, now).await
+    }
+
+    /// Cancels overdue jobs, also those of other programs and of unknown applications.
+    async fn end_overdue(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
+        for job in jobs {
+            if correct(&mut JobStatus::clone(job), now) {
+                change_job(&self.engine, &job.job_id, |job| correct(job, now)).await?;
+            } else if let Some(reason) = overdue(job, now).filter(|_| job.is_open()) {
+                self.end_cancelled(&job.job_id, Some(reason)).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Removes ended jobs: old ones, those above the maximum, and the oldest while results fill more than half of their stream.
+    async fn remove_ended(&self, jobs: &[Arc<JobStatus>], last: u64, now: u64) -> Result<()> {
+        let mut bytes = self.engine.result_bytes().await?;
+        for (is_check, age_max) in [(false, ENDED_MS_MAX), (true, ENDED_CHECK_MS_MAX)] {
+            // Cancelled jobs are shown until they are acknowledged.
+            let is_shown = |job: &JobStatus| job.is_cancelled() && !job.acknowledged && !is_check;
+            let ended = jobs
+                .iter()
+                .filter(|job| job.push == is_check && !job.is_open());
+            let ended = ended.filter_map(|job| Some((is_shown(job), job.ended_at?, &job.job_id)));
+            let mut ended: Vec<_> = ended.collect();
+            ended.sort_unstable();
+            let surplus = ended.len().saturating_sub(ENDED_JOBS_MAX);
+            for (index, (is_shown, at, id)) in ended.into_iter().enumerate() {
+                let age = now.saturating_sub(at);
+                let is_full = bytes > RESULT_BYTES_MAX / 2;
+                if is_full {
+                    self.engine.purge(id, true).await?;
+                    bytes = self.engine.result_bytes().await?;
+                }
+                if index < surplus || (!is_shown && (is_full || age >= age_max)) {
+                    self.engine.purge(id, true).await?;
+                    self.engine.delete(Bucket::Jobs, id, None).await?;
+                } else if is_shown && age / DAY_MS != last.saturating_sub(at) / DAY_MS {
+                    // The bucket removes old keys.
+                    change_job(&self.engine, id, |_| true).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the jobs of schedules: one per firing, with any number of makers.
+    async fn fire(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
         for app in (self.apps)().iter() {
             let Some(schedule) = &app.schedule else {
                 continue;
             };
-            let of_app = || {
-                jobs.iter()
-                    .filter(|job| job.app_name == app.name && !job.push)
-            };
-            let last = of_app().map(|job| job.created_at).max();
-            let Some(due) = schedule.due(last.unwrap_or(self.started_at), now) else {
-                continue;
-            };
-            if app.settings.overlap == Overlap::Skip && of_app().any(|job| job.is_open()) {
+            let key = format!("{SCHEDULE}{}", app.name);
+            let found = self.engine.get(Bucket::Subscriptions, &key).await?;
+            let revision = found.as_ref().map(|it| it.1);
+            let last = found.and_then(|it| serde_json::from_slice::<u64>(&it.0).ok());
+            let last = last.filter(|last| *last <= now + DAY_MS);
+            let due = schedule.due(last.unwrap_or(now), now);
+            // Also once a day, because the bucket removes old keys.
+            if due.is_none() && last.is_some_and(|last| now.saturating_sub(last) < DAY_MS) {
                 continue;
             }
-            // One job per firing, with any number of makers.
-            let mut job = new_job(app, format!("{}-{due}", app.name), now);
-            job.allow_delete = app.settings.allow_delete.min(AllowDelete::Partial);
-            if create(&self.engine, &job).await? {
-                tracing::info!(app = app.name, "scheduled job created");
+            let is_busy =
+                |job: &Arc<JobStatus>| job.app_name == app.name && !job.push && job.is_open();
+            let skips = app.settings.overlap == Overlap::Skip && jobs.iter().any(is_busy);
+            if let Some(due) = due.filter(|_| !skips) {
+                let mut job = new_job(app, format!("{}-{due}", app.name), now);
+                job.allow_delete = app.settings.allow_delete.min(AllowDelete::Partial);
+                if create(&self.engine, &job).await? {
+                    tracing::info!(app = app.name, "scheduled job created");
+                }
             }
+            let (bucket, value) = (Bucket::Subscriptions, now.to_string().into());
+            let set = self.engine.compare_and_set(bucket, &key, value, revision);
+            set.await?;
         }
         Ok(())
     }

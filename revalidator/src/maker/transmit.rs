@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
-use tokio::{runtime::Handle, sync::watch, task::spawn_blocking};
+use anyhow::{Context as _, Result, bail};
+use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
 
-use super::{Maker, bodies::lock, selection};
+use super::{Maker, RETRY_PAUSE, bodies::lock, selection};
 use crate::{
     apps::App,
     contents::Contents,
-    engine::Engine,
+    engine::{Engine, RESULT_BYTES_MAX},
     jobs::WINDOW,
     messages::{Asset, BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
@@ -51,14 +51,10 @@ impl<E: Engine> Maker<E> {
         app: &Arc<App>,
         mut counted: watch::Receiver<u64>,
     ) -> Result<()> {
-        let path = if job.has_body {
-            let bodies = lock(&self.bodies);
-            let body = bodies.get(&job.job_id);
-            let body = body.context("the process that received the assets has ended")?;
-            body.file.to_path_buf()
-        } else {
-            let path = app.settings.assets.clone();
-            path.context("the application has no assets")?
+        let path = match lock(&self.bodies).get(&job.job_id) {
+            Some(body) => body.file.to_path_buf(),
+            None if job.has_body => bail!("the process that received the assets has ended"),
+            None => app.settings.assets.clone().context("no assets")?,
         };
         source::check_size(&path)?;
         let mut lines = Lines::open(&path, job.cursor)?;
@@ -89,10 +85,15 @@ impl<E: Engine> Maker<E> {
             self.send(&batch).await?;
             sent.batch_count += 1;
             sent.asset_count += batch.assets.len() as u64;
-            if sent.batch_count.is_multiple_of(CURSOR_BATCHES)
-                && !self.write_cursor(&sent, false).await?
-            {
-                return Ok(());
+            if sent.batch_count.is_multiple_of(CURSOR_BATCHES) {
+                if !self.write_cursor(&sent, false).await? {
+                    return Ok(());
+                }
+                // Otherwise no worker could publish a result.
+                let is_full = |bytes| bytes > RESULT_BYTES_MAX / 4 * 3;
+                while self.engine.result_bytes().await.is_ok_and(is_full) {
+                    sleep(RETRY_PAUSE).await;
+                }
             }
         }
         self.write_cursor(&sent, true).await?;
@@ -120,7 +121,7 @@ impl<E: Engine> Maker<E> {
                 Ok(job) => return Ok(job.is_some_and(|job| job.is_open())),
                 Err(error) => tracing::debug!(error = format!("{error:#}"), "cursor not written"),
             }
-            tokio::time::sleep(super::RETRY_PAUSE).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 }

@@ -13,7 +13,10 @@ use anyhow::Result;
 use tempfile::SpooledTempFile;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{jobs::is_retried, messages::AssetResult};
+use crate::{
+    jobs::{Tally, is_retried},
+    messages::{AssetResult, JobResult},
+};
 
 /// Maximum bytes of results in memory; more than those of a usual single check.
 const MEMORY_BYTES_MAX: usize = 128 << 10;
@@ -21,6 +24,8 @@ const MEMORY_BYTES_MAX: usize = 128 << 10;
 /// The results of a job.
 #[derive(Debug)]
 pub struct ResultFile {
+    /// Their number and outcomes.
+    pub tally: Tally,
     file: SpooledTempFile,
     end: u64,
     /// Position of the last result of each asset, by the hash of its name.
@@ -34,6 +39,7 @@ impl ResultFile {
     #[must_use]
     pub fn new_in(dir: &Path) -> Self {
         Self {
+            tally: Tally::default(),
             file: tempfile::spooled_tempfile_in(MEMORY_BYTES_MAX, dir),
             end: 0,
             positions: HashMap::new(),
@@ -41,22 +47,27 @@ impl ResultFile {
         }
     }
 
-    /// Appends a result.
+    /// Counts an expected result and appends it; false if its batch was counted before.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn add(&mut self, result: &AssetResult, attempt: u32) -> Result<()> {
-        let mut line = serde_json::to_vec(result)?;
-        line.push(b'\n');
-        self.file.seek(SeekFrom::Start(self.end))?;
-        self.file.write_all(&line)?;
-        let name = xxh3_64(result.asset.name().as_bytes());
-        self.positions.insert(name, self.end);
-        if is_retried(result, attempt) {
-            self.failed.push(self.end);
+    pub fn add(&mut self, result: &JobResult) -> Result<bool> {
+        if !self.tally.count(result) {
+            return Ok(false);
         }
-        self.end += line.len() as u64;
-        Ok(())
+        self.file.seek(SeekFrom::Start(self.end))?;
+        for one in &result.results {
+            let mut line = serde_json::to_vec(one)?;
+            line.push(b'\n');
+            self.file.write_all(&line)?;
+            let name = xxh3_64(one.asset.name().as_bytes());
+            self.positions.insert(name, self.end);
+            if is_retried(one, result.attempt) {
+                self.failed.push(self.end);
+            }
+            self.end += line.len() as u64;
+        }
+        Ok(true)
     }
 
     /// The result at a position.

@@ -67,6 +67,8 @@ struct State {
     next: u64,
     messages: u64,
     is_down: bool,
+    /// Bytes that are reported for each byte of results.
+    result_size: u64,
     work_bytes_max: usize,
     /// Maximum milliseconds before the effect of a call, and before its response.
     latency: Option<(u64, fastrand::Rng)>,
@@ -83,6 +85,7 @@ impl Default for State {
             next: 0,
             messages: 0,
             is_down: false,
+            result_size: 0,
             work_bytes_max: STREAM_BYTES_MAX,
             latency: None,
         }
@@ -179,6 +182,11 @@ impl Model {
     /// Delays the effects and responses of calls by up to this time.
     pub(crate) fn set_latency(&self, millis_max: u64, seed: u64) {
         self.lock().latency = Some((millis_max, fastrand::Rng::with_seed(seed)));
+    }
+
+    /// Reports more bytes of results, for the limit of their stream.
+    pub(crate) fn set_result_size(&self, size: u64) {
+        self.lock().result_size = size;
     }
 
     /// Calls so far.
@@ -342,6 +350,11 @@ impl Engine for Model {
             Some((Ok((index as u64, found)), (results, index + 1)))
         };
         Ok(stream::unfold((results, usize::try_from(from)?), next).boxed())
+    }
+
+    async fn result_bytes(&self) -> Result<u64> {
+        let bytes = |state: &mut State| Ok(state.result_bytes as u64 * state.result_size);
+        self.call(bytes).await
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {

@@ -286,7 +286,6 @@ impl Simulation {
             bodies,
             write_back: Arc::new(Semaphore::new(1)),
             stop: self.stop.clone(),
-            started_at: clock(),
             clock,
         };
         self.spawn(mirror, maker.run())
