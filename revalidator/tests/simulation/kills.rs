@@ -10,7 +10,7 @@ use std::{
 
 use revalidator::messages::{AllowDelete, ServerState};
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::harness::{CHANGED, Simulation};
 
@@ -18,6 +18,9 @@ use super::harness::{CHANGED, Simulation};
 fn assets(seed: u64) -> usize {
     if seed.is_multiple_of(20) { 2_500 } else { 600 }
 }
+
+/// Simulated time in which a job ends, whatever fails.
+const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// What the origin has, by the number of an asset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +113,8 @@ async fn run(seed: u64) -> (usize, usize) {
             }
         }
     }
-    let ended = simulation.wait_ended("job").await;
+    let ended = timeout(TIMEOUT, simulation.wait_ended("job")).await;
+    let ended = ended.expect("the job ends");
     assert_eq!(ended.server_state, ServerState::Finished, "{ended:?}");
     let counts = ended.counts;
     let of = |expected| (0..count).filter(|it| truth(*it) == expected).count() as u64;
