@@ -97,8 +97,7 @@ impl App {
             apps: current(&file),
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
-                origin: HttpOrigin,
-                memory: BodyMemory::new(config.work.body_memory),
+                origin: HttpOrigin(BodyMemory::new(config.work.body_memory)),
                 limiter: Some(limiter.clone()),
                 metrics,
             },
@@ -248,7 +247,8 @@ impl admin::Pages for Pages {
             ready::drain(shared.draining.is_cancelled()),
             Component::new("nats", nats),
         ];
-        if (shared.apps)().iter().any(|app| app.limit.is_some()) {
+        let apps = (shared.apps)();
+        if apps.iter().any(|it| it.settings.limit.is_some()) {
             components.push(Component::new("limiter", shared.limiter.state()));
         }
         components

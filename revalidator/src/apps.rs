@@ -13,16 +13,13 @@ use runtime::{
     settings,
 };
 use serde::{Deserialize, Deserializer, de};
-use tokio::{sync::watch, time::Instant};
-use url::Url;
+use url::{Host, Url};
 
-pub use self::network::is_public;
+pub use self::network::builder;
 use crate::{
     concurrency,
     contents::Contents,
-    limiter::Counter,
-    messages::{AllowDelete, WORKERS_NEEDED_MAX},
-    origin,
+    messages::{AllowDelete, BATCH_ASSETS_MAX, URL_BYTES_MAX, WORKERS_NEEDED_MAX},
     outcome::Reading,
     schedule::Schedule,
 };
@@ -30,8 +27,8 @@ use crate::{
 /// Maximum bytes of the name of an application, which is part of keys and subjects.
 const NAME_BYTES_MAX: usize = 32;
 
-/// Maximum of parallel requests.
-const CONCURRENCY_MAX: usize = 256;
+const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
+const GONE_ERROR: &str = "gone_on: use 400 to 499, without 401, 403, 407, 408 and 429";
 
 /// Maximum bytes of a response body.
 const BODY_BYTES_MAX: usize = 16 << 20;
@@ -75,10 +72,13 @@ pub struct AppSettings {
     pub assets: Option<PathBuf>,
     contents: Option<String>,
     /// Allowed hosts.
-    pub hosts: Vec<String>,
+    #[serde(deserialize_with = "hosts")]
+    pub hosts: Vec<Host>,
     /// Hosts that are allowed without TLS.
-    #[serde(default)]
-    pub http_hosts: Vec<String>,
+    #[serde(default, deserialize_with = "hosts")]
+    pub http_hosts: Vec<Host>,
+    /// Certificates of further authorities.
+    pub ca_file: Option<PathBuf>,
     /// Networks that are allowed although they are not public.
     #[serde(default)]
     pub allow_networks: Vec<IpNet>,
@@ -101,7 +101,8 @@ pub struct AppSettings {
     /// Workers per job.
     #[serde(default = "default_workers")]
     pub workers: u32,
-    limit: Option<String>,
+    /// Limit and counter that restrict the requests, with a slash between.
+    pub limit: Option<String>,
     schedule: Option<String>,
     /// What the schedule does while an earlier job is open.
     #[serde(default)]
@@ -146,6 +147,16 @@ fn optional_duration<'de, D: Deserializer<'de>>(
     duration(deserializer).map(Some)
 }
 
+/// Names in the form that URLs have: lower case, with other characters than ASCII encoded.
+fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let parse = |text: &String| {
+        let host = Host::parse(text).ok().filter(|_| !text.contains('*'));
+        host.ok_or_else(|| de::Error::custom(format!("{text:?} is not a host without a port")))
+    };
+    texts.iter().map(parse).collect()
+}
+
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     let text = String::deserialize(deserializer)?;
     settings::size(1..=BODY_BYTES_MAX)(&text).map_err(de::Error::custom)
@@ -162,91 +173,45 @@ pub struct App {
     pub contents: Option<Contents>,
     /// How its responses are read.
     pub reading: Reading,
-    /// The counter that limits its requests.
-    pub limit: Option<Counter>,
     /// When jobs are created.
     pub schedule: Option<Schedule>,
     /// Client of its origin.
     pub client: reqwest::Client,
-    throttled_until: watch::Sender<Option<Instant>>,
 }
 
 impl App {
-    /// Stops all requests of this process to the origin for some time.
-    pub fn throttle(&self, time: Duration) {
-        let end = Some(Instant::now() + time);
-        self.throttled_until
-            .send_modify(|until| *until = (*until).max(end));
-    }
-
-    /// End of the time without requests, if it is not over.
-    #[must_use]
-    pub fn throttled_until(&self) -> Option<Instant> {
-        let until = *self.throttled_until.borrow();
-        until.filter(|until| *until > Instant::now())
-    }
-
     fn build(name: &str, settings: AppSettings) -> Result<Self, Vec<String>> {
         let it = &settings;
         let bounds = it.concurrency;
-        let mut errors = Vec::new();
-        for (is_valid, error) in [
-            (is_name(name), "invalid name: use 1 to 32 of a-z, 0-9 and -"),
-            (
-                bounds.min >= 1
-                    && bounds.min <= bounds.max
-                    && bounds.max <= CONCURRENCY_MAX
-                    && bounds.step >= 1,
-                "concurrency: requires 1 <= min <= max <= 256 and step >= 1",
-            ),
-            ((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1"),
-            (
-                (1..=WORKERS_NEEDED_MAX).contains(&it.workers),
-                "workers: use 1 to 64",
-            ),
-            (!it.hosts.is_empty(), "hosts: name the hosts of the origin"),
-            (
-                it.http_hosts.iter().all(|host| it.hosts.contains(host)),
-                "http_hosts: each must also be one of hosts",
-            ),
-            (
-                it.gone_on.iter().all(|it| (400..500).contains(it)),
-                "gone_on: use 400 to 499",
-            ),
-            (
-                it.schedule.is_none() || it.assets.is_some(),
-                "schedule: requires assets",
-            ),
-        ] {
-            if !is_valid {
-                errors.push(error.to_owned());
-            }
-        }
-        let patterns = it.normalize.iter().map(|pattern| {
+        let mut errors = Errors::default();
+        errors.check(is_name(name), "invalid name: use 1 to 32 of a-z, 0-9 and -");
+        let is_range = (1..=bounds.max).contains(&bounds.min) && bounds.max <= BATCH_ASSETS_MAX;
+        errors.check(is_range && bounds.step >= 1, CONCURRENCY_ERROR);
+        errors.check((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1");
+        let are_workers = (1..=WORKERS_NEEDED_MAX).contains(&it.workers);
+        errors.check(are_workers, "workers: use 1 to 64");
+        errors.check(!it.hosts.is_empty(), "hosts: name the hosts of the origin");
+        let are_hosts = it.http_hosts.iter().all(|host| it.hosts.contains(host));
+        errors.check(are_hosts, "http_hosts: each must also be one of hosts");
+        errors.check(it.gone_on.iter().all(is_gone_status), GONE_ERROR);
+        let has_assets = it.schedule.is_none() || it.assets.is_some();
+        errors.check(has_assets, "schedule: requires assets");
+        let mut normalize = Vec::new();
+        for pattern in &it.normalize {
             let regex = Regex::new(pattern).map_err(|error| error.to_string());
-            valid(&mut errors, "normalize", Some(regex))
-        });
-        let normalize: Vec<_> = patterns.collect::<Vec<_>>().into_iter().flatten().collect();
-        let contents = valid(
-            &mut errors,
-            "contents",
-            it.contents.as_deref().map(Contents::parse),
-        );
-        let limit = valid(
-            &mut errors,
-            "limit",
-            it.limit.as_deref().map(Counter::parse),
-        );
-        let schedule = valid(
-            &mut errors,
-            "schedule",
-            it.schedule.as_deref().map(Schedule::parse),
-        );
+            normalize.extend(errors.value("normalize", Some(regex)));
+        }
+        let contents = it.contents.as_deref().map(Contents::parse);
+        let contents = errors.value("contents", contents);
+        let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
+        let has_counter = it.limit.as_deref().is_none_or(is_counter);
+        errors.check(has_counter, "limit: use LIMIT/COUNTER");
+        let schedule = it.schedule.as_deref().map(Schedule::parse);
+        let schedule = errors.value("schedule", schedule);
         let settings = Arc::new(settings);
-        let client = origin::client(&settings).map_err(|error| error.to_string());
-        let client = valid(&mut errors, "client", Some(client));
-        let Some(client) = client.filter(|_| errors.is_empty()) else {
-            return Err(errors);
+        let client = errors.value("client", Some(network::client(&settings)));
+        let Some(client) = client.filter(|_| errors.0.is_empty()) else {
+            return Err(errors.0);
         };
         Ok(Self {
             name: name.to_owned(),
@@ -255,23 +220,34 @@ impl App {
                 gone_on: settings.gone_on.clone(),
                 normalize,
             },
-            limit,
             schedule,
             client,
             settings,
-            throttled_until: watch::Sender::default(),
         })
     }
 }
 
-/// The value of a setting that is there and valid; otherwise records its error.
-fn valid<T>(
-    errors: &mut Vec<String>,
-    setting: &str,
-    value: Option<Result<T, String>>,
-) -> Option<T> {
-    let error = |error| errors.push(format!("{setting}: {error}"));
-    value.and_then(|value| value.map_err(error).ok())
+/// Errors in the settings of an application.
+#[derive(Default)]
+struct Errors(Vec<String>);
+
+impl Errors {
+    fn check(&mut self, is_valid: bool, error: &str) {
+        if !is_valid {
+            self.0.push(error.to_owned());
+        }
+    }
+
+    /// The value of a setting that is there and valid.
+    fn value<T>(&mut self, setting: &str, value: Option<Result<T, String>>) -> Option<T> {
+        let error = |error| self.0.push(format!("{setting}: {error}"));
+        value.and_then(|value| value.map_err(error).ok())
+    }
+}
+
+/// Whether a status can mean that an object is gone: others refuse or throttle requests.
+fn is_gone_status(status: &u16) -> bool {
+    (400..500).contains(status) && ![401, 403, 407, 408, 429].contains(status)
 }
 
 /// Whether a text is a valid name of an application.
@@ -284,7 +260,7 @@ pub fn is_name(text: &str) -> bool {
 /// Whether a URL is one of an asset: absolute, HTTP, without credentials.
 #[must_use]
 pub fn is_asset_url(text: &str) -> bool {
-    text.len() <= crate::messages::URL_BYTES_MAX
+    text.len() <= URL_BYTES_MAX
         && Url::parse(text)
             .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
 }
@@ -340,15 +316,7 @@ pub type CurrentApps = Arc<dyn Fn() -> Arc<Apps> + Send + Sync>;
 
 /// The file of the applications.
 #[derive(Debug)]
-pub struct File(NamedFile);
-
-impl File {
-    /// The file with this name.
-    #[must_use]
-    pub fn new(file: NamedFile) -> Self {
-        Self(file)
-    }
-}
+pub struct File(pub NamedFile);
 
 impl Source for File {
     type Value = Apps;
@@ -406,7 +374,7 @@ mod tests {
             gone_on = [500]
             normalize = ["("]
             contents = "ftp://x"
-            limit = "x"
+            limit = "/x"
             schedule = "daily"
             concurrency = { min = 9, max = 8 }
             [apps.two]
@@ -440,12 +408,27 @@ mod tests {
     }
 
     #[test]
-    fn longest_throttle_wins() {
-        let apps = Apps::parse("[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\n").unwrap();
-        let app = apps.get("a").unwrap();
-        assert_eq!(app.throttled_until(), None);
-        app.throttle(Duration::from_secs(60));
-        app.throttle(Duration::from_secs(1));
-        assert!(app.throttled_until().unwrap() > Instant::now() + Duration::from_secs(30));
+    fn hosts_have_no_port_scheme_or_wildcard() {
+        for host in [
+            "a.example:8443",
+            "https://a.example",
+            "*.a.example",
+            "",
+            "a b",
+        ] {
+            let text = format!("[apps.a]\nkind = \"list\"\nhosts = [{host:?}]\n");
+            let errors = Apps::parse(&text).unwrap_err().join("\n");
+            assert!(errors.contains("not a host"), "{host}: {errors}");
+        }
+    }
+
+    #[test]
+    fn refused_and_throttled_requests_are_not_gone() {
+        for status in [400, 404, 410, 451, 499] {
+            assert!(is_gone_status(&status), "{status}");
+        }
+        for status in [200, 301, 401, 403, 407, 408, 429, 500] {
+            assert!(!is_gone_status(&status), "{status}");
+        }
     }
 }

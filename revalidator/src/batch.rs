@@ -1,180 +1,197 @@
 //! Checks of a batch: requests in parallel, outcomes, and the effects on stored objects.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime},
+};
 
-use anyhow::Result;
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
 
 use crate::{
     apps::{App, OnFailure},
     concurrency::{BatchTimes, Plan},
-    jobs::{Verdict, is_removal, judge},
-    limiter::{Limiter, wait_for_slot},
+    jobs::{SUSPENSION_MIN_MS, THROTTLED, is_removal, judge},
+    limiter::Limiter,
     messages::{AllowDelete, Asset, AssetResult, JobBatch, JobStatus, Outcome},
     metrics::Metrics,
-    origin::{BodyMemory, Origin, has_validators},
-    outcome::{Answer, Body, Response, outcome},
+    origin::{Origin, has_validators},
+    outcome::{Answer, Body, outcome},
 };
 
 /// Requests for a throttled asset in one batch, in addition to the first.
-const THROTTLED_RETRIES: u32 = 3;
+const THROTTLED_RETRIES: usize = 3;
 
-/// Pause after a response that demands fewer requests without a time, and maximum of a demanded pause.
-const PAUSE_DEFAULT: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Minimum time without requests after a throttled one.
+const THROTTLE_MIN: Duration = Duration::from_secs(1);
 
 /// What a check needs besides its batch.
 #[derive(Debug, Clone)]
 pub struct Checker<O> {
     /// The origins.
     pub origin: O,
-    /// Memory for bodies until their objects are stored.
-    pub memory: BodyMemory,
     /// The limiter, if requests are limited.
     pub limiter: Option<Limiter>,
     /// Counters of outcomes.
     pub metrics: Metrics,
 }
 
-/// Results of a batch and their mean response time in milliseconds; otherwise the reason to suspend the job.
-pub type Checked = Result<(Vec<AssetResult>, u64), &'static str>;
+/// Why a job must be suspended, and the milliseconds that the origin demands.
+pub type Suspension = (String, Option<u64>);
 
-/// A checked asset.
-struct CheckedAsset {
-    result: AssetResult,
-    time: Option<Duration>,
-    has_failed: bool,
+/// The checks of a batch that are done. They stay when requests are interrupted.
+#[derive(Default)]
+pub struct Progress {
+    /// By the position in the batch.
+    checked: BTreeMap<usize, AssetResult>,
+    /// Position of the asset of each throttled request.
+    throttled: Vec<usize>,
 }
 
 impl<O: Origin> Checker<O> {
-    /// Checks the assets of a batch and stores changed objects. Then removes objects, within the brake.
+    /// Checks the remaining assets of a batch and stores changed objects, then removes objects within the brake. After a throttled
+    /// request no other is sent. Returns the results in the order of the batch.
     ///
     /// # Errors
-    /// When an object cannot be stored or removed. The batch must be checked again.
+    /// When an object cannot be stored or removed, or the origin throttles or fails. The batch must be checked again.
     pub async fn check(
         &self,
         app: &App,
         job: &JobStatus,
         batch: &JobBatch,
         plan: Plan,
-    ) -> Result<(Checked, BatchTimes)> {
+        progress: &mut Progress,
+    ) -> Result<(Vec<AssetResult>, BatchTimes), Suspension> {
+        let assets = &batch.assets;
         let allow = job.permitted(app.settings.allow_delete);
-        let removes_all = allow == AllowDelete::All;
-        let probes = plan.probe_requests.min(batch.assets.len());
-        let (probe, rest) = batch.assets.split_at(probes);
-        let min = app.settings.concurrency.min;
-        let probe = self.check_all(app, job, probe, min, removes_all).await?;
-        let rest = self.check_all(app, job, rest, plan.concurrency, removes_all);
-        let rest = rest.await?;
-        let times = BatchTimes {
-            probe: mean(&probe),
-            mean: mean(&rest),
-            has_failures: probe.iter().chain(&rest).any(|it| it.has_failed),
-        };
-        let checked: Vec<_> = probe.into_iter().chain(rest).collect();
-        let average = mean(&checked).map_or(0, millis);
-        let mut results: Vec<_> = checked.into_iter().map(|it| it.result).collect();
-        let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
-        for outcome in &outcomes {
-            let labels = [&app.name, &outcome.name()];
-            self.metrics.requests.with_label_values(&labels).inc();
+        if allow == AllowDelete::All {
+            let removed = |it: &Asset| result(Outcome::Removed, it.clone(), None);
+            progress.checked = (0..).zip(assets.iter().map(removed)).collect();
         }
-        let removals_max = match judge(&outcomes, batch.attempt, app.settings.brake) {
-            Verdict::Suspend(reason) => return Ok((Err(reason), times)),
-            Verdict::Report { .. } if removes_all => results.len(),
-            Verdict::Report { removals_max } => removals_max,
+        let probes = plan.probe_requests.min(assets.len());
+        let min = app.settings.concurrency.min;
+        for (part, concurrency) in [(0..probes, min), (probes..assets.len(), plan.concurrency)] {
+            let demand = AtomicU64::new(0);
+            // Collected, because the closure of a lazy map is not `Send` for every lifetime.
+            let open: Vec<_> = part
+                .filter(|it| !progress.checked.contains_key(it))
+                .collect();
+            let check = |index: usize| {
+                let check = self.check_asset(app, job, &assets[index], &demand);
+                check.map_ok(move |result| (index, result))
+            };
+            let checks: Vec<_> = open.into_iter().map(check).collect();
+            let mut checks = stream::iter(checks).buffer_unordered(concurrency.max(1));
+            while let Some((index, found)) = checks.try_next().await? {
+                let Some(mut found) = found else {
+                    continue;
+                };
+                if found.outcome == Outcome::Throttled {
+                    progress.throttled.push(index);
+                    let count = progress.throttled.iter().filter(|it| **it == index).count();
+                    if count <= THROTTLED_RETRIES {
+                        continue;
+                    }
+                    (found.outcome, found.server_error) = (Outcome::Failed, true);
+                }
+                progress.checked.insert(index, found);
+            }
+            if let time @ 1.. = demand.load(Ordering::Relaxed) {
+                return Err((THROTTLED.to_owned(), Some(time)));
+            }
+        }
+        // In the order of the batch, so that a repeated batch removes the same objects.
+        let mut results: Vec<_> = progress.checked.values().cloned().collect();
+        let has_failed = results.iter().any(|it| it.server_error);
+        let times = BatchTimes {
+            probe: mean(&results[..probes]).map(Duration::from_millis),
+            mean: mean(&results[probes..]).map(Duration::from_millis),
+            has_failures: has_failed || !progress.throttled.is_empty(),
         };
+        let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
+        outcomes.iter().for_each(|it| self.count(app, *it));
+        let judged = judge(&outcomes, batch.attempt, app.settings.brake).map_err(|reason| {
+            *progress = Progress::default();
+            (reason.to_owned(), None)
+        });
+        let all = usize::from(allow == AllowDelete::All) * results.len();
+        let removals_max = judged?.max(all);
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
         let removals = results
             .iter_mut()
             .filter(|it| is_removal(it.outcome, batch.attempt, allow, drops_failed));
         for (index, result) in removals.enumerate() {
             if index < removals_max {
-                remove(app, result).await?;
+                if let Some(contents) = &app.contents {
+                    let removed = contents.remove(result.asset.name()).await;
+                    removed.map_err(|error| not_stored(&error))?;
+                }
+                (result.is_deleted, result.was_stale) = (true, true);
                 self.metrics.removed.with_label_values(&[&app.name]).inc();
             } else {
                 result.held_back = true;
                 self.metrics.held_back.with_label_values(&[&app.name]).inc();
             }
         }
-        Ok((Ok((results, average)), times))
+        Ok((results, times))
     }
 
-    async fn check_all(
+    fn count(&self, app: &App, outcome: Outcome) {
+        let labels = [&app.name, &outcome.name()];
+        self.metrics.requests.with_label_values(&labels).inc();
+    }
+
+    /// Checks an asset, unless the origin demands that there are no requests. The slot comes first, then the response time begins, and
+    /// memory is taken only for a body; so a request that waits holds nothing but its place among the parallel ones.
+    async fn check_asset(
         &self,
         app: &App,
         job: &JobStatus,
-        assets: &[Asset],
-        concurrency: usize,
-        removes_all: bool,
-    ) -> Result<Vec<CheckedAsset>> {
-        if removes_all {
-            let removed = |asset: &Asset| CheckedAsset {
-                result: result_of(Outcome::Removed, asset.clone(), None),
-                time: None,
-                has_failed: false,
-            };
-            return Ok(assets.iter().map(removed).collect());
+        asset: &Asset,
+        demand: &AtomicU64,
+    ) -> Result<Option<AssetResult>, Suspension> {
+        let limit = self.limiter.as_ref().zip(app.settings.limit.as_deref());
+        if let Some((limiter, counter)) = limit {
+            limiter.reserve(counter).await;
         }
-        let checks = (0..).zip(assets).map(|(index, asset): (usize, _)| {
-            let check = self.check_asset(app, job, asset);
-            check.map_ok(move |checked| (index, checked))
-        });
-        // Collected, because the closure of a lazy map is not `Send` for every lifetime.
-        let checks: Vec<_> = checks.collect();
-        let checks = stream::iter(checks).buffer_unordered(concurrency.max(1));
-        let mut checked: Vec<_> = checks.try_collect().await?;
-        // In the order of the batch, so that a repeated batch removes the same objects.
-        checked.sort_unstable_by_key(|(index, _)| *index);
-        Ok(checked.into_iter().map(|(_, it)| it).collect())
-    }
-
-    async fn check_asset(&self, app: &App, job: &JobStatus, asset: &Asset) -> Result<CheckedAsset> {
-        let is_conditional = !job.force_update && has_validators(asset);
-        let _memory = self.memory.reserve(app.settings.max_body).await;
-        let (metrics, force) = (&self.metrics, job.force_update);
-        let mut retries = 0;
-        let (response, outcome, found) = loop {
-            wait_for_slot(self.limiter.as_ref(), app).await;
-            let answer = self.origin.request(app, asset, is_conditional).await;
-            let (outcome, found) = outcome(&app.reading, asset, &answer, is_conditional, force);
-            let Answer::Response(response) = answer else {
-                break (None, outcome, found);
-            };
-            let seconds = metrics.response_seconds.with_label_values(&[&app.name]);
-            seconds.observe(response.time.as_secs_f64());
-            if outcome != Outcome::Throttled {
-                break (Some(response), outcome, found);
-            }
-            self.throttle(app, &response).await;
-            if retries == THROTTLED_RETRIES {
-                break (Some(response), Outcome::Failed, found);
-            }
-            retries += 1;
+        if demand.load(Ordering::Relaxed) > 0 {
+            return Ok(None);
+        }
+        let force = job.force_update;
+        let is_conditional = !force && has_validators(asset);
+        let answer = self.origin.request(app, asset, is_conditional).await;
+        let (outcome, found) = outcome(&app.reading, asset, &answer, is_conditional, force);
+        let Answer::Response(response) = answer else {
+            return Ok(Some(result(outcome, found, None)));
         };
-        let has_failed = retries > 0 || outcome == Outcome::Failed;
-        let time = response.as_ref().map(|it| it.time);
-        if outcome == Outcome::Changed
+        let result = result(outcome, found, Some(response.time));
+        let seconds = &self.metrics.response_seconds;
+        let seconds = seconds.with_label_values(&[&app.name]);
+        seconds.observe(response.time.as_secs_f64());
+        if outcome == Outcome::Throttled {
+            self.count(app, outcome);
+            let time = response.retry_after.as_deref().and_then(retry_after);
+            let time = time.map_or(SUSPENSION_MIN_MS, |it| millis(it.max(THROTTLE_MIN)));
+            demand.fetch_max(time, Ordering::Relaxed);
+            if let Some((limiter, counter)) = limit {
+                limiter.feedback(counter, &response).await;
+            }
+        } else if outcome == Outcome::Changed
             && let Some(contents) = &app.contents
-            && let Some(Body::Complete(body)) = response.map(|it| it.body)
+            && let Body::Complete(body) = response.body
         {
-            contents.write(asset.name(), body).await?;
+            let written = contents.write(asset.name(), body).await;
+            written.map_err(|error| not_stored(&error))?;
         }
-        Ok(CheckedAsset {
-            result: result_of(outcome, found, time),
-            time,
-            has_failed,
-        })
+        Ok(Some(result))
     }
+}
 
-    /// Stops requests for the time that the origin demands: by the limiter for all workers, and in this process.
-    async fn throttle(&self, app: &App, response: &Response) {
-        if let (Some(limiter), Some(counter)) = (&self.limiter, &app.limit) {
-            limiter.feedback(counter, response).await;
-        }
-        let demanded = response.retry_after.as_deref().and_then(retry_after);
-        app.throttle(demanded.unwrap_or(PAUSE_DEFAULT).min(PAUSE_MAX));
-    }
+fn not_stored(error: &anyhow::Error) -> Suspension {
+    (
+        format!("objects cannot be stored or removed: {error:#}"),
+        None,
+    )
 }
 
 /// Parses seconds or a date.
@@ -186,16 +203,7 @@ fn retry_after(text: &str) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-async fn remove(app: &App, result: &mut AssetResult) -> Result<()> {
-    if let Some(contents) = &app.contents {
-        contents.remove(result.asset.name()).await?;
-    }
-    result.is_deleted = true;
-    result.was_stale = true;
-    Ok(())
-}
-
-fn result_of(outcome: Outcome, asset: Asset, time: Option<Duration>) -> AssetResult {
+fn result(outcome: Outcome, asset: Asset, time: Option<Duration>) -> AssetResult {
     AssetResult {
         asset,
         is_deleted: false,
@@ -207,12 +215,17 @@ fn result_of(outcome: Outcome, asset: Asset, time: Option<Duration>) -> AssetRes
     }
 }
 
+/// Milliseconds, rounded up, because 0 means that there was no response.
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(time.as_micros().div_ceil(1000).max(1)).unwrap_or(u64::MAX)
 }
 
-fn mean(checked: &[CheckedAsset]) -> Option<Duration> {
-    let times: Vec<Duration> = checked.iter().filter_map(|it| it.time).collect();
-    let count = u32::try_from(times.len()).ok().filter(|it| *it > 0)?;
-    Some(times.iter().sum::<Duration>() / count)
+/// Mean response time in milliseconds.
+pub(crate) fn mean(results: &[AssetResult]) -> Option<u64> {
+    let times = results.iter().map(|it| it.server_response);
+    let times: Vec<_> = times.filter(|it| *it > 0).collect();
+    times.iter().sum::<u64>().checked_div(times.len() as u64)
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use tokio::time::Instant;
 
 /// What the mean of a batch is compared with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -85,7 +86,7 @@ pub struct Controller {
     /// Mean of the batch before, or the floor.
     reference: Option<Duration>,
     /// Time of the last measurement of the floor.
-    probed_at: Option<Duration>,
+    probed_at: Option<Instant>,
 }
 
 impl Controller {
@@ -106,17 +107,19 @@ impl Controller {
         self.concurrency
     }
 
-    /// The plan of a batch that begins at `now`, on any monotonic clock.
-    pub fn plan(&mut self, now: Duration) -> Plan {
-        let is_due = |at: Duration| now.saturating_sub(at) >= PROBE_INTERVAL;
+    /// The plan of a batch that begins at `now`.
+    pub fn plan(&mut self, now: Instant) -> Plan {
+        let is_due = |at: Instant| now.saturating_duration_since(at) >= PROBE_INTERVAL;
         let probes = self.settings.mode == Mode::Floor
             && self.concurrency > self.settings.min
             && self.probed_at.is_none_or(is_due);
         if probes || self.concurrency == self.settings.min {
             self.probed_at = Some(now);
         }
+        // The others, at least half of a batch, are compared with them.
+        let probe_requests = (2 * self.settings.min).min(50);
         Plan {
-            probe_requests: if probes { 2 * self.settings.min } else { 0 },
+            probe_requests: if probes { probe_requests } else { 0 },
             concurrency: self.concurrency,
         }
     }
@@ -125,7 +128,7 @@ impl Controller {
     pub fn finish(&mut self, times: BatchTimes) {
         let was_at_minimum = self.concurrency == self.settings.min;
         let mode = self.settings.mode;
-        if mode == Mode::Floor && times.probe.is_some() {
+        if mode == Mode::Floor && times.probe.is_some() && !times.has_failures {
             self.reference = times.probe;
         }
         let Some(mean) = times.mean else {
@@ -145,6 +148,8 @@ impl Controller {
             self.concurrency = (self.concurrency + self.settings.step).min(self.settings.max);
         }
         self.reference = match (mode, self.reference) {
+            // Failures may be fast, so they would make the floor too low.
+            (Mode::Floor, floor) if times.has_failures => floor,
             (Mode::Floor, Some(floor)) if !was_at_minimum => Some(floor.min(mean)),
             _ => Some(mean),
         };

@@ -66,7 +66,7 @@ impl Settings for Args {
         };
         let tokens = token_file("--token-file", &api.token_file);
         let limiter_token = token_file("--limiter-token-file", &self.limiter.limiter_token_file);
-        let apps = NamedFile::from_flag("--apps", &work.apps).map(apps::File::new);
+        let apps = NamedFile::from_flag("--apps", &work.apps).map(apps::File);
         Config {
             apps: apps.and_then(|file| load_files(errors, file)),
             work,

@@ -2,7 +2,7 @@
 //!
 //! All functions are pure; times are Unix milliseconds.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, ops::Deref};
 
 use crate::messages::{
     AllowDelete, AssetResult, BATCH_ASSETS_MAX, Counts, JobResult, JobStatus, Outcome,
@@ -39,21 +39,30 @@ pub const SUSPENDING_ASSETS_MIN: usize = 5;
 /// Reason of a pause by an operator.
 pub const PAUSED: &str = "paused by an operator";
 
-/// The jobs that a worker may process, oldest first: open, not suspended, and without an older open job of the same application.
-/// Single checks do not wait for others.
+/// Reason of a suspension that stops all jobs of the application.
+pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
+
+/// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application, and not
+/// of a throttled one. Single checks do not wait for others.
 #[must_use]
-pub fn candidates<'a>(
-    jobs: impl IntoIterator<Item = &'a JobStatus>,
+pub fn candidates<J: Deref<Target = JobStatus>>(
+    jobs: impl IntoIterator<Item = J>,
     now: u64,
-) -> Vec<&'a JobStatus> {
+) -> Vec<J> {
     let mut open: Vec<_> = jobs.into_iter().filter(|job| job.is_open()).collect();
-    open.sort_by_key(|job| (job.created_at, &job.job_id));
+    open.sort_by(|a, b| (a.created_at, &a.job_id).cmp(&(b.created_at, &b.job_id)));
+    let throttled = open.iter().filter(|job| is_throttled(job, now));
+    let throttled: HashSet<_> = throttled.map(|job| job.app_name.clone()).collect();
     let mut busy = HashSet::new();
     open.retain(|job| {
-        let is_first = job.push || busy.insert(&job.app_name);
-        is_first && !is_suspended(job, now)
+        let is_first = job.push || busy.insert(job.app_name.clone());
+        is_first && !is_suspended(job, now) && !throttled.contains(&job.app_name)
     });
     open
+}
+
+fn is_throttled(job: &JobStatus, now: u64) -> bool {
+    is_suspended(job, now) && job.reason.as_deref() == Some(THROTTLED)
 }
 
 /// Whether no worker may process the job at `now`.
@@ -63,9 +72,11 @@ pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
         && job.resume_at.is_none_or(|resume| resume > now)
 }
 
-/// Suspends a job; cancels it if it has had no result for [`GIVE_UP_MS`].
-pub fn suspend(job: &mut JobStatus, reason: &str, now: u64) {
+/// Suspends a job for a time in milliseconds, which by default doubles with each suspension; cancels it if it has had no result for [`GIVE_UP_MS`].
+pub fn suspend(job: &mut JobStatus, reason: &str, time: Option<u64>, now: u64) {
+    let until = time.map(|time| now + time.min(GIVE_UP_MS));
     if !job.is_open() || is_suspended(job, now) {
+        job.resume_at = job.resume_at.max(until.filter(|_| job.resume_at.is_some()));
         return;
     }
     let since = *job.failing_since.get_or_insert(now);
@@ -76,10 +87,10 @@ pub fn suspend(job: &mut JobStatus, reason: &str, now: u64) {
         return;
     }
     let time = SUSPENSION_MIN_MS << job.suspensions.min(5);
-    job.suspensions += 1;
+    job.suspensions = job.suspensions.saturating_add(1);
     job.revalidator_state = RevalidatorState::Suspended;
     job.suspended_at = Some(now);
-    job.resume_at = Some(now + time.min(SUSPENSION_MAX_MS));
+    job.resume_at = until.or(Some(now + time.min(SUSPENSION_MAX_MS)));
 }
 
 /// Pauses a job until an operator resumes it.
@@ -138,33 +149,25 @@ pub fn correct(job: &mut JobStatus, now: u64) -> bool {
     *job != before
 }
 
-/// What follows from the outcomes of a batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// Report the results, and remove up to `removals_max` objects.
-    Report {
-        /// Maximum number of objects that may be removed.
-        removals_max: usize,
-    },
-    /// Suspend the job, report and remove nothing.
-    Suspend(&'static str),
-}
-
-/// Judges the outcomes of a batch. `brake` is the maximum fraction of its objects that may be removed.
-#[must_use]
-pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Verdict {
+/// Judges the outcomes of a batch. Returns the maximum number of its objects that may be removed; `brake` is their maximum fraction.
+///
+/// # Errors
+/// The reason to suspend the job. Nothing is then reported or removed.
+pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'static str> {
     let count = |of: Outcome| outcomes.iter().filter(|it| **it == of).count();
     let is_part = |count: usize| count >= SUSPENDING_ASSETS_MIN && 2 * count >= outcomes.len();
     let gone = count(Outcome::Gone);
-    if count(Outcome::Refused) > 0 {
-        return Verdict::Suspend("the origin refuses the requests (401, 403 or 407)");
+    // Fewer may be single objects that the origin protects.
+    let refused = count(Outcome::Refused);
+    if refused > 0 && 2 * refused >= outcomes.len() {
+        return Err("the origin refuses the requests (401, 403 or 407)");
     }
     // Retried assets have failed before, so their failures say nothing about the origin.
     if attempt == 1 && is_part(count(Outcome::Failed)) {
-        return Verdict::Suspend("half of a batch failed");
+        return Err("half of a batch failed");
     }
     if is_part(gone) && 2 * gone > outcomes.len() {
-        return Verdict::Suspend("more than half of a batch is gone");
+        return Err("more than half of a batch is gone");
     }
     #[expect(
         clippy::cast_possible_truncation,
@@ -172,8 +175,7 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Verdict {
         clippy::cast_precision_loss,
         reason = "a fraction of a small number"
     )]
-    let removals_max = (outcomes.len() as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize;
-    Verdict::Report { removals_max }
+    Ok((outcomes.len() as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize)
 }
 
 /// Whether the object of a result is to be removed.

@@ -36,6 +36,9 @@ pub mod outcome;
 pub mod problem;
 pub mod schedule;
 pub mod source;
+#[cfg(test)]
+#[path = "tests/server.rs"]
+mod test_server;
 pub mod worker;
 
 use std::{ffi::OsString, process::ExitCode};

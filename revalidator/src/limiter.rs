@@ -4,19 +4,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use http::StatusCode;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use runtime::{reload::Reloader, token};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::{
-    sync::watch,
-    time::{sleep, sleep_until},
-};
+use tokio::{sync::watch, time::sleep};
 use url::Url;
 
-use crate::{apps::App, origin, outcome::Response};
+use crate::{apps::builder, outcome::Response};
 
 /// Longer than the limiter holds a reservation.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,35 +20,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum wait for a slot in one call.
 const MAX_WAIT_SECONDS: u32 = 30;
 
-/// A counter of the limiter: the path of its operations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counter(String);
-
-impl Counter {
-    /// Parses `LIMIT/COUNTER`.
-    ///
-    /// # Errors
-    /// When a part is missing.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let parts = text
-            .split_once('/')
-            .filter(|it| !it.0.is_empty() && !it.1.is_empty());
-        let (limit, counter) = parts.ok_or_else(|| format!("{text:?} is not LIMIT/COUNTER"))?;
-        let encoded = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-        Ok(Self(format!(
-            "/v1/limits/{}/{}",
-            encoded(limit),
-            encoded(counter)
-        )))
-    }
-}
-
 /// Client of a limiter; clones share it.
 #[derive(Debug, Clone)]
-pub struct Limiter(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
+pub struct Limiter {
     url: Url,
     token: Option<Arc<Reloader<token::File>>>,
     http: reqwest::Client,
@@ -61,28 +30,18 @@ struct Inner {
     error: watch::Sender<Option<String>>,
 }
 
-/// A response to `reserve`.
-#[derive(Debug, Deserialize)]
-struct Slot {
-    wait: f64,
-}
-
 impl Limiter {
     /// A client of the limiter at this URL.
     ///
     /// # Errors
     /// When the HTTP client cannot be created.
-    pub fn new(url: Url, token: Option<Arc<Reloader<token::File>>>) -> Result<Self> {
-        let http = origin::builder()
-            .timeout(TIMEOUT)
-            .build()
-            .context("HTTP client")?;
-        Ok(Self(Arc::new(Inner {
+    pub fn new(url: Url, token: Option<Arc<Reloader<token::File>>>) -> reqwest::Result<Self> {
+        Ok(Self {
             url,
             token,
-            http,
+            http: builder().timeout(TIMEOUT).build()?,
             error: watch::Sender::default(),
-        })))
+        })
     }
 
     /// Whether the limiter is available.
@@ -90,56 +49,50 @@ impl Limiter {
     /// # Errors
     /// The error of the last reservation.
     pub fn state(&self) -> Result<String, String> {
-        match &*self.0.error.borrow() {
+        match &*self.error.borrow() {
             None => Ok("available".to_owned()),
-            Some(error) => Err(format!(
-                "unavailable, so no limited request is sent: {error}"
-            )),
+            Some(error) => Err(format!("unavailable; limited requests wait: {error}")),
         }
     }
 
     /// Waits for a slot, as long as it takes.
-    pub async fn reserve(&self, counter: &Counter) {
-        let body = json!({ "wait": true, "max_wait": MAX_WAIT_SECONDS });
+    pub async fn reserve(&self, counter: &str) {
         loop {
-            match self.try_reserve(counter, &body).await {
-                Ok(wait) => {
-                    if self.0.error.send_replace(None).is_some() {
-                        tracing::info!("limiter is available again");
-                    }
-                    sleep(wait.unwrap_or_default()).await;
-                    if wait.is_some() {
-                        return;
-                    }
+            let reserved = self.try_reserve(counter).await;
+            let error = reserved.as_ref().err().map(|error| format!("{error:#}"));
+            match (self.error.send_replace(error.clone()), error) {
+                (None, Some(error)) => {
+                    tracing::warn!(error, "limiter is unavailable; requests wait");
                 }
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    let before = self.0.error.send_replace(Some(error.clone()));
-                    if before.is_none() {
-                        tracing::warn!(error, "limiter is unavailable; requests wait");
-                    }
-                }
+                (Some(_), None) => tracing::info!("limiter is available again"),
+                _ => {}
+            }
+            if let Ok(Some(wait)) = reserved {
+                return sleep(wait).await;
             }
             sleep(RETRY_PAUSE).await;
         }
     }
 
     /// The wait for a reserved slot; `None` if there is no slot within the maximum wait.
-    async fn try_reserve(&self, counter: &Counter, body: &Value) -> Result<Option<Duration>> {
-        let response = self.call(counter, "reserve", body).await?;
+    async fn try_reserve(&self, counter: &str) -> Result<Option<Duration>> {
+        let body = json!({ "wait": true, "max_wait": MAX_WAIT_SECONDS });
+        let response = self.call(counter, "reserve", &body).await?;
         match response.status() {
             StatusCode::OK => {
-                let slot: Slot = response.json().await.context("reserve")?;
-                let wait = Duration::try_from_secs_f64(slot.wait);
-                Ok(Some(wait.context("reserve")?))
+                let body: Value = response.json().await.context("reserve")?;
+                let wait = body["wait"].as_f64().unwrap_or(f64::NAN);
+                let is_valid = (0.0..=f64::from(MAX_WAIT_SECONDS + 1)).contains(&wait);
+                ensure!(is_valid, "reserve returned an invalid wait of {wait} s");
+                Ok(Some(Duration::from_secs_f64(wait)))
             }
             StatusCode::TOO_MANY_REQUESTS => Ok(None),
-            status => bail!("{}/reserve returned {status}", counter.0),
+            status => bail!("reserve returned {status} for {counter}"),
         }
     }
 
     /// Reports a response that demands fewer requests.
-    pub async fn feedback(&self, counter: &Counter, response: &Response) {
+    pub async fn feedback(&self, counter: &str, response: &Response) {
         let body = json!({ "status": response.status, "retry_after": response.retry_after });
         let result = self.call(counter, "feedback", &body).await;
         if let Err(error) = result.and_then(|it| Ok(it.error_for_status()?)) {
@@ -149,45 +102,63 @@ impl Limiter {
 
     async fn call(
         &self,
-        counter: &Counter,
+        counter: &str,
         operation: &str,
         body: &Value,
     ) -> Result<reqwest::Response> {
-        let url = self.0.url.join(&format!("{}/{operation}", counter.0))?;
-        let mut request = self.0.http.post(url).json(body);
-        if let Some(token) = &self.0.token {
+        let (limit, counter) = counter.split_once('/').unwrap_or_default();
+        let mut url = self.url.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            let path = path.pop_if_empty();
+            path.extend(["v1", "limits", limit, counter, operation]);
+        }
+        let mut request = self.http.post(url).json(body);
+        if let Some(token) = &self.token {
             request = request.bearer_auth(token.current().first());
         }
         request.send().await.map_err(|error| anyhow!("{error:#}"))
     }
 }
 
-/// Waits until a request of the application may be sent.
-pub async fn wait_for_slot(limiter: Option<&Limiter>, app: &App) {
-    loop {
-        if let Some(until) = app.throttled_until() {
-            sleep_until(until).await;
-            continue;
-        }
-        if let (Some(limiter), Some(counter)) = (limiter, &app.limit) {
-            limiter.reserve(counter).await;
-        }
-        if app.throttled_until().is_none() {
-            return;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Mutex;
 
-    #[test]
-    fn counter_has_two_parts() {
-        let counter = Counter::parse("dsp-17/revalidator/x").unwrap();
-        assert_eq!(counter.0, "/v1/limits/dsp%2D17/revalidator%2Fx");
-        for text in ["", "x", "/x", "x/"] {
-            assert!(Counter::parse(text).is_err(), "{text}");
-        }
+    use super::*;
+    use crate::test_server::serve;
+
+    #[tokio::test]
+    async fn requests_wait_for_a_slot_and_responses_are_reported() {
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&calls);
+        let respond = move |request: &str| {
+            let mut calls = record.lock().unwrap();
+            let path = request.split(' ').nth(1).unwrap().to_owned();
+            calls.push(path + request.split_once("\r\n\r\n").unwrap().1);
+            // The first wait is invalid.
+            let wait = if calls.len() == 1 { "1e9" } else { "0.001" };
+            let body = format!("{{\"wait\":{wait}}}");
+            format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+        };
+        let (address, _tasks) = serve(None, respond).await;
+        let counter = "partner/x y/z";
+        let limiter = Limiter::new(format!("http://{address}").parse().unwrap(), None).unwrap();
+        let error = limiter.try_reserve(counter).await.unwrap_err();
+        assert!(error.to_string().contains("invalid wait"), "{error}");
+        limiter.reserve(counter).await;
+        assert!(limiter.state().is_ok());
+        let response = Response {
+            status: 429,
+            retry_after: Some("30".to_owned()),
+            ..Response::default()
+        };
+        limiter.feedback(counter, &response).await;
+        let reserve = "/v1/limits/partner/x%20y%2Fz/reserve{\"max_wait\":30,\"wait\":true}";
+        let feedback =
+            "/v1/limits/partner/x%20y%2Fz/feedback{\"retry_after\":\"30\",\"status\":429}";
+        assert_eq!(*calls.lock().unwrap(), [reserve, reserve, feedback]);
     }
 }

@@ -1,42 +1,26 @@
 //! Conditional requests to origins.
 //!
-//! A request leaves only for a listed host, over HTTPS unless an exception is listed, and only to public addresses, which are
-//! checked when connecting. No redirect is followed, and no proxy is used. Bodies are bounded singly and together.
+//! The client of the application restricts where they go. Bodies are bounded singly and together.
 
-use std::{
-    future::Future,
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use bytes::BytesMut;
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use reqwest::{
-    dns::{Addrs, Name, Resolve, Resolving},
-    redirect::Policy,
-};
 use tokio::{
-    net::lookup_host,
-    sync::{Semaphore, SemaphorePermit},
-    time::{Instant, timeout, timeout_at},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
 };
-use url::{Host, Url};
 
 use crate::{
-    apps::{App, AppSettings, is_public},
-    messages::{Asset, URL_BYTES_MAX, VALIDATOR_BYTES_MAX},
+    apps::App,
+    messages::{Asset, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
-const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Unit of the memory for bodies.
-const KIB: usize = 1024;
+/// Maximum time of a response, without a wait for memory.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where assets are requested: over HTTP, or from a simulation.
 pub trait Origin: Clone + Send + Sync + 'static {
@@ -49,126 +33,59 @@ pub trait Origin: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-impl AppSettings {
-    fn allows_address(&self, address: IpAddr) -> bool {
-        is_public(address) || self.allow_networks.iter().any(|it| it.contains(&address))
-    }
-
-    /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
-    fn allowed(&self, text: &str) -> Option<Url> {
-        let url = Url::parse(text)
-            .ok()
-            .filter(|_| text.len() <= URL_BYTES_MAX)?;
-        let host = url.host()?;
-        let name = url.host_str()?;
-        let is_listed = |hosts: &[String]| hosts.iter().any(|it| it.eq_ignore_ascii_case(name));
-        let has_tls = match url.scheme() {
-            "https" => true,
-            "http" => is_listed(&self.http_hosts),
-            _ => false,
-        };
-        let is_allowed_address = match host {
-            Host::Domain(_) => true,
-            Host::Ipv4(address) => self.allows_address(address.into()),
-            Host::Ipv6(address) => self.allows_address(address.into()),
-        };
-        let has_user = !url.username().is_empty() || url.password().is_some();
-        let is_allowed = has_tls && is_listed(&self.hosts) && is_allowed_address && !has_user;
-        is_allowed.then_some(url)
-    }
-}
-
-/// HTTP client of an application.
-///
-/// # Errors
-/// When the certificates of the system cannot be loaded.
-pub fn client(settings: &Arc<AppSettings>) -> reqwest::Result<reqwest::Client> {
-    builder()
-        .dns_resolver(Resolver(Arc::clone(settings)))
-        .pool_max_idle_per_host(settings.concurrency.max)
-        .build()
-}
-
-/// An HTTP client that follows no redirects and uses no proxy.
-pub fn builder() -> reqwest::ClientBuilder {
-    // A second call fails, which has no effect.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    reqwest::Client::builder()
-        .http1_only()
-        .no_proxy()
-        .redirect(Policy::none())
-        .referer(false)
-        .retry(reqwest::retry::never())
-        .connect_timeout(CONNECT_TIMEOUT)
-        .pool_idle_timeout(IDLE_TIMEOUT)
-        .user_agent("cookiesync-revalidator")
-}
-
-/// Resolves names to allowed addresses only.
-struct Resolver(Arc<AppSettings>);
-
-impl Resolve for Resolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let settings = Arc::clone(&self.0);
-        Box::pin(async move {
-            let found = lookup_host((name.as_str(), 0)).await?;
-            let allowed: Vec<SocketAddr> = found
-                .filter(|address| settings.allows_address(address.ip()))
-                .collect();
-            if allowed.is_empty() {
-                return Err(io::Error::other("the host has no allowed address").into());
-            }
-            Ok(Box::new(allowed.into_iter()) as Addrs)
-        })
-    }
-}
-
 /// Memory for response bodies; clones share it.
 #[derive(Debug, Clone)]
 pub struct BodyMemory {
     free: Arc<Semaphore>,
-    kib: usize,
+    bytes: usize,
 }
 
 impl BodyMemory {
     /// Memory of this size.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        let kib = (bytes / KIB).clamp(1, Semaphore::MAX_PERMITS);
-        let free = Arc::new(Semaphore::new(kib));
-        Self { free, kib }
+        let free = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
+        Self { free, bytes }
     }
 
     /// Waits for the memory of a body; `None` never occurs, because the semaphore is never closed.
-    pub async fn reserve(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
-        let kib = bytes.div_ceil(KIB).min(self.kib);
-        self.free.acquire_many(u32::try_from(kib).ok()?).await.ok()
+    async fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).ok()?;
+        Arc::clone(&self.free).acquire_many_owned(bytes).await.ok()
     }
 }
 
-/// Origins on the network.
-#[derive(Debug, Clone, Copy)]
-pub struct HttpOrigin;
+/// A body with its memory.
+struct HeldBody {
+    bytes: Vec<u8>,
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for HeldBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Origins on the network, with the memory for bodies until their objects are stored.
+#[derive(Debug, Clone)]
+pub struct HttpOrigin(pub BodyMemory);
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
-        let bytes_max = app.settings.max_body;
         let Some(url) = app.settings.allowed(&asset.url) else {
             return Answer::Forbidden;
         };
-        let mut request = app
-            .client
-            .get(url)
-            .header(header::ACCEPT_ENCODING, "identity");
+        let request = app.client.get(url);
+        let mut request = request.header(header::ACCEPT_ENCODING, "identity");
         if is_conditional {
             request = request.headers(validators(asset));
         }
         let began = Instant::now();
-        let end = began + TOTAL_TIMEOUT;
         match timeout(FIRST_BYTE_TIMEOUT, request.send()).await {
             Ok(Ok(response)) => {
-                let time = began.elapsed();
-                Answer::Response(read(response, time, end, bytes_max).await)
+                let bytes_max = app.settings.max_body;
+                Answer::Response(self.read(response, began.elapsed(), bytes_max).await)
             }
             Ok(Err(error)) => {
                 let error = error.without_url();
@@ -178,6 +95,73 @@ impl Origin for HttpOrigin {
             Err(_) => Answer::None,
         }
     }
+}
+
+impl HttpOrigin {
+    async fn read(
+        &self,
+        response: reqwest::Response,
+        time: Duration,
+        bytes_max: usize,
+    ) -> Response {
+        let text = |name| header(&response, name);
+        let status = response.status().as_u16();
+        let mut read = Response {
+            status,
+            time,
+            e_tag: text(header::ETAG).unwrap_or_default(),
+            last_modified: text(header::LAST_MODIFIED).unwrap_or_default(),
+            retry_after: text(header::RETRY_AFTER),
+            body: Body::Unread,
+        };
+        // Other bodies are not read; their connections are closed.
+        if (200..300).contains(&status) {
+            read.body = self.body(response, TOTAL_TIMEOUT - time, bytes_max).await;
+        }
+        read
+    }
+
+    async fn body(
+        &self,
+        mut response: reqwest::Response,
+        time: Duration,
+        bytes_max: usize,
+    ) -> Body {
+        let bytes_max = bytes_max.min(self.0.bytes);
+        let is_identity = |it: String| it.is_empty() || it.eq_ignore_ascii_case("identity");
+        let is_encoded = !header(&response, header::CONTENT_ENCODING).is_none_or(is_identity);
+        // The end of other bodies is that of the connection, so they may be cut.
+        let has_end = response.content_length().is_some()
+            || header(&response, header::TRANSFER_ENCODING).is_some();
+        let length = response.content_length().map(usize::try_from);
+        let length = length.map_or(bytes_max, |it| it.unwrap_or(usize::MAX));
+        if is_encoded || !has_end || length > bytes_max {
+            return Body::Unusable;
+        }
+        let memory = self.0.reserve(length).await;
+        let mut bytes = Vec::with_capacity(length);
+        let reading = async {
+            while let Ok(chunk) = response.chunk().await {
+                match chunk {
+                    Some(chunk) if bytes.len() + chunk.len() > length => return Body::Unusable,
+                    Some(chunk) => bytes.extend_from_slice(&chunk),
+                    None => {
+                        return Body::Complete(Bytes::from_owner(HeldBody {
+                            bytes,
+                            _memory: memory,
+                        }));
+                    }
+                }
+            }
+            Body::Cut
+        };
+        timeout(time, reading).await.unwrap_or(Body::Cut)
+    }
+}
+
+fn header(response: &reqwest::Response, name: HeaderName) -> Option<String> {
+    let value = response.headers().get(name)?;
+    value.to_str().ok().map(ToOwned::to_owned)
 }
 
 /// Whether a request for an asset can be conditional.
@@ -200,146 +184,150 @@ fn validators(asset: &Asset) -> HeaderMap {
     add(header::IF_MODIFIED_SINCE, &asset.last_modified);
     headers
 }
-
-async fn read(
-    mut response: reqwest::Response,
-    time: Duration,
-    end: Instant,
-    bytes_max: usize,
-) -> Response {
-    let status = response.status().as_u16();
-    let text = |name: HeaderName| {
-        let value = response.headers().get(name)?;
-        value.to_str().ok().map(ToOwned::to_owned)
-    };
-    let is_identity = |it: String| it.is_empty() || it.eq_ignore_ascii_case("identity");
-    let mut read = Response {
-        status,
-        time,
-        e_tag: text(header::ETAG).unwrap_or_default(),
-        last_modified: text(header::LAST_MODIFIED).unwrap_or_default(),
-        retry_after: text(header::RETRY_AFTER),
-        is_encoded: !text(header::CONTENT_ENCODING).is_none_or(is_identity),
-        body: Body::Unread,
-    };
-    // Other bodies are not read; their connections are closed.
-    if (200..300).contains(&status) && !read.is_encoded {
-        let body = timeout_at(end, body(&mut response, bytes_max)).await;
-        read.body = body.unwrap_or(Body::Cut);
-    }
-    read
-}
-
-async fn body(response: &mut reqwest::Response, bytes_max: usize) -> Body {
-    if response
-        .content_length()
-        .is_some_and(|it| it > bytes_max as u64)
-    {
-        return Body::TooLarge;
-    }
-    let mut body = BytesMut::new();
-    loop {
-        match response.chunk().await {
-            Ok(Some(chunk)) if body.len() + chunk.len() > bytes_max => return Body::TooLarge,
-            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
-            Ok(None) => return Body::Complete(body.freeze()),
-            Err(_) => return Body::Cut,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{fs, net::SocketAddr};
+
     use futures_util::FutureExt as _;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::pki_types::PrivateKeyDer;
+    use tokio_rustls::TlsAcceptor;
 
     use super::*;
+    use crate::{apps::Apps, test_server::serve};
 
-    fn settings(allow_networks: &str) -> AppSettings {
+    fn app(address: SocketAddr, more: &str) -> Arc<App> {
         let text = format!(
-            "kind = \"list\"\nhttp_hosts = [\"plain.example\"]\nallow_networks = [{allow_networks}]\n\
-             hosts = [\"shop.example\", \"plain.example\", \"127.0.0.1\", \"10.0.0.1\", \"8.8.8.8\", \"[::1]\"]\n"
+            "[apps.a]\nkind = \"list\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\n\
+             allow_networks = [\"127.0.0.0/8\"]\nmax_body = \"2KiB\"\n{more}"
         );
-        toml::from_str(&text).unwrap()
+        assert!(address.ip().is_loopback());
+        Apps::parse(&text).unwrap().get("a").unwrap()
     }
 
-    #[track_caller]
-    fn check(urls: &[&str], expected: bool) {
-        for url in urls {
-            assert_eq!(
-                settings("\"127.0.0.0/8\"").allowed(url).is_some(),
-                expected,
-                "{url}"
-            );
+    async fn request(origin: &HttpOrigin, app: &App, url: String) -> Option<Response> {
+        let asset = Asset {
+            url,
+            ..Asset::default()
+        };
+        match origin.request(app, &asset, false).await {
+            Answer::Response(response) => Some(response),
+            Answer::None => None,
+            Answer::Forbidden => panic!("forbidden"),
         }
     }
 
-    #[test]
-    fn only_listed_hosts_are_requested() {
-        check(
-            &[
-                "https://shop.example/a?b=c",
-                "https://SHOP.example:8443/",
-                "http://plain.example/",
-            ],
-            true,
-        );
-        check(
-            &[
-                "http://shop.example/",
-                "https://other.example/",
-                "https://shop.example.evil.example/",
-                "ftp://shop.example/",
-                "https://user@shop.example/",
-                "https://:pw@shop.example/",
-                "file:///etc/passwd",
-                "shop.example",
-                "",
-                "//shop.example/",
-                "https://other.example\\@shop.example/",
-            ],
-            false,
-        );
-        let long = format!("https://shop.example/{}", "a".repeat(URL_BYTES_MAX));
-        check(&[&long], false);
-    }
-
-    #[test]
-    fn literal_addresses_are_checked() {
-        check(
-            &[
-                "https://127.0.0.1/",
-                "https://0x7f.1/",
-                "https://2130706433/",
-                "https://8.8.8.8/",
-            ],
-            true,
-        );
-        check(
-            &[
-                "https://10.0.0.1/",
-                "https://167772161/",
-                "https://[::1]/",
-                "https://[::ffff:10.0.0.1]/",
-            ],
-            false,
-        );
-    }
-
     #[tokio::test]
-    async fn names_of_private_addresses_do_not_resolve() {
-        let resolve = async |networks: &str| {
-            let name: Name = "localhost".parse().unwrap();
-            let found = Resolver(Arc::new(settings(networks))).resolve(name).await;
-            found.is_ok()
+    async fn only_complete_bodies_within_the_maximum_are_used() {
+        let responses = [
+            ("200 OK\r\nContent-Length: 3\r\n\r\nabc", "complete"),
+            (
+                "200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+                "complete",
+            ),
+            ("200 OK\r\nContent-Length: 3\r\n\r\nab", "cut"),
+            (
+                "200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+                "cut",
+            ),
+            ("200 OK\r\n\r\nabc", "unusable"),
+            (
+                "200 OK\r\nContent-Length: 3\r\nContent-Encoding: br\r\n\r\nabc",
+                "unusable",
+            ),
+            ("200 OK\r\nContent-Length: 2049\r\n\r\nabc", "unusable"),
+            (
+                "200 OK\r\nTransfer-Encoding: chunked\r\n\r\n801\r\nLONG\r\n0\r\n\r\n",
+                "unusable",
+            ),
+            ("404 Not Found\r\nContent-Length: 3\r\n\r\nabc", "unread"),
+        ];
+        let respond = move |request: &str| {
+            let index: usize = request[5..6].parse().unwrap();
+            let text = responses[index].0.replace("LONG", &"x".repeat(2049));
+            format!("HTTP/1.1 {text}")
         };
-        assert!(resolve("\"127.0.0.0/8\", \"::1/128\"").await);
-        assert!(!resolve("").await);
+        let (address, _tasks) = serve(None, respond).await;
+        let origin = HttpOrigin(BodyMemory::new(8000));
+        let app = app(address, "");
+        for (index, (text, expected)) in responses.iter().enumerate() {
+            let url = format!("http://{address}/{index}");
+            let response = request(&origin, &app, url).await.unwrap();
+            let found = match response.body {
+                Body::Complete(body) => {
+                    assert_eq!(body, "abc");
+                    // Its length, or the maximum.
+                    assert_eq!(
+                        origin.0.free.available_permits(),
+                        [7997, 8000 - 2048][index]
+                    );
+                    "complete"
+                }
+                Body::Cut => "cut",
+                Body::Unusable => "unusable",
+                Body::Unread => "unread",
+            };
+            assert_eq!(found, *expected, "{text}");
+            assert_eq!(origin.0.free.available_permits(), 8000, "{text}");
+        }
     }
 
     #[tokio::test]
-    async fn bodies_wait_for_memory() {
-        let memory = BodyMemory::new(2 << 10);
-        let first = memory.reserve(5 << 10).await;
+    async fn request_without_a_body_needs_no_memory() {
+        let (address, _tasks) = serve(None, |request| {
+            let status = if request.starts_with("GET /body") {
+                "200 OK"
+            } else {
+                "304 Not Modified"
+            };
+            format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")
+        })
+        .await;
+        let origin = HttpOrigin(BodyMemory::new(1));
+        let held = origin.0.reserve(1).await;
+        let app = app(address, "");
+        let response = request(&origin, &app, format!("http://{address}/")).await;
+        assert_eq!(response.unwrap().status, 304);
+        drop(held);
+        let response = request(&origin, &app, format!("http://{address}/body")).await;
+        assert_eq!(response.unwrap().body, Body::Complete(Bytes::new()));
+    }
+
+    #[tokio::test]
+    async fn origin_with_a_certificate_of_a_private_authority_needs_ca_file() {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = params.self_signed(&key).unwrap().pem();
+        let issuer = Issuer::new(params, key);
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let config = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+            )
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let respond = |_: &str| "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc".to_owned();
+        let (address, _tasks) = serve(Some(acceptor), respond).await;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), authority).unwrap();
+        let origin = HttpOrigin(BodyMemory::new(1 << 20));
+        let url = format!("https://{address}/");
+        let ca_file = format!("ca_file = \"{}\"\n", file.path().display());
+        let response = request(&origin, &app(address, &ca_file), url.clone()).await;
+        assert_eq!(response.unwrap().body, Body::Complete("abc".into()));
+        assert_eq!(request(&origin, &app(address, ""), url).await, None);
+    }
+
+    #[test]
+    fn bodies_wait_for_memory() {
+        let memory = BodyMemory::new(2000);
+        let first = memory.reserve(2000).now_or_never();
         assert!(memory.reserve(1).now_or_never().is_none());
         drop(first);
         assert!(memory.reserve(1).now_or_never().flatten().is_some());

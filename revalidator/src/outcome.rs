@@ -33,8 +33,6 @@ pub struct Response {
     pub last_modified: String,
     /// `Retry-After`.
     pub retry_after: Option<String>,
-    /// Whether the body has a content encoding, although the request forbids it.
-    pub is_encoded: bool,
     /// The body of a 2xx.
     pub body: Body,
 }
@@ -46,8 +44,8 @@ pub enum Body {
     Complete(Bytes),
     /// The connection ended early, or a timeout passed.
     Cut,
-    /// More bytes than allowed.
-    TooLarge,
+    /// More bytes than allowed, a content encoding, or no length, so that its end is unknown.
+    Unusable,
     /// Not read.
     #[default]
     Unread,
@@ -104,10 +102,9 @@ pub fn outcome(
 /// The outcome of a 2xx.
 fn content(reading: &Reading, asset: &Asset, response: &Response, force: bool) -> (Outcome, Asset) {
     let body = match &response.body {
-        _ if response.is_encoded => return (Outcome::Unexpected, asset.clone()),
         Body::Complete(body) => body,
         Body::Cut | Body::Unread => return (Outcome::Failed, asset.clone()),
-        Body::TooLarge => return (Outcome::Unexpected, asset.clone()),
+        Body::Unusable => return (Outcome::Unexpected, asset.clone()),
     };
     if body.is_empty() && !digest::is_of_empty(&asset.hash) {
         return (Outcome::Unexpected, asset.clone());

@@ -1,9 +1,14 @@
 //! A worker: takes the oldest job with a free slot, and checks its batches one at a time.
 //!
 //! Objects are stored or removed first, then the result is published, then the batch is acknowledged. So a crash at any point
-//! repeats at most one batch, and repeating it changes nothing.
+//! repeats at most one batch, and repeating it changes nothing. Requests stop when the job ends, is suspended or throttled, or when
+//! the lease is lost. The batch is then given back, and its checks stay in memory.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -15,14 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     apps::{App, CurrentApps},
-    batch::Checker,
+    batch::{Checker, Progress, Suspension, mean},
     concurrency::Controller,
     engine::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
     messages::{
-        BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState, Subscription,
-        SubscriptionState, WORKERS_NEEDED_MAX,
+        ASSET_BYTES_MAX, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
+        Subscription, SubscriptionState, WORKERS_NEEDED_MAX,
     },
     mirror::{Mirror, WORKER, change_job},
     origin::Origin,
@@ -56,6 +61,17 @@ pub struct Worker<E, O> {
     pub abort: CancellationToken,
     /// Clock of jobs, in Unix milliseconds.
     pub clock: fn() -> u64,
+}
+
+/// A worker that has a slot of a job.
+struct Session<'a, E: Engine, O> {
+    worker: &'a Worker<E, O>,
+    id: &'a str,
+    app: &'a App,
+    lease: &'a Lease<E>,
+    state: &'a watch::Sender<Subscription>,
+    interrupted: &'a mut HashMap<String, Progress>,
+    controller: Controller,
 }
 
 impl<E: Engine, O: Origin> Worker<E, O> {
@@ -101,42 +117,70 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 
     async fn work(&self, state: &watch::Sender<Subscription>) {
         let mut changes = self.mirror.changes();
-        let mut left = None;
+        let (mut left, mut interrupted) = (None, HashMap::new());
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
-            match self.subscribe(state, left.take().as_deref()).await {
-                Ok(Some((id, app, lease))) => {
-                    tracing::info!(worker = self.id, job = id, "subscribed");
-                    if let Err(error) = self.process(&id, &app, &lease, state).await {
-                        let error = format!("{error:#}");
-                        tracing::warn!(job = id, error, "left a job after an error");
-                        sleep(RETRY_PAUSE).await;
-                    }
-                    lease.release().await;
-                    let gauge = &self.checker.metrics.concurrency;
-                    // Fails if no batch was begun.
-                    drop(gauge.remove_label_values(&[&app.name, &self.id]));
-                    left = Some(id);
-                }
-                Ok(None) => {
-                    let changed = timeout(RETRY_PAUSE, changes.changed());
-                    self.stop.run_until_cancelled(changed).await;
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "failed to subscribe to a job");
-                    self.stop.run_until_cancelled(sleep(RETRY_PAUSE)).await;
-                }
-            }
-            state.send_if_modified(|state| {
-                let available = self.subscription(None, SubscriptionState::Available);
-                let is_change = *state != available;
-                *state = available;
-                is_change
+            let available = self.subscription(None, SubscriptionState::Available);
+            state.send_if_modified(|it| std::mem::replace(it, available.clone()) != available);
+            let subscribed = self.subscribe(state, left.take().as_deref()).await;
+            let subscribed = subscribed.unwrap_or_else(|error| {
+                tracing::debug!(%error, "failed to subscribe to a job");
+                None
             });
+            let Some((id, app, lease)) = subscribed else {
+                let changed = timeout(RETRY_PAUSE, changes.changed());
+                self.stop.run_until_cancelled(changed).await;
+                continue;
+            };
+            tracing::info!(worker = self.id, job = id, "subscribed");
+            let session = Session {
+                worker: self,
+                id: &id,
+                app: &app,
+                lease: &lease,
+                state,
+                interrupted: &mut interrupted,
+                controller: Controller::new(app.settings.concurrency),
+            };
+            if let Err(error) = session.process().await {
+                // The batches of an ended job are deleted while workers wait for them.
+                if self.is_open(&id) {
+                    let error = format!("{error:#}");
+                    tracing::warn!(job = id, error, "left a job after an error");
+                }
+                sleep(RETRY_PAUSE).await;
+            }
+            lease.release().await;
+            let gauge = &self.checker.metrics.concurrency;
+            // Fails if no batch was begun.
+            drop(gauge.remove_label_values(&[&app.name, &self.id]));
+            left = Some(id);
         }
     }
 
-    /// Acquires a slot of the oldest job that has one; the job `left` is the last choice.
+    fn is_open(&self, job: &str) -> bool {
+        self.mirror.job(job).is_some_and(|job| job.is_open())
+    }
+
+    fn candidates(&self) -> Vec<Arc<JobStatus>> {
+        candidates(self.mirror.jobs(), (self.clock)())
+    }
+
+    /// The jobs with free slots, single checks first, otherwise the oldest first.
+    fn open_jobs(&self) -> Vec<(Arc<App>, Arc<JobStatus>, Vec<String>)> {
+        let mut jobs = self.candidates();
+        jobs.sort_by_key(|job| !job.push);
+        let apps = (self.apps)();
+        let open = jobs.into_iter().filter_map(|job| {
+            let needed = job.revalidators_needed.min(WORKERS_NEEDED_MAX);
+            let slots = (0..needed).map(|slot| format!("slot.{}.{slot}", job.job_id));
+            let free: Vec<_> = slots.filter(|slot| self.mirror.is_free(slot)).collect();
+            Some((apps.get(&job.app_name)?, job, free))
+        });
+        open.filter(|(.., slots)| !slots.is_empty()).collect()
+    }
+
+    /// Acquires a slot of the first job that has one; the job `left` is the last choice.
     async fn subscribe(
         &self,
         state: &watch::Sender<Subscription>,
@@ -145,149 +189,81 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         if !self.mirror.is_current() {
             return Ok(None);
         }
-        let jobs = self.mirror.jobs();
-        let mut open = candidates(jobs.iter().map(|job| &**job), (self.clock)());
-        open.sort_by_key(|job| left == Some(&job.job_id));
-        for job in open {
-            let Some(app) = (self.apps)().get(&job.app_name) else {
-                continue;
-            };
-            for slot in self.free_slots(job) {
-                state
-                    .send_replace(self.subscription(Some(&job.job_id), SubscriptionState::Attempt));
+        let mut open = self.open_jobs();
+        open.sort_by_key(|(_, job, _)| left == Some(&job.job_id));
+        for (app, job, slots) in open {
+            let id = Some(&*job.job_id);
+            for slot in slots {
+                state.send_replace(self.subscription(id, SubscriptionState::Attempt));
                 let lease = Lease::acquire(&self.engine, &self.mirror, slot, &self.id).await?;
                 if let Some(lease) = lease {
-                    let subscribed =
-                        self.subscription(Some(&job.job_id), SubscriptionState::Subscribed);
-                    state.send_replace(subscribed);
+                    state.send_replace(self.subscription(id, SubscriptionState::Subscribed));
                     return Ok(Some((job.job_id.clone(), app, lease)));
                 }
             }
         }
         Ok(None)
     }
+}
 
-    /// Keys of the slots of a job that no live worker holds.
-    fn free_slots(&self, job: &JobStatus) -> Vec<String> {
-        let needed = job.revalidators_needed.min(WORKERS_NEEDED_MAX);
-        let slots = (0..needed).map(|slot| format!("slot.{}.{slot}", job.job_id));
-        slots.filter(|slot| self.mirror.is_free(slot)).collect()
-    }
-
-    /// Whether another job needs this worker.
-    fn is_needed_elsewhere(&self, job: &str) -> bool {
-        let jobs = self.mirror.jobs();
-        let open = candidates(jobs.iter().map(|job| &**job), (self.clock)());
-        let apps = (self.apps)();
-        open.into_iter().any(|it| {
-            it.job_id != job && apps.get(&it.app_name).is_some() && !self.free_slots(it).is_empty()
-        })
-    }
-
+impl<E: Engine, O: Origin> Session<'_, E, O> {
     /// Checks the batches of a job until it ends or is suspended, or another job needs the worker.
-    async fn process(
-        &self,
-        id: &str,
-        app: &Arc<App>,
-        lease: &Lease<E>,
-        state: &watch::Sender<Subscription>,
-    ) -> Result<()> {
+    async fn process(mut self) -> Result<()> {
+        let worker = self.worker;
+        let now = worker.clock;
         let begin = |job: &mut JobStatus| {
             let begins = job.is_open()
-                && !is_suspended(job, (self.clock)())
+                && !is_suspended(job, now())
                 && job.revalidator_state != RevalidatorState::Revalidating;
             if begins {
-                jobs::resume(job, (self.clock)());
+                jobs::resume(job, now());
             }
             begins
         };
-        let Some(mut job) = change_job(&self.engine, id, begin).await? else {
+        let Some(mut job) = change_job(&worker.engine, self.id, begin).await? else {
             return Ok(());
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
-        let mut batches = self.engine.batches(id, needed).await?;
-        let mut controller = Controller::new(app.settings.concurrency);
-        while job.is_open() && !is_suspended(&job, (self.clock)()) {
+        let mut batches = worker.engine.batches(self.id, needed).await?;
+        while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost().is_cancelled() {
             let next = batches.next(BATCH_WAIT);
-            let stays = match self.stop.run_until_cancelled(next).await {
-                None => false,
-                Some(next) => match next? {
-                    Some(delivery) => {
-                        let next = self.process_batch(&job, app, &delivery, &mut controller, state);
-                        next.await?
-                    }
-                    None => !self.is_needed_elsewhere(id),
-                },
-            };
-            let newest = self
-                .mirror
-                .job(id)
-                .filter(|_| stays && !lease.lost().is_cancelled());
-            let Some(newest) = newest else {
+            let Some(next) = worker.stop.run_until_cancelled(next).await else {
                 return Ok(());
             };
-            job = newest.as_ref().clone();
+            let next = next?;
+            let is_idle = next.is_none();
+            if let Some(delivery) = next
+                && !self.process_batch(&job, &delivery).await?
+            {
+                return Ok(());
+            }
+            // Another job, or a single check while there are batches.
+            let needs = |it: &JobStatus| it.job_id != job.job_id && (is_idle || it.push);
+            if worker.open_jobs().iter().any(|(_, it, _)| needs(it)) {
+                return Ok(());
+            }
+            match worker.mirror.job(self.id) {
+                Some(newest) => job = newest.as_ref().clone(),
+                None => return Ok(()),
+            }
         }
         Ok(())
     }
 
     /// Checks a batch; false if the worker must leave the job.
-    async fn process_batch(
-        &self,
-        job: &JobStatus,
-        app: &Arc<App>,
-        delivery: &impl Delivery,
-        controller: &mut Controller,
-        state: &watch::Sender<Subscription>,
-    ) -> Result<bool> {
-        let batch: Option<JobBatch> = serde_json::from_slice(delivery.payload()).ok();
-        let is_valid =
-            |it: &JobBatch| it.job_id == job.job_id && it.assets.len() <= BATCH_ASSETS_MAX;
-        let Some(batch) = batch.filter(is_valid) else {
-            self.checker.metrics.invalid_messages.inc();
-            tracing::warn!(job = job.job_id, "ignored an invalid batch");
+    async fn process_batch(&mut self, job: &JobStatus, delivery: &impl Delivery) -> Result<bool> {
+        let worker = self.worker;
+        let Some(batch) = parse_batch(self.id, delivery.payload()) else {
+            static LOGGED: Once = Once::new();
+            LOGGED.call_once(|| tracing::warn!(job = self.id, "ignored an invalid batch"));
+            worker.checker.metrics.invalid_messages.inc();
             delivery.settle(Settlement::Done).await?;
             return Ok(true);
         };
-        let plan = controller.plan(Duration::from_millis((self.clock)()));
-        let gauge = &self.checker.metrics.concurrency;
-        let gauge = gauge.with_label_values(&[&app.name, &self.id]);
-        gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
-        state.send_modify(|state| state.concurrency = plan.concurrency);
-        let work = async {
-            let (checked, times) = self.checker.check(app, job, &batch, plan).await?;
-            controller.finish(times);
-            let (results, average_response) = match checked {
-                Ok(results) => results,
-                Err(reason) => {
-                    tracing::warn!(job = job.job_id, reason, "job suspended");
-                    let suspend = |job: &mut JobStatus| {
-                        jobs::suspend(job, reason, (self.clock)());
-                        true
-                    };
-                    change_job(&self.engine, &job.job_id, suspend).await?;
-                    return Ok(false);
-                }
-            };
-            state.send_modify(|state| {
-                state.average_response = average_response;
-                state.concurrency = controller.concurrency();
-            });
-            let result = JobResult {
-                average_response,
-                results,
-                revalidator_id: self.id.clone(),
-                job_id: batch.job_id.clone(),
-                batch: batch.batch,
-                attempt: batch.attempt,
-            };
-            self.publish(&result).await;
-            Ok(true)
-        };
         let is_done = tokio::select! {
-            is_done = work => is_done,
+            is_done = self.check(job, &batch) => is_done,
             () = keep(delivery) => unreachable!("it never ends"),
-            () = self.abort.cancelled() => Ok(false),
+            () = worker.abort.cancelled() => Ok(false),
         };
         let Ok(true) = is_done else {
             delivery.settle(Settlement::GiveBack).await?;
@@ -299,21 +275,102 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 job.suspensions = 0;
                 job.failing_since.take().is_some()
             };
-            change_job(&self.engine, &job.job_id, succeed).await?;
+            change_job(&worker.engine, self.id, succeed).await?;
         }
         Ok(true)
     }
 
-    /// Publishes a result; retries until it is accepted.
-    async fn publish(&self, result: &JobResult) {
+    /// Checks a batch and publishes its result; false if the worker must leave the job.
+    async fn check(&mut self, job: &JobStatus, batch: &JobBatch) -> Result<bool> {
+        let (worker, app, state) = (self.worker, self.app, self.state);
+        let plan = self.controller.plan(Instant::now());
+        let gauge = &worker.checker.metrics.concurrency;
+        let gauge = gauge.with_label_values(&[&app.name, &worker.id]);
+        gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
+        state.send_modify(|it| it.concurrency = plan.concurrency);
+        let mut progress = self.interrupted.remove(&batch.id()).unwrap_or_default();
+        let checked = tokio::select! {
+            biased;
+            () = self.blocked() => None,
+            checked = worker.checker.check(app, job, batch, plan, &mut progress) => Some(checked),
+        };
+        let Some(Ok((results, times))) = checked else {
+            // Up to 1 MiB each; without them, the checks are repeated.
+            if self.interrupted.len() == 16 {
+                self.interrupted.clear();
+            }
+            self.interrupted.insert(batch.id(), progress);
+            if let Some(Err(suspension)) = checked {
+                self.suspend(suspension).await?;
+            }
+            return Ok(false);
+        };
+        self.controller.finish(times);
+        let average_response = mean(&results).unwrap_or(0);
+        state.send_modify(|it| it.average_response = average_response);
+        let result = JobResult {
+            average_response,
+            results,
+            revalidator_id: worker.id.clone(),
+            job_id: batch.job_id.clone(),
+            batch: batch.batch,
+            attempt: batch.attempt,
+        };
+        self.publish(&result).await
+    }
+
+    /// Ends when no request of the job may be sent.
+    async fn blocked(&self) {
+        let mut changes = self.worker.mirror.changes();
+        let is_candidate = || {
+            self.worker
+                .candidates()
+                .iter()
+                .any(|job| job.job_id == self.id)
+        };
+        let blocked = async { while is_candidate() && changes.changed().await.is_ok() {} };
+        self.lease.lost().run_until_cancelled(blocked).await;
+    }
+
+    async fn suspend(&self, (reason, time): Suspension) -> Result<()> {
+        let suspend = |job: &mut JobStatus| {
+            jobs::suspend(job, &reason, time, (self.worker.clock)());
+            true
+        };
+        let job = change_job(&self.worker.engine, self.id, suspend).await?;
+        // Only the first one since a result.
+        if job.is_some_and(|job| job.suspensions == 1) {
+            tracing::warn!(job = self.id, reason, "job suspended");
+        }
+        Ok(())
+    }
+
+    /// Publishes a result; retries until it is accepted. False if the job has ended.
+    async fn publish(&self, result: &JobResult) -> Result<bool> {
         let payload = Bytes::from(serde_json::to_vec(result).unwrap_or_default());
-        let (job, id) = (&result.job_id, result.id());
-        while let Err(error) = self.engine.send_result(job, &id, payload.clone()).await {
+        let (worker, id) = (self.worker, result.id());
+        while let Err(error) = worker
+            .engine
+            .send_result(self.id, &id, payload.clone())
+            .await
+        {
             let error = format!("{error:#}");
             tracing::debug!(id, error, "result waits for the broker");
             sleep(RETRY_PAUSE).await;
+            if !worker.is_open(self.id) {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
+}
+
+/// A batch of a job, within the bounds that keep its result below 1 MiB.
+fn parse_batch(job: &str, payload: &[u8]) -> Option<JobBatch> {
+    let batch: JobBatch = serde_json::from_slice(payload).ok()?;
+    let is_short = |asset| serde_json::to_vec(asset).is_ok_and(|it| it.len() <= ASSET_BYTES_MAX);
+    let has_bounds = batch.assets.len() <= BATCH_ASSETS_MAX && batch.assets.iter().all(is_short);
+    (batch.job_id == job && has_bounds).then_some(batch)
 }
 
 /// Keeps a batch from being delivered to another worker.

@@ -10,6 +10,8 @@ mod failures;
 mod harness;
 #[path = "simulation/housekeeping.rs"]
 mod housekeeping;
+#[path = "simulation/interruptions.rs"]
+mod interruptions;
 #[path = "simulation/kills.rs"]
 mod kills;
 #[path = "simulation/long_run.rs"]

@@ -1,10 +1,109 @@
-//! Which addresses a request may reach.
+//! HTTP clients, and which hosts and addresses those of applications may reach.
+//!
+//! A request leaves only for a listed host, over HTTPS unless an exception is listed, and only to public addresses, which are checked
+//! when connecting. No redirect is followed, and no proxy is used.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use reqwest::{
+    Certificate,
+    dns::{Addrs, Name, Resolve, Resolving},
+    redirect::Policy,
+};
+use tokio::net::lookup_host;
+use url::{Host, Url};
+
+use super::AppSettings;
+use crate::messages::URL_BYTES_MAX;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// HTTP client of an application.
+pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, String> {
+    let mut builder = builder()
+        .dns_resolver(Resolver(Arc::clone(settings)))
+        .pool_max_idle_per_host(settings.concurrency.max);
+    if let Some(path) = &settings.ca_file {
+        let pem = fs::read(path).unwrap_or_default();
+        let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
+        if certificates.is_empty() {
+            return Err(format!("ca_file: {} has no certificate", path.display()));
+        }
+        builder = builder.tls_certs_merge(certificates);
+    }
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// An HTTP client that follows no redirects and uses no proxy.
+pub fn builder() -> reqwest::ClientBuilder {
+    // A second call fails, which has no effect.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    reqwest::Client::builder()
+        .http1_only()
+        .no_proxy()
+        .redirect(Policy::none())
+        .referer(false)
+        .retry(reqwest::retry::never())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .user_agent("cookiesync-revalidator")
+}
+
+impl AppSettings {
+    fn allows_address(&self, address: IpAddr) -> bool {
+        is_public(address) || self.allow_networks.iter().any(|it| it.contains(&address))
+    }
+
+    /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
+    #[must_use]
+    pub fn allowed(&self, text: &str) -> Option<Url> {
+        let url = Url::parse(text)
+            .ok()
+            .filter(|_| text.len() <= URL_BYTES_MAX)?;
+        let host = url.host()?.to_owned();
+        let has_tls = match url.scheme() {
+            "https" => true,
+            "http" => self.http_hosts.contains(&host),
+            _ => false,
+        };
+        let is_allowed_address = match host {
+            Host::Domain(_) => true,
+            Host::Ipv4(address) => self.allows_address(address.into()),
+            Host::Ipv6(address) => self.allows_address(address.into()),
+        };
+        let has_user = !url.username().is_empty() || url.password().is_some();
+        let is_allowed = has_tls && self.hosts.contains(&host) && is_allowed_address && !has_user;
+        is_allowed.then_some(url)
+    }
+}
+
+/// Resolves names to allowed addresses only.
+struct Resolver(Arc<AppSettings>);
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let settings = Arc::clone(&self.0);
+        Box::pin(async move {
+            let found = lookup_host((name.as_str(), 0)).await?;
+            let allowed: Vec<SocketAddr> = found
+                .filter(|address| settings.allows_address(address.ip()))
+                .collect();
+            if allowed.is_empty() {
+                return Err(io::Error::other("the host has no allowed address").into());
+            }
+            Ok(Box::new(allowed.into_iter()) as Addrs)
+        })
+    }
+}
 
 /// Whether an address is on the public internet. Addresses that contain an IPv4 address are public only if that one is.
-#[must_use]
-pub fn is_public(address: IpAddr) -> bool {
+fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => is_public_v6(address),
@@ -44,8 +143,6 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ipnet::IpNet;
-
     use super::*;
 
     #[track_caller]
@@ -131,24 +228,87 @@ mod tests {
         );
     }
 
-    #[test]
-    fn network_contains_the_addresses_of_its_prefix() {
-        let network: IpNet = "127.0.0.0/8".parse().unwrap();
-        assert!(network.contains(&"127.1.2.3".parse::<IpAddr>().unwrap()));
-        assert!(!network.contains(&"128.0.0.1".parse::<IpAddr>().unwrap()));
-        assert!(!network.contains(&"::1".parse::<IpAddr>().unwrap()));
-        let one: IpNet = "::1/128".parse().unwrap();
-        assert!(
-            one.contains(&"::1".parse::<IpAddr>().unwrap())
-                && !one.contains(&"::2".parse::<IpAddr>().unwrap())
+    fn settings(allow_networks: &str) -> AppSettings {
+        let text = format!(
+            "kind = \"list\"\nhttp_hosts = [\"plain.example\"]\nallow_networks = [{allow_networks}]\n\
+             hosts = [\"Shop.example\", \"b\u{fc}cher.example\", \"plain.example\", \"127.0.0.1\", \"10.0.0.1\", \"8.8.8.8\", \"[::1]\"]\n"
         );
-        let all: IpNet = "0.0.0.0/0".parse().unwrap();
-        assert!(
-            all.contains(&"9.9.9.9".parse::<IpAddr>().unwrap())
-                && !all.contains(&"::".parse::<IpAddr>().unwrap())
-        );
-        for text in ["127.0.0.1", "127.0.0.1/33", "x/8", "::/129", "127.0.0.1/-1"] {
-            assert!(text.parse::<IpNet>().is_err(), "{text}");
+        toml::from_str(&text).unwrap()
+    }
+
+    #[track_caller]
+    fn check_urls(urls: &[&str], expected: bool) {
+        for url in urls {
+            assert_eq!(
+                settings("\"127.0.0.0/8\"").allowed(url).is_some(),
+                expected,
+                "{url}"
+            );
         }
+    }
+
+    #[test]
+    fn only_listed_hosts_are_requested() {
+        check_urls(
+            &[
+                "https://shop.example/a?b=c",
+                "https://SHOP.example:8443/",
+                "https://b\u{fc}cher.example/",
+                "https://xn--bcher-kva.example/",
+                "http://plain.example/",
+            ],
+            true,
+        );
+        check_urls(
+            &[
+                "http://shop.example/",
+                "https://other.example/",
+                "https://shop.example.evil.example/",
+                "ftp://shop.example/",
+                "https://user@shop.example/",
+                "https://:pw@shop.example/",
+                "file:///etc/passwd",
+                "shop.example",
+                "",
+                "//shop.example/",
+                "https://other.example\\@shop.example/",
+            ],
+            false,
+        );
+        let long = format!("https://shop.example/{}", "a".repeat(URL_BYTES_MAX));
+        check_urls(&[&long], false);
+    }
+
+    #[test]
+    fn literal_addresses_are_checked() {
+        check_urls(
+            &[
+                "https://127.0.0.1/",
+                "https://0x7f.1/",
+                "https://2130706433/",
+                "https://8.8.8.8/",
+            ],
+            true,
+        );
+        check_urls(
+            &[
+                "https://10.0.0.1/",
+                "https://167772161/",
+                "https://[::1]/",
+                "https://[::ffff:10.0.0.1]/",
+            ],
+            false,
+        );
+    }
+
+    #[tokio::test]
+    async fn names_of_private_addresses_do_not_resolve() {
+        let resolve = async |networks: &str| {
+            let name: Name = "localhost".parse().unwrap();
+            let found = Resolver(Arc::new(settings(networks))).resolve(name).await;
+            found.is_ok()
+        };
+        assert!(resolve("\"127.0.0.0/8\", \"::1/128\"").await);
+        assert!(!resolve("").await);
     }
 }

@@ -55,9 +55,10 @@ fn run(settings: Settings, origin: Origin, assets: usize) -> Run {
     let of_ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
     let mean_of = |times: &[f64]| (!times.is_empty()).then(|| of_ms(mean(times)));
     let mut controller = Controller::new(settings);
+    let start = Instant::now();
     let (mut now, mut all, mut concurrency) = (0.0, Vec::new(), Vec::new());
     for batch in 0..assets / 100 {
-        let plan = controller.plan(of_ms(now));
+        let plan = controller.plan(start + of_ms(now));
         let probes = plan.probe_requests;
         let (probe, end) = send(origin, probes, settings.min, batch, now);
         let (rest, end) = send(origin, 100 - probes, plan.concurrency, batch, end);
@@ -89,7 +90,7 @@ fn a1_staircase_of_the_paper() {
     let mut controller = Controller::new(settings(Mode::Paper, 20));
     let (mut during, mut after) = (Vec::new(), Vec::new());
     for row in ROWS {
-        during.push(controller.plan(Duration::ZERO).concurrency);
+        during.push(controller.plan(Instant::now()).concurrency);
         controller.finish(BatchTimes {
             mean: Some(Duration::from_millis(row)),
             ..BatchTimes::default()
@@ -203,10 +204,45 @@ fn floor_is_measured_once_a_minute_above_the_minimum() {
         mean: Some(Duration::from_millis(100)),
         ..BatchTimes::default()
     };
-    let mut probes = Vec::new();
+    let (start, mut probes) = (Instant::now(), Vec::new());
     for second in (0..180).step_by(30) {
-        probes.push(controller.plan(Duration::from_secs(second)).probe_requests);
+        probes.push(
+            controller
+                .plan(start + Duration::from_secs(second))
+                .probe_requests,
+        );
         controller.finish(fast);
     }
     assert_eq!(probes, [0, 0, 12, 0, 12, 0]);
+}
+
+#[test]
+fn fast_failures_do_not_lower_the_floor() {
+    let times = |ms, has_failures| BatchTimes {
+        probe: None,
+        mean: Some(Duration::from_millis(ms)),
+        has_failures,
+    };
+    let mut controller = Controller::new(settings(Mode::Floor, 20));
+    for _ in 0..3 {
+        controller.finish(times(300, false));
+    }
+    controller.finish(times(120, true));
+    assert_eq!(controller.concurrency(), 10);
+    controller.finish(times(300, false));
+    assert_eq!(controller.concurrency(), 12);
+}
+
+#[test]
+fn half_of_a_batch_is_compared_with_a_large_probe() {
+    let mut controller = Controller::new(Settings {
+        min: 60,
+        ..settings(Mode::Floor, 100)
+    });
+    controller.finish(BatchTimes {
+        mean: Some(Duration::from_millis(100)),
+        ..BatchTimes::default()
+    });
+    let plan = controller.plan(Instant::now());
+    assert_eq!((plan.probe_requests, plan.concurrency), (50, 62));
 }

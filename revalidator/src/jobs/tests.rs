@@ -42,7 +42,7 @@ fn one_bulk_job_of_an_application_is_processed_at_a_time() {
     jobs[2].push = true;
     check(&jobs, 9, &["a", "c", "d"]);
     // A suspended job keeps its place.
-    suspend(&mut jobs[0], "down", 9);
+    suspend(&mut jobs[0], "down", None, 9);
     check(&jobs, 10, &["c", "d"]);
     cancel(&mut jobs[0], "by an operator", 11);
     check(&jobs, 12, &["b", "c", "d"]);
@@ -54,7 +54,7 @@ fn suspension_takes_one_minute_and_doubles_up_to_thirty() {
     let mut now = 1_000;
     let mut minutes = Vec::new();
     for _ in 0..8 {
-        suspend(&mut it, "half of a batch failed", now);
+        suspend(&mut it, "half of a batch failed", None, now);
         let resume_at = it.resume_at.unwrap();
         assert!(is_suspended(&it, resume_at - 1) && !is_suspended(&it, resume_at));
         minutes.push((resume_at - now) / 60_000);
@@ -68,10 +68,30 @@ fn suspension_takes_one_minute_and_doubles_up_to_thirty() {
 #[test]
 fn second_suspension_by_another_worker_changes_nothing() {
     let mut it = job("a", "x", 0);
-    suspend(&mut it, "half of a batch failed", 1_000);
+    suspend(&mut it, "half of a batch failed", None, 1_000);
     let once = it.clone();
-    suspend(&mut it, "half of a batch failed", 1_500);
+    suspend(&mut it, "half of a batch failed", None, 1_500);
     assert_eq!(it, once);
+}
+
+#[test]
+fn throttled_job_stops_all_jobs_of_its_application_for_the_demanded_time() {
+    let mut jobs = [job("a", "x", 1), job("b", "x", 2), job("c", "y", 3)];
+    jobs[1].push = true;
+    check(&jobs, 9, &["a", "b", "c"]);
+    suspend(&mut jobs[1], THROTTLED, Some(30_000), 9);
+    suspend(&mut jobs[1], THROTTLED, Some(10_000), 10);
+    check(&jobs, 30_008, &["c"]);
+    check(&jobs, 30_009, &["a", "b", "c"]);
+    suspend(&mut jobs[1], THROTTLED, Some(u64::MAX), 10);
+    check(&jobs, 10 + GIVE_UP_MS - 1, &["c"]);
+    check(&jobs, 10 + GIVE_UP_MS, &["a", "b", "c"]);
+    cancel(&mut jobs[1], "by an operator", 11);
+    check(&jobs, 12, &["a", "c"]);
+    // A demand does not end a pause.
+    pause(&mut jobs[0], 13);
+    suspend(&mut jobs[0], THROTTLED, Some(1), 14);
+    check(&jobs, u64::MAX, &["c"]);
 }
 
 #[test]
@@ -79,7 +99,7 @@ fn job_without_a_result_for_a_day_is_cancelled() {
     let mut it = job("a", "x", 0);
     let mut now = 5_000;
     while it.is_open() {
-        suspend(&mut it, "half of a batch failed", now);
+        suspend(&mut it, "half of a batch failed", None, now);
         now = it.resume_at.unwrap_or(now);
         if it.is_open() {
             resume(&mut it, now);
@@ -133,22 +153,21 @@ fn outcomes(counts: &[(Outcome, usize)]) -> Vec<Outcome> {
 #[test]
 fn half_of_a_batch_failed_suspends() {
     use Outcome::{Failed, Fresh};
-    let suspended = Verdict::Suspend("half of a batch failed");
-    let report = |removals_max| Verdict::Report { removals_max };
+    let suspended = Err("half of a batch failed");
     let judged = |failed, fresh, attempt| {
         judge(&outcomes(&[(Failed, failed), (Fresh, fresh)]), attempt, 0.2)
     };
-    assert_eq!(judged(49, 51, 1), report(20));
+    assert_eq!(judged(49, 51, 1), Ok(20));
     assert_eq!(judged(50, 50, 1), suspended);
-    assert_eq!((judged(4, 0, 1), judged(5, 5, 1)), (report(0), suspended));
+    assert_eq!((judged(4, 0, 1), judged(5, 5, 1)), (Ok(0), suspended));
     // The marked batch: its assets have failed before.
-    assert_eq!(judged(49, 0, 2), report(9));
+    assert_eq!(judged(49, 0, 2), Ok(9));
 }
 
 #[test]
 fn a10_more_than_half_gone_suspends_and_less_is_braked() {
     use Outcome::{Fresh, Gone};
-    let suspended = Verdict::Suspend("more than half of a batch is gone");
+    let suspended = Err("more than half of a batch is gone");
     let judged = |gone, fresh, brake| judge(&outcomes(&[(Gone, gone), (Fresh, fresh)]), 1, brake);
     assert_eq!(judged(100, 0, 0.2), suspended);
     assert_eq!(judged(51, 49, 1.0), suspended);
@@ -160,20 +179,18 @@ fn a10_more_than_half_gone_suspends_and_less_is_braked() {
         (9, 90, 0.0, 0),
     ] {
         let found = judged(gone, fresh, brake);
-        assert_eq!(
-            found,
-            Verdict::Report {
-                removals_max: expected
-            },
-            "{gone} {fresh}"
-        );
+        assert_eq!(found, Ok(expected), "{gone} {fresh}");
     }
 }
 
 #[test]
-fn one_refusal_suspends() {
-    let mixed = outcomes(&[(Outcome::Fresh, 99), (Outcome::Refused, 1)]);
-    assert!(matches!(judge(&mixed, 1, 0.2), Verdict::Suspend(reason) if reason.contains("401")));
+fn half_of_a_batch_refused_suspends() {
+    let judged = |refused, fresh| {
+        let mixed = outcomes(&[(Outcome::Fresh, fresh), (Outcome::Refused, refused)]);
+        matches!(judge(&mixed, 1, 0.2), Err(reason) if reason.contains("401"))
+    };
+    assert!(judged(100, 0) && judged(50, 50) && judged(1, 0) && judged(1, 1));
+    assert!(!judged(49, 51) && !judged(1, 99));
 }
 
 #[test]

@@ -100,7 +100,7 @@ async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
         .revalidator(&[&format!("--limiter=http://{}", limiter.address)])
         .await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
-    one.wait_readiness("no limited request is sent").await?;
+    one.wait_readiness("limited requests wait").await?;
     assert_eq!(origin.total(), 0);
     is_away.store(false, Ordering::Relaxed);
     let job = one.wait_finished(&id).await?;

@@ -9,8 +9,8 @@ use super::{
     harness::{START, Simulation, clock},
 };
 
-const MINUTE: u64 = 60_000;
-const TIME: Duration = Duration::from_millis(200);
+pub(crate) const MINUTE: u64 = 60_000;
+pub(crate) const TIME: Duration = Duration::from_millis(200);
 
 /// Number of an asset within its job.
 fn number(asset: &Asset) -> usize {
@@ -171,37 +171,6 @@ async fn brake_removes_a_fifth_of_each_batch_and_reports_the_others() {
         .await;
     let counts = simulation.wait_ended("b").await.counts;
     assert_eq!((counts.gone, counts.deleted, counts.held_back), (30, 0, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a11_throttled_origin_gets_no_request_for_the_demanded_time() {
-    let first = START + 10_000;
-    let mut simulation = Simulation::new(APPS, move |asset, now| {
-        assert!(
-            !asset.key.starts_with("a/") || now <= first + 200 || now >= first + 30_000,
-            "{now}"
-        );
-        (
-            if now >= first && now < first + 30_000 {
-                429
-            } else {
-                304
-            },
-            TIME,
-        )
-    });
-    simulation.maker();
-    for _ in 0..2 {
-        simulation.worker();
-    }
-    simulation
-        .job("one", "a", 3_000, |new| new.revalidators_needed = 2)
-        .await;
-    let ended = simulation.wait_ended("a").await;
-    assert_eq!(
-        (ended.counts.fresh, ended.retry_batch_count),
-        (3_000, Some(0))
-    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use revalidator::{
     messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
     mirror::{Mirror, change_job},
-    origin::{BodyMemory, Origin},
+    origin::Origin,
     outcome::{Answer, Body, Response},
     worker::Worker,
 };
@@ -153,6 +153,20 @@ pub(crate) struct Simulation {
     next: usize,
 }
 
+impl Drop for Simulation {
+    /// Fails the test if a worker or a maker has panicked.
+    fn drop(&mut self) {
+        while let Some(ended) = self.tasks.try_join_next() {
+            if let Err(error) = ended
+                && error.is_panic()
+                && !std::thread::panicking()
+            {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+    }
+}
+
 impl Simulation {
     /// A simulation without workers and makers, with these applications.
     pub(crate) fn new(
@@ -256,7 +270,6 @@ impl Simulation {
                     worker: id.clone(),
                     shared: Arc::clone(&self.origin),
                 },
-                memory: BodyMemory::new(1 << 30),
                 limiter: None,
                 metrics: self.metrics.clone(),
             },
