@@ -265,6 +265,7 @@ impl<E: Engine> Maker<E> {
     /// Cancels a job for a reason, or completes a cancellation by others.
     async fn end_cancelled(&self, id: &str, reason: Option<&str>) -> Result<()> {
         let end = |job: &mut JobStatus| {
+            let before = job.clone();
             if let Some(reason) = reason {
                 tracing::warn!(job = id, reason, "job cancelled");
                 jobs::cancel(job, reason, (self.clock)());
@@ -274,7 +275,7 @@ impl<E: Engine> Maker<E> {
                 job.revalidator_state = RevalidatorState::Cancelled;
                 job.ended_at.get_or_insert((self.clock)());
             }
-            job.is_cancelled()
+            *job != before
         };
         let ended = change_job(&self.engine, id, end).await?;
         if ended.is_none_or(|job| job.is_cancelled()) {

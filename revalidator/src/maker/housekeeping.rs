@@ -45,13 +45,16 @@ impl<E: Engine> Maker<E> {
         self.remove_ended(&jobs, before, now).await
     }
 
-    /// Cancels overdue jobs, also those of other programs and of unknown applications.
+    /// Cancels overdue jobs, and removes the batches of cancelled ones; also of other programs and unknown applications.
     async fn end_overdue(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
+        let is_new = |at| now.saturating_sub(at) < 10 * INTERVAL_MS;
         for job in jobs {
             if correct(&mut JobStatus::clone(job), now) {
                 change_job(&self.engine, &job.job_id, |job| correct(job, now)).await?;
             } else if let Some(reason) = overdue(job, now).filter(|_| job.is_open()) {
                 self.end_cancelled(&job.job_id, Some(reason)).await?;
+            } else if job.is_cancelled() && job.ended_at.is_some_and(is_new) {
+                self.end_cancelled(&job.job_id, None).await?;
             }
         }
         Ok(())

@@ -141,6 +141,19 @@ async fn overdue_jobs_of_other_programs_and_unknown_applications_are_cancelled()
 }
 
 #[tokio::test(start_paused = true)]
+async fn batches_of_a_cancelled_job_without_a_maker_are_removed() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    simulation.maker();
+    simulation
+        .job("one", "a", 300, |job| job.foreign = true)
+        .await;
+    sleep_until(START + MINUTE).await;
+    cancel(&simulation, "a").await;
+    sleep_until(START + 2 * MINUTE).await;
+    assert_eq!(simulation.model.unsettled("a"), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_jobs() {
     let mut simulation = Simulation::new(APPS, fresh);
     let ended = async |id: &str, state: ServerState, age: u64, change: fn(&mut JobStatus)| {
