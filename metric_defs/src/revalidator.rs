@@ -5,6 +5,7 @@
 use crate::{MetricDef, buckets};
 
 const APP: &[&str] = &["app"];
+const JOB: &[&str] = &["job", "app"];
 
 pub const REQUESTS: MetricDef = MetricDef::counter(
     "revalidator_requests_total",
@@ -45,6 +46,16 @@ pub const JOBS: MetricDef = MetricDef::gauge(
     "Jobs by state, including ended jobs that are kept.",
 )
 .by(&["state"]);
+pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
+    "revalidator_job_assets",
+    "Assets of an open job so far; the makers are still listing them while the number grows. Pushes have no series.",
+)
+.by(JOB);
+pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
+    "revalidator_job_checked_assets",
+    "Assets of an open job that have a final result.",
+)
+.by(JOB);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
     "Age of the oldest job that a worker could begin; 0 if there is none. Jobs wait for older ones of their application.",

@@ -91,7 +91,14 @@ pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
         let states = states.into_iter();
         let states = states.map(|(state, count)| ([state], as_f64(count)));
         let age = longest_wait(&jobs, unix_micros() / 1000);
+        let of_open = |def, count: fn(&JobStatus) -> u64| {
+            let open = jobs.iter().filter(|job| job.is_open() && !job.push);
+            let samples = open.map(|job| ([&*job.job_id, &*job.app_name], as_f64(count(job))));
+            family(def, samples)
+        };
         vec![
+            of_open(defs::JOB_ASSETS, |job| job.asset_count),
+            of_open(defs::JOB_CHECKED, |job| job.counts.checked),
             family(defs::JOBS, states),
             value(defs::OLDEST_WAITING, as_f64(age) / 1000.0),
             value(defs::WORKERS, as_f64(mirror.workers().len() as u64)),

@@ -32,7 +32,10 @@ const LIMITS: Limits = Limits {
 
 const PAGE: &str = include_str!("admin/page.html");
 const STYLE: &str = include_str!("admin/page.css");
-const SCRIPT: &str = include_str!("admin/page.js");
+const SCRIPT: &str = concat!(
+    include_str!("admin/programs.js"),
+    include_str!("admin/page.js")
+);
 
 /// Allows the status page to run its own script and to query its own port.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; \

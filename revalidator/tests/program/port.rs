@@ -142,6 +142,12 @@ async fn operators_pause_resume_cancel_and_acknowledge() -> Result<()> {
         (&job["revalidatorState"], &job["reason"]),
         (&"Suspended".into(), &"paused by an operator".into())
     );
+    let of_job = [("job", &*id), ("app", "shop")];
+    let checked = one
+        .metric("revalidator_job_checked_assets", &of_job)
+        .await?;
+    assert!(checked > 0);
+    assert!(one.metric("revalidator_job_assets", &of_job).await? > 0);
     assert_eq!(operate("resume").await?.0, 200);
     let checked = job["counts"]["checked"].as_u64();
     one.wait_job(&id, |job| {
@@ -151,6 +157,7 @@ async fn operators_pause_resume_cancel_and_acknowledge() -> Result<()> {
     assert_eq!(operate("cancel").await?.0, 200);
     one.wait_job(&id, |job| job["revalidatorState"] == "Cancelled")
         .await?;
+    assert_eq!(one.metric("revalidator_job_assets", &of_job).await?, 0);
     assert_eq!(operate("resume").await?.0, 409);
     assert_eq!(operate("acknowledge").await?.0, 200);
     one.process.signal(Signal::TERM)?;

@@ -78,7 +78,7 @@ fn texts() -> Result<Vec<PathBuf>> {
         "ARCHITECTURE.md",
         "SECURITY.md",
         "docker-compose.yml",
-        "runtime/src/admin/page.js",
+        "runtime/src/admin/programs.js",
     ]
     .map(|name| root().join(name));
     found.extend(more);
