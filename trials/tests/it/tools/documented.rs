@@ -221,8 +221,8 @@ fn tests_of_the_documented_guarantees_exist() -> Result<()> {
 }
 
 /// Flags of other programs, and of scripts.
-const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features jetstream json no-deps nocapture port profile record replicas \
-    retry retry-connrefused rm storage store syncdelay test tmpfs version web wired workspace";
+const FOREIGN_FLAGS: &str = "bench bins build config-file dbpath features jetstream json no-deps nocapture port profile record retry \
+    retry-connrefused rm storage store syncdelay test tmpfs version web wired workspace";
 
 #[test]
 fn documented_flags_exist() -> Result<()> {
