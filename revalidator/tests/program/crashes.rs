@@ -84,7 +84,7 @@ async fn a11_no_request_is_sent_while_the_limiter_is_away() -> Result<()> {
     let is_away = Arc::new(AtomicBool::new(true));
     let limiter_state = Arc::clone(&is_away);
     let limiter = Origin::start(Duration::ZERO, move |path, _| {
-        assert_eq!(path, "/v1/limits/dsp%2D17/pull/reserve");
+        assert_eq!(path, "/v1/limits/dsp-17/pull/reserve");
         if limiter_state.load(Ordering::Relaxed) {
             answer(500, "")
         } else {
