@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-/// What the mean of a batch is compared with.
+/// Reference for the mean of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -28,7 +28,7 @@ pub const PROBE_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// What the mean of a batch is compared with.
+    /// Reference for the mean of a batch.
     pub mode: Mode,
     /// Minimum and first number of parallel requests.
     pub min: usize,

@@ -199,7 +199,7 @@ impl<E: Engine> Api<E> {
         let changed = changed.map_err(|error| broker(&error))?;
         let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
         applied.map_err(|conflict| Problem::new(problem::CONFLICT, conflict))?;
-        tracing::info!(job = id, operation, "operation of a client");
+        tracing::info!(job = id, operation, "job changed by a client");
         Ok(json(StatusCode::OK, &job))
     }
 }

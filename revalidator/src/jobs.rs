@@ -12,7 +12,7 @@ use crate::messages::{
 /// First suspension of a job; each further one without a result between takes twice as long.
 pub const SUSPENSION_MIN_MS: u64 = 60_000;
 
-/// Longest suspension.
+/// Maximum suspension.
 pub const SUSPENSION_MAX_MS: u64 = 30 * 60_000;
 
 /// A day.

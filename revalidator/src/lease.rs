@@ -117,9 +117,9 @@ async fn renew<E: Engine>(
                     // A renewal without a response may have been written.
                     Ok(None) => match engine.get(bucket, &key).await {
                         Ok(found) => return Some(found.filter(|it| it.0 == value)?.1),
-                        Err(error) => tracing::debug!(key, %error, "lease not renewed"),
+                        Err(error) => tracing::debug!(key, %error, "failed to renew a lease"),
                     },
-                    Err(error) => tracing::debug!(key, %error, "lease not renewed"),
+                    Err(error) => tracing::debug!(key, %error, "failed to renew a lease"),
                 }
                 sleep(RETRY_PAUSE).await;
             }

@@ -13,7 +13,7 @@ use url::Url;
 
 use crate::{apps::builder, outcome::Response};
 
-/// Longer than the limiter holds a reservation.
+/// Longer than the limiter delays a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -62,9 +62,9 @@ impl Limiter {
             let error = reserved.as_ref().err().map(|error| format!("{error:#}"));
             match (self.error.send_replace(error.clone()), error) {
                 (None, Some(error)) => {
-                    tracing::warn!(error, "limiter is unavailable; requests wait");
+                    tracing::warn!(error, "limiter unavailable; requests wait");
                 }
-                (Some(_), None) => tracing::info!("limiter is available again"),
+                (Some(_), None) => tracing::info!("limiter available again"),
                 _ => {}
             }
             if let Ok(Some(wait)) = reserved {

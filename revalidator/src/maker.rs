@@ -81,7 +81,7 @@ impl<E: Engine> Maker<E> {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
                 let kept = self.keep_house(&mut last_housekeeping).await;
                 if let Err(error) = taken.and(kept) {
-                    tracing::debug!(error = format!("{error:#}"), "search for jobs failed");
+                    tracing::debug!(error = format!("{error:#}"), "failed to look for jobs");
                 }
             }
             let changed = timeout(TICK, changes.changed());

@@ -355,7 +355,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             .await
         {
             let error = format!("{error:#}");
-            tracing::debug!(id, error, "result waits for the broker");
+            tracing::debug!(id, error, "failed to publish a result, retrying");
             sleep(RETRY_PAUSE).await;
             if !worker.is_open(self.id) {
                 return Ok(false);

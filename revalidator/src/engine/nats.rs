@@ -285,7 +285,7 @@ impl Engine for Nats {
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {
         if let Err(error) = self.work.delete_consumer(job).await {
-            tracing::debug!(%error, "no consumer to delete");
+            tracing::debug!(%error, "failed to delete the consumer of a job");
         }
         let purge = self.work.purge().filter(work_subject(job));
         purge.await.context("purge")?;
