@@ -64,9 +64,11 @@ impl<O: Origin> Checker<O> {
     ) -> Result<(Vec<AssetResult>, BatchTimes), Suspension> {
         let assets = &batch.assets;
         let allow = job.permitted(app.settings.allow_delete);
-        if allow == AllowDelete::All {
-            let removed = |it: &Asset| result(Outcome::Removed, it.clone(), None);
-            progress.checked = (0..).zip(assets.iter().map(removed)).collect();
+        for (index, asset) in assets.iter().enumerate() {
+            if allow == AllowDelete::All || (asset.unused && allow == AllowDelete::Partial) {
+                let removed = result(Outcome::Removed, asset.clone(), None);
+                progress.checked.insert(index, removed);
+            }
         }
         let probes = plan.probe_requests.min(assets.len());
         let min = app.settings.concurrency.min;

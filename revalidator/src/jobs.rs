@@ -183,9 +183,8 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
 pub fn is_removal(outcome: Outcome, attempt: u32, allow: AllowDelete, drop_failed: bool) -> bool {
     let is_allowed = allow != AllowDelete::None;
     match outcome {
-        Outcome::Gone => is_allowed,
+        Outcome::Gone | Outcome::Removed => is_allowed,
         Outcome::Failed => is_allowed && drop_failed && attempt > 1,
-        Outcome::Removed => allow == AllowDelete::All,
         _ => false,
     }
 }

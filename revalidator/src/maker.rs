@@ -330,14 +330,14 @@ impl<E: Engine> Maker<E> {
             return self.end_cancelled(id, None).await;
         }
         if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
-            let (selection, prunes) = (selection(job, app), job.pruned > 0);
+            let selection = selection(job, app);
             let permit = Arc::clone(&self.write_back).acquire_owned().await;
             // Writing continues when this task ends, but does not replace the file.
             let ended = CancellationToken::new();
             let _end = ended.clone().drop_guard();
             let write = move || {
                 let _permit = permit;
-                source::write_back(&path, &selection, prunes, counted, || !ended.is_cancelled())
+                source::write_back(&path, &selection, counted, || !ended.is_cancelled())
             };
             spawn_blocking(write).await??;
         }

@@ -132,8 +132,6 @@ pub struct JobStatus {
     pub suspensions: u32,
     /// Number of batches with failed assets; set when all of them are published.
     pub retry_batch_count: Option<u64>,
-    /// Objects removed before their check because they were not requested.
-    pub pruned: u64,
     /// Outcomes so far.
     pub counts: Counts,
     /// Position in the source after the transmitted batches.
@@ -293,6 +291,9 @@ pub struct Asset {
     /// `Last-Modified` of the stored object, or empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub last_modified: String,
+    /// Whether the object was not requested for a long time, so that it is removed without a check.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unused: bool,
 }
 
 impl Asset {

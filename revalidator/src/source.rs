@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::result_file::ResultFile;
 use crate::{
     apps::is_asset_url,
-    messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter},
+    messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter, Outcome},
 };
 
 /// Maximum number of lines of a file.
@@ -46,17 +46,6 @@ pub struct Line {
     requested_at: Option<u64>,
 }
 
-/// What to do with a line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Selected {
-    /// The asset is part of the job.
-    Check(Asset),
-    /// The object is removed, because it was not requested for a long time.
-    Prune(Asset),
-    /// The line is not part of the job.
-    Skip,
-}
-
 /// Selects the assets of a job. Its times are relative to the creation of the job, so that each reader selects the same ones.
 #[derive(Debug, Clone)]
 pub struct Selection {
@@ -69,9 +58,9 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Selects an asset.
+    /// The asset, if it is part of the job.
     #[must_use]
-    pub fn select(&self, line: Line) -> Selected {
+    pub fn select(&self, line: Line) -> Option<Asset> {
         let age = |time: Option<u64>| time.map(|time| self.created_at.saturating_sub(time));
         let name = line.asset.name();
         let is_filtered = self
@@ -83,22 +72,12 @@ impl Selection {
                 .filter
                 .sample
                 .is_some_and(|share| position(name) >= share);
-        if is_filtered {
-            return Selected::Skip;
-        }
-        let unused = age(line.requested_at);
-        if self
-            .prune_after
-            .zip(unused)
-            .is_some_and(|(max, age)| age > max)
-        {
-            return Selected::Prune(line.asset);
-        }
+        let mut asset = line.asset.clone();
+        let unused = self.prune_after.zip(age(line.requested_at));
+        asset.unused = unused.is_some_and(|(max, age)| age > max);
         let checked = age(line.checked_at).unwrap_or(u64::MAX);
-        if self.filter.older_than.is_some_and(|min| checked < min) {
-            return Selected::Skip;
-        }
-        Selected::Check(line.asset)
+        let is_new = self.filter.older_than.is_some_and(|min| checked < min);
+        (!is_filtered && (asset.unused || !is_new)).then_some(asset)
     }
 }
 
@@ -197,14 +176,13 @@ impl Lines {
     }
 }
 
-/// Writes the results of a job into a copy of the file, which then replaces the file. Lines that the job prunes are removed.
+/// Writes the results of a job into a copy of the file, which then replaces the file.
 ///
 /// # Errors
 /// When a file cannot be read or written, or the job has another maker at the end; the old file is then unchanged.
 pub fn write_back(
     path: &Path,
     selection: &Selection,
-    prunes: bool,
     mut results: ResultFile,
     is_maker: impl FnOnce() -> bool,
 ) -> Result<()> {
@@ -217,11 +195,10 @@ pub fn write_back(
             Err(_) => None,
             Ok(parsed) => {
                 let result = results.find(parsed.asset.name())?;
-                let is_pruned = prunes && matches!(selection.select(parsed), Selected::Prune(_));
-                if is_pruned || result.as_ref().is_some_and(|it| it.is_deleted) {
+                if result.as_ref().is_some_and(|it| it.is_deleted) {
                     continue;
                 }
-                result.filter(|it| !it.server_error)
+                result.filter(|it| !it.server_error && it.outcome != Outcome::Removed)
             }
         };
         if let Some(AssetResult { asset, .. }) = result {
@@ -305,10 +282,9 @@ mod tests {
         let mut found = Vec::new();
         while let Some(line) = lines.asset().unwrap() {
             let name = line.asset.name().to_owned();
-            match selection.select(line) {
-                Selected::Check(_) => found.push((name, lines.position)),
-                Selected::Prune(_) => found.push((format!("-{name}"), lines.position)),
-                Selected::Skip => {}
+            if let Some(asset) = selection.select(line) {
+                let mark = if asset.unused { "-" } else { "" };
+                found.push((format!("{mark}{name}"), lines.position));
             }
         }
         found
@@ -415,11 +391,7 @@ mod tests {
             ("two", "", true),
             ("unknown", "", true),
         ]);
-        let prune = Selection {
-            prune_after: Some(500),
-            ..selection()
-        };
-        write_back(file.path(), &selection(), true, updates, || true).unwrap();
+        write_back(file.path(), &selection(), updates, || true).unwrap();
         let text = fs::read_to_string(file.path()).unwrap();
         let lines: Vec<Value> = text
             .lines()
@@ -432,11 +404,10 @@ mod tests {
             (&"new".into(), &"\"2\"".into(), &1000.into())
         );
         assert_eq!(lines[1]["key"], "three");
-        write_back(file.path(), &prune, false, results(&[]), || true).unwrap();
+        let removed = || results(&[("three", "", true)]);
+        write_back(file.path(), &selection(), removed(), || false).unwrap_err();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 2);
-        write_back(file.path(), &prune, true, results(&[]), || false).unwrap_err();
-        assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 2);
-        write_back(file.path(), &prune, true, results(&[]), || true).unwrap();
+        write_back(file.path(), &selection(), removed(), || true).unwrap();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 1);
     }
 

@@ -47,6 +47,8 @@ struct Setup {
     app: Arc<App>,
     checker: Checker<TestOrigin>,
     progress: Progress,
+    /// Assets below this number are unused.
+    unused: u64,
 }
 
 const PLAN: Plan = Plan {
@@ -74,6 +76,7 @@ impl Setup {
             },
             dir,
             progress: Progress::default(),
+            unused: 0,
         }
     }
 
@@ -97,6 +100,7 @@ impl Setup {
         let asset = |number: u64| Asset {
             key: number.to_string(),
             e_tag: "\"1\"".to_owned(),
+            unused: number < self.unused,
             ..Asset::default()
         };
         let batch = JobBatch {
@@ -175,6 +179,24 @@ async fn all_objects_are_removed_without_requests() {
             .all(|it| it.is_deleted && it.outcome == Outcome::Removed)
     );
     assert_eq!((setup.stored().len(), setup.requests()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unused_objects_are_removed_without_requests_within_the_brake() {
+    for (allow, stored, requests) in [
+        (AllowDelete::Partial, 80, 30),
+        (AllowDelete::None, 100, 100),
+    ] {
+        let mut setup = Setup::new(|_| (304, "", 10));
+        setup.unused = 70;
+        setup.store_all().await;
+        let results = setup.check(allow).await.unwrap();
+        assert_eq!((setup.stored().len(), setup.requests()), (stored, requests));
+        assert_eq!(
+            results.iter().filter(|it| it.is_deleted).count(),
+            100 - stored
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -207,7 +207,8 @@ fn only_permitted_objects_are_removed() {
         (Fresh, 1, All, true, false),
         (Unexpected, 2, All, true, false),
         (Removed, 1, All, false, true),
-        (Removed, 1, Partial, false, false),
+        (Removed, 1, None, false, false),
+        (Removed, 1, Partial, false, true),
     ] {
         assert_eq!(
             is_removal(outcome, attempt, allow, drops),

@@ -3,43 +3,30 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::{Maker, RETRY_PAUSE, bodies::lock, selection};
 use crate::{
     apps::App,
-    contents::Contents,
     engine::{Engine, RESULT_BYTES_MAX},
     jobs::WINDOW,
     messages::{Asset, BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
-    source::{self, Lines, Selected, Selection},
+    source::{self, Lines, Selection},
 };
 
 /// Batches between two writes of the cursor; the next maker repeats up to as many.
 const CURSOR_BATCHES: u64 = 20;
 
-/// The assets of a batch, and the number of objects that were removed before.
-type Page = (Vec<Asset>, u64);
-
-/// Reads the next assets, and removes the objects that are pruned. Empty at the end of the source.
-fn read(lines: &mut Lines, selection: &Selection, contents: Option<&Contents>) -> Result<Page> {
-    let (mut assets, mut pruned) = (Vec::new(), 0);
+/// Reads the assets of the next batch; none at the end of the source.
+fn read(lines: &mut Lines, selection: &Selection) -> Result<Vec<Asset>> {
+    let mut assets = Vec::new();
     while assets.len() < BATCH_ASSETS_MAX
         && let Some(line) = lines.asset()?
     {
-        match selection.select(line) {
-            Selected::Skip => {}
-            Selected::Check(asset) => assets.push(asset),
-            Selected::Prune(asset) => {
-                if let Some(contents) = contents {
-                    Handle::current().block_on(contents.remove(asset.name()))?;
-                }
-                pruned += 1;
-            }
-        }
+        assets.extend(selection.select(line));
     }
-    Ok((assets, pruned))
+    Ok(assets)
 }
 
 impl<E: Engine> Maker<E> {
@@ -60,17 +47,13 @@ impl<E: Engine> Maker<E> {
         let mut lines = Lines::open(&path, job.cursor)?;
         let mut sent = job.clone();
         loop {
-            let (selection, contents) = (selection(job, app), app.contents.clone());
-            let read = move || {
-                let page = read(&mut lines, &selection, contents.as_ref());
-                page.map(|page| (page, lines))
-            };
-            let ((assets, pruned), rest) = spawn_blocking(read)
+            let selection = selection(job, app);
+            let read = move || read(&mut lines, &selection).map(|assets| (assets, lines));
+            let (assets, rest) = spawn_blocking(read)
                 .await?
                 .with_context(|| format!("after byte {}", job.cursor))?;
             lines = rest;
             sent.cursor = lines.position;
-            sent.pruned += pruned;
             if assets.is_empty() {
                 break;
             }
@@ -108,7 +91,6 @@ impl<E: Engine> Maker<E> {
             }
             job.asset_count = sent.asset_count;
             job.batch_count = sent.batch_count;
-            job.pruned = sent.pruned;
             job.cursor = sent.cursor;
             if is_last {
                 job.server_state = ServerState::WaitForResults;
