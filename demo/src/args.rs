@@ -39,6 +39,10 @@ pub(crate) enum Command {
     Limits(LimitsArgs),
     /// Show a deletion: three sync requests of a user, the deletion, its receipt, and the lookup before and after
     Deletion(SetupArgs),
+    /// Show a revalidator: it checks a list of assets, and again after some have changed or are gone
+    ///
+    /// It uses free ports, and ends after both checks.
+    Revalidate(RevalidateArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -48,6 +52,16 @@ pub(crate) struct LimitsArgs {
     pub(crate) seconds: u64,
     #[command(flatten)]
     pub(crate) setup: SetupArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RevalidateArgs {
+    /// Number of assets.
+    #[arg(long, default_value_t = 2_000, value_name = "N", value_parser = value_parser!(u32).range(100..=100_000))]
+    pub(crate) assets: u32,
+    /// Directory for files and logs; it is emptied if it belongs to a previous demo [default: target/demo].
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Addresses and directory of the processes.

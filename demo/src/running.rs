@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{SetupArgs, reachable};
 
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// More than the drain timeout of a process.
-const STOP_TIMEOUT: Duration = Duration::from_secs(12);
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Marks the directory of a demo, whose contents may be removed.
 const MARKER: &str = ".cookiesync-demo";
@@ -57,32 +57,30 @@ impl Setup {
             return Ok(None);
         }
         let programs = programs?;
-        let dir = args
-            .dir
-            .clone()
-            .unwrap_or_else(|| target_dir().join("demo"));
-        empty(&dir)?;
+        let dir = empty(args.dir.clone())?;
         // Again, because the build can take minutes.
         args.check_ports()?;
         Ok(Some(Self { programs, dir }))
     }
 }
 
-/// Removes the contents left by a previous demo. Rejects other contents.
-fn empty(dir: &Path) -> Result<()> {
+/// Removes the contents that a previous demo left in its directory, and returns it. Rejects other contents.
+pub(crate) fn empty(dir: Option<PathBuf>) -> Result<PathBuf> {
+    let dir = dir.unwrap_or_else(|| target_dir().join("demo"));
     let named = || format!("{}", dir.display());
     let marker = dir.join(MARKER);
-    fs::create_dir_all(dir).with_context(named)?;
-    let is_empty = fs::read_dir(dir).with_context(named)?.next().is_none();
+    fs::create_dir_all(&dir).with_context(named)?;
+    let is_empty = fs::read_dir(&dir).with_context(named)?.next().is_none();
     if !is_empty && !marker.exists() {
         bail!(
             "{} is not the directory of a demo; choose another with --dir",
             dir.display()
         );
     }
-    fs::remove_dir_all(dir).with_context(named)?;
-    fs::create_dir_all(dir).with_context(named)?;
-    fs::write(&marker, "").with_context(named)
+    fs::remove_dir_all(&dir).with_context(named)?;
+    fs::create_dir_all(&dir).with_context(named)?;
+    fs::write(&marker, "").with_context(named)?;
+    Ok(dir)
 }
 
 /// The running processes; killed on drop.
@@ -232,7 +230,7 @@ impl Running {
 }
 
 /// Starts a program whose log file has its name.
-fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
+pub(crate) fn start(name: &str, program: &Path, flags: &[String], dir: &Path) -> Result<Process> {
     let log = dir.join(format!("{name}.log"));
     Process::start(&format!("the {name}"), program, flags, &log)
 }

@@ -19,7 +19,7 @@ const USER_ID: &str = "alice";
 const DSP_ID: u32 = 17;
 const BUYER_UID: &str = "buyer-17-knows-alice";
 
-const STORED_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Interval of checks that all processes run.
@@ -100,7 +100,7 @@ pub(crate) async fn poll(
     path: &str,
     is_expected: impl Fn(&Response) -> bool,
 ) -> Result<Response> {
-    let deadline = Instant::now() + STORED_TIMEOUT;
+    let deadline = Instant::now() + POLL_TIMEOUT;
     let request =
         format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n");
     loop {
@@ -112,7 +112,7 @@ pub(crate) async fn poll(
         }
         if Instant::now() > deadline {
             bail!(
-                "{method} http://{address}{path} still returns {} {} after {STORED_TIMEOUT:?}",
+                "{method} http://{address}{path} still returns {} {} after {POLL_TIMEOUT:?}",
                 response.status,
                 response.body.trim()
             );

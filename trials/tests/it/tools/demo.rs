@@ -3,7 +3,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bench::{
     producer::Addresses,
     programs::{BIN_DIR_VARIABLE, find, free_address},
@@ -33,14 +33,24 @@ struct Demo {
 
 impl Demo {
     async fn start(args: &[&str]) -> Result<Self> {
-        let [program] = tokio::task::spawn_blocking(|| find(["demo"])).await??;
-        let dir = TempDir::new()?;
         let Addresses { http, grpc, admin } = Addresses::free()?;
+        let consumer = free_address()?.to_string();
+        let ports = [
+            ("--http", &http),
+            ("--grpc", &grpc),
+            ("--producer-admin", &admin),
+            ("--consumer-admin", &consumer),
+        ];
+        let ports = ports.map(|(flag, address)| [flag, address]).concat();
+        Self::spawn(&[args, &ports].concat()).await
+    }
+
+    async fn spawn(args: &[&str]) -> Result<Self> {
+        let programs = || find(["demo", "revalidator"]);
+        let [program, _] = tokio::task::spawn_blocking(programs).await??;
+        let dir = TempDir::new()?;
         let mut child = Command::new(program)
             .args(args)
-            .args(["--http", &http, "--grpc", &grpc])
-            .args(["--producer-admin", &admin])
-            .args(["--consumer-admin", &free_address()?.to_string()])
             .arg("--dir")
             .arg(dir.path())
             .env(BIN_DIR_VARIABLE, bin_dir().await?)
@@ -203,11 +213,35 @@ async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Resu
 }
 
 #[tokio::test]
+async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
+    let demo = Demo::spawn(&["revalidate", "--assets", "500"]).await?;
+    let printed = demo.finish().await?;
+    let counts = printed.iter().filter_map(|line| {
+        let counts = line.strip_prefix("  ")?.split(", ");
+        let numbers = counts.map(|it| it.split(' ').next()?.parse::<u64>().ok());
+        numbers.collect::<Option<Vec<_>>>()
+    });
+    let counts: Vec<_> = counts.collect();
+    let [first, second] = &counts[..] else {
+        bail!("{printed:#?}");
+    };
+    assert_eq!(first[..], [500, 0, 500, 0, 0, 500]);
+    let [500, fresh, changed, gone, deleted, files] = second[..] else {
+        bail!("{printed:#?}");
+    };
+    ensure!(fresh + changed + gone == 500, "{printed:#?}");
+    ensure!(changed > 0 && gone > 0 && deleted == gone, "{printed:#?}");
+    assert_eq!(files, 500 - gone);
+    Ok(())
+}
+
+#[tokio::test]
 async fn invalid_demo_arguments_are_rejected_with_a_reason() -> Result<()> {
     let [program] = tokio::task::spawn_blocking(|| find(["demo"])).await??;
     for (args, message) in [
         (&["limit"][..], "unrecognized subcommand 'limit'"),
         (&["limits", "--seconds", "5"], "5 is not in 6..=3600"),
+        (&["revalidate", "--assets", "5"], "5 is not in 100..=100000"),
         (&["limits", "--load", "5"], "unexpected argument '--load'"),
         (&["--load", "5", "limits"], "cannot be used with"),
     ] {
