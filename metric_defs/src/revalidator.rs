@@ -48,7 +48,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of an open job so far; the makers are still listing them while the number grows. Pushes have no series.",
+    "Assets of an open job so far; grows until all are listed. Single checks have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(

@@ -36,10 +36,10 @@ pub struct Checker<O> {
     pub metrics: Metrics,
 }
 
-/// Why a job must be suspended, and the milliseconds that the origin demands.
+/// Reason to suspend a job, and the time that the origin demands, in milliseconds.
 pub type Suspension = (String, Option<u64>);
 
-/// The checks of a batch that are done. They stay when requests are interrupted.
+/// Completed checks of a batch, kept when requests are interrupted.
 #[derive(Default)]
 pub struct Progress {
     /// By the position in the batch.
@@ -143,8 +143,8 @@ impl<O: Origin> Checker<O> {
         self.metrics.requests.with_label_values(&labels).inc();
     }
 
-    /// Checks an asset, unless the origin demands that there are no requests. The slot comes first, then the response time begins, and
-    /// memory is taken only for a body; so a request that waits holds nothing but its place among the parallel ones.
+    /// Checks an asset unless the origin has throttled the application. The request first waits for its slot. Its response time does
+    /// not include that wait, and memory is reserved only for a body.
     async fn check_asset(
         &self,
         app: &App,

@@ -219,7 +219,7 @@ fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static 
             jobs::cancel(job, "cancelled by an operator", now);
             job.acknowledged = true;
         }
-        _ => return Err("the operation is unknown"),
+        _ => return Err("unknown operation"),
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{
 /// Time between renewals.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// Time after which a holder that cannot renew gives up; with [`RENEWAL`], less than [`LEASE`](crate::mirror::LEASE).
+/// Time after which a holder that cannot renew considers the lease lost; with [`RENEWAL`], less than [`LEASE`](crate::mirror::LEASE).
 const GIVE_UP: Duration = Duration::from_secs(10);
 
 /// Pause after a failed renewal.

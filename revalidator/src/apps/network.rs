@@ -1,4 +1,4 @@
-//! HTTP clients, and which hosts and addresses those of applications may reach.
+//! HTTP clients, and the hosts and addresses that clients of applications may reach.
 //!
 //! A request leaves only for a listed host, over HTTPS unless an exception is listed, and only to public addresses, which are checked
 //! when connecting. No redirect is followed, and no proxy is used.

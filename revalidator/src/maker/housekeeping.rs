@@ -26,7 +26,7 @@ const SCHEDULE: &str = "schedule.";
 const INTERVAL_MS: u64 = 10_000;
 
 impl<E: Engine> Maker<E> {
-    /// Does all steps if the last run was some time ago, and changes its time.
+    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time.
     pub(super) async fn keep_house(&self, last: &mut u64) -> Result<()> {
         let now = (self.clock)();
         if now.saturating_sub(*last) < INTERVAL_MS {
