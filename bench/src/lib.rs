@@ -28,7 +28,7 @@ pub mod values;
 pub mod verify;
 
 pub use launcher::{
-    admin, http, ledger, limiter, mongod, producer, programs, redis, scrape, tools,
+    admin, http, ledger, limiter, mongod, nats, producer, programs, redis, scrape, tools,
 };
 
 use std::{ffi::OsString, process::ExitCode};

@@ -2,6 +2,7 @@
 //!
 //! The file is reloaded when it changes; an invalid version is rejected as a whole.
 
+mod cookies;
 mod network;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -15,7 +16,7 @@ use runtime::{
 use serde::{Deserialize, Deserializer, de};
 use url::{Host, Url};
 
-pub use self::network::builder;
+pub use self::{cookies::Cookies, network::builder};
 use crate::{
     concurrency,
     contents::Contents,
@@ -59,15 +60,19 @@ pub enum Overlap {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
+    /// Files, or metadata of objects that are stored elsewhere.
     List,
+    /// Matches of a DSP.
+    Cookies,
 }
 
 /// Settings of an application, as in the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppSettings {
-    #[expect(dead_code, reason = "only one kind; the file must name it")]
     kind: Kind,
+    /// What only matches have.
+    pub cookies: Option<Cookies>,
     /// File of its assets, one JSON object a line; without it, jobs bring their assets.
     pub assets: Option<PathBuf>,
     contents: Option<String>,
@@ -180,10 +185,20 @@ pub struct App {
 }
 
 impl App {
-    fn build(name: &str, settings: AppSettings) -> Result<Self, Vec<String>> {
+    fn build(name: &str, mut settings: AppSettings) -> Result<Self, Vec<String>> {
+        if settings.cookies.is_some() {
+            settings.max_body = settings.max_body.min(cookies::BODY_BYTES_MAX);
+        }
         let it = &settings;
         let bounds = it.concurrency;
-        let mut errors = Errors::default();
+        let cookies = it.cookies.as_ref();
+        let found = cookies.map(|cookies| cookies.errors(it));
+        let mut errors = Errors(found.unwrap_or_default());
+        let is_kind = (it.kind == Kind::Cookies) == cookies.is_some();
+        errors.check(
+            is_kind,
+            "kind: cookies requires the table cookies, and list has none",
+        );
         errors.check(is_name(name), "invalid name: use 1 to 32 of a-z, 0-9 and -");
         let is_range = (1..=bounds.max).contains(&bounds.min) && bounds.max <= BATCH_ASSETS_MAX;
         errors.check(is_range && bounds.step >= 1, CONCURRENCY_ERROR);
@@ -194,7 +209,7 @@ impl App {
         let are_hosts = it.http_hosts.iter().all(|host| it.hosts.contains(host));
         errors.check(are_hosts, "http_hosts: each must also be one of hosts");
         errors.check(it.gone_on.iter().all(is_gone_status), GONE_ERROR);
-        let has_assets = it.schedule.is_none() || it.assets.is_some();
+        let has_assets = it.schedule.is_none() || it.assets.is_some() || cookies.is_some();
         errors.check(has_assets, "schedule: requires assets");
         let mut normalize = Vec::new();
         for pattern in &it.normalize {
@@ -208,6 +223,7 @@ impl App {
         errors.check(has_counter, "limit: use LIMIT/COUNTER");
         let schedule = it.schedule.as_deref().map(Schedule::parse);
         let schedule = errors.value("schedule", schedule);
+        let null_means = cookies.map(|it| it.null_means);
         let settings = Arc::new(settings);
         let client = errors.value("client", Some(network::client(&settings)));
         let Some(client) = client.filter(|_| errors.0.is_empty()) else {
@@ -219,6 +235,7 @@ impl App {
             reading: Reading {
                 gone_on: settings.gone_on.clone(),
                 normalize,
+                null_means,
             },
             schedule,
             client,

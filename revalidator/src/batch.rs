@@ -7,12 +7,14 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
+use runtime::unix_micros;
 
 use crate::{
     apps::{App, OnFailure},
     concurrency::{BatchTimes, Plan},
     jobs::{SUSPENSION_MIN_MS, THROTTLED, is_removal, judge},
     limiter::Limiter,
+    matches::{self, is_second_sighting},
     messages::{AllowDelete, Asset, AssetResult, JobBatch, JobStatus, Outcome},
     metrics::Metrics,
     origin::{Origin, has_validators},
@@ -110,18 +112,24 @@ impl<O: Origin> Checker<O> {
             mean: mean(&results[probes..]).map(Duration::from_millis),
             has_failures: has_failed || !progress.throttled.is_empty(),
         };
-        let outcomes: Vec<_> = results.iter().map(|it| it.outcome).collect();
-        outcomes.iter().for_each(|it| self.count(app, *it));
+        let outcomes: Vec<_> = results.iter().map(matches::judged).collect();
+        results.iter().for_each(|it| self.count(app, it.outcome));
         let judged = judge(&outcomes, batch.attempt, app.settings.brake).map_err(|reason| {
             *progress = Progress::default();
             (reason.to_owned(), None)
         });
         let all = usize::from(allow == AllowDelete::All) * results.len();
         let removals_max = judged?.max(all);
+        let (cookies, now) = (app.settings.cookies.as_ref(), unix_micros() / 1000);
+        if let Some(cookies) = cookies {
+            let published = matches::publish(cookies, &results).await;
+            published.map_err(|error| not_stored(&error))?;
+        }
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
-        let removals = results
-            .iter_mut()
-            .filter(|it| is_removal(it.outcome, batch.attempt, allow, drops_failed));
+        let removals = results.iter_mut().filter(|it| {
+            is_removal(it.outcome, batch.attempt, allow, drops_failed)
+                && cookies.is_none_or(|cookies| is_second_sighting(cookies, it, now))
+        });
         for (index, result) in removals.enumerate() {
             if index < removals_max {
                 if let Some(contents) = &app.contents {
@@ -134,6 +142,10 @@ impl<O: Origin> Checker<O> {
                 result.held_back = true;
                 self.metrics.held_back.with_label_values(&[&app.name]).inc();
             }
+        }
+        if let Some(cookies) = cookies {
+            let removed = matches::remove(cookies, &results).await;
+            removed.map_err(|error| not_stored(&error))?;
         }
         Ok((results, times))
     }

@@ -17,6 +17,8 @@ pub enum Bucket {
     Jobs,
     /// Keys `worker.<id>`, each with a [`Subscription`](crate::messages::Subscription), and leases.
     Subscriptions,
+    /// A [`Note`](crate::matches::Note) for each match that a partner has confirmed, or does not have.
+    Matches,
 }
 
 /// A version of a key.

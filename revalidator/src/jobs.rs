@@ -257,7 +257,7 @@ impl Tally {
             Outcome::Changed => &mut counts.changed,
             Outcome::Gone => &mut counts.gone,
             Outcome::Failed | Outcome::Throttled => &mut counts.failed,
-            Outcome::Refused | Outcome::Unexpected => &mut counts.kept,
+            Outcome::Refused | Outcome::Unexpected | Outcome::Malformed => &mut counts.kept,
             Outcome::Removed => return,
         };
         *counter += 1;

@@ -134,8 +134,8 @@ pub struct JobStatus {
     pub retry_batch_count: Option<u64>,
     /// Outcomes so far.
     pub counts: Counts,
-    /// Position in the source after the transmitted batches.
-    pub cursor: u64,
+    /// Position in the source after the transmitted batches; empty at its start.
+    pub cursor: String,
     /// Which assets of the source the job has.
     pub filter: Filter,
     /// Whether the job is a single check, which does not wait for other jobs.
@@ -294,6 +294,15 @@ pub struct Asset {
     /// Whether the object was not requested for a long time, so that it is removed without a check.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unused: bool,
+    /// Of a match: the time up to which its node was complete, in Unix milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<u64>,
+    /// Of a match: the time at which the partner first did not have it, in Unix milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gone_since: Option<u64>,
+    /// Of a changed match: its new uid, which no message contains.
+    #[serde(skip)]
+    pub uid: String,
 }
 
 impl Asset {
@@ -353,6 +362,8 @@ pub enum Outcome {
     Failed,
     /// A response that no retry improves; the object is kept.
     Unexpected,
+    /// A response without a valid uid; the match is kept.
+    Malformed,
     /// The job removes all objects, without requests.
     Removed,
 }

@@ -148,6 +148,8 @@ impl Mirror {
     fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
         let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
         match (bucket, entry.value) {
+            // Not watched.
+            (Bucket::Matches, _) => return None,
             (Bucket::Jobs, None) => drop(copy.jobs.remove(&entry.key)),
             (Bucket::Subscriptions, None) => drop(copy.subscriptions.remove(&entry.key)),
             (Bucket::Jobs, Some(value)) => match JobStatus::parse(&entry.key, &value) {
@@ -189,6 +191,7 @@ impl Mirror {
         match bucket {
             Bucket::Jobs => copy.jobs.retain(|key, _| keys.contains(key)),
             Bucket::Subscriptions => copy.subscriptions.retain(|key, _| keys.contains(key)),
+            Bucket::Matches => return,
         }
         copy.is_current[bucket as usize] = true;
     }

@@ -6,13 +6,15 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use runtime::unix_micros;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
 };
 
 use crate::{
-    apps::App,
+    apps::{App, Cookies},
+    matches::is_publishable,
     messages::{Asset, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
 };
@@ -73,13 +75,21 @@ pub struct HttpOrigin(pub BodyMemory);
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
-        let Some(url) = app.settings.allowed(&asset.url) else {
+        let text = match &app.settings.cookies {
+            None => asset.url.clone(),
+            Some(_) if !is_publishable(asset, unix_micros() / 1000) => return Answer::Forbidden,
+            Some(cookies) => cookies.url(&asset.key),
+        };
+        let Some(url) = app.settings.allowed(&text) else {
             return Answer::Forbidden;
         };
         let request = app.client.get(url);
         let mut request = request.header(header::ACCEPT_ENCODING, "identity");
         if is_conditional {
             request = request.headers(validators(asset));
+        }
+        if let Some(token) = app.settings.cookies.as_ref().and_then(Cookies::token) {
+            request = request.bearer_auth(token);
         }
         let began = Instant::now();
         match timeout(FIRST_BYTE_TIMEOUT, request.send()).await {

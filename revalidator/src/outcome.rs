@@ -1,9 +1,12 @@
 //! What a response of an origin means: a pure function.
 
+mod cookies;
+
 use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use self::cookies::NullMeans;
 use crate::{
     digest,
     messages::{Asset, Outcome, VALIDATOR_BYTES_MAX},
@@ -58,6 +61,8 @@ pub struct Reading {
     pub gone_on: Vec<u16>,
     /// Parts of bodies that are removed before the digest.
     pub normalize: Vec<regex::bytes::Regex>,
+    /// What a response without a uid means; `None` for a list, whose bodies are contents.
+    pub null_means: Option<NullMeans>,
 }
 
 impl Default for Reading {
@@ -65,6 +70,7 @@ impl Default for Reading {
         Self {
             gone_on: vec![404, 410],
             normalize: Vec::new(),
+            null_means: None,
         }
     }
 }
@@ -84,6 +90,9 @@ pub fn outcome(
         Answer::None => return (Outcome::Failed, asset.clone()),
         Answer::Forbidden => return (Outcome::Unexpected, asset.clone()),
     };
+    if let (Some(null_means), 200 | 204) = (reading.null_means, response.status) {
+        return cookies::uid(null_means, asset, response, force);
+    }
     let outcome = match response.status {
         304 if has_validators => return (Outcome::Fresh, refreshed(asset, response)),
         304 => Outcome::Failed,

@@ -5,6 +5,8 @@
 
 mod result_file;
 
+pub mod cookies;
+
 use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
@@ -33,6 +35,9 @@ pub const SOURCE_BYTES_MAX: u64 = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TooLarge(String);
+
+/// Assets of one batch, and the position after them if another maker can continue there.
+pub type Page = (Vec<Asset>, Option<String>);
 
 /// A line of the file.
 #[derive(Debug, Clone, Deserialize)]

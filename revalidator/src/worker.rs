@@ -25,6 +25,7 @@ use crate::{
     engine::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
+    matches::note,
     messages::{
         ASSET_BYTES_MAX, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
         Subscription, SubscriptionState, WORKERS_NEEDED_MAX,
@@ -305,6 +306,9 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             }
             return Ok(false);
         };
+        if app.settings.cookies.is_some() {
+            note(&worker.engine, app, &results, (worker.clock)()).await;
+        }
         self.controller.finish(times);
         let average_response = mean(&results).unwrap_or(0);
         state.send_modify(|it| it.average_response = average_response);

@@ -1,4 +1,4 @@
-//! NATS JetStream: two buckets, a work queue for batches, and a stream for results.
+//! NATS JetStream: three buckets, a work queue for batches, and a stream for results.
 //!
 //! Only features of nats-server 2.9 are used.
 
@@ -44,7 +44,7 @@ const IDENTITY_CHECK: Duration = Duration::from_secs(10);
 pub struct Nats {
     client: async_nats::Client,
     context: jetstream::Context,
-    buckets: [kv::Store; 2],
+    buckets: [kv::Store; 3],
     work: stream::Stream,
     results: stream::Stream,
 }
@@ -96,10 +96,10 @@ impl Nats {
     }
 }
 
-/// Opens the two buckets and the two streams, and creates those that are missing.
+/// Opens the buckets and the two streams, and creates those that are missing.
 async fn open_all(
     context: &jetstream::Context,
-) -> Result<([kv::Store; 2], stream::Stream, stream::Stream)> {
+) -> Result<([kv::Store; 3], stream::Stream, stream::Stream)> {
     let stream = async |name: &str, subjects: &str, change: fn(&mut stream::Config)| {
         let mut config = stream::Config {
             name: name.to_owned(),
@@ -134,6 +134,7 @@ async fn open_all(
         [
             store("revalidator_jobs").await?,
             store("revalidator_subscriptions").await?,
+            store("revalidator_matches").await?,
         ],
         stream(WORK_STREAM, "revalidator.work.*", queue).await?,
         stream(RESULTS_STREAM, "revalidator.results.*", sized).await?,

@@ -138,7 +138,11 @@ impl<E: Engine> Api<E> {
         let app: Arc<App> =
             app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
         let mut job = request.job(&app)?;
-        if is_check {
+        if app.settings.cookies.is_some() {
+            if is_check || received.is_some() {
+                return Err(invalid("app: its matches come from its nodes"));
+            }
+        } else if is_check {
             received = Some((0, Body::new(self.check_assets(&request)?, None)));
             job.push = true;
         } else if !request.assets.is_empty() {
@@ -159,7 +163,7 @@ impl<E: Engine> Api<E> {
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
         if let Some((start, body)) = &mut received {
-            (job.has_body, job.cursor) = (true, *start);
+            (job.has_body, job.cursor) = (true, start.to_string());
             let key = format!("maker.{}", job.job_id);
             let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
             body.lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);

@@ -10,23 +10,42 @@ use crate::{
     apps::App,
     engine::{Engine, RESULT_BYTES_MAX},
     jobs::WINDOW,
-    messages::{Asset, BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
+    messages::{BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
-    source::{self, Lines, Selection},
+    source::{self, Lines, Page, Selection, cookies::Matches},
 };
 
 /// Batches between two writes of the cursor; the next maker repeats up to as many.
 const CURSOR_BATCHES: u64 = 20;
 
-/// Reads the assets of the next batch; none at the end of the source.
-fn read(lines: &mut Lines, selection: &Selection) -> Result<Vec<Asset>> {
+/// Where assets come from.
+enum Source<E> {
+    File(Lines),
+    Nodes(Matches<E>),
+}
+
+impl<E: Engine> Source<E> {
+    /// The next assets; none at the end.
+    async fn next(self, selection: Selection) -> Result<(Page, Self)> {
+        match self {
+            Self::File(mut lines) => {
+                let read = move || Ok((read(&mut lines, &selection)?, Self::File(lines)));
+                spawn_blocking(read).await?
+            }
+            Self::Nodes(mut matches) => Ok((matches.next().await?, Self::Nodes(matches))),
+        }
+    }
+}
+
+/// Reads the assets of the next batch; none at the end of the file.
+fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
     let mut assets = Vec::new();
     while assets.len() < BATCH_ASSETS_MAX
         && let Some(line) = lines.asset()?
     {
         assets.extend(selection.select(line));
     }
-    Ok(assets)
+    Ok((assets, Some(lines.position.to_string())))
 }
 
 impl<E: Engine> Maker<E> {
@@ -38,22 +57,27 @@ impl<E: Engine> Maker<E> {
         app: &Arc<App>,
         mut counted: watch::Receiver<u64>,
     ) -> Result<()> {
-        let path = match lock(&self.bodies).get(&job.job_id) {
-            Some(body) => body.file.to_path_buf(),
-            None if job.has_body => bail!("the process that received the assets has ended"),
-            None => app.settings.assets.clone().context("no assets")?,
+        let selection = selection(job, app);
+        let mut source = if app.settings.cookies.is_some() {
+            Source::Nodes(Matches::new(&self.engine, app, &selection, &job.cursor))
+        } else {
+            let path = match lock(&self.bodies).get(&job.job_id) {
+                Some(body) => body.file.to_path_buf(),
+                None if job.has_body => bail!("the process that received the assets has ended"),
+                None => app.settings.assets.clone().context("no assets")?,
+            };
+            source::check_size(&path)?;
+            Source::File(Lines::open(&path, job.cursor.parse().unwrap_or(0))?)
         };
-        source::check_size(&path)?;
-        let mut lines = Lines::open(&path, job.cursor)?;
         let mut sent = job.clone();
+        let mut written = sent.batch_count;
         loop {
-            let selection = selection(job, app);
-            let read = move || read(&mut lines, &selection).map(|assets| (assets, lines));
-            let (assets, rest) = spawn_blocking(read)
-                .await?
-                .with_context(|| format!("after byte {}", job.cursor))?;
-            lines = rest;
-            sent.cursor = lines.position;
+            let next = source.next(selection.clone()).await;
+            let ((assets, cursor), rest) =
+                next.with_context(|| format!("after {:?}", job.cursor))?;
+            source = rest;
+            let is_resumable = cursor.is_some();
+            sent.cursor = cursor.unwrap_or(sent.cursor);
             if assets.is_empty() {
                 break;
             }
@@ -68,7 +92,8 @@ impl<E: Engine> Maker<E> {
             self.send(&batch).await?;
             sent.batch_count += 1;
             sent.asset_count += batch.assets.len() as u64;
-            if sent.batch_count.is_multiple_of(CURSOR_BATCHES) {
+            if is_resumable && sent.batch_count - written >= CURSOR_BATCHES {
+                written = sent.batch_count;
                 if !self.write_cursor(&sent, false).await? {
                     return Ok(());
                 }
@@ -91,7 +116,7 @@ impl<E: Engine> Maker<E> {
             }
             job.asset_count = sent.asset_count;
             job.batch_count = sent.batch_count;
-            job.cursor = sent.cursor;
+            job.cursor.clone_from(&sent.cursor);
             if is_last {
                 job.server_state = ServerState::WaitForResults;
             }

@@ -198,7 +198,9 @@ async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies<crate::mode
     body.lease = lease;
     lock(bodies).insert(id.to_owned(), body);
     simulation
-        .list_job("one", id, |job| (job.has_body, job.cursor) = (true, 14))
+        .list_job("one", id, |job| {
+            (job.has_body, job.cursor) = (true, "14".to_owned())
+        })
         .await;
 }
 

@@ -22,14 +22,14 @@ const UNLIMITED: [&str; 4] = [
 ];
 
 /// A producer with an API, and the address of the API.
-async fn start_producer(dir: &TempDir, flags: &[&str]) -> Result<(Producer, String)> {
+pub(crate) async fn start_producer(dir: &TempDir, flags: &[&str]) -> Result<(Producer, String)> {
     let api = free_address()?.to_string();
     let flags = [&["--api", &api], flags].concat();
     Ok((Producer::start(dir, &flags).await?, api))
 }
 
 /// Sends one request; returns the status and the body.
-async fn call(address: &str, head: &str, body: &str) -> Result<(u16, String)> {
+pub(crate) async fn call(address: &str, head: &str, body: &str) -> Result<(u16, String)> {
     let mut connection = HttpClient::connect(address).await?;
     let length = body.len();
     let request = format!(
@@ -46,7 +46,7 @@ async fn delete(api: &str, path: &str) -> Result<Value> {
     Ok(serde_json::from_str(&body)?)
 }
 
-async fn post(api: &str, path: &str, rows: &str) -> Result<(u16, Value)> {
+pub(crate) async fn post(api: &str, path: &str, rows: &str) -> Result<(u16, Value)> {
     let head = format!("POST {path} HTTP/1.1\r\ncontent-type: application/x-ndjson");
     let (status, body) = call(api, &head, rows).await?;
     Ok((status, serde_json::from_str(&body)?))
@@ -66,7 +66,7 @@ async fn wait_done(api: &str, deletion: &Value) -> Result<()> {
     .await
 }
 
-fn millis_ago(age: Duration) -> u128 {
+pub(crate) fn millis_ago(age: Duration) -> u128 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     (now.expect("after 1970") - age).as_millis()
 }

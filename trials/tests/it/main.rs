@@ -15,6 +15,7 @@ mod maintenance;
 mod mongods;
 mod process_wrapper;
 mod restarts;
+mod revalidation;
 mod store;
 mod stream;
 mod stream_client;

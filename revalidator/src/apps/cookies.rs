@@ -1,0 +1,182 @@
+//! Applications of kind `cookies`: the objects are the matches of one DSP, read from nodes and published through producers.
+
+use std::{path::PathBuf, time::Duration};
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+
+use super::{AppSettings, OnFailure, duration};
+use crate::{
+    messages::AllowDelete,
+    outcome::NullMeans,
+    servers::{Servers, token},
+};
+
+/// The part of the URL template that is replaced by the user id.
+const USER: &str = "{user}";
+
+/// All characters except those that RFC 3986 reserves for nothing.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+/// Maximum bytes of a body.
+pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// What only applications of this kind have.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cookies {
+    /// The DSP.
+    pub dsp: u32,
+    /// Age at which a match is checked.
+    #[serde(deserialize_with = "duration")]
+    pub after: Duration,
+    /// Nodes that have the matches.
+    pub nodes: Servers,
+    /// Producers that publish changes.
+    pub producers: Servers,
+    url: String,
+    token_file: Option<PathBuf>,
+    /// What a response without a uid means.
+    #[serde(default)]
+    pub null_means: NullMeans,
+    /// Minimum time between the two responses that remove a match.
+    #[serde(default = "one_day", deserialize_with = "duration")]
+    pub sightings_apart: Duration,
+}
+
+fn one_day() -> Duration {
+    Duration::from_secs(24 * 3600)
+}
+
+impl Cookies {
+    /// Errors of the settings, with those of all kinds.
+    pub(super) fn errors(&self, all: &AppSettings) -> Vec<String> {
+        let is_list = all.assets.is_some()
+            || all.contents.is_some()
+            || !all.normalize.is_empty()
+            || all.prune_after.is_some()
+            || all.on_failure == OnFailure::Drop;
+        let urls = ["a", "b"].map(|user| all.allowed(&self.url(user)));
+        let is_template = matches!(&urls, [Some(a), Some(b)] if a.origin() == b.origin() && a != b);
+        let checks = [
+            (
+                is_list,
+                "assets, contents, normalize, prune_after and on_failure are only for kind list",
+            ),
+            (
+                all.allow_delete == AllowDelete::All,
+                "allow_delete: use none or partial",
+            ),
+            (
+                !proto::ids::is_dsp_id(self.dsp),
+                "cookies.dsp: use 1 or more",
+            ),
+            (
+                !is_template,
+                "cookies.url: use a URL of one of hosts with {user} in its path or query",
+            ),
+        ];
+        let failed = checks.into_iter().filter(|(failed, _)| *failed);
+        let token = self.token_file.as_deref().map(token);
+        let token = token
+            .and_then(Result::err)
+            .map(|error| format!("cookies.token_file: {error}"));
+        failed
+            .map(|(_, error)| error.to_owned())
+            .chain(token)
+            .collect()
+    }
+
+    /// The URL at the partner for a user.
+    #[must_use]
+    pub fn url(&self, user: &str) -> String {
+        let encoded = utf8_percent_encode(user, ENCODED).to_string();
+        self.url.replace(USER, &encoded)
+    }
+
+    /// The token for the partner, if there is one. An unreadable file counts as none, so that the partner refuses the request.
+    #[must_use]
+    pub fn token(&self) -> Option<String> {
+        token(self.token_file.as_deref()?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::Apps;
+
+    const TOKEN: &str = "a-token-of-16-bytes";
+
+    fn parse(all: &str, cookies: &str) -> Result<Apps, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        fs::write(&token, TOKEN).unwrap();
+        let text = format!(
+            "[apps.dsp-17]\nkind = \"cookies\"\nhosts = [\"match.example\"]\n{all}\n[apps.dsp-17.cookies]\n{cookies}\n\
+             dsp = 17\nafter = \"10d\"\nproducers = {{ urls = [\"http://10.0.0.1:8081\"] }}\n\
+             nodes = {{ urls = [\"http://node-1:9091\", \"https://node-2\"], token_file = {token:?} }}\n"
+        );
+        Apps::parse(&text).map_err(|errors| errors.join("\n"))
+    }
+
+    #[test]
+    fn user_id_is_encoded_in_the_url() {
+        let url = "url = \"https://match.example/{user}?u={user}&x=1\"";
+        let apps = parse("schedule = \"0 2 * * * UTC\"", url).unwrap();
+        let app = apps.get("dsp-17").unwrap();
+        let cookies = app.settings.cookies.as_ref().unwrap();
+        assert_eq!(
+            cookies.url("a/b?&=#%+{user}~"),
+            "https://match.example/a%2Fb%3F%26%3D%23%25%2B%7Buser%7D~?u=a%2Fb%3F%26%3D%23%25%2B%7Buser%7D~&x=1"
+        );
+        assert_eq!((app.settings.max_body, cookies.token()), (64 << 10, None));
+    }
+
+    #[test]
+    fn invalid_settings_are_rejected() {
+        let url = "url = \"https://match.example/?u={user}\"";
+        for (all, cookies, what) in [
+            ("", "url = \"https://match.example/\"", "cookies.url"),
+            ("", "url = \"https://other.example/{user}\"", "cookies.url"),
+            ("", "url = \"http://match.example/{user}\"", "cookies.url"),
+            ("", "url = \"https://{user}.example/\"", "cookies.url"),
+            (
+                "hosts = [\"a\", \"b\"]",
+                "url = \"https://{user}/\"",
+                "duplicate",
+            ),
+            ("allow_delete = \"all\"", url, "allow_delete"),
+            ("on_failure = \"drop\"", url, "on_failure"),
+            ("assets = \"x\"", url, "kind list"),
+            ("", &format!("{url}\ncolour = 1"), "colour"),
+            (
+                "",
+                &format!("{url}\ntoken_file = \"/none\""),
+                "cookies.token_file",
+            ),
+            (
+                "",
+                &format!("{url}\nnull_means = \"drop\""),
+                "`keep` or `gone`",
+            ),
+        ] {
+            let error = parse(all, cookies).map(drop).unwrap_err();
+            assert!(error.contains(what), "{what}: {error}");
+            assert!(!error.contains(TOKEN));
+        }
+        for (text, what) in [
+            ("kind = \"cookies\"", "cookies"),
+            ("kind = \"list\"\ncookies = {}", "dsp"),
+        ] {
+            let text = format!("[apps.a]\nhosts = [\"a.example\"]\n{text}\n");
+            let error = Apps::parse(&text).map(drop).unwrap_err().join("\n");
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Effects on matches of an application of kind `cookies`.
+//!
+//! Changes and removals go through a producer, with the time up to which the node was complete when it was read. So any later sync
+//! of a browser replaces them, in whatever order they arrive. Confirmed and missing matches are noted in a bucket. All effects can
+//! be repeated.
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::{
+    apps::{App, Cookies},
+    engine::{Bucket, Engine},
+    messages::{Asset, AssetResult, Outcome},
+};
+
+/// Maximum age of the time of a published match. Producers reject rows that are older than 25 hours.
+const AS_OF_MS_MAX: u64 = 24 * 3_600_000;
+
+/// Notes that are read at the same time.
+const NOTES_PARALLEL: usize = 32;
+
+/// What is known of a match besides the stores of the nodes; times are Unix milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Note {
+    /// When the partner last confirmed it.
+    pub confirmed_at: Option<u64>,
+    /// When the partner first did not have it.
+    pub gone_since: Option<u64>,
+}
+
+fn key(app: &App, user: &str) -> String {
+    format!("{}.{:032x}", app.name, xxh3_128(user.as_bytes()))
+}
+
+/// The notes of these users.
+///
+/// # Errors
+/// When the broker fails.
+pub async fn notes<E: Engine>(engine: &E, app: &App, users: Vec<String>) -> Result<Vec<Note>> {
+    let reads = users.into_iter().map(|user| async move {
+        let found = engine.get(Bucket::Matches, &key(app, &user)).await?;
+        let note: Option<Note> = found.and_then(|(value, _)| serde_json::from_slice(&value).ok());
+        anyhow::Ok(note.unwrap_or_default())
+    });
+    let reads: Vec<_> = reads.collect();
+    stream::iter(reads)
+        .buffered(NOTES_PARALLEL)
+        .try_collect()
+        .await
+}
+
+/// Whether the time of a match allows its publication; otherwise it is not requested.
+#[must_use]
+pub fn is_publishable(asset: &Asset, now: u64) -> bool {
+    asset
+        .as_of
+        .is_some_and(|as_of| now.saturating_sub(as_of) < AS_OF_MS_MAX)
+}
+
+/// The outcome that counts for the suspension of a job. A match that was missing before says nothing about the partner now: its
+/// batch may have only those, because confirmed matches are left out.
+#[must_use]
+pub fn judged(result: &AssetResult) -> Outcome {
+    match result.outcome {
+        Outcome::Gone if result.asset.gone_since.is_some() => Outcome::Unexpected,
+        outcome => outcome,
+    }
+}
+
+/// Whether a result may remove its match: the partner did not have it a long time before, either.
+#[must_use]
+pub fn is_second_sighting(cookies: &Cookies, result: &AssetResult, now: u64) -> bool {
+    let apart = u64::try_from(cookies.sightings_apart.as_millis()).unwrap_or(u64::MAX);
+    let since = result.asset.gone_since;
+    since.is_some_and(|since| now.saturating_sub(since) >= apart)
+}
+
+/// Publishes changed matches.
+///
+/// # Errors
+/// When no producer accepts the changes.
+pub async fn publish(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
+    let changed = results.iter().filter(|it| it.outcome == Outcome::Changed);
+    let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "b": it.uid, "t": it.as_of});
+    post(cookies, "/v1/cookies", changed.map(|it| row(&it.asset))).await
+}
+
+/// Notes confirmed and missing matches.
+pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now: u64) {
+    let note = |result: &AssetResult| {
+        let mut note = Note::default();
+        match result.outcome {
+            Outcome::Fresh => note.confirmed_at = Some(now),
+            Outcome::Gone if result.asset.gone_since.is_none() => note.gone_since = Some(now),
+            _ => return None,
+        }
+        let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
+        Some((key(app, &result.asset.key), value))
+    };
+    let writes = results.iter().filter_map(note).map(async |(key, value)| {
+        // Without the note, the match is checked again by the next job.
+        if let Err(error) = engine.put(Bucket::Matches, &key, value).await {
+            tracing::debug!(error = format!("{error:#}"), "note not written");
+        }
+    });
+    join_all(writes.collect::<Vec<_>>()).await;
+}
+
+/// Removes the matches of results that are marked as removed.
+///
+/// # Errors
+/// When no producer accepts the deletions.
+pub async fn remove(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
+    let removed = results
+        .iter()
+        .filter(|it| it.is_deleted)
+        .map(|it| &it.asset);
+    let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "t": it.as_of});
+    post(cookies, "/v1/deletions", removed.map(row)).await
+}
+
+async fn post(cookies: &Cookies, path: &str, rows: impl Iterator<Item = Value>) -> Result<()> {
+    let rows: String = rows.map(|row| format!("{row}\n")).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let response = cookies.producers.call(path, Some(rows)).await?;
+    let response: Value = serde_json::from_slice(&response).context("response of a producer")?;
+    let reason = &response["errors"][0]["reason"];
+    ensure!(
+        response["rejected"] == 0,
+        "the producer rejected rows: {reason}"
+    );
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! The operator's own servers, nodes or producers: a call succeeds if any of them responds.
+
+use std::{fs, path::Path, path::PathBuf, time::Duration};
+
+use anyhow::{Result, anyhow, ensure};
+use bytes::{Bytes, BytesMut};
+use http::header;
+use runtime::token::Tokens;
+use serde::Deserialize;
+use url::Url;
+
+use crate::apps::builder;
+
+const TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Maximum bytes of a response.
+const RESPONSE_BYTES_MAX: usize = 4 << 20;
+
+/// Servers as in the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    urls: Vec<String>,
+    token_file: Option<PathBuf>,
+}
+
+/// Servers with the same data and token.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "Settings")]
+pub struct Servers {
+    urls: Vec<Url>,
+    token_file: Option<PathBuf>,
+    http: reqwest::Client,
+}
+
+/// The first token of a file.
+///
+/// # Errors
+/// When the file cannot be read or has none; without any part of a token.
+pub fn token(path: &Path) -> Result<String, String> {
+    let contents = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let tokens = Tokens::<()>::parse(&contents);
+    let tokens = tokens.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(tokens.first().to_owned())
+}
+
+impl TryFrom<Settings> for Servers {
+    type Error = String;
+
+    fn try_from(Settings { urls, token_file }: Settings) -> Result<Self, String> {
+        let parse = |text: &String| {
+            let url = Url::parse(text).ok();
+            url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+        };
+        let urls: Option<Vec<_>> = urls.iter().map(parse).collect();
+        let urls = urls.filter(|it| !it.is_empty());
+        token_file.as_deref().map(token).transpose()?;
+        let http = builder().timeout(TIMEOUT).build();
+        Ok(Self {
+            urls: urls.ok_or("use at least one URL like http://node-1:9091")?,
+            token_file,
+            http: http.map_err(|error| error.to_string())?,
+        })
+    }
+}
+
+impl Servers {
+    /// Sends a GET, or a POST of rows, to one server after the other until one succeeds. `path` may have a query.
+    ///
+    /// # Errors
+    /// The error of the last server.
+    pub async fn call(&self, path: &str, rows: Option<String>) -> Result<Bytes> {
+        let mut failed = anyhow!("no server");
+        for url in &self.urls {
+            match self.call_one(url, path, rows.clone()).await {
+                Ok(body) => return Ok(body),
+                Err(error) => failed = error.context(url.authority().to_owned()),
+            }
+        }
+        Err(failed)
+    }
+
+    async fn call_one(&self, url: &Url, path: &str, rows: Option<String>) -> Result<Bytes> {
+        let url = url.join(path)?;
+        let mut request = match rows {
+            None => self.http.get(url),
+            Some(rows) => self
+                .http
+                .post(url)
+                .header(header::CONTENT_TYPE, "application/x-ndjson")
+                .body(rows),
+        };
+        if let Some(file) = &self.token_file {
+            request = request.bearer_auth(token(file).map_err(anyhow::Error::msg)?);
+        }
+        let response = request.send().await.map_err(reqwest::Error::without_url);
+        let mut response = response?
+            .error_for_status()
+            .map_err(reqwest::Error::without_url)?;
+        let mut body = BytesMut::new();
+        while let Some(chunk) = response.chunk().await? {
+            ensure!(
+                body.len() + chunk.len() <= RESPONSE_BYTES_MAX,
+                "too many bytes"
+            );
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body.freeze())
+    }
+}

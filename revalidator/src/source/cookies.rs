@@ -1,0 +1,141 @@
+//! The source of an application of kind `cookies`: the matches on its nodes, read by pages.
+//!
+//! A page is read from the first node that responds; another node continues after it. Matches that the partner has confirmed
+//! recently are left out.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use tokio::time::sleep;
+
+use super::{Line, Page, Selection};
+use crate::{
+    apps::{App, Cookies},
+    digest::digest,
+    engine::Engine,
+    matches::notes,
+    messages::{Asset, BATCH_ASSETS_MAX},
+};
+
+/// Attempts for a page, on all nodes each, with a pause between them.
+const ATTEMPTS: u32 = 60;
+const PAUSE: Duration = Duration::from_secs(10);
+
+#[derive(Deserialize)]
+struct Match {
+    u: String,
+    b: String,
+    t: u64,
+}
+
+#[derive(Deserialize)]
+struct End {
+    next: Option<String>,
+    as_of: u64,
+}
+
+/// The matches of a job.
+pub struct Matches<E> {
+    engine: E,
+    app: Arc<App>,
+    selection: Selection,
+    /// Position of the next page of a node, empty for the first; `None` at the end.
+    next: Option<String>,
+    /// Matches that were read, in batches.
+    batches: VecDeque<Vec<Asset>>,
+}
+
+impl<E: Engine> Matches<E> {
+    /// The matches from a position on.
+    pub fn new(engine: &E, app: &Arc<App>, selection: &Selection, cursor: &str) -> Self {
+        Self {
+            engine: engine.clone(),
+            app: Arc::clone(app),
+            selection: selection.clone(),
+            next: Some(cursor.to_owned()),
+            batches: VecDeque::new(),
+        }
+    }
+
+    /// The matches of the next batch; none at the end.
+    ///
+    /// # Errors
+    /// When no node returns a page for a long time.
+    pub async fn next(&mut self) -> Result<Page> {
+        let mut waiting = Vec::new();
+        while self.batches.is_empty()
+            && waiting.len() < BATCH_ASSETS_MAX
+            && let Some(next) = self.next.take()
+        {
+            waiting.extend(self.read(&next).await?);
+        }
+        if !waiting.is_empty() {
+            let count = waiting.len().div_ceil(BATCH_ASSETS_MAX);
+            let batches = waiting.chunks(waiting.len().div_ceil(count));
+            self.batches = batches.map(<[_]>::to_vec).collect();
+        }
+        let batch = self.batches.pop_front().unwrap_or_default();
+        // Another maker can continue only after a page.
+        let cursor = self.next.clone().filter(|_| self.batches.is_empty());
+        Ok((batch, cursor))
+    }
+
+    /// The selected matches of a page.
+    async fn read(&mut self, next: &str) -> Result<Vec<Asset>> {
+        let cookies = self.app.settings.cookies.as_ref();
+        let cookies = cookies.context("the application has no matches")?;
+        let mut selection = self.selection.clone();
+        let older_than = &mut selection.filter.older_than;
+        let min_age = *older_than.get_or_insert(cookies.after.as_secs());
+        let before = selection.created_at.saturating_sub(min_age) * 1000;
+        let (matches, end) = page(cookies, before, next).await?;
+        self.next = end.next;
+        let users = matches.iter().map(|it| it.u.clone()).collect();
+        let notes = notes(&self.engine, &self.app, users).await?;
+        let found = matches.into_iter().zip(notes).filter_map(|(found, note)| {
+            // A later sync of a browser makes a note obsolete.
+            let is_current = |at: &u64| *at > found.t;
+            let checked = note.confirmed_at.filter(is_current).unwrap_or(found.t);
+            let asset = Asset {
+                hash: digest(found.b.as_bytes()),
+                as_of: Some(end.as_of),
+                gone_since: note.gone_since.filter(is_current),
+                key: found.u,
+                ..Asset::default()
+            };
+            let line = Line {
+                asset,
+                checked_at: Some(checked / 1000),
+                requested_at: None,
+            };
+            selection.select(line)
+        });
+        Ok(found.collect())
+    }
+}
+
+async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>, End)> {
+    let mut path = format!("/v1/cookies?dsp={}&before={before}", cookies.dsp);
+    if !next.is_empty() {
+        path += &format!("&next={}", utf8_percent_encode(next, NON_ALPHANUMERIC));
+    }
+    let mut attempt = 1;
+    let body = loop {
+        match cookies.nodes.call(&path, None).await {
+            Ok(body) => break body,
+            Err(error) => ensure!(attempt < ATTEMPTS, "no node returns its matches: {error:#}"),
+        }
+        attempt += 1;
+        sleep(PAUSE).await;
+    };
+    let mut lines: Vec<&[u8]> = body.trim_ascii_end().split(|byte| *byte == b'\n').collect();
+    let end = lines.pop().unwrap_or_default();
+    let end = serde_json::from_slice(end)
+        .ok()
+        .context("a page has no end")?;
+    let matches = lines.into_iter().map(serde_json::from_slice);
+    let matches: Option<Vec<_>> = matches.map(Result::ok).collect();
+    Ok((matches.context("a page has an invalid line")?, end))
+}
