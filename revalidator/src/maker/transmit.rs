@@ -74,7 +74,7 @@ impl<E: Engine> Maker<E> {
         loop {
             let next = source.next(selection.clone()).await;
             let ((assets, cursor), rest) =
-                next.with_context(|| format!("after {:?}", job.cursor))?;
+                next.with_context(|| format!("reading assets after position {:?}", job.cursor))?;
             source = rest;
             let is_resumable = cursor.is_some();
             sent.cursor = cursor.unwrap_or(sent.cursor);
