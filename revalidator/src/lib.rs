@@ -7,7 +7,7 @@
 //! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] decide, without network, disk or clock.
 //! - [`maker`] and [`create`] make jobs, from a [`source`] and by a [`schedule`].
 //! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]), in requests to an [`origin`] under a [`limiter`], with
-//!   effects on [`contents`], or on [`matches`] through other [`servers`].
+//!   effects on [`contents`], or on [`matches`](mod@matches) through other [`servers`].
 //! - [`apps`] is the file of applications, [`config`] has the other settings.
 //! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] are exported.
 //!
