@@ -16,7 +16,7 @@ use runtime::{
 use serde::{Deserialize, Deserializer, de};
 use url::{Host, Url};
 
-pub use self::{cookies::Cookies, network::builder};
+pub use self::cookies::Cookies;
 use crate::{
     concurrency,
     contents::Contents,

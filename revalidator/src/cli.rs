@@ -9,7 +9,7 @@ use runtime::settings::info_commands;
 use serde_json::Value;
 use url::Url;
 
-use crate::{apps, messages::JobStatus, metrics::job_state};
+use crate::{client, messages::JobStatus, metrics::job_state};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -61,7 +61,7 @@ async fn run(cli: &Cli) -> Result<String> {
         "show" => (Method::GET, format!("/v1/jobs/{job}")),
         action => (Method::POST, format!("/v1/jobs/{job}/{action}")),
     };
-    let http = apps::builder().build().context("HTTP client")?;
+    let http = client::builder().build().context("HTTP client")?;
     let mut request = http.request(method, cli.url.join(&path)?);
     if let Some(file) = &cli.token_file {
         let token = fs::read_to_string(file).with_context(|| file.display().to_string())?;

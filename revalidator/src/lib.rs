@@ -8,7 +8,7 @@
 //! - [`maker`] and [`create`] make jobs, from a [`source`] and by a [`schedule`].
 //! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]), in requests to an [`origin`] under a [`limiter`], with
 //!   effects on [`contents`], or on [`matches`](mod@matches) through other [`servers`].
-//! - [`apps`] is the file of applications, [`config`] has the other settings.
+//! - [`apps`] is the file of applications, [`config`] has the other settings, [`client`] those of HTTP clients.
 //! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] are exported.
 //!
 //! Only [`app`] knows all components.
@@ -17,6 +17,7 @@ pub mod app;
 pub mod apps;
 pub mod batch;
 pub mod cli;
+pub mod client;
 pub mod concurrency;
 pub mod config;
 pub mod contents;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::sleep};
 use url::Url;
 
-use crate::{apps::builder, outcome::Response};
+use crate::{client::builder, outcome::Response};
 
 /// Longer than the limiter delays a response.
 const TIMEOUT: Duration = Duration::from_secs(60);

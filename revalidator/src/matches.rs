@@ -116,12 +116,9 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
 /// # Errors
 /// When no producer accepts the deletions.
 pub async fn remove(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
-    let removed = results
-        .iter()
-        .filter(|it| it.is_deleted)
-        .map(|it| &it.asset);
+    let removed = results.iter().filter(|it| it.is_deleted);
     let row = |it: &Asset| json!({"u": it.key, "d": cookies.dsp, "t": it.as_of});
-    post(cookies, "/v1/deletions", removed.map(row)).await
+    post(cookies, "/v1/deletions", removed.map(|it| row(&it.asset))).await
 }
 
 async fn post(cookies: &Cookies, path: &str, rows: impl Iterator<Item = Value>) -> Result<()> {

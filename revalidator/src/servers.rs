@@ -9,7 +9,7 @@ use runtime::token::Tokens;
 use serde::Deserialize;
 use url::Url;
 
-use crate::apps::builder;
+use crate::client::builder;
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 

@@ -1,4 +1,4 @@
-//! HTTP clients, and the hosts and addresses that clients of applications may reach.
+//! The HTTP client of an application, and the hosts and addresses that it may reach.
 //!
 //! A request leaves only for a listed host, over HTTPS unless an exception is listed, and only to public addresses, which are checked
 //! when connecting. No redirect is followed, and no proxy is used.
@@ -7,22 +7,17 @@ use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
 use reqwest::{
     Certificate,
     dns::{Addrs, Name, Resolve, Resolving},
-    redirect::Policy,
 };
 use tokio::net::lookup_host;
 use url::{Host, Url};
 
 use super::AppSettings;
-use crate::messages::URL_BYTES_MAX;
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::{client::builder, messages::URL_BYTES_MAX};
 
 /// HTTP client of an application.
 pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, String> {
@@ -38,21 +33,6 @@ pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, Str
         builder = builder.tls_certs_merge(certificates);
     }
     builder.build().map_err(|error| error.to_string())
-}
-
-/// An HTTP client that follows no redirects and uses no proxy.
-pub fn builder() -> reqwest::ClientBuilder {
-    // A second call fails, which has no effect.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    reqwest::Client::builder()
-        .http1_only()
-        .no_proxy()
-        .redirect(Policy::none())
-        .referer(false)
-        .retry(reqwest::retry::never())
-        .connect_timeout(CONNECT_TIMEOUT)
-        .pool_idle_timeout(IDLE_TIMEOUT)
-        .user_agent("cookiesync-revalidator")
 }
 
 impl AppSettings {
