@@ -76,7 +76,9 @@ async fn readyz_explains_each_component() -> Result<()> {
     let unreachable = ["http://127.0.0.1:1"];
     let consumer = Consumer::spawn(&dir, "node", &unreachable, "none", &[]).await?;
     consumer
-        .wait_not_ready("producers: no producer is connected: 0 of 1")
+        .wait_not_ready(
+            "producers: no producer is connected: 0 of 1; 127.0.0.1:1 of http://127.0.0.1:1",
+        )
         .await?;
     let answer = admin::get(&consumer.admin, "/readyz").await?;
     let readiness: Value = serde_json::from_str(&answer.body)?;
@@ -87,13 +89,6 @@ async fn readyz_explains_each_component() -> Result<()> {
         readiness["components"]
             .as_array()
             .is_some_and(|components| components.contains(&up)),
-        "{readiness}"
-    );
-    let producers = &readiness["components"][4];
-    assert_eq!(producers["component"], "producers", "{readiness}");
-    let state = producers["state"].as_str().unwrap_or_default();
-    ensure!(
-        state.contains("0 of 1; 127.0.0.1:1 of http://127.0.0.1:1"),
         "{readiness}"
     );
     Ok(())
