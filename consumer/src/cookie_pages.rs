@@ -1,11 +1,11 @@
-//! `GET /v1/cookies`: the older cookies of one DSP, by pages, for clients with a token.
+//! `GET /v1/cookies`: the cookies of one DSP accepted before a given time, in pages, for clients with a token.
 //!
-//! A page is a line of JSON per cookie in the order of user ids, and a last line with the position after it. A store reads up to
-//! [`ROWS_MAX`] cookies of the DSP for a page, and one page at a time, so that lookups are not delayed. Any node with the same
-//! cookies can continue at a position.
+//! A page has one JSON line per cookie, ordered by user id, and a last line with the position of the next page. For a page, the store
+//! reads up to [`ROWS_MAX`] cookies of the DSP. Only one page is read at a time, so that lookups are not delayed. Any node with the
+//! same cookies can continue at a position.
 //!
-//! The last line also has the time up to which this node was complete: everything that the connected producers had accepted is
-//! stored. While that is unknown, the response is a 503.
+//! The last line also has the time up to which this node is complete: it has stored everything that the connected producers accepted
+//! before. While this time is unknown, the response is a 503.
 
 use std::sync::Arc;
 
@@ -70,25 +70,25 @@ impl CookiePages {
     }
 
     async fn page(&self, headers: &HeaderMap, uri: &Uri) -> Result<Reply, Problem> {
-        let closed = "cookies cannot be read; set --cookies-token-file";
+        let closed = "disabled; set --cookies-token-file";
         let tokens = self.tokens.as_ref();
         let tokens = tokens.ok_or_else(|| Problem::new(CLOSED, closed))?;
         let client = tokens.current().authenticate(headers);
         client.map_err(|error| Problem::new(UNAUTHORIZED, error.to_string()))?;
         let mut query = parse(uri.query().unwrap_or_default()).ok_or_else(|| {
-            let detail = "use dsp=ID&before=MILLISECONDS, and next=POSITION of the previous page";
+            let detail = "use ?dsp=ID&before=MILLISECONDS, and after the first page &next=POSITION";
             Problem::new(INVALID, detail)
         })?;
         let _one = self.one.try_acquire().map_err(|_| {
-            let detail = "another page is being read";
+            let detail = "another request is reading a page";
             Problem::new(BUSY, detail).retry_after(1)
         })?;
         let incomplete = |why: &str| Problem::new(INCOMPLETE, why).retry_after(RETRY_AFTER);
         // Before the store is read, which then has at least that.
         let until = self.producers.complete_until();
-        let until = until.ok_or_else(|| incomplete("a producer is not connected"))?;
+        let until = until.ok_or_else(|| incomplete("not connected to all producers"))?;
         if self.deletions.is_queued(query.dsp_id) {
-            return Err(incomplete("cookies of the DSP are in the retry queue"));
+            return Err(incomplete("the retry queue has cookies of the DSP"));
         }
         let as_of = until.min(unix_micros()).saturating_sub(CLOCK_MARGIN_MICROS);
         query.before = query.before.min(as_of);

@@ -4,8 +4,8 @@
 //! a batch being written, until it has exactly one outcome:
 //!
 //! ```text
-//! received + recovered = written + superseded + suppressed + stale + failed + skipped at drain
-//!                        + waiting + in the retry queue
+//! received + recovered = written + superseded + suppressed + stale + deletions + deleted on arrival
+//!                        + failed + skipped at drain + waiting + in the retry queue
 //! ```
 //!
 //! This is [`metric_defs::equations::LEDGER`], by which a scrape can be checked too. Failed cookies are malformed,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a job for the revalidators of a NATS server, as a program in any language can: Python 3, without packages.
+"""Creates a job for revalidators through NATS. It needs only Python 3; other languages can do the same.
 
     maker.py 127.0.0.1:4222 APP < assets.ndjson
 

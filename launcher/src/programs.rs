@@ -112,7 +112,8 @@ pub fn find<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
 
 fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     if let Some(dir) = env::var_os(BIN_DIR_VARIABLE) {
-        return in_dir(names, Path::new(&dir)).with_context(|| format!("in ${BIN_DIR_VARIABLE}"));
+        return in_dir(names, Path::new(&dir))
+            .with_context(|| format!("invalid ${BIN_DIR_VARIABLE}"));
     }
     if let (Some(cargo), Some(package)) = (env::var_os("CARGO"), env::var_os("CARGO_MANIFEST_DIR"))
     {
@@ -122,7 +123,7 @@ fn find_or_build<const N: usize>(names: [&str; N]) -> Result<[PathBuf; N]> {
     let dir = own
         .parent()
         .context("this program has no parent directory")?;
-    in_dir(names, dir).context("in the directory of this program")
+    in_dir(names, dir).context("failed to find programs")
 }
 
 fn in_dir<const N: usize>(names: [&str; N], dir: &Path) -> Result<[PathBuf; N]> {

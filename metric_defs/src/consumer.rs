@@ -94,7 +94,7 @@ pub const PRODUCER_LAG: MetricDef = MetricDef::gauge(
 .by(&["producer"]);
 pub const CLOCK_SKEW: MetricDef = MetricDef::gauge(
     "consumer_clock_skew_seconds",
-    "Maximum by which this host's clock is ahead of the producer's: the minimum time from acceptance to receipt in the last one to two minutes.",
+    "Minimum time from acceptance to receipt in the last one to two minutes, including the difference of both clocks.",
 )
 .by(&["producer"]);
 pub const CURSOR: MetricDef = MetricDef::gauge(
@@ -112,7 +112,7 @@ pub const LOST: MetricDef = MetricDef::counter(
 .by(&["reason"]);
 pub const PRODUCER_RESTARTS: MetricDef = MetricDef::counter(
     "consumer_producer_restarts_total",
-    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known) or unknown, also if the producer did not return.",
+    "Producer restarts by loss of this consumer: none, exact (number known), bounded (maximum known), or unknown. Producers that did not return count as unknown.",
 )
 .by(&["loss"]);
 pub const BUFFER_BYTES: MetricDef = MetricDef::gauge(
@@ -161,7 +161,7 @@ pub const UNCERTAIN_RESTARTS: MetricDef = MetricDef::counter(
 );
 pub const UNCERTAIN_LOSS_COOKIES: MetricDef = MetricDef::counter(
     "consumer_uncertain_loss_cookies_total",
-    "Maximum number of cookies lost in producer restarts whose loss has a bound.",
+    "Maximum number of cookies lost in producer restarts, if it is known.",
 );
 
 // Batches and the store.

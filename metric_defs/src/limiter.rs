@@ -73,7 +73,7 @@ pub const REQUESTS: MetricDef = MetricDef::counter(
 .by(&["call", "status"]);
 pub const PROBLEMS: MetricDef = MetricDef::counter(
     "limiter_problems_total",
-    "Problem responses, by problem type. counter-limit-reached: all counters (--counters) are in use.",
+    "Problem responses, by problem type. counter-limit-reached means that all counters (--counters) are in use.",
 )
 .by(&["problem"]);
 pub const REQUEST_SECONDS: MetricDef = MetricDef::histogram(

@@ -9,7 +9,7 @@ const JOB: &[&str] = &["job", "app"];
 
 pub const REQUESTS: MetricDef = MetricDef::counter(
     "revalidator_requests_total",
-    "Checks of assets at their origin, by outcome; assets of a batch that is checked again count again.",
+    "Checks of assets at their origin, by outcome. Repeated checks are included.",
 )
 .by(&["app", "outcome"]);
 pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
@@ -35,11 +35,11 @@ pub const HELD_BACK: MetricDef = MetricDef::counter(
 .by(APP);
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
     "revalidator_batches_repeated_total",
-    "Results of batches that already had a result.",
+    "Results ignored because their batch already had one.",
 );
 pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
-    "Invalid messages of the broker that were ignored.",
+    "Invalid messages that were ignored.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
@@ -48,7 +48,7 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of an open job so far; grows until all are listed. Single checks have no series.",
+    "Assets of an open job that were transmitted so far. Single checks have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
@@ -58,9 +58,7 @@ pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
 .by(JOB);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
-    "Age of the oldest job that a worker could begin; 0 if there is none. Jobs wait for older ones of their application.",
+    "Age of the oldest job that waits for a worker, not for an older job of its application; 0 if there is none.",
 );
-pub const WORKERS: MetricDef = MetricDef::gauge(
-    "revalidator_workers",
-    "Workers of all processes that renew their subscription.",
-);
+pub const WORKERS: MetricDef =
+    MetricDef::gauge("revalidator_workers", "Running workers of all processes.");

@@ -1,7 +1,7 @@
 //! Composition of the components of `revalidator serve`: startup, tasks and drain.
 //!
-//! Both ports open at once; makers and workers begin when the broker is connected. A drain stops the API, finishes the current batches
-//! within the timeout or releases them, and releases all leases.
+//! Both ports open at startup; makers and workers start when the broker is connected. A drain stops the API, finishes the current
+//! batches within the timeout or releases them, and releases all leases.
 
 use std::{
     sync::{Arc, Mutex, OnceLock},
@@ -157,7 +157,7 @@ impl App {
         tasks.close();
         self.api.drain(end.min(began + GRACE)).await;
         if timeout_at(end, tasks.wait()).await.is_err() {
-            tracing::info!("releasing unfinished batches");
+            tracing::info!("drain timed out; releasing unfinished batches");
             abort.cancel();
             drop(timeout(GRACE, tasks.wait()).await);
         }

@@ -1,6 +1,6 @@
-//! Applications: the file that says whose objects are checked, where, and how.
+//! The applications file: which objects are checked, at which origin, and how.
 //!
-//! The file is reloaded when it changes; an invalid version is rejected as a whole.
+//! The file is reloaded when it changes; an invalid version is rejected completely.
 
 mod cookies;
 mod network;
@@ -29,7 +29,7 @@ use crate::{
 const NAME_BYTES_MAX: usize = 32;
 
 const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
-const GONE_ERROR: &str = "gone_on: use 400 to 499, without 401, 403, 407, 408 and 429";
+const GONE_ERROR: &str = "gone_on: use statuses from 400 to 499, except 401, 403, 407, 408 and 429";
 
 /// Maximum bytes of a response body.
 const BODY_BYTES_MAX: usize = 16 << 20;
@@ -71,9 +71,9 @@ enum Kind {
 #[serde(deny_unknown_fields)]
 pub struct AppSettings {
     kind: Kind,
-    /// What only matches have.
+    /// Settings of matches.
     pub cookies: Option<Cookies>,
-    /// File of its assets, one JSON object a line; without it, jobs bring their assets.
+    /// File of its assets, one JSON object per line; without it, each job provides its assets.
     pub assets: Option<PathBuf>,
     contents: Option<String>,
     /// Allowed hosts.
@@ -87,7 +87,7 @@ pub struct AppSettings {
     /// Networks that are allowed although they are not public.
     #[serde(default)]
     pub allow_networks: Vec<IpNet>,
-    /// Most that a job may remove.
+    /// Which objects a job may remove.
     #[serde(default)]
     pub allow_delete: AllowDelete,
     /// Maximum fraction of a batch whose objects are removed.
@@ -157,7 +157,7 @@ fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Err
     let texts = Vec::<String>::deserialize(deserializer)?;
     let parse = |text: &String| {
         let host = Host::parse(text).ok().filter(|_| !text.contains('*'));
-        host.ok_or_else(|| de::Error::custom(format!("{text:?} is not a host without a port")))
+        host.ok_or_else(|| de::Error::custom(format!("{text:?} is not a host, or has a port")))
     };
     texts.iter().map(parse).collect()
 }
@@ -197,17 +197,17 @@ impl App {
         let is_kind = (it.kind == Kind::Cookies) == cookies.is_some();
         errors.check(
             is_kind,
-            "kind: cookies requires the table cookies, and list has none",
+            "kind: `cookies` requires the table `cookies`; `list` does not permit it",
         );
-        errors.check(is_name(name), "invalid name: use 1 to 32 of a-z, 0-9 and -");
+        errors.check(is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -");
         let is_range = (1..=bounds.max).contains(&bounds.min) && bounds.max <= BATCH_ASSETS_MAX;
         errors.check(is_range && bounds.step >= 1, CONCURRENCY_ERROR);
         errors.check((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1");
         let are_workers = (1..=WORKERS_NEEDED_MAX).contains(&it.workers);
         errors.check(are_workers, "workers: use 1 to 64");
-        errors.check(!it.hosts.is_empty(), "hosts: name the hosts of the origin");
+        errors.check(!it.hosts.is_empty(), "hosts: list at least one host");
         let are_hosts = it.http_hosts.iter().all(|host| it.hosts.contains(host));
-        errors.check(are_hosts, "http_hosts: each must also be one of hosts");
+        errors.check(are_hosts, "http_hosts: also list each host in hosts");
         errors.check(it.gone_on.iter().all(is_gone_status), GONE_ERROR);
         let has_assets = it.schedule.is_none() || it.assets.is_some() || cookies.is_some();
         errors.check(has_assets, "schedule: requires assets");
@@ -405,7 +405,7 @@ mod tests {
         "#;
         let errors = Apps::parse(text).unwrap_err().join("\n");
         for part in [
-            "invalid name",
+            "apps.Shop: name",
             "apps.Shop: hosts",
             "http_hosts",
             "brake",

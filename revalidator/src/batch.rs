@@ -203,7 +203,7 @@ impl<O: Origin> Checker<O> {
 
 fn not_stored(error: &anyhow::Error) -> Suspension {
     (
-        format!("objects cannot be stored or removed: {error:#}"),
+        format!("objects cannot be stored, published or removed: {error:#}"),
         None,
     )
 }

@@ -29,7 +29,7 @@ struct Cli {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// What to do
+    /// Operation
     #[arg(value_parser = ["list", "create", "show", "pause", "resume", "cancel", "acknowledge"])]
     action: String,
 
@@ -57,11 +57,11 @@ async fn run(cli: &Cli) -> Result<String> {
     let (method, path) = match &*cli.action {
         "list" => (Method::GET, "/v1/jobs".to_owned()),
         "create" => (Method::POST, "/v1/jobs".to_owned()),
-        _ if job.is_empty() => bail!("missing id of a job"),
+        _ if job.is_empty() => bail!("missing job id"),
         "show" => (Method::GET, format!("/v1/jobs/{job}")),
         action => (Method::POST, format!("/v1/jobs/{job}/{action}")),
     };
-    let http = client::builder().build().context("HTTP client")?;
+    let http = client::builder().build()?;
     let mut request = http.request(method, cli.url.join(&path)?);
     if let Some(file) = &cli.token_file {
         let token = fs::read_to_string(file).with_context(|| file.display().to_string())?;
@@ -72,9 +72,9 @@ async fn run(cli: &Cli) -> Result<String> {
             .header(header::CONTENT_TYPE, "application/json")
             .body(job.clone());
     }
-    let response = request.send().await.context("no response")?;
+    let response = request.send().await.context("no response from the API")?;
     let status = response.status();
-    let body: Value = response.json().await.context("unexpected response")?;
+    let body: Value = response.json().await.context("response is not JSON")?;
     if !status.is_success() {
         let text = |field: &str| body[field].as_str().unwrap_or_default().to_owned();
         bail!("{}: {}", text("title"), text("detail"));

@@ -3,7 +3,7 @@
 //! Each batch raises or lowers the number by one step; only the bounds keep it constant. A batch lowers it if its mean time to the
 //! first byte is at least `worse_by` above a reference, or if the origin throttled or failed any request. The reference depends on
 //! the mode: in `paper` mode, the previous batch; in `floor` mode, the minimum mean of a batch. A floor that never rises would be too
-//! low when the origin becomes slower, so it is measured again once a minute, by a few requests at the minimum.
+//! low when the origin becomes slower, so it is measured again once a minute, by a few requests at minimum concurrency.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Stored objects of an application: files in a directory.
 //!
 //! The name of a file is the hash of the key, so a key cannot reach another directory. A file is replaced by a rename; writing or
-//! removing an object twice has the effect of once.
+//! removing an object twice has the same effect as once.
 
 use std::{
     fs::{self, Permissions},
@@ -31,7 +31,7 @@ impl Contents {
             .map(|dir| dir.strip_prefix("//").unwrap_or(dir));
         match dir.map(Path::new).filter(|dir| dir.is_absolute()) {
             Some(dir) => Ok(Self(dir.to_owned())),
-            None => Err(format!("{text:?} is not file: with an absolute path")),
+            None => Err(format!("{text:?}: use file:ABSOLUTE_PATH")),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What makers and workers need from a message broker: watched buckets with compare-and-set, and two streams.
+//! Interface of the message broker for makers and workers: watched buckets with compare-and-set, and two streams.
 //!
 //! Messages are delivered at least once. [`nats`] is the implementation; tests have a model with simulated time.
 

@@ -1,7 +1,7 @@
 //! The HTTP API: jobs, their results, and single checks.
 //!
-//! All resources that an untrusted client can use are bounded: connections, size and time of bodies, open jobs, and single checks in a
-//! second. Without tokens the port listens on loopback, and requests from pages of other sites are rejected.
+//! All resources that an untrusted client can use are bounded: connections, size and time of bodies, open jobs, and single checks
+//! per second. Without tokens the port listens on loopback, and requests from pages of other sites are rejected.
 
 mod body;
 mod new_job;
@@ -95,7 +95,7 @@ impl<E: Engine> Api<E> {
 
     fn engine(&self) -> Result<&E, Problem> {
         let engine = self.engine.get().filter(|_| self.mirror.is_current());
-        engine.ok_or_else(|| Problem::new(problem::BROKER, "not connected").retry_after(2))
+        engine.ok_or_else(|| Problem::new(problem::BROKER, "not connected to NATS").retry_after(2))
     }
 
     async fn route(&self, head: &Parts, body: &mut Incoming) -> Result<Reply, Problem> {
@@ -160,7 +160,7 @@ impl<E: Engine> Api<E> {
             return Err(Problem::new(problem::NOT_FOUND, ""));
         }
         let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
-        let from = from.map_err(|_| invalid("from: not a position"))?;
+        let from = from.map_err(|_| invalid("from: use the `from` of an earlier response"))?;
         let results = engine.results(id, from).await;
         let mut results = results.map_err(|error| broker(&error))?;
         let (mut lines, mut next) = (Vec::new(), from);
@@ -186,7 +186,7 @@ impl<E: Engine> Api<E> {
         if headers.contains_key(header::ORIGIN) {
             return Err(Problem::new(
                 problem::MEDIA_TYPE,
-                "browsers send this request for pages of other sites",
+                "requests with an Origin header are rejected",
             ));
         }
         let engine = self.engine()?;

@@ -1,4 +1,4 @@
-//! Rules of jobs: which one a worker takes, how results are counted, when it is suspended and when it ends.
+//! Rules of jobs: which job a worker takes, how results are counted, when a job is suspended and when it ends.
 //!
 //! All functions are pure; times are Unix milliseconds.
 
@@ -160,11 +160,11 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
     // Fewer may be single objects that the origin protects.
     let refused = count(Outcome::Refused);
     if refused > 0 && 2 * refused >= outcomes.len() {
-        return Err("the origin refuses the requests (401, 403 or 407)");
+        return Err("the origin refused at least half of a batch (401, 403 or 407)");
     }
     // Retried assets have failed before, so their failures say nothing about the origin.
     if attempt == 1 && is_part(count(Outcome::Failed)) {
-        return Err("half of a batch failed");
+        return Err("at least half of a batch failed");
     }
     if is_part(gone) && 2 * gone > outcomes.len() {
         return Err("more than half of a batch is gone");

@@ -1,4 +1,4 @@
-//! Leases: keys that their holder renews, and that others may acquire when it no longer does.
+//! Leases: keys that a holder renews. When it stops renewing, another process may acquire the lease.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl<E: Engine> Lease<E> {
                 .engine
                 .delete(Bucket::Subscriptions, &self.key, Some(revision));
             if let Err(error) = freed.await {
-                tracing::debug!(%error, key = self.key, "failed to release a lease; it expires");
+                tracing::debug!(%error, key = self.key, "failed to release a lease; it will expire");
             }
         }
     }

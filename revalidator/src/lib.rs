@@ -5,9 +5,9 @@
 //!
 //! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] a copy of its buckets.
 //! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] decide, without network, disk or clock.
-//! - [`maker`] and [`create`] make jobs, from a [`source`] and by a [`schedule`].
-//! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]), in requests to an [`origin`] under a [`limiter`], with
-//!   effects on [`contents`], or on [`matches`](mod@matches) through other [`servers`].
+//! - [`create`] creates jobs, also by a [`schedule`]. A [`maker`] transmits the assets of a [`source`].
+//! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]) by requests to an [`origin`], within the limits of a
+//!   [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
 //! - [`apps`] is the file of applications, [`config`] has the other settings, [`client`] those of HTTP clients.
 //! - [`http`] is the API with its [`problem`]s, [`cli`] its command line, and [`metrics`] are exported.
 //!

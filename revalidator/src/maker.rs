@@ -1,8 +1,8 @@
 //! A maker: transmits the batches of jobs, counts their results, and ends them.
 //!
-//! One maker has the lease of a job. Its knowledge of the job is the status and the stream of results, so another one continues after
-//! a crash: it repeats at most the batches since the last cursor, and each batch counts once. While it counts, it collects the results
-//! in a file.
+//! One maker has the lease of a job. The state of a job is its status and the stream of results, so after a crash another maker
+//! continues. It repeats at most the batches since the last cursor, and each batch counts once. The counted results are collected in
+//! a file.
 
 pub mod bodies;
 mod housekeeping;
@@ -81,7 +81,7 @@ impl<E: Engine> Maker<E> {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
                 let kept = self.keep_house(&mut last_housekeeping).await;
                 if let Err(error) = taken.and(kept) {
-                    tracing::debug!(error = format!("{error:#}"), "failed to look for jobs");
+                    tracing::debug!(error = format!("{error:#}"), "failed to process the jobs");
                 }
             }
             let changed = timeout(TICK, changes.changed());
@@ -146,8 +146,8 @@ impl<E: Engine> Maker<E> {
             let Err(error) = self.make_once(id, app).await else {
                 return;
             };
-            let error = format!("retried after an error: {error:#}");
-            tracing::warn!(job = id, error, "job failed, retrying");
+            let error = format!("retrying after an error: {error:#}");
+            tracing::warn!(job = id, error, "the maker of a job failed, retrying");
             let explain = |job: &mut JobStatus| {
                 let is_new = job.reason.replace(error.clone()).as_ref() != Some(&error);
                 is_new && job.is_open() && job.revalidator_state != RevalidatorState::Suspended
@@ -175,7 +175,7 @@ impl<E: Engine> Maker<E> {
             // Another program wrote states that contradict each other, or an unknown one.
             let suspend = |job: &mut JobStatus| {
                 jobs::pause(job, (self.clock)());
-                job.reason = Some("its state is impossible".to_owned());
+                job.reason = Some("another program wrote contradictory states".to_owned());
                 true
             };
             job = self.change(id, suspend).await?;
@@ -201,7 +201,7 @@ impl<E: Engine> Maker<E> {
                     transmits = false;
                 }
                 result = results.next() => {
-                    let (_, result) = result.context("results ended")??;
+                    let (_, result) = result.context("the stream of results ended")??;
                     self.count(&job, app, &result, &mut counted)?;
                     progress.send_replace(counted.tally.first.len() as u64);
                     if !counted.tally.has_all(job.batch_count) {

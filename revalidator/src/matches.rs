@@ -1,8 +1,7 @@
 //! Effects on matches of an application of kind `cookies`.
 //!
-//! Changes and removals go through a producer, with the time up to which the node was complete when it was read. So any later sync
-//! of a browser replaces them, in whatever order they arrive. Confirmed and missing matches are noted in a bucket. All effects can
-//! be repeated.
+//! Changes and removals are sent to a producer, with the time of the page on which their match was. So any later sync of a browser
+//! replaces them, in any order of arrival. Confirmed and missing matches are noted in a bucket. All effects can be repeated.
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -105,7 +104,7 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
     let writes = results.iter().filter_map(note).map(async |(key, value)| {
         // Without the note, the match is checked again by the next job.
         if let Err(error) = engine.put(Bucket::Matches, &key, value).await {
-            tracing::debug!(error = format!("{error:#}"), "note not written");
+            tracing::debug!(error = format!("{error:#}"), "failed to write a note");
         }
     });
     join_all(writes.collect::<Vec<_>>()).await;
@@ -127,7 +126,7 @@ async fn post(cookies: &Cookies, path: &str, rows: impl Iterator<Item = Value>) 
         return Ok(());
     }
     let response = cookies.producers.call(path, Some(rows)).await?;
-    let response: Value = serde_json::from_slice(&response).context("response of a producer")?;
+    let response: Value = serde_json::from_slice(&response).context("invalid producer reply")?;
     let reason = &response["errors"][0]["reason"];
     ensure!(
         response["rejected"] == 0,

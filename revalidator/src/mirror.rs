@@ -1,4 +1,4 @@
-//! A copy of both buckets, kept up to date by watching them. One task writes it; makers, workers and pages read it.
+//! A copy of the buckets of jobs and subscriptions, kept up to date by watching them. One task writes it; makers, workers and pages read it.
 //!
 //! A lease is judged by this copy: its holder is lost if its revision has not changed for [`LEASE`] on the clock of the reader, so
 //! that the clocks of machines need not agree.
@@ -210,7 +210,7 @@ impl Mirror {
     async fn follow<E: Engine>(&self, engine: &E, bucket: Bucket) {
         loop {
             if let Err(error) = self.follow_once(engine, bucket).await {
-                tracing::debug!(%error, ?bucket, "watch of a bucket ended");
+                tracing::debug!(%error, ?bucket, "watch of a bucket ended, retrying");
             }
             sleep(RETRY_PAUSE).await;
         }

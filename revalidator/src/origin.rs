@@ -1,6 +1,6 @@
 //! Conditional requests to origins.
 //!
-//! The client of the application restricts where they go. Bodies are bounded singly and together.
+//! The client of the application restricts hosts and addresses. Each body is bounded, and so is their total.
 
 use std::{future::Future, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What a response of an origin means: a pure function.
+//! Outcome of a check, from the response of the origin. Pure.
 
 mod cookies;
 

@@ -24,16 +24,16 @@ runtime::problem_kinds! {
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
         "Too many open jobs, bodies of assets, or single checks"
-        "Retry later. Limits: 1000 open jobs, 4 bodies of assets that are not transmitted, and 50 checked keys per second."
+        "Retry later. Limits: 1000 open jobs, 4 bodies of assets until they are transmitted, and 50 assets per second in single checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"
         "Send Authorization: Bearer TOKEN with a token of --token-file."
     MISDIRECTED MISDIRECTED_REQUEST "misdirected"
-        "Only requests to a loopback name from this site are accepted"
+        "Cross-site requests and non-loopback hosts are rejected"
         "Use 127.0.0.1, ::1 or localhost as the host."
     BROKER SERVICE_UNAVAILABLE "broker-unavailable"
         "The NATS server, or the directory for temporary files, is unavailable or full"
-        "Retry after Retry-After. A job may have been created."
+        "Retry after the time in Retry-After. A job may have been created."
 }
 
 /// The request is invalid.

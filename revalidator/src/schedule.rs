@@ -1,4 +1,4 @@
-//! Schedules of an application: a cron expression with a time zone.
+//! Schedule of an application: a cron expression with a time zone.
 
 use jiff::Timestamp;
 

@@ -1,4 +1,4 @@
-//! The operator's own servers, nodes or producers: a call succeeds if any of them responds.
+//! Nodes or producers of the operator. A call succeeds if one of them responds.
 
 use std::{fs, path::Path, path::PathBuf, time::Duration};
 
@@ -101,7 +101,7 @@ impl Servers {
         while let Some(chunk) = response.chunk().await? {
             ensure!(
                 body.len() + chunk.len() <= RESPONSE_BYTES_MAX,
-                "too many bytes"
+                "the response is too large"
             );
             body.extend_from_slice(&chunk);
         }

@@ -1,7 +1,7 @@
-//! The file of a list application: one JSON object a line, which also has the metadata of the stored objects.
+//! The assets file of an application of kind `list`: one JSON object per line, with the metadata of the stored object.
 //!
-//! A job reads it from a position on, and its results are written back in one rename. Fields of other programs are kept. Assets of a
-//! request are in a file with the description of their job as the first line.
+//! A maker reads it from a position on. At the end of a job, a copy with the results replaces it. Fields of other programs are kept.
+//! The assets of a request are in a file whose first line describes the job.
 
 mod result_file;
 
@@ -99,9 +99,9 @@ fn position(key: &str) -> f64 {
 pub fn parse(line: &[u8]) -> Result<Line> {
     ensure!(line.len() <= ASSET_BYTES_MAX, "longer than 4096 bytes");
     // The text of the error could contain a key.
-    let invalid = |it: serde_json::Error| anyhow!("not a JSON asset (column {})", it.column());
+    let invalid = |it: serde_json::Error| anyhow!("invalid JSON at column {}", it.column());
     let line: Line = serde_json::from_slice(line).map_err(invalid)?;
-    ensure!(is_asset_url(&line.asset.url), "no valid url");
+    ensure!(is_asset_url(&line.asset.url), "missing or invalid url");
     Ok(line)
 }
 
@@ -111,7 +111,7 @@ pub fn parse(line: &[u8]) -> Result<Line> {
 /// When it is too large.
 pub fn check_size(path: &Path) -> Result<()> {
     let size = fs::metadata(path).map_or(0, |found| found.len());
-    ensure!(size <= SOURCE_BYTES_MAX, "{size} bytes: use up to 1 GiB");
+    ensure!(size <= SOURCE_BYTES_MAX, "the file exceeds 1 GiB");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Objects are stored or removed first, then the result is published, then the batch is acknowledged. So a crash at any point
 //! repeats at most one batch, and repeating it changes nothing. Requests stop when the job ends, is suspended or throttled, or when
-//! the lease is lost. The batch is then given back, and its checks stay in memory.
+//! the lease is lost. The batch is then released, and its completed checks stay in memory.
 
 use std::{
     collections::HashMap,
@@ -109,7 +109,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             let value = serde_json::to_vec(&*state.borrow_and_update()).unwrap_or_default();
             let put = self.engine.put(Bucket::Subscriptions, &key, value.into());
             if let Err(error) = put.await {
-                tracing::debug!(%error, "failed to publish the subscription");
+                tracing::debug!(%error, "failed to publish the state of a worker");
                 sleep(RETRY_PAUSE).await;
             }
             drop(timeout(REPORT_INTERVAL, state.changed()).await);
@@ -133,7 +133,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 self.stop.run_until_cancelled(changed).await;
                 continue;
             };
-            tracing::info!(worker = self.id, job = id, "subscribed");
+            tracing::info!(worker = self.id, job = id, "worker took a job");
             let session = Session {
                 worker: self,
                 id: &id,
@@ -147,7 +147,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 // The batches of an ended job are deleted while workers wait for them.
                 if self.is_open(&id) {
                     let error = format!("{error:#}");
-                    tracing::warn!(job = id, error, "left a job after an error");
+                    tracing::warn!(job = id, error, "worker left a job after an error");
                 }
                 sleep(RETRY_PAUSE).await;
             }

@@ -227,7 +227,7 @@ local function reserved_of(record, limit)
   return max(of(record.applied), of(record.told))
 end
 
--- Max-min fair share of one of these demands. Capacity that nobody demands is divided equally.
+-- Max-min fair share of one of these demands. Unused capacity is divided equally.
 local function fair(capacity, demand, demands)
   table.sort(demands)
   local rest, count = capacity, #demands

@@ -246,7 +246,7 @@ impl Reader<'_> {
             dead_letter,
         } = read;
         if global && is_default {
-            self.error("unknown", format!("limit {name} is global already"));
+            self.error("unknown", format!("limit {name} is already global"));
         }
         if from_call && (global || is_default) {
             self.error(

@@ -120,7 +120,7 @@ impl<'a> Rows<'a> {
         if self.frame.is_empty() {
             let frame = timeout_at(self.deadline, self.body.frame()).await;
             let frame = frame.map_err(|_| {
-                let detail = format!("maximum: {} seconds", BODY_TIMEOUT.as_secs());
+                let detail = format!("no complete body within {} s", BODY_TIMEOUT.as_secs());
                 Problem::new(SLOW, detail)
             })?;
             let frame = frame.transpose().map_err(|_| {

@@ -1,9 +1,9 @@
 //! `POST /v1/cookies`: bulk input of matches.
 //!
-//! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Rows
-//! take the way of a browser's match, through the limits of their DSP into the log, some kilobytes under one lock. A row
-//! with a time is ordered by it, and never looks newer than it is. A row older than the horizon of deletions is rejected: it
-//! might bring back what was deleted.
+//! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Like a
+//! browser's match, a row passes the limits of its DSP and is appended to the log; some kilobytes share one lock. A row
+//! with a time is ordered by that time. A row that is too old for the nodes' tables of deletions is rejected, because it
+//! could restore a deleted cookie.
 
 use std::{borrow::Cow, time::Instant};
 

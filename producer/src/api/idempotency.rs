@@ -71,7 +71,7 @@ impl FirstResponse {
         if digest == self.digest {
             return Ok(self.reply());
         }
-        let detail = "a request with this Idempotency-Key had another body";
+        let detail = "an earlier request with this Idempotency-Key had a different body";
         Err(Problem::new(OTHER_BODY, detail))
     }
 }

@@ -1,4 +1,4 @@
-//! Problems of the API. Their type is `about:blank`: the status says what to do, and the detail says why.
+//! Problems of the API. Their type is `about:blank`: the status classifies the problem, and the detail has its cause.
 
 use axum::{
     extract::rejection::PathRejection,

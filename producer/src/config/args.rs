@@ -136,7 +136,7 @@ pub struct Retention {
     )]
     pub subscriber_retention: Duration,
 
-    /// Maximum bytes in flight to send again to a subscriber that reconnects without a cursor
+    /// Maximum bytes to send again to a subscriber that reconnects without a cursor, because they were in flight
     ///
     /// Less if the receive window of the subscriber was smaller.
     #[arg(

@@ -36,7 +36,7 @@ pub(super) fn open(
             subscriber = request.host,
             first_sequence = first,
             next_sequence = span.next,
-            "reading cookies"
+            "started a stream of single cookies"
         );
     }
     let messages = &streams.cookie_messages[usize::from(request.deletions)];

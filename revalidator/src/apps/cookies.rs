@@ -25,7 +25,7 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 /// Maximum bytes of a body.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// What only applications of this kind have.
+/// Settings of this kind only.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cookies {
@@ -69,7 +69,7 @@ impl Cookies {
             ),
             (
                 all.allow_delete == AllowDelete::All,
-                "allow_delete: use none or partial",
+                "allow_delete: with kind cookies, use none or partial",
             ),
             (
                 !proto::ids::is_dsp_id(self.dsp),
@@ -77,7 +77,7 @@ impl Cookies {
             ),
             (
                 !is_template,
-                "cookies.url: use a URL of one of hosts with {user} in its path or query",
+                "cookies.url: use a URL whose host is in hosts, with {user} in the path or query",
             ),
         ];
         let failed = checks.into_iter().filter(|(failed, _)| *failed);

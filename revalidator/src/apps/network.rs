@@ -28,7 +28,7 @@ pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, Str
         let pem = fs::read(path).unwrap_or_default();
         let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
         if certificates.is_empty() {
-            return Err(format!("ca_file: {} has no certificate", path.display()));
+            return Err(format!("ca_file: cannot read {} as PEM", path.display()));
         }
         builder = builder.tls_certs_merge(certificates);
     }

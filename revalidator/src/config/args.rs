@@ -43,7 +43,7 @@ pub struct Args {
 pub struct WorkArgs {
     /// Applications file (TOML)
     ///
-    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep the version with which they began.
+    /// Reloaded when it changes; an invalid version is rejected. Running jobs keep their version.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
     pub apps: String,
 
@@ -56,17 +56,17 @@ pub struct WorkArgs {
     )]
     pub nats: String,
 
-    /// Workers, each with one job at a time; 0 for none
+    /// Number of workers, each with one job at a time
     #[arg(long, value_name = "COUNT", default_value = "1", value_parser = count(0..=16))]
     pub workers: usize,
 
-    /// Make no jobs; other processes transmit their assets and count their results
+    /// Run no maker, so that other processes transmit the assets and count the results
     ///
-    /// One maker makes a job; another one continues after a crash. Each needs the assets files of its applications.
+    /// Each maker needs the assets files of its applications.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 
-    /// Maximum memory for response bodies; further requests wait
+    /// Maximum memory for response bodies; when it is used up, requests wait
     #[arg(
         long,
         value_name = "BYTES",
@@ -98,7 +98,7 @@ pub struct ApiArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9096", value_parser = address)]
     pub listen: SocketAddr,
 
-    /// Token file, with a token per line. If set, every request must present a token
+    /// File with bearer tokens, one per line. If set, every request must present one
     ///
     /// A token has 16 to 512 bytes. Without a token file, --listen must be a loopback address.
     #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]

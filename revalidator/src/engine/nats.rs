@@ -268,12 +268,12 @@ impl Engine for Nats {
             ..push::OrderedConfig::default()
         };
         let consumer = self.results.create_consumer(config).await;
-        let messages = consumer.context("results")?.messages().await;
-        let payloads = messages.context("results")?.map(|message| {
-            let message = message.context("results")?;
+        let messages = consumer.context("cannot read results")?.messages().await;
+        let payloads = messages.context("cannot read results")?.map(|message| {
+            let message = message.context("cannot read results")?;
             let info = message
                 .info()
-                .map_err(|error| anyhow!("results: {error}"))?;
+                .map_err(|error| anyhow!("cannot read results: {error}"))?;
             Ok((info.stream_sequence, message.payload.clone()))
         });
         Ok(payloads.boxed())
@@ -281,7 +281,7 @@ impl Engine for Nats {
 
     async fn result_bytes(&self) -> Result<u64> {
         let info = self.results.get_info().await;
-        Ok(info.context("results")?.state.bytes)
+        Ok(info.context("cannot read results")?.state.bytes)
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {
@@ -289,10 +289,10 @@ impl Engine for Nats {
             tracing::debug!(%error, "failed to delete the consumer of a job");
         }
         let purge = self.work.purge().filter(work_subject(job));
-        purge.await.context("purge")?;
+        purge.await.context("cannot remove messages")?;
         if results {
             let purge = self.results.purge().filter(result_subject(job));
-            purge.await.context("purge")?;
+            purge.await.context("cannot remove messages")?;
         }
         Ok(())
     }
@@ -319,11 +319,11 @@ impl Batches for NatsBatches {
 
     async fn next(&mut self, wait: Duration) -> Result<Option<NatsDelivery>> {
         let batch = self.0.batch().max_messages(1).expires(wait);
-        let mut messages = batch.messages().await.context("next batch")?;
+        let mut messages = batch.messages().await.context("cannot receive a batch")?;
         match messages.next().await {
             None => Ok(None),
             Some(Ok(message)) => Ok(Some(NatsDelivery(message))),
-            Some(Err(error)) => bail!("next batch: {error}"),
+            Some(Err(error)) => bail!("cannot receive a batch: {error}"),
         }
     }
 }
@@ -340,6 +340,6 @@ impl Delivery for NatsDelivery {
             Settlement::GiveBack => self.0.ack_with(AckKind::Nak(None)).await,
             Settlement::InProgress => self.0.ack_with(AckKind::Progress).await,
         };
-        settled.map_err(|error| anyhow!("acknowledge: {error}"))
+        settled.map_err(|error| anyhow!("cannot acknowledge a batch: {error}"))
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests: in memory, or in a temporary file.
+//! Request bodies, in memory or in a temporary file.
 
 use std::{io, time::Duration};
 
@@ -29,7 +29,7 @@ pub(super) async fn whole(body: &mut Incoming) -> Result<Bytes, Problem> {
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             Err(Problem::new(problem::TOO_LARGE, ""))
         }
-        _ => Err(invalid("the body is incomplete or takes more than 30 s")),
+        _ => Err(invalid("the body is incomplete, or took longer than 30 s")),
     }
 }
 
@@ -52,6 +52,6 @@ pub(super) async fn file(body: &mut Incoming) -> Result<TempPath, Problem> {
         writer.flush().await.map_err(failed)
     };
     let received = timeout(ASSETS_TIMEOUT, receive).await;
-    received.unwrap_or_else(|_| Err(invalid("the body takes more than 15 min")))?;
+    received.unwrap_or_else(|_| Err(invalid("the body took longer than 15 minutes")))?;
     Ok(file.into_temp_path())
 }

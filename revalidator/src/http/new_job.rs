@@ -76,7 +76,7 @@ impl JobRequest {
             return Err(invalid("allowDelete: the application does not permit it"));
         }
         if self.allow_delete == AllowDelete::All && self.confirm.as_deref() != Some(&app.name) {
-            return Err(invalid("confirm: name the application to remove all"));
+            return Err(invalid("confirm: use the name of the application"));
         }
         if !(0.0..=1.0).contains(&self.filter.sample.unwrap_or(0.0)) {
             return Err(invalid("filter.sample: use 0 to 1"));
@@ -140,16 +140,16 @@ impl<E: Engine> Api<E> {
         let mut job = request.job(&app)?;
         if app.settings.cookies.is_some() {
             if is_check || received.is_some() {
-                return Err(invalid("app: its matches come from its nodes"));
+                return Err(invalid("app: kind cookies reads its assets from nodes"));
             }
         } else if is_check {
             received = Some((0, Body::new(self.check_assets(&request)?, None)));
             job.push = true;
         } else if !request.assets.is_empty() {
-            return Err(invalid("assets: only for a single check"));
+            return Err(invalid("assets: only for POST /v1/revalidate"));
         } else if received.is_none() {
             let path = app.settings.assets.as_deref();
-            let none = || invalid("app: it has no assets; send them as application/x-ndjson");
+            let none = || invalid("app: it has no assets file; use application/x-ndjson");
             let checked = source::check_size(path.ok_or_else(none)?);
             checked.map_err(|error| invalid(format!("app: {error}")))?;
         }
@@ -182,7 +182,7 @@ impl<E: Engine> Api<E> {
     fn check_assets(&self, request: &JobRequest) -> Result<TempPath, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
-            return Err(invalid("assets: use 1 to 100, and do not remove all"));
+            return Err(invalid("assets: use 1 to 100; allowDelete: not `all`"));
         }
         let budget = self.budget.lock();
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {

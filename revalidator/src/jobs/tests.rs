@@ -54,7 +54,7 @@ fn suspension_takes_one_minute_and_doubles_up_to_thirty() {
     let mut now = 1_000;
     let mut minutes = Vec::new();
     for _ in 0..8 {
-        suspend(&mut it, "half of a batch failed", None, now);
+        suspend(&mut it, "at least half of a batch failed", None, now);
         let resume_at = it.resume_at.unwrap();
         assert!(is_suspended(&it, resume_at - 1) && !is_suspended(&it, resume_at));
         minutes.push((resume_at - now) / 60_000);
@@ -68,9 +68,9 @@ fn suspension_takes_one_minute_and_doubles_up_to_thirty() {
 #[test]
 fn second_suspension_by_another_worker_changes_nothing() {
     let mut it = job("a", "x", 0);
-    suspend(&mut it, "half of a batch failed", None, 1_000);
+    suspend(&mut it, "at least half of a batch failed", None, 1_000);
     let once = it.clone();
-    suspend(&mut it, "half of a batch failed", None, 1_500);
+    suspend(&mut it, "at least half of a batch failed", None, 1_500);
     assert_eq!(it, once);
 }
 
@@ -99,7 +99,7 @@ fn job_without_a_result_for_a_day_is_cancelled() {
     let mut it = job("a", "x", 0);
     let mut now = 5_000;
     while it.is_open() {
-        suspend(&mut it, "half of a batch failed", None, now);
+        suspend(&mut it, "at least half of a batch failed", None, now);
         now = it.resume_at.unwrap_or(now);
         if it.is_open() {
             resume(&mut it, now);
@@ -107,7 +107,10 @@ fn job_without_a_result_for_a_day_is_cancelled() {
     }
     assert!((GIVE_UP_MS..GIVE_UP_MS + SUSPENSION_MAX_MS).contains(&(now - 5_000)));
     assert!(it.is_cancelled() && it.ended_at.is_some());
-    assert_eq!(it.reason.as_deref(), Some("half of a batch failed"));
+    assert_eq!(
+        it.reason.as_deref(),
+        Some("at least half of a batch failed")
+    );
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn outcomes(counts: &[(Outcome, usize)]) -> Vec<Outcome> {
 #[test]
 fn half_of_a_batch_failed_suspends() {
     use Outcome::{Failed, Fresh};
-    let suspended = Err("half of a batch failed");
+    let suspended = Err("at least half of a batch failed");
     let judged = |failed, fresh, attempt| {
         judge(&outcomes(&[(Failed, failed), (Fresh, fresh)]), attempt, 0.2)
     };

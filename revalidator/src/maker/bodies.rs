@@ -1,4 +1,4 @@
-//! Assets of jobs that came with their requests: temporary files of the process that received them.
+//! Assets that clients send with a new job: temporary files of the process that received them.
 //!
 //! Only this process can transmit them. It acquires the lease of the maker before it creates the job, so another process becomes the
 //! maker only if this one has ended or lost the broker. That maker cancels the job.

@@ -1,6 +1,7 @@
-//! Work for all jobs: overdue and ended ones, space for results, keys of lost processes, and schedules.
+//! Housekeeping: cancels overdue jobs, removes ended jobs and keys of lost processes, bounds the space for results, and creates the
+//! jobs of schedules.
 //!
-//! Every maker does all of it. Repeating a step changes nothing.
+//! Every maker runs all steps. Repeating a step changes nothing.
 
 use std::sync::Arc;
 

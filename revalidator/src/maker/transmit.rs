@@ -1,4 +1,4 @@
-//! Transmission of the assets of a job: reading the source, and publishing batches, while workers begin.
+//! Transmission of a job: reads its assets and publishes batches, while workers already check them.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl<E: Engine> Maker<E> {
             let path = match lock(&self.bodies).get(&job.job_id) {
                 Some(body) => body.file.to_path_buf(),
                 None if job.has_body => bail!("the process that received the assets has ended"),
-                None => app.settings.assets.clone().context("no assets")?,
+                None => app.settings.assets.clone().context("no assets file")?,
             };
             source::check_size(&path)?;
             Source::File(Lines::open(&path, job.cursor.parse().unwrap_or(0))?)
@@ -74,7 +74,7 @@ impl<E: Engine> Maker<E> {
         loop {
             let next = source.next(selection.clone()).await;
             let ((assets, cursor), rest) =
-                next.with_context(|| format!("reading assets after position {:?}", job.cursor))?;
+                next.with_context(|| format!("failed to read assets after {:?}", job.cursor))?;
             source = rest;
             let is_resumable = cursor.is_some();
             sent.cursor = cursor.unwrap_or(sent.cursor);

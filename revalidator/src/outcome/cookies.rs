@@ -1,4 +1,4 @@
-//! What a 200 or 204 means for a match: `{"uid": "…"}`, or that the partner has no uid for the user.
+//! Outcome of a match, from a 200 (`{"uid": "…"}`) or 204 of the partner.
 
 use std::sync::LazyLock;
 

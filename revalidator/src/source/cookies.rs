@@ -1,7 +1,7 @@
-//! The source of an application of kind `cookies`: the matches on its nodes, read by pages.
+//! The source of an application of kind `cookies`: the matches on its nodes, read in pages.
 //!
-//! A page is read from the first node that responds; another node continues after it. Matches that the partner has confirmed
-//! recently are left out.
+//! A page is read from the first node that responds; another node can continue after it. Matches that the partner has confirmed
+//! recently are skipped.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -125,7 +125,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     let body = loop {
         match cookies.nodes.call(&path, None).await {
             Ok(body) => break body,
-            Err(error) => ensure!(attempt < ATTEMPTS, "no node returns its matches: {error:#}"),
+            Err(error) => ensure!(attempt < ATTEMPTS, "no node returned a page: {error:#}"),
         }
         attempt += 1;
         sleep(PAUSE).await;
@@ -134,7 +134,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     let end = lines.pop().unwrap_or_default();
     let end = serde_json::from_slice(end)
         .ok()
-        .context("a page has no end")?;
+        .context("a page has no valid last line")?;
     let matches = lines.into_iter().map(serde_json::from_slice);
     let matches: Option<Vec<_>> = matches.map(Result::ok).collect();
     Ok((matches.context("a page has an invalid line")?, end))

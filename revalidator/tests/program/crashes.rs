@@ -57,7 +57,7 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
     let job = one
         .wait_job(&id, |job| job["revalidatorState"] == "Suspended")
         .await?;
-    assert_eq!(job["reason"], "half of a batch failed");
+    assert_eq!(job["reason"], "at least half of a batch failed");
     assert_eq!(
         job["resumeAt"].as_u64().unwrap() - job["suspendedAt"].as_u64().unwrap(),
         60_000

@@ -1,4 +1,4 @@
-//! Brokers that are full or lose their data, and messages of strangers.
+//! Brokers that are full or lose their data, and messages of other programs.
 
 use std::time::Duration;
 

@@ -79,7 +79,10 @@ async fn a9_half_failed_suspends_and_the_worker_takes_another_job() {
             job.revalidator_state == RevalidatorState::Suspended
         })
         .await;
-    assert_eq!(suspended.reason.as_deref(), Some("half of a batch failed"));
+    assert_eq!(
+        suspended.reason.as_deref(),
+        Some("at least half of a batch failed")
+    );
     assert_eq!(
         suspended.resume_at,
         suspended.suspended_at.map(|at| at + MINUTE)
@@ -107,7 +110,10 @@ async fn a9_origin_that_is_down_for_a_day_cancels_the_job() {
         .await;
     let day = 24 * 60 * MINUTE;
     assert!((START + day..START + day + 35 * MINUTE).contains(&ended.ended_at.unwrap()));
-    assert_eq!(ended.reason.as_deref(), Some("half of a batch failed"));
+    assert_eq!(
+        ended.reason.as_deref(),
+        Some("at least half of a batch failed")
+    );
     assert!(!ended.acknowledged && simulation.results("a").is_empty());
     // About one batch every half hour.
     assert!(
@@ -121,7 +127,10 @@ async fn a9_origin_that_is_down_for_a_day_cancels_the_job() {
 async fn a10_origin_without_any_object_or_permission_removes_nothing() {
     for (status, reason) in [
         (404, "more than half of a batch is gone"),
-        (401, "the origin refuses the requests (401, 403 or 407)"),
+        (
+            401,
+            "the origin refused at least half of a batch (401, 403 or 407)",
+        ),
     ] {
         let mut simulation = Simulation::new(APPS, move |_, _| (status, TIME));
         simulation.maker();

@@ -1,4 +1,4 @@
-//! Makers: transmission, strange results, assets of requests, and files that cannot be written.
+//! Makers: transmission, invalid results, assets of requests, and files that cannot be written.
 
 use std::{fs, time::Duration};
 
@@ -263,8 +263,11 @@ async fn results_that_cannot_be_written_back_are_retried_with_a_reason() {
     let (file, other) = (dir.path().join("assets.ndjson"), dir.path().join("other"));
     fs::rename(&file, &other).unwrap();
     simulation.worker();
-    let is_explained =
-        |job: &JobStatus| job.reason.as_ref().is_some_and(|it| it.contains("retried"));
+    let is_explained = |job: &JobStatus| {
+        job.reason
+            .as_ref()
+            .is_some_and(|it| it.contains("retrying"))
+    };
     let waiting = simulation.wait("a", is_explained).await;
     assert_eq!(waiting.server_state, ServerState::ProcessingResults);
     let messages = simulation.model.messages();

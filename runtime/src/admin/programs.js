@@ -282,7 +282,7 @@ const PROGRAMS = {
     tables: [
       { title: "Open jobs", by: ["job", "app"], of: "revalidator_job_assets", none: "No open jobs.", columns: [
         ["checked", now("revalidator_job_checked_assets"), short],
-        ["listed", now("revalidator_job_assets"), short],
+        ["transmitted", now("revalidator_job_assets"), short],
         ["progress", ratio(now("revalidator_job_checked_assets"), now("revalidator_job_assets")), percent],
       ] },
       counterTable("Outcomes", "revalidator_requests_total", "outcome", "assets"),

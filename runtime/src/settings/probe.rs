@@ -30,7 +30,7 @@ pub fn run(address: &str) -> Result<String, String> {
         .parse()
         .map_err(|_| format!("--admin: {address:?} is not an IP address with a port"))?;
     if address.port() == 0 {
-        return Err("--admin: port 0 is assigned at each start, so it cannot be probed".to_owned());
+        return Err("--admin: cannot probe port 0, because it is not a fixed port".to_owned());
     }
     let address = reachable(address);
     let runtime = Builder::new_current_thread()

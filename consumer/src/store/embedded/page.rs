@@ -1,4 +1,4 @@
-//! Pages of the cookies of one DSP: a range of all cookies in the order of users.
+//! Pages of the cookies of one DSP. A page scans a range of all cookies, in the order of users.
 
 use std::{
     ops::Bound,

@@ -46,7 +46,7 @@ impl Breakers {
         if hanging.all(AbortHandle::is_finished) {
             return Ok(());
         }
-        let why = "no response yet to an earlier command";
+        let why = "an earlier command has no response yet";
         Err(StoreError::Unavailable(why.to_owned()))
     }
 

@@ -16,7 +16,7 @@ const SPREAD_SECONDS_MAX: u64 = 4;
 runtime::problem_kinds! {
     QUOTA_EXCEEDED TOO_MANY_REQUESTS "quota-exceeded"
         "No slot within the maximum wait"
-        "No quota was used. The detail names the exhausted rule, and until when. Retry after Retry-After, or with a larger max_wait. While a \
+        "No quota was used. The detail names the exhausted rule, and until when. Retry after the time in Retry-After, or with a larger max_wait. While a \
          global limit exists, slots are at most 30 s ahead, and a token cannot reserve more of these slots than it leaves free."
     UNKNOWN_LIMIT NOT_FOUND "unknown-limit"
         "Unknown limit"
@@ -43,7 +43,7 @@ runtime::problem_kinds! {
         "More requests than a rule allows in one burst"
         "Use a smaller n. The detail has the maximum."
     TOO_MANY_RULES UNPROCESSABLE_ENTITY "too-many-rules"
-        "The limits of the call have more than 16 rules together"
+        "The limits of the call have more than 16 rules in total"
         "Name fewer limits in one call."
     RULE_OF_CALL UNPROCESSABLE_ENTITY "rule-of-call"
         "Invalid rule for this counter"
@@ -59,17 +59,17 @@ runtime::problem_kinds! {
         "The token does not grant access to this limit"
         "The operator of the limiter lists the limits of each token in the token file."
     MISDIRECTED MISDIRECTED_REQUEST "misdirected"
-        "Only requests to a loopback name from this site are accepted"
+        "Cross-site requests and non-loopback hosts are rejected"
         "Use 127.0.0.1, ::1 or localhost as the host."
     COUNTER_LIMIT SERVICE_UNAVAILABLE "counter-limit-reached"
         "All counters are in use"
         "Unused counters are evicted automatically. The operator of the limiter sets the maximum with --counters."
     NOT_SAVED SERVICE_UNAVAILABLE "not-saved"
         "The limiter cannot write its state"
-        "The change may have been counted without being saved. Retry after Retry-After. The limiter's log has the cause."
+        "The change may have been counted without being saved. Retry after the time in Retry-After. The limiter's log has the cause."
     SERVER_LOST SERVICE_UNAVAILABLE "sharing-server-unavailable"
         "The server of the shared limits is unavailable"
-        "The call was not granted. Retry after Retry-After. Report calls already made with their time (`at`). The rejected request may \
+        "The call was not granted. Retry after the time in Retry-After. Report calls already made with their time (`at`). The rejected request may \
          still have been counted."
 }
 

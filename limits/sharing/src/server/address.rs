@@ -82,7 +82,7 @@ impl Address {
             return Err("a URL with TLS requires tls_ca".to_owned());
         }
         if text.contains('#') {
-            return Err("invalid character #: certificates are always checked, and a # in a password is written %23".to_owned());
+            return Err("invalid character #: write it as %23 in a password; TLS verification cannot be disabled".to_owned());
         }
         match text.trim().into_connection_info() {
             Ok(info) if matches!(info.addr(), ConnectionAddr::Tcp(..)) => {

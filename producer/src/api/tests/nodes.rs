@@ -1,4 +1,4 @@
-//! Tests of what depends on the confirmations of nodes.
+//! Tests of responses that depend on the confirmations of nodes.
 
 use super::*;
 use crate::streams::subscribers::{Call, HERE, Lease, StreamStart, TooManySubscribers};

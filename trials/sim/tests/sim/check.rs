@@ -9,8 +9,8 @@
 //!   (see [`ends`]).
 //! - The cookie was queued for its limit when an incarnation of its producer crashed: no more pairs than were queued, and the tail.
 //!
-//! Order is checked only if it is certain: by position on one connection, otherwise if the response to one request
-//! arrived before the other was sent, by the clocks of their producers. A delayed cookie counts as sent and accepted at its acceptance time. A request
+//! Order is checked only if it is certain. On one connection, requests are in the order of sending. Otherwise, one request is
+//! earlier if, by the clocks of their producers, its response arrived before the other was sent. A delayed cookie counts as sent and accepted at its acceptance time. A request
 //! without a response may have been accepted at any time, so a store may have its value.
 //!
 //! A store may lack what a [deletion](deletions) may cover, and lacks a deletion only where it may lack a cookie.

@@ -36,8 +36,8 @@ const UPDATE: &str = "UPDATE_DOCS";
 const HEAD: &str = "\
 # Metrics
 
-This page is for operators: it lists the Prometheus metrics at `/metrics` of the admin ports (producer 9090, consumer 9091,
-revalidator 9097, limiter 9098). It is [generated](../CONTRIBUTING.md#code-layout).
+This page is for operators: it lists the Prometheus metrics at `/metrics` of the [admin ports](operation.md#monitoring). It is
+[generated](../CONTRIBUTING.md#code-layout).
 
 Metrics that end in `_total` are counters and start at 0 with the process, histograms are marked, and all others are gauges.
 Sums in a description balance in every scrape. `…_cookies_max` and `…_bytes_max` cover the last two intervals between

@@ -148,7 +148,7 @@ impl EngineState {
         }
         if !self.has_capacity(base) {
             return Err(CallError::InvalidRule(format!(
-                "{base:?} has {RULES_MAX} different rules in use or called within the last ten minutes: use one of them, or retry later"
+                "{base:?} already has {RULES_MAX} rules that are in use or were used in the last ten minutes: use one of them, or retry later"
             )));
         }
         self.add_call_limit(base, rule, now);

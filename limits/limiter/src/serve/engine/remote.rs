@@ -1,4 +1,4 @@
-//! Decisions by the server of `[sharing]`: the request for a call, and the effect of the server's decision here.
+//! Decisions by the server of `[sharing]`: the request for a call, and the effect of the decision on this limiter.
 //!
 //! The server counts, by its own clock. The engine keeps the names of limits, feedback restrictions, statistics and the
 //! usage last reported by the server. With guaranteed shares it also counts the granted calls, to enforce its share while the

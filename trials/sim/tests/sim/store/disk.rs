@@ -1,4 +1,4 @@
-//! The state of one consumer's store: what is durable, what is written but uncommitted, and what the judge remembers of both.
+//! The state of one consumer's store: durable and uncommitted records, and a history of both for the checks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
