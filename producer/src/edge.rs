@@ -9,6 +9,7 @@ pub mod dsps;
 pub mod head;
 mod metrics;
 pub mod opt_out;
+pub mod privacy;
 pub mod request;
 pub mod response;
 

@@ -5,6 +5,7 @@
 mod chunk;
 mod limiter;
 mod lookup;
+mod privacy;
 mod request;
 mod rows;
 mod settings;
@@ -13,6 +14,7 @@ pub use self::{
     chunk::chunk,
     limiter::{call, limits_file, record, used_records},
     lookup::lookup,
+    privacy::privacy,
     request::request,
     rows::rows,
     settings::settings,

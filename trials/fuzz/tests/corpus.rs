@@ -41,6 +41,11 @@ fn request_parsing_does_not_depend_on_splits_or_escapes() {
 }
 
 #[test]
+fn privacy_decisions_do_not_depend_on_the_form_of_a_signal() {
+    check("privacy", 10, MUTATIONS, fuzz::privacy);
+}
+
+#[test]
 fn accepted_rows_are_valid_and_unchanged_after_encoding() {
     check("rows", 5, MUTATIONS, fuzz::rows);
 }

@@ -1,0 +1,105 @@
+//! The privacy gate: whether the signals of a request allow a match to be stored.
+//!
+//! [`Signals`] are texts of one request: the opt-out cookie, `Sec-GPC`, the query parameters `gdpr`, `gdpr_consent`, `gpp`,
+//! `gpp_sid` and `us_privacy`, and the country that a trusted proxy reports. [`Config::decide`] is a pure function from
+//! signals to an [`Outcome`]. Only the outcome leaves the gate. `Signals` has no `Debug`, so that it cannot be logged.
+//!
+//! # Formats
+//!
+//! - [TCF 2](https://github.com/InteractiveAdvertisingBureau/GDPR-Transparency-and-Consent-Framework) consent strings
+//! - [GPP](https://github.com/InteractiveAdvertisingBureau/Global-Privacy-Platform) strings, with the sections 2 (TCF), 6
+//!   (`us_privacy`), and 7 to 27 (US states)
+//!
+//! All are bit fields in base64url. The gate reads only the bits that decide, directly from the characters. An invalid
+//! character makes a string malformed only if its bits are read.
+//!
+//! # Cost
+//!
+//! The gate allocates nothing and reads each character a bounded number of times, so the time of a hostile string is
+//! proportional to its length, which the maximum request size bounds. Benchmark: `privacy` in `benches/parts.rs`.
+
+mod bits;
+mod config;
+mod gate;
+mod gpp;
+mod tcf;
+mod us;
+
+use httparse::Header;
+
+pub use self::{
+    config::{
+        Action, Config, Country, DisclosedVendors, GdprWhenAbsent, GpcScope, HeaderName, Mode,
+        Sections, Us,
+    },
+    gate::Outcome,
+};
+
+/// A signal that does not follow its format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Malformed;
+
+/// The privacy signals of a request. An empty text means that the signal is absent.
+#[derive(Clone, Copy, Default)]
+pub struct Signals<'a> {
+    /// The request has the opt-out cookie.
+    pub opted_out: bool,
+    /// The value of the header `Sec-GPC` is exactly `1`.
+    pub gpc: bool,
+    /// From the header that [`Config::country_header`] names.
+    pub country: Option<Country>,
+    /// Whether GDPR applies: `0` or `1`.
+    pub gdpr: &'a str,
+    /// A TCF string.
+    pub gdpr_consent: &'a str,
+    /// A GPP string.
+    pub gpp: &'a str,
+    /// The ids of the GPP sections that apply, comma-separated.
+    pub gpp_sid: &'a str,
+    /// A US privacy string, such as `1YNN`.
+    pub us_privacy: &'a str,
+}
+
+impl<'a> Signals<'a> {
+    /// The signals in a query and in headers, except the opt-out cookie. Of a repeated parameter, the first value that is
+    /// not empty counts.
+    #[must_use]
+    pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
+        let mut signals = Self::default();
+        for parameter in query.split('&') {
+            // Excludes most parameters by one comparison.
+            if !matches!(parameter.as_bytes(), [b'g' | b'u', ..]) {
+                continue;
+            }
+            let Some((name, value)) = parameter.split_once('=') else {
+                continue;
+            };
+            let signal = match name {
+                "gdpr" => &mut signals.gdpr,
+                "gdpr_consent" => &mut signals.gdpr_consent,
+                "gpp" => &mut signals.gpp,
+                "gpp_sid" => &mut signals.gpp_sid,
+                "us_privacy" => &mut signals.us_privacy,
+                _ => continue,
+            };
+            if signal.is_empty() {
+                *signal = value;
+            }
+        }
+        let country_header = config
+            .country_header
+            .as_ref()
+            .map_or("", HeaderName::as_str);
+        for Header { name, value } in headers {
+            if name.eq_ignore_ascii_case("sec-gpc") {
+                signals.gpc |= *value == b"1";
+            } else if name.eq_ignore_ascii_case(country_header) {
+                signals.country = Country::from_header(value);
+            }
+        }
+        signals
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! The table `[privacy]` of the contracts file.
+
+use std::num::NonZeroU16;
+
+use serde::Deserialize;
+
+/// The table, with the defaults of its keys.
+///
+/// ```
+/// use producer::edge::privacy::{Config, Mode};
+///
+/// let config: Config = serde_json::from_str(r#"{"mode": "observe", "host_vendor": 999}"#)?;
+/// assert_eq!(config.mode, Mode::Observe);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Whether a refused match is stored.
+    pub mode: Mode,
+    /// Id of the exchange in the vendor list of the IAB. Without one, no consent string permits a match.
+    pub host_vendor: Option<NonZeroU16>,
+    /// Name of the header in which a proxy reports the country of the client. The proxy must replace a header that the client
+    /// sent.
+    pub country_header: Option<HeaderName>,
+    /// Whether GDPR applies to a request that does not say so.
+    pub gdpr_when_absent: GdprWhenAbsent,
+    /// Which consent strings must disclose both vendors.
+    pub disclosed_vendors: DisclosedVendors,
+    /// Countries of publishers in which purpose 1 needs no consent, if the consent string says so.
+    pub purpose_one_treatment: Vec<Country>,
+    /// Which opt-outs of the US count.
+    pub us: Us,
+    /// Whether Global Privacy Control counts.
+    pub gpc: GpcScope,
+    /// What a malformed signal means.
+    pub malformed: Action,
+}
+
+/// Whether a match that the gate refuses is stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Signals are not read.
+    Off,
+    /// It is stored; only the outcome is counted.
+    Observe,
+    /// It is not stored.
+    #[default]
+    Enforce,
+}
+
+/// Whether GDPR applies to a request without `gdpr` and `gpp_sid`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GdprWhenAbsent {
+    /// It does not.
+    No,
+    /// It does.
+    Yes,
+    /// It does in the EEA, the United Kingdom and Switzerland. An unknown country is none of them.
+    #[default]
+    Country,
+}
+
+/// Which consent strings must disclose both vendors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DisclosedVendors {
+    /// Those created or updated since 2026-03-01, as TCF 2.3 requires.
+    #[default]
+    ByDate,
+    /// All.
+    Always,
+    /// None.
+    Never,
+}
+
+/// What a signal does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// The match is refused.
+    #[default]
+    Deny,
+    /// The signal counts as absent.
+    Ignore,
+}
+
+/// Where Global Privacy Control counts: the header `Sec-GPC`, and the bit in US sections of GPP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GpcScope {
+    /// Everywhere.
+    #[default]
+    Deny,
+    /// If the country is the US, or `gpp_sid` has a section of the US.
+    Us,
+    /// Nowhere.
+    Ignore,
+}
+
+/// Opt-outs of the US: sections 6 to 27 of GPP, and `us_privacy`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Us {
+    /// Opt-out from sale.
+    pub sale: Action,
+    /// Opt-out from sharing.
+    pub sharing: Action,
+    /// Opt-out from targeted advertising.
+    pub targeted: Action,
+    /// Which sections count without `gpp_sid`.
+    pub without_sid: Sections,
+}
+
+/// Which GPP sections of the US count without `gpp_sid`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sections {
+    /// All.
+    #[default]
+    All,
+    /// None.
+    None,
+}
+
+/// A country: two capital letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Country([u8; 2]);
+
+impl Country {
+    pub(super) const US: Self = Self(*b"US");
+
+    /// The EEA, with the regions that have their own codes, the United Kingdom and Switzerland.
+    const GDPR: &'static [u8] =
+        b"AT BE BG CY CZ DE DK EE ES FI FR GR HR HU IE IT LT LU LV MT NL PL PT RO SE SI SK \
+        IS LI NO AX GF GP MF MQ RE YT GB CH";
+
+    /// Reads a header value such as `DE` or `US-CA`; `None` if it does not begin with a country.
+    pub(super) fn from_header(value: &[u8]) -> Option<Self> {
+        let (&country, rest) = value.split_first_chunk()?;
+        let is_country = country.iter().all(u8::is_ascii_alphabetic)
+            && !rest.first().is_some_and(u8::is_ascii_alphanumeric);
+        is_country.then(|| Self(country.map(|letter| letter.to_ascii_uppercase())))
+    }
+
+    pub(super) fn has_gdpr(self) -> bool {
+        Self::GDPR
+            .chunks(3)
+            .any(|country| country.starts_with(&self.0))
+    }
+
+    /// Its number in a consent string: six bits for each letter.
+    pub(super) fn tcf_number(self) -> u64 {
+        let [first, second] = self.0.map(|letter| u64::from(letter - b'A'));
+        first << 6 | second
+    }
+}
+
+impl TryFrom<String> for Country {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match *text.as_bytes() {
+            [first @ b'A'..=b'Z', second @ b'A'..=b'Z'] => Ok(Self([first, second])),
+            _ => Err(format!("invalid country {text:?}: use two capital letters")),
+        }
+    }
+}
+
+/// The name of a request header.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HeaderName(String);
+
+impl TryFrom<String> for HeaderName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let valid = http::HeaderName::try_from(&text);
+        let name = valid.map_err(|_| format!("invalid header name {text:?}"))?;
+        Ok(Self(name.as_str().to_owned()))
+    }
+}
+
+impl HeaderName {
+    /// In lower case.
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn countries_with_gdpr_are_found_in_header_values() {
+        let has_gdpr = |value: &str| Country::from_header(value.as_bytes()).map(Country::has_gdpr);
+        for value in ["DE", "de", "CH", "GB", "AT", "DE-BY", "no", "RE"] {
+            assert_eq!(has_gdpr(value), Some(true), "{value}");
+        }
+        for value in ["US", "us-ca", "XX", "TR", "EU"] {
+            assert_eq!(has_gdpr(value), Some(false), "{value}");
+        }
+        for value in ["", "D", "T1", "DEU", "D E", "-DE"] {
+            assert_eq!(has_gdpr(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn invalid_values_are_rejected() {
+        let parse = |json| serde_json::from_str::<Config>(json).map_err(|error| error.to_string());
+        for (json, expected) in [
+            (r#"{"mode": "on"}"#, "unknown variant `on`"),
+            (r#"{"host_vendor": 0}"#, "nonzero u16"),
+            (r#"{"host_vendor": 65536}"#, "nonzero u16"),
+            (
+                r#"{"country_header": "a b"}"#,
+                "invalid header name \"a b\"",
+            ),
+            (
+                r#"{"purpose_one_treatment": ["de"]}"#,
+                "invalid country \"de\"",
+            ),
+            (r#"{"us": {"sales": "deny"}}"#, "unknown field `sales`"),
+            (r#"{"gpcs": "deny"}"#, "unknown field `gpcs`"),
+        ] {
+            let error = parse(json).expect_err(json);
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(parse("{}"), Ok(Config::default()));
+    }
+}

@@ -1,0 +1,157 @@
+//! GPP strings: a header that lists section ids, and the sections in this order.
+//!
+//! `DBACNY~CPXx…~1YNN` has the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
+
+use super::{Malformed, bits::Bits};
+
+/// The section of TCF consent in the EU.
+pub(super) const TCF_EU: usize = 2;
+
+/// Section ids that the gate judges are smaller.
+const IDS_END: usize = 28;
+
+/// Larger section ids are malformed, which bounds the bits of a header.
+const ID_MAX: usize = 4095;
+
+/// A longer list of section ids is malformed.
+const SECTION_IDS_BYTES_MAX: usize = 256;
+
+const HEADER_TYPE: u64 = 3;
+const HEADER_VERSION: u64 = 1;
+
+/// The known sections of a GPP string by id, empty if absent.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sections<'a>([&'a str; IDS_END]);
+
+impl<'a> Sections<'a> {
+    pub(super) fn parse(text: &'a str) -> Result<Self, Malformed> {
+        let mut parts = Parts(Some(text));
+        let header = Bits::of(parts.next()?);
+        if header.number(0, 6)? != HEADER_TYPE || header.number(6, 6)? != HEADER_VERSION {
+            return Err(Malformed);
+        }
+        let mut sections = Self::default();
+        let count = header.number(12, 12)?;
+        let (mut at, mut id) = (24, 0);
+        for _ in 0..count {
+            let is_range = header.bit(at)?;
+            at += 1;
+            let first = id + fibonacci(header, &mut at)?;
+            id = first;
+            if is_range {
+                id += fibonacci(header, &mut at)?;
+            }
+            if id > ID_MAX {
+                return Err(Malformed);
+            }
+            for id in first..=id {
+                let section = parts.next()?;
+                if section.is_empty() {
+                    return Err(Malformed);
+                }
+                if let Some(known) = sections.0.get_mut(id) {
+                    *known = section;
+                }
+            }
+        }
+        match parts.0 {
+            None => Ok(sections),
+            Some(_) => Err(Malformed),
+        }
+    }
+
+    /// The text of a known section; empty if it is absent.
+    pub(super) fn section(&self, id: usize) -> &'a str {
+        self.0[id]
+    }
+}
+
+/// The parts between tildes that were not read yet; `None` after the last.
+struct Parts<'a>(Option<&'a str>);
+
+impl<'a> Parts<'a> {
+    fn next(&mut self) -> Result<&'a str, Malformed> {
+        let text = self.0.take().ok_or(Malformed)?;
+        let Some(at) = memchr::memchr2(b'~', b'%', text.as_bytes()) else {
+            return Ok(text);
+        };
+        let (part, rest) = text.split_at(at);
+        let rest = rest
+            .strip_prefix('~')
+            .or_else(|| strip_escape(rest, *b"7E"));
+        self.0 = Some(rest.ok_or(Malformed)?);
+        Ok(part)
+    }
+}
+
+/// `text` after the percent sign and two digits at its start.
+fn strip_escape(text: &str, digits: [u8; 2]) -> Option<&str> {
+    let is_same = text.as_bytes().get(1..3)?.eq_ignore_ascii_case(&digits);
+    is_same.then(|| &text[3..])
+}
+
+/// Reads a number in Fibonacci coding: the bit for each Fibonacci number from 1 up, and a final 1.
+fn fibonacci(bits: Bits<'_>, at: &mut usize) -> Result<usize, Malformed> {
+    let (mut number, mut fibonacci, mut next) = (0, 1, 2);
+    let mut previous = false;
+    // The final 1 follows the bit of the largest number, which is less than twice the number before.
+    while fibonacci <= 2 * ID_MAX {
+        let bit = bits.bit(*at)?;
+        *at += 1;
+        if bit && previous {
+            return Ok(number);
+        }
+        if bit {
+            number += fibonacci;
+        }
+        previous = bit;
+        (fibonacci, next) = (next, fibonacci + next);
+    }
+    Err(Malformed)
+}
+
+/// The section ids of `gpp_sid`. Ids above 63 count as unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct SectionIds {
+    known: u64,
+    is_present: bool,
+}
+
+impl SectionIds {
+    /// Parses comma-separated ids. `-1` means that no section applies; `0` that the client has not determined it yet, which
+    /// counts as absent.
+    pub(super) fn parse(text: &str) -> Result<Self, Malformed> {
+        if text.len() > SECTION_IDS_BYTES_MAX {
+            return Err(Malformed);
+        }
+        let mut ids = Self::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let end = memchr::memchr2(b',', b'%', rest.as_bytes()).unwrap_or(rest.len());
+            let (id, separator) = rest.split_at(end);
+            rest = match separator.strip_prefix(',') {
+                None if separator.is_empty() => "",
+                unescaped => unescaped
+                    .or_else(|| strip_escape(separator, *b"2C"))
+                    .ok_or(Malformed)?,
+            };
+            let id: i16 = id.parse().map_err(|_| Malformed)?;
+            match id {
+                0 => continue,
+                1..=63 => ids.known |= 1 << id,
+                -1 | 64.. => {}
+                _ => return Err(Malformed),
+            }
+            ids.is_present = true;
+        }
+        Ok(ids)
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        !self.is_present
+    }
+
+    pub(super) fn contains(self, id: usize) -> bool {
+        self.known >> id & 1 == 1
+    }
+}

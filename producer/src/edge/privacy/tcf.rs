@@ -1,0 +1,161 @@
+//! TCF 2 consent strings: whether two vendors may store a match.
+//!
+//! A string is a core segment and optional segments after dots. Offsets are in bits. Purpose 1 is "store and/or access
+//! information on a device", and only consent permits it.
+
+use super::{
+    Malformed,
+    bits::Bits,
+    config::{Config, DisclosedVendors},
+    gate::Outcome,
+};
+
+/// Bits of the shortest core of version 1. A shorter text is not a consent string of any version.
+const CORE_BITS_MIN: usize = 173;
+
+const VERSION: u64 = 2;
+
+// Offsets in the core segment.
+const CREATED: usize = 6;
+const LAST_UPDATED: usize = 42;
+const PURPOSE_1_CONSENT: usize = 152;
+const PURPOSE_ONE_TREATMENT: usize = 200;
+const PUBLISHER_COUNTRY: usize = 201;
+const VENDOR_CONSENTS: usize = 213;
+
+/// 2026-03-01T00:00:00Z in tenths of a second. Strings since then must disclose vendors (TCF 2.3).
+const DISCLOSURE_SINCE: u64 = 17_723_232_000;
+
+/// Type of the segment of disclosed vendors.
+const DISCLOSED: u64 = 1;
+
+/// Maximum number of segments that are searched; the format has four.
+const SEGMENTS_MAX: usize = 8;
+
+/// A restriction of purpose 1 (six bits) of type 0, "not allowed" (two bits).
+const PURPOSE_1_NOT_ALLOWED: u64 = 1 << 2;
+
+/// Which of two vendors are listed. A vendor 0 is never listed.
+type Listed = [bool; 2];
+
+/// Judges a string for the vendor of the exchange and that of the DSP; 0 for a party that is not a vendor.
+pub(super) fn judge(text: &str, config: &Config, vendors: [u16; 2]) -> Result<Outcome, Malformed> {
+    let mut segments = text.split('.').take(SEGMENTS_MAX).map(Bits::of);
+    let core = segments.next().ok_or(Malformed)?;
+    core.bit(CORE_BITS_MIN - 1)?;
+    if core.number(0, 6)? != VERSION {
+        return Ok(Outcome::ConsentVersion);
+    }
+    if !core.bit(PURPOSE_1_CONSENT)? && !is_treated(core, config)? {
+        return Ok(Outcome::ConsentPurpose);
+    }
+    let ([host, dsp], consents_end) = vendors_in(core, VENDOR_CONSENTS, vendors)?;
+    if !host {
+        return Ok(Outcome::ConsentVendorHost);
+    }
+    if !dsp {
+        return Ok(Outcome::ConsentVendorDsp);
+    }
+    let (_, interests_end) = vendors_in(core, consents_end, vendors)?;
+    if is_restricted(core, interests_end, vendors)? {
+        return Ok(Outcome::ConsentRestricted);
+    }
+    let must_disclose = match config.disclosed_vendors {
+        DisclosedVendors::Always => true,
+        DisclosedVendors::Never => false,
+        DisclosedVendors::ByDate => {
+            let newest = core
+                .number(CREATED, 36)?
+                .max(core.number(LAST_UPDATED, 36)?);
+            newest >= DISCLOSURE_SINCE
+        }
+    };
+    if must_disclose && !are_disclosed(segments, vendors)? {
+        return Ok(Outcome::ConsentUndisclosed);
+    }
+    Ok(Outcome::Allowed)
+}
+
+/// Whether the publisher's country does not require consent to purpose 1 ("purpose one treatment").
+fn is_treated(core: Bits<'_>, config: &Config) -> Result<bool, Malformed> {
+    if config.purpose_one_treatment.is_empty() || !core.bit(PURPOSE_ONE_TREATMENT)? {
+        return Ok(false);
+    }
+    let country = core.number(PUBLISHER_COUNTRY, 12)?;
+    let mut treated = config.purpose_one_treatment.iter();
+    Ok(treated.any(|treated| treated.tcf_number() == country))
+}
+
+fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, Malformed> {
+    // Some encoders omit the count if there are no restrictions.
+    if core.len() < at + 12 {
+        return Ok(false);
+    }
+    let count = core.number(at, 12)?;
+    let mut at = at + 12;
+    for _ in 0..count {
+        let restriction = core.number(at, 8)?;
+        let (listed, end) = ranges(core, at + 8, vendors)?;
+        if restriction == PURPOSE_1_NOT_ALLOWED && listed.contains(&true) {
+            return Ok(true);
+        }
+        at = end;
+    }
+    Ok(false)
+}
+
+fn are_disclosed<'a>(
+    segments: impl Iterator<Item = Bits<'a>>,
+    vendors: [u16; 2],
+) -> Result<bool, Malformed> {
+    for segment in segments.filter(|segment| segment.len() > 0) {
+        if segment.number(0, 3)? == DISCLOSED {
+            let (listed, _) = vendors_in(segment, 3, vendors)?;
+            return Ok(listed == [true; 2]);
+        }
+    }
+    Ok(false)
+}
+
+/// Reads a list of vendors, a bit field or ranges. Returns the listed vendors, and the offset of its end.
+fn vendors_in(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize), Malformed> {
+    let vendor_max = usize::try_from(bits.number(at, 16)?).map_err(|_| Malformed)?;
+    let at = at + 17;
+    if bits.bit(at - 1)? {
+        return ranges(bits, at, vendors);
+    }
+    let end = at + vendor_max;
+    if end > bits.len() {
+        return Err(Malformed);
+    }
+    let mut listed = [false; 2];
+    for (listed, vendor) in listed.iter_mut().zip(vendors.map(usize::from)) {
+        *listed = (1..=vendor_max).contains(&vendor) && bits.bit(at + vendor - 1)?;
+    }
+    Ok((listed, end))
+}
+
+/// Reads a count and as many ranges of vendors.
+fn ranges(bits: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<(Listed, usize), Malformed> {
+    let vendors = vendors.map(u64::from);
+    let mut listed = [false; 2];
+    let count = bits.number(at, 12)?;
+    let mut at = at + 12;
+    for _ in 0..count {
+        let entry = bits.number(at, 17)?;
+        let first = entry & 0xffff;
+        let mut last = first;
+        at += 17;
+        if entry > 0xffff {
+            last = bits.number(at, 16)?;
+            at += 16;
+        }
+        if first == 0 || last < first {
+            return Err(Malformed);
+        }
+        for (listed, vendor) in listed.iter_mut().zip(vendors) {
+            *listed |= (first..=last).contains(&vendor);
+        }
+    }
+    Ok((listed, at))
+}

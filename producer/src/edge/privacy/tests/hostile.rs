@@ -1,0 +1,178 @@
+//! Strings that are built to be expensive. The work is counted in characters read; the other loops consume the text.
+
+use super::{random_strings::Writer, *};
+
+/// Bytes of the string: as many as a request may have.
+const LENGTH: usize = crate::edge::head::HEAD_BYTES_MAX;
+
+#[track_caller]
+fn check_work(name: &str, query: &str, expected: Outcome) {
+    bits::reads::take();
+    let outcome = decide(&config(json!({})), query, &[], 2);
+    let reads = bits::reads::take();
+    assert_eq!(outcome, expected, "{name}");
+    assert!(
+        reads <= 3 * query.len(),
+        "{name}: {reads} characters of {}",
+        query.len()
+    );
+}
+
+/// A core up to the consents of vendors, with consent to purpose 1.
+fn core() -> Writer {
+    let mut core = Writer::default();
+    core.put(2, 6);
+    core.put(0, 36 + 36);
+    core.put(0, 38);
+    core.put(0, 36);
+    core.put(1, 1);
+    core.put(0, 60);
+    core
+}
+
+/// Appends ranges up to the maximum count or length. Returns their number.
+fn fill(writer: &mut Writer, ranges: usize, is_range: bool) {
+    writer.put(ranges as u64, 12);
+    for _ in 0..ranges {
+        writer.put(u64::from(is_range), 1);
+        writer.put(if is_range { 1 } else { 2 }, 16);
+        if is_range {
+            writer.put(65_535, 16);
+        }
+    }
+}
+
+#[test]
+fn ranges_that_cover_all_vendors_are_decided_in_one_pass() {
+    let mut bomb = core();
+    bomb.put(65_535, 16);
+    bomb.put(1, 1);
+    fill(&mut bomb, 2_971, true);
+    bomb.put(0, 16 + 1);
+    bomb.put(0, 12);
+    let text = bomb.text();
+    assert!(
+        (LENGTH - 100..=LENGTH + 100).contains(&text.len()),
+        "{}",
+        text.len()
+    );
+    check_work(
+        "ranges",
+        &format!("gdpr=1&gdpr_consent={text}"),
+        Outcome::Allowed,
+    );
+    check_work(
+        "in GPP",
+        &format!("gpp_sid=2&gpp=DBABMA~{text}"),
+        Outcome::Allowed,
+    );
+    let cut = &text[..text.len() - 20];
+    check_work(
+        "cut",
+        &format!("gdpr=1&gdpr_consent={cut}"),
+        Outcome::Malformed,
+    );
+}
+
+#[test]
+fn lists_of_single_vendors_are_decided_in_one_pass() {
+    let mut bomb = core();
+    for _ in 0..2 {
+        bomb.put(65_535, 16);
+        bomb.put(1, 1);
+        fill(&mut bomb, 2_800, false);
+    }
+    bomb.put(0, 12);
+    check_work(
+        "singles",
+        &format!("gdpr=1&gdpr_consent={}", bomb.text()),
+        Outcome::Allowed,
+    );
+}
+
+#[test]
+fn restrictions_are_decided_in_one_pass() {
+    let mut bomb = core();
+    bomb.put(2, 16);
+    bomb.put(0, 1);
+    bomb.put(1, 2);
+    bomb.put(0, 16 + 1);
+    bomb.put(4_000, 12);
+    for _ in 0..4_000 {
+        bomb.put(1 << 2 | 1, 8);
+        bomb.put(0, 12);
+    }
+    check_work(
+        "restrictions",
+        &format!("gdpr=1&gdpr_consent={}", bomb.text()),
+        Outcome::Allowed,
+    );
+}
+
+#[test]
+fn inverted_and_zero_ranges_are_malformed() {
+    for (first, last) in [(0, 5), (5, 4), (0, 0), (65_535, 1)] {
+        let mut text = core();
+        text.put(65_535, 16);
+        text.put(1, 1);
+        text.put(1, 12);
+        text.put(1, 1);
+        text.put(first, 16);
+        text.put(last, 16);
+        text.put(0, 100);
+        check_work(
+            "range",
+            &format!("gdpr=1&gdpr_consent={}", text.text()),
+            Outcome::Malformed,
+        );
+    }
+}
+
+#[test]
+fn long_lists_of_segments_and_sections_are_bounded() {
+    let dots = ".".repeat(LENGTH);
+    let consent = format!("gdpr=1&gdpr_consent={CONSENT}");
+    check_work("segments", &format!("{consent}{dots}"), Outcome::Allowed);
+    check_work(
+        "section segments",
+        &format!("gpp=DBABLA~CVVqAAAAAABA{dots}"),
+        Outcome::Malformed,
+    );
+    let tildes = "~".repeat(LENGTH);
+    check_work(
+        "sections",
+        &format!("gpp=DBABLA{tildes}"),
+        Outcome::Malformed,
+    );
+    check_work(
+        "escapes",
+        &format!("gpp=DBABLA{}", "%7E".repeat(LENGTH / 3)),
+        Outcome::Malformed,
+    );
+    check_work(
+        "ids",
+        &format!("gpp_sid={}1", "1,".repeat(LENGTH / 2)),
+        Outcome::Malformed,
+    );
+    // The header lists all ids that it can list.
+    let header = random_strings::gpp_header(&[(1, 4_095)]);
+    check_work(
+        "range of ids",
+        &format!("gpp={header}{}", "~x".repeat(4_095)),
+        Outcome::Malformed,
+    );
+    let ones: Vec<_> = (1..=4_095).map(|id| (id, id)).collect();
+    let header = random_strings::gpp_header(&ones);
+    let query = format!("gpp_sid=63&gpp={header}{}", "~x".repeat(4_095));
+    check_work("single ids", &query, Outcome::Allowed);
+    check_work(
+        "header of ones",
+        &format!("gpp=DB{}", "_".repeat(LENGTH)),
+        Outcome::Malformed,
+    );
+    check_work(
+        "header of zeros",
+        &format!("gpp=DBAB{}", "A".repeat(LENGTH)),
+        Outcome::Malformed,
+    );
+}
