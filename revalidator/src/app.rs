@@ -43,14 +43,6 @@ const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Time to release leases after the drain timeout.
 const GRACE: Duration = Duration::from_secs(3);
 
-const API_LIMITS: listen::Limits = listen::Limits {
-    connections_max: 512,
-    connections_per_address_max: Some(256),
-    request_timeout: Some(Duration::from_secs(10)),
-    idle_timeout: Duration::from_secs(75),
-    write_timeout: Some(Duration::from_secs(30)),
-};
-
 /// A running revalidator.
 pub struct App {
     api: listen::Stage,
@@ -132,7 +124,7 @@ impl App {
             let api = Arc::clone(&api);
             async move { api.handle(request).await }
         };
-        services.serve_api(listener, API_LIMITS, &app.api, handler)?;
+        services.serve_api(listener, admin::LIMITS, &app.api, handler)?;
         let (stop, fatal) = (services.stage.stop.clone(), Arc::clone(&app.fatal));
         services.stage.tasks.spawn(async move {
             let running = Box::pin(shared.run(&config.work, stop.clone()));

@@ -12,16 +12,18 @@ use std::{future::Future, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
     caller, debug, http_server,
-    listen::{self, Limits, Listener},
+    listen::{Limits, Listener},
     ready::{self, Component},
     reply::{Reply, content, text},
     services::Services,
+    settings::Common,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use prometheus::{Encoder, TextEncoder};
 
-const LIMITS: Limits = Limits {
+/// Limits of the port, and of other ports for operators.
+pub const LIMITS: Limits = Limits {
     connections_max: 256,
     // A bidder with many lookup connections from one address leaves connections for probes.
     connections_per_address_max: Some(192),
@@ -65,27 +67,37 @@ pub trait Pages: Send + Sync + 'static {
     }
 }
 
-/// Serves the admin port of `services` until their stage stops. `debug` enables `/log-filter` and `/debug/profile`.
-pub(crate) async fn serve(
-    listener: impl Listener,
-    services: Services,
-    metrics: listen::Metrics,
-    debug: bool,
-    pages: impl Pages,
-) {
-    let stage = services.stage.clone();
-    let is_loopback = |address: SocketAddr| address.ip().is_loopback();
-    let port = Arc::new(Port {
-        services,
-        debug,
-        pages: Box::new(pages),
-        requires_loopback_host: listener.local_addr().is_ok_and(is_loopback),
-    });
-    let handler = move |request| {
-        let port = Arc::clone(&port);
-        async move { port.serve(request).await }
-    };
-    http_server::serve(listener, None, LIMITS, metrics, stage, handler).await;
+impl Services {
+    /// Serves the admin port; returns its address. `--debug-endpoints` enables `/log-filter` and `/debug/profile`.
+    ///
+    /// # Errors
+    /// If the address is unknown, or a metric is already registered.
+    pub fn serve_admin(
+        &self,
+        listener: impl Listener,
+        common: &Common,
+        pages: impl Pages,
+    ) -> anyhow::Result<SocketAddr> {
+        let (address, metrics) = (listener.local_addr()?, self.connections("admin")?);
+        let port = Arc::new(Port {
+            services: self.clone(),
+            debug: common.debug_endpoints,
+            pages: Box::new(pages),
+            requires_loopback_host: address.ip().is_loopback(),
+        });
+        let handler = move |request| {
+            let port = Arc::clone(&port);
+            async move { port.serve(request).await }
+        };
+        let stage = self.stage.clone();
+        let serving = http_server::serve(listener, None, LIMITS, metrics, stage, handler);
+        self.stage.tasks.spawn(serving);
+        tracing::info!(%address, "admin port is open");
+        if !address.ip().is_loopback() {
+            tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
+        }
+        Ok(address)
+    }
 }
 
 struct Port {

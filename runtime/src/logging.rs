@@ -109,8 +109,8 @@ impl FromStr for Filter {
 
 impl Filter {
     fn layer(&self) -> EnvFilter {
-        // h2 logs a warning per misbehaving frame of a peer. A filter can override this.
-        EnvFilter::new(format!("h2=error,{}", self.0))
+        // h2 logs a warning per misbehaving frame of a peer, and async_nats passwords at debug. A filter can override this.
+        EnvFilter::new(format!("h2=error,async_nats=info,{}", self.0))
     }
 }
 

@@ -1,6 +1,7 @@
-//! What every server has besides its data path: process metrics, the admin port, the reload of files, and the port of an API.
+//! What every server has besides its data path: process metrics, the reload of files, and the port of an API. The
+//! module `admin` adds the admin port.
 
-use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -8,12 +9,11 @@ use hyper::body::Incoming;
 use tokio::{net::TcpListener, time::Instant};
 
 use crate::{
-    admin::{self, Pages},
     http_server,
-    listen::{self, Limits, Listener, Stage},
+    listen::{self, Limits, Stage},
     metrics::{Registry, register_process},
     reload::{self, Reloader, Source},
-    settings::{Common, live_config},
+    settings::live_config,
 };
 
 /// Time for which the admin port stays open at the end of a drain.
@@ -66,27 +66,6 @@ impl Services {
             let watching = Arc::clone(files).watch(self.files.clone(), stage.stop.clone());
             stage.tasks.spawn(watching);
         }
-    }
-
-    /// Serves the admin port; returns its address.
-    ///
-    /// # Errors
-    /// If the address is unknown, or a metric is already registered.
-    pub fn serve_admin(
-        &self,
-        listener: impl Listener,
-        common: &Common,
-        pages: impl Pages,
-    ) -> anyhow::Result<SocketAddr> {
-        let address = listener.local_addr()?;
-        let (connections, debug) = (self.connections("admin")?, common.debug_endpoints);
-        let serving = admin::serve(listener, self.clone(), connections, debug, pages);
-        self.stage.tasks.spawn(serving);
-        tracing::info!(%address, "admin port is open");
-        if !address.ip().is_loopback() {
-            tracing::warn!(admin = %address, "the admin port is open to anyone who reaches this address");
-        }
-        Ok(address)
     }
 
     /// Serves a plain-text API in `stage`.
