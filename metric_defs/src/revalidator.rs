@@ -41,6 +41,10 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
     "Invalid messages that were ignored.",
 );
+pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
+    "revalidator_result_bytes",
+    "Bytes of the results of all jobs, in a process with a maker. Above 3 GiB, only the oldest job is transmitted; 4 GiB are full.",
+);
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",
     "Jobs by state, including ended jobs that are kept.",

@@ -1,15 +1,15 @@
 //! The commands `revalidator jobs …`, which call the API.
 
-use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 use clap::Parser;
 use http::{Method, header};
 use runtime::settings::info_commands;
 use serde_json::Value;
 use url::Url;
 
-use crate::{client, messages::JobStatus, metrics::job_state};
+use crate::{client, messages::JobStatus, metrics::job_state, servers::token};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -64,8 +64,7 @@ async fn run(cli: &Cli) -> Result<String> {
     let http = client::builder().build()?;
     let mut request = http.request(method, cli.url.join(&path)?);
     if let Some(file) = &cli.token_file {
-        let token = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        request = request.bearer_auth(token.lines().next().unwrap_or_default().trim());
+        request = request.bearer_auth(token(file).map_err(Error::msg)?);
     }
     if cli.action == "create" {
         request = request
@@ -87,8 +86,9 @@ async fn run(cli: &Cli) -> Result<String> {
         let (id, state, checked) = (&job.job_id, job_state(job), job.counts.checked);
         let reason = job.reason.as_deref().unwrap_or_default();
         format!(
-            "{id}  {state}  {checked}/{} checked  {reason}\n",
-            job.asset_count
+            "{id}  {state}  {checked}/{} checked  {}\n",
+            job.asset_count,
+            reason.escape_debug()
         )
     });
     Ok(lines.collect())

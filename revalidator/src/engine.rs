@@ -4,7 +4,7 @@
 
 pub mod nats;
 
-use std::{future::Future, time::Duration};
+use std::{collections::HashSet, future::Future, time::Duration};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -59,34 +59,25 @@ pub enum Settlement {
     InProgress,
 }
 
-/// A batch that is delivered to this worker, and to another one if it is neither settled nor in progress for [`ACK_WAIT`].
-pub trait Delivery: Send + Sync + 'static {
-    /// The message.
-    fn payload(&self) -> &Bytes;
-
-    /// Reports the state of the batch.
-    fn settle(&self, settlement: Settlement) -> impl Call<()>;
-}
-
-/// The batches of a job.
-pub trait Batches: Send + 'static {
-    /// A delivered batch.
-    type Delivery: Delivery;
-
-    /// The next batch; `None` if there is none within `wait`.
-    fn next(&mut self, wait: Duration) -> impl Call<Option<Self::Delivery>>;
-}
-
 /// Time after which an unsettled batch is delivered to another worker.
 pub const ACK_WAIT: Duration = Duration::from_secs(30);
 
 /// Maximum bytes of the results of all jobs.
 pub const RESULT_BYTES_MAX: u64 = 4 << 30;
 
+/// Bytes of results above which only the oldest job is transmitted, and no other is created.
+pub const OPEN_RESULT_BYTES_MAX: u64 = RESULT_BYTES_MAX / 4 * 3;
+
+/// Maximum bytes of a message. A result has more than its batch: the new validators.
+pub const MESSAGE_BYTES_MAX: usize = 700 << 10;
+
 /// A connection to the broker.
 pub trait Engine: Clone + Send + Sync + 'static {
-    /// Batches of a job.
-    type Batches: Batches;
+    /// The batches of a job.
+    type Batches: Send + Sync;
+
+    /// A batch that is delivered to this worker, and to another one if it is neither settled nor in progress for [`ACK_WAIT`].
+    type Delivery: Send + Sync;
 
     /// Watches a bucket.
     fn watch(&self, bucket: Bucket) -> impl Call<Watch>;
@@ -115,6 +106,16 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// The batches of a job, of which up to `workers` are processed at a time.
     fn batches(&self, job: &str, workers: u32) -> impl Call<Self::Batches>;
 
+    /// The next batch with its message; `None` if there is none within `wait`.
+    fn next_batch(
+        &self,
+        batches: &Self::Batches,
+        wait: Duration,
+    ) -> impl Call<Option<(Bytes, Self::Delivery)>>;
+
+    /// Reports the state of a batch.
+    fn settle(&self, delivery: &Self::Delivery, settlement: Settlement) -> impl Call<()>;
+
     /// Publishes the result of a batch.
     fn send_result(&self, job: &str, id: &str, payload: Bytes) -> impl Call<()>;
 
@@ -123,6 +124,9 @@ pub trait Engine: Clone + Send + Sync + 'static {
 
     /// Bytes of the results of all jobs, up to [`RESULT_BYTES_MAX`].
     fn result_bytes(&self) -> impl Call<u64>;
+
+    /// Ids of all jobs that have batches or results.
+    fn jobs_with_messages(&self) -> impl Call<HashSet<String>>;
 
     /// Removes the batches of a job that has ended. With `results`, also its results.
     fn purge(&self, job: &str, results: bool) -> impl Call<()>;

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use hyper::body::{Body as _, Incoming};
@@ -37,18 +38,31 @@ use crate::{
     problem::{self, Problem, broker, invalid},
 };
 
-/// Results of one response.
+/// Results of one response, and bytes after which it ends.
 const RESULTS_MAX: usize = 10;
+const RESULT_BYTES: usize = 1 << 20;
 
 /// Wait for the next result, after which the response ends.
 const RESULT_WAIT: Duration = Duration::from_millis(500);
 
-/// Requests that may have a JSON body or results in memory at a time; others wait.
+/// Requests that may have a JSON body in memory at a time, and large responses until they are sent; others wait.
 static LARGE_REQUESTS: Semaphore = Semaphore::const_new(8);
+static LARGE_RESPONSES: Semaphore = Semaphore::const_new(8);
 
-async fn large_request() -> SemaphorePermit<'static> {
-    let permit = LARGE_REQUESTS.acquire().await;
-    permit.expect("it is never closed")
+async fn permit(of: &'static Semaphore) -> SemaphorePermit<'static> {
+    of.acquire().await.expect("it is never closed")
+}
+
+/// A large response. A client may read it slowly.
+struct Large {
+    bytes: Vec<u8>,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl AsRef<[u8]> for Large {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// The API.
@@ -108,10 +122,17 @@ impl<E: Engine> Api<E> {
             ["v1", "jobs"] if is_post => self.create_job(head, body, false).await,
             ["v1", "jobs"] if is_get => {
                 self.engine()?;
+                let permit = permit(&LARGE_RESPONSES).await;
                 let jobs = self.mirror.jobs();
                 let mut jobs: Vec<&JobStatus> = jobs.iter().map(|job| &**job).collect();
                 jobs.sort_by_key(|job| (job.created_at, &job.job_id));
-                Ok(json(StatusCode::OK, &object!({ "jobs": jobs })))
+                let jobs = serde_json::to_string(&jobs).unwrap_or_default();
+                let bytes = format!("{{\"jobs\":{jobs}}}\n").into_bytes();
+                let body = Bytes::from_owner(Large {
+                    bytes,
+                    _permit: permit,
+                });
+                Ok(content(StatusCode::OK, "application/json", body))
             }
             ["v1", "workers"] if is_get => {
                 self.engine()?;
@@ -120,16 +141,19 @@ impl<E: Engine> Api<E> {
                 Ok(json(StatusCode::OK, &object!({ "workers": workers })))
             }
             ["v1", "jobs", id] if is_get => {
-                let found = change_job(self.engine()?, id, |_| false).await;
+                let found = change_job(self.engine()?, id, |_| ()).await;
                 let found = found.map_err(|error| broker(&error))?;
                 Ok(json(StatusCode::OK, &found.ok_or_else(not_found)?))
             }
             ["v1", "jobs", id, "results"] if is_get => {
                 self.results(id, head.uri.query().unwrap_or_default()).await
             }
-            ["v1", "jobs", id, operation] if is_post => {
-                self.operate(id, operation, &head.headers).await
-            }
+            [
+                "v1",
+                "jobs",
+                id,
+                operation @ ("pause" | "resume" | "cancel" | "acknowledge"),
+            ] if is_post => self.operate(id, operation, &head.headers).await,
             ["v1", "revalidate"] if is_post => self.create_job(head, body, true).await,
             ["v1", "problems", name] => {
                 let kind = problem::KINDS.iter().find(|kind| kind.name == name);
@@ -137,44 +161,40 @@ impl<E: Engine> Api<E> {
                 let page = format!("{} ({})\n\n{}\n", kind.title, kind.status, kind.advice);
                 Ok(text(StatusCode::OK, page))
             }
-            ["v1", "jobs"] => Err(method_not_allowed("GET, HEAD, POST")),
-            ["v1", "workers"] | ["v1", "jobs", _] | ["v1", "jobs", _, "results"] => {
-                Err(method_not_allowed("GET, HEAD"))
-            }
-            [
-                "v1",
-                "jobs",
-                _,
-                "pause" | "resume" | "cancel" | "acknowledge",
-            ]
-            | ["v1", "revalidate"] => Err(method_not_allowed("POST")),
             _ => Err(not_found()),
         }
     }
 
     /// Up to [`RESULTS_MAX`] results as NDJSON, from the position `from` on. The last line has the position of the next ones.
     async fn results(&self, id: &str, query: &str) -> Result<Reply, Problem> {
-        let _permit = large_request().await;
         let engine = self.engine()?;
         if self.mirror.job(id).is_none() {
             return Err(Problem::new(problem::NOT_FOUND, ""));
         }
         let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
         let from = from.map_err(|_| invalid("from: use the `from` of an earlier response"))?;
+        let permit = permit(&LARGE_RESPONSES).await;
         let results = engine.results(id, from).await;
         let mut results = results.map_err(|error| broker(&error))?;
-        let (mut lines, mut next) = (Vec::new(), from);
+        let (mut bytes, mut next) = (Vec::new(), from);
         for _ in 0..RESULTS_MAX {
             let Ok(Some(result)) = timeout(RESULT_WAIT, results.next()).await else {
                 break;
             };
             let (position, payload) = result.map_err(|error| broker(&error))?;
-            lines.extend_from_slice(&payload);
-            lines.push(b'\n');
+            bytes.extend_from_slice(&payload);
+            bytes.push(b'\n');
             next = position + 1;
+            if bytes.len() >= RESULT_BYTES {
+                break;
+            }
         }
-        lines.extend_from_slice(format!("{}\n", object!({ "next": next })).as_bytes());
-        Ok(content(StatusCode::OK, "application/x-ndjson", lines))
+        bytes.extend_from_slice(format!("{}\n", object!({ "next": next })).as_bytes());
+        let body = Bytes::from_owner(Large {
+            bytes,
+            _permit: permit,
+        });
+        Ok(content(StatusCode::OK, "application/x-ndjson", body))
     }
 
     async fn operate(
@@ -191,10 +211,8 @@ impl<E: Engine> Api<E> {
         }
         let engine = self.engine()?;
         let mut applied = Ok(());
-        let change = |job: &mut JobStatus| {
-            applied = apply(operation, job, runtime::unix_micros() / 1000);
-            applied.is_ok()
-        };
+        let now = runtime::unix_micros() / 1000;
+        let change = |job: &mut JobStatus| applied = apply(operation, job, now);
         let changed = change_job(engine, id, change).await;
         let changed = changed.map_err(|error| broker(&error))?;
         let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
@@ -215,19 +233,12 @@ fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static 
             return Err("the job is not suspended");
         }
         "resume" => jobs::resume(job, now),
-        "cancel" => {
+        _ => {
             jobs::cancel(job, "cancelled by an operator", now);
             job.acknowledged = true;
         }
-        _ => return Err("unknown operation"),
     }
     Ok(())
-}
-
-fn method_not_allowed(allowed: &'static str) -> Problem {
-    let mut problem = Problem::new(problem::METHOD, "");
-    problem.allow = Some(allowed);
-    problem
 }
 
 /// Parses a JSON object.

@@ -15,6 +15,9 @@ pub const SUSPENSION_MIN_MS: u64 = 60_000;
 /// Maximum suspension.
 pub const SUSPENSION_MAX_MS: u64 = 30 * 60_000;
 
+/// Maximum number of open jobs.
+pub const OPEN_JOBS_MAX: usize = 1000;
+
 /// A day.
 pub const DAY_MS: u64 = 24 * 3_600_000;
 
@@ -169,13 +172,21 @@ pub fn judge(outcomes: &[Outcome], attempt: u32, brake: f64) -> Result<usize, &'
     if is_part(gone) && 2 * gone > outcomes.len() {
         return Err("more than half of a batch is gone");
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a fraction of a small number"
-    )]
-    Ok((outcomes.len() as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize)
+    // Otherwise URLs that are not requested would permit further removals.
+    let requested = outcomes.len() - count(Outcome::Unexpected);
+    Ok(removals_max(requested, brake))
+}
+
+/// The maximum number of objects that may be removed.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a fraction of a small number"
+)]
+pub fn removals_max(objects: usize, brake: f64) -> usize {
+    (objects as f64 * brake.clamp(0.0, 1.0) + 1e-9).floor() as usize
 }
 
 /// Whether the object of a result is to be removed.
@@ -203,6 +214,8 @@ pub const WINDOW: u64 = 200;
 pub struct Tally {
     /// Batches whose first attempt is counted.
     pub first: HashSet<u64>,
+    /// First batch that is not counted.
+    next: u64,
     retried: HashSet<u64>,
     /// Assets whose first attempt failed.
     failed: u64,
@@ -223,7 +236,10 @@ impl Tally {
             }
             _ => 0,
         };
-        let is_small = result.results.len() <= BATCH_ASSETS_MAX;
+        // Retries are batches, too.
+        let is_short = |it: &AssetResult| it.asset.is_short() || !is_retried(it, result.attempt);
+        let is_small =
+            result.results.len() <= BATCH_ASSETS_MAX && result.results.iter().all(is_short);
         result.job_id == job.job_id && result.batch < batches && is_small
     }
 
@@ -236,6 +252,9 @@ impl Tally {
         };
         if !batches.insert(result.batch) {
             return false;
+        }
+        while self.first.contains(&self.next) {
+            self.next += 1;
         }
         for one in &result.results {
             if is_retried(one, result.attempt) {
@@ -266,7 +285,7 @@ impl Tally {
     /// Whether the first attempts of all batches are counted.
     #[must_use]
     pub fn has_all(&self, batch_count: u64) -> bool {
-        has_all(&self.first, batch_count)
+        self.next >= batch_count
     }
 
     /// Whether all batches are counted.
@@ -275,13 +294,8 @@ impl Tally {
         let retries = job.retry_batch_count;
         job.server_state != ServerState::Transmitting
             && self.has_all(job.batch_count)
-            && retries.is_some_and(|count| has_all(&self.retried, count))
+            && retries.is_some_and(|count| self.retried.len() as u64 >= count)
     }
-}
-
-/// Whether the batches below `count` are there.
-fn has_all(batches: &HashSet<u64>, count: u64) -> bool {
-    batches.len() as u64 >= count && (0..count).all(|batch| batches.contains(&batch))
 }
 
 #[cfg(test)]

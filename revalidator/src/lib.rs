@@ -5,7 +5,7 @@
 //!
 //! - [`messages`] are the objects on the broker; [`engine`] is the broker, and [`mirror`] a copy of its buckets.
 //! - [`jobs`], [`concurrency`], [`outcome`] and [`digest`] decide, without network, disk or clock.
-//! - [`create`] creates jobs, also by a [`schedule`]. A [`maker`] transmits the assets of a [`source`].
+//! - A [`maker`] creates jobs by a [`schedule`], and transmits the assets of a [`source`].
 //! - [`worker`] takes a job by a [`lease`] and checks its batches ([`batch`]) by requests to an [`origin`], within the limits of a
 //!   [`limiter`]. It changes [`contents`], or [`matches`](mod@matches) through other [`servers`].
 //! - [`apps`] is the file of applications, [`config`] has the other settings, [`client`] those of HTTP clients.
@@ -21,7 +21,6 @@ pub mod client;
 pub mod concurrency;
 pub mod config;
 pub mod contents;
-pub mod create;
 pub mod digest;
 pub mod engine;
 pub mod http;

@@ -8,25 +8,29 @@ pub mod bodies;
 mod housekeeping;
 mod transmit;
 
-use std::{collections::HashMap, env, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
-use runtime::metrics::as_f64;
 use tokio::{
     sync::{Semaphore, watch},
     task::{AbortHandle, JoinSet, spawn_blocking},
     time::{interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
 
 use self::bodies::{Bodies, lock};
 use crate::{
     apps::{App, CurrentApps},
-    create::OPEN_JOBS_MAX,
     engine::Engine,
-    jobs,
+    jobs::{self, OPEN_JOBS_MAX},
     lease::Lease,
     messages::{
         AllowDelete, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
@@ -43,6 +47,12 @@ const TICK: Duration = Duration::from_secs(1);
 /// Pause after an error; it doubles with each further error of a job.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// First words of the reason of a job that is retried.
+const RETRIED: &str = "retrying after an error";
+
+/// Time after which received assets are removed if their job does not exist.
+const UNKNOWN_JOB: Duration = Duration::from_secs(60);
 
 /// What a maker needs; clones share it.
 #[derive(Clone)]
@@ -73,13 +83,13 @@ impl<E: Engine> Maker<E> {
         let mut tasks = JoinSet::new();
         let mut running = HashMap::new();
         let mut changes = self.mirror.changes();
-        let mut last_housekeeping = 0;
+        let (mut last_housekeeping, mut strays) = (0, HashSet::new());
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             while tasks.join_next().now_or_never().flatten().is_some() {}
             if self.mirror.is_current() {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
-                let kept = self.keep_house(&mut last_housekeeping).await;
+                let kept = self.keep_house(&mut last_housekeeping, &mut strays).await;
                 if let Err(error) = taken.and(kept) {
                     tracing::debug!(error = format!("{error:#}"), "failed to process the jobs");
                 }
@@ -96,9 +106,10 @@ impl<E: Engine> Maker<E> {
         running: &mut HashMap<String, AbortHandle>,
     ) -> Result<()> {
         running.retain(|_, task| !task.is_finished());
-        let is_transmitted =
-            |it: Arc<JobStatus>| !it.is_open() || it.server_state != ServerState::Transmitting;
-        lock(&self.bodies).retain(|id, _| !self.mirror.job(id).is_some_and(is_transmitted));
+        lock(&self.bodies).retain(|id, body| match self.mirror.job(id) {
+            Some(job) => job.is_open() && job.server_state == ServerState::Transmitting,
+            None => body.at.elapsed() < UNKNOWN_JOB,
+        });
         let (apps, mut jobs) = ((self.apps)(), self.mirror.jobs());
         jobs.sort_by_key(|job| (job.created_at, job.job_id.clone()));
         let candidates = jobs::candidates(jobs.iter().map(|job| &**job), (self.clock)());
@@ -129,63 +140,68 @@ impl<E: Engine> Maker<E> {
         Ok(())
     }
 
-    /// Makes a job until it ends, the lease is lost, or `stop`.
+    /// Makes a job until it ends, the lease is lost, `stop`, or a file is missing. Another maker may have the file, so this one then
+    /// leaves the job to others for a while.
     async fn make(&self, id: &str, app: &Arc<App>, lease: Lease<E>) {
         let lost = lease.lost().clone();
-        tokio::select! {
-            () = self.make_with_retries(id, app) => {}
-            () = lost.cancelled() => {}
-            () = self.stop.cancelled() => {}
-        }
+        let pause = tokio::select! {
+            pause = self.make_with_retries(id, app) => pause,
+            () = lost.cancelled() => Duration::ZERO,
+            () = self.stop.cancelled() => Duration::ZERO,
+        };
         lease.release().await;
+        self.stop.run_until_cancelled(sleep(pause)).await;
     }
 
-    async fn make_with_retries(&self, id: &str, app: &Arc<App>) {
+    /// Returns the time for which other makers may take the job.
+    async fn make_with_retries(&self, id: &str, app: &Arc<App>) -> Duration {
         let mut pause = RETRY_PAUSE;
-        loop {
-            let Err(error) = self.make_once(id, app).await else {
-                return;
-            };
-            let error = format!("retrying after an error: {error:#}");
-            tracing::warn!(job = id, error, "the maker of a job failed, retrying");
+        while let Err(error) = self.make_once(id, app).await {
+            let text = format!("{RETRIED}: {error:#}");
+            tracing::warn!(
+                job = id,
+                error = text,
+                "the maker of a job failed, retrying"
+            );
             let explain = |job: &mut JobStatus| {
-                let is_new = job.reason.replace(error.clone()).as_ref() != Some(&error);
-                is_new && job.is_open() && job.revalidator_state != RevalidatorState::Suspended
+                if job.is_open() && job.revalidator_state != RevalidatorState::Suspended {
+                    job.reason = Some(text.clone());
+                }
             };
             drop(self.change(id, explain).await);
+            if error.is::<io::Error>() {
+                return RETRY_PAUSE_MAX;
+            }
             sleep(pause).await;
             pause = (2 * pause).min(RETRY_PAUSE_MAX);
         }
+        Duration::ZERO
     }
 
-    async fn change(
-        &self,
-        id: &str,
-        change: impl FnMut(&mut JobStatus) -> bool,
-    ) -> Result<JobStatus> {
+    async fn change(&self, id: &str, change: impl FnMut(&mut JobStatus)) -> Result<JobStatus> {
         let job = change_job(&self.engine, id, change).await?;
         job.context("the job was deleted")
     }
 
     async fn make_once(&self, id: &str, app: &Arc<App>) -> Result<()> {
-        let Some(mut job) = change_job(&self.engine, id, |_| false).await? else {
+        let Some(mut job) = change_job(&self.engine, id, |_| ()).await? else {
             return Ok(());
         };
+        if job.server_state == ServerState::Finished {
+            return self.engine.purge(id, false).await;
+        }
         if !job.is_open() && !job.is_cancelled() {
-            // Another program wrote states that contradict each other, or an unknown one.
-            let suspend = |job: &mut JobStatus| {
-                jobs::pause(job, (self.clock)());
-                job.reason = Some("another program wrote contradictory states".to_owned());
-                true
-            };
-            job = self.change(id, suspend).await?;
+            // Transmission continues at the cursor, which may be the end.
+            job.server_state = ServerState::Transmitting;
+            job = self.change(id, |it| self.restore(it, &job)).await?;
         }
         if !job.is_open() {
             return self.end_cancelled(id, None).await;
         }
         let mut results = self.engine.results(id, 0).await?;
-        let dir = app.settings.assets.as_deref().map(source::directory);
-        let mut counted = ResultFile::new_in(dir.unwrap_or(&env::temp_dir()));
+        let list = app.settings.assets.as_deref().filter(|_| !job.push);
+        let mut counted = ResultFile::new(list);
+        counted.tally.counts.other.clone_from(&job.counts.other);
         let progress = watch::Sender::new(0);
         let first = job.clone();
         let transmission = self.transmit(&first, app, progress.subscribe());
@@ -194,37 +210,48 @@ impl<E: Engine> Maker<E> {
         let mut ticks = interval(TICK);
         loop {
             tokio::select! {
-                sent = &mut transmission, if transmits => {
-                    if let Err(error) = sent {
+                sent = &mut transmission, if transmits => match sent {
+                    Ok(sent) => {
+                        transmits = false;
+                        (job.server_state, job.batch_count) = (sent.server_state, sent.batch_count);
+                    }
+                    Err(error) if error.is::<io::Error>() && !job.has_body => return Err(error),
+                    Err(error) => {
                         return self.end_cancelled(id, Some(&format!("{error:#}"))).await;
                     }
-                    transmits = false;
-                }
+                },
                 result = results.next() => {
                     let (_, result) = result.context("the stream of results ended")??;
-                    self.count(&job, app, &result, &mut counted)?;
+                    self.count(&job, &result, &mut counted)?;
                     progress.send_replace(counted.tally.first.len() as u64);
-                    if !counted.tally.has_all(job.batch_count) {
+                    if transmits || !counted.tally.has_all(job.batch_count) {
                         continue;
                     }
                 }
                 _ = ticks.tick() => {}
             }
-            let write_counts = |job: &mut JobStatus| {
-                let counts = counted.tally.counts;
-                std::mem::replace(&mut job.counts, counts) != counts && job.is_open()
+            let update = |it: &mut JobStatus| {
+                let is_own = it.server_state == job.server_state
+                    && it.batch_count == job.batch_count
+                    && it.retry_batch_count == job.retry_batch_count;
+                if !it.is_cancelled() && !(it.is_open() && (is_own || transmits)) {
+                    self.restore(it, &job);
+                }
+                if it.is_open() {
+                    it.counts.clone_from(&counted.tally.counts);
+                    drop(it.reason.take_if(|it| it.starts_with(RETRIED)));
+                }
             };
-            job = self.change(id, write_counts).await?;
+            job = self.change(id, update).await?;
             if !job.is_open() {
                 return self.end_cancelled(id, None).await;
             }
-            let is_transmitting = job.server_state == ServerState::Transmitting;
-            if is_transmitting || !counted.tally.has_all(job.batch_count) {
+            if transmits || !counted.tally.has_all(job.batch_count) {
                 continue;
             }
             if job.retry_batch_count.is_none() {
                 let count = self.send_retries(id, &mut counted).await?;
-                let set = |job: &mut JobStatus| job.retry_batch_count.replace(count).is_none();
+                let set = |job: &mut JobStatus| job.retry_batch_count = Some(count);
                 job = self.change(id, set).await?;
             }
             if counted.tally.is_complete(&job) {
@@ -233,29 +260,22 @@ impl<E: Engine> Maker<E> {
         }
     }
 
+    /// Suspends a job whose state another program has changed to an impossible one, and restores the `last` one.
+    fn restore(&self, job: &mut JobStatus, last: &JobStatus) {
+        job.server_state.clone_from(&last.server_state);
+        (job.batch_count, job.retry_batch_count) = (last.batch_count, last.retry_batch_count);
+        jobs::pause(job, (self.clock)());
+        job.reason = Some("another program wrote an impossible state".to_owned());
+    }
+
     /// Counts a result, and adds it to the file.
-    fn count(&self, job: &JobStatus, app: &App, it: &[u8], to: &mut ResultFile) -> Result<()> {
+    fn count(&self, job: &JobStatus, it: &[u8], to: &mut ResultFile) -> Result<()> {
         let result = serde_json::from_slice::<JobResult>(it).ok();
-        let Some(mut result) = result.filter(|it| to.tally.is_expected(it, job)) else {
+        let Some(result) = result.filter(|it| to.tally.is_expected(it, job)) else {
             self.metrics.invalid_messages.inc();
             tracing::debug!(job = job.job_id, "ignored an invalid result");
             return Ok(());
         };
-        let removable = match job.permitted(app.settings.allow_delete) {
-            AllowDelete::None => 0.0,
-            AllowDelete::Partial => app.settings.brake,
-            AllowDelete::All => 1.0,
-        };
-        let (all, deleted) = (result.results.iter(), result.results.iter());
-        let deleted = deleted.filter(|it| it.is_deleted).count() as u64;
-        // Not of a worker of ours. Lines without validators are checked again without conditions.
-        if as_f64(deleted) > as_f64(all.len() as u64) * removable + 1e-9 {
-            for one in &mut result.results {
-                one.is_deleted = false;
-                let asset = &mut one.asset;
-                (asset.e_tag, asset.hash, asset.last_modified) = Default::default();
-            }
-        }
         if !to.add(&result)? {
             self.metrics.batches_repeated.inc();
         }
@@ -265,7 +285,6 @@ impl<E: Engine> Maker<E> {
     /// Cancels a job for a reason, or completes a cancellation by others.
     async fn end_cancelled(&self, id: &str, reason: Option<&str>) -> Result<()> {
         let end = |job: &mut JobStatus| {
-            let before = job.clone();
             if let Some(reason) = reason {
                 tracing::warn!(job = id, reason, "job cancelled");
                 jobs::cancel(job, reason, (self.clock)());
@@ -275,7 +294,6 @@ impl<E: Engine> Maker<E> {
                 job.revalidator_state = RevalidatorState::Cancelled;
                 job.ended_at.get_or_insert((self.clock)());
             }
-            *job != before
         };
         let ended = change_job(&self.engine, id, end).await?;
         if ended.is_none_or(|job| job.is_cancelled()) {
@@ -302,10 +320,14 @@ impl<E: Engine> Maker<E> {
         Ok(batches.len() as u64)
     }
 
-    /// Publishes a batch; retries while the job is open, because a full stream has room again when workers have progressed.
+    /// Publishes a batch; retries while the job is open, because a full stream has room again when workers have progressed. A batch
+    /// of an earlier maker with this number may have other assets, so the message id depends on them.
     async fn send(&self, batch: &JobBatch) -> Result<()> {
         let payload = Bytes::from(serde_json::to_vec(batch)?);
-        let (job, id) = (&batch.job_id, batch.id());
+        let (job, id) = (
+            &batch.job_id,
+            format!("{}-{:x}", batch.id(), xxh3_64(&payload)),
+        );
         while let Err(error) = self.engine.send_batch(job, &id, payload.clone()).await {
             if !self.mirror.job(job).is_some_and(|job| job.is_open()) {
                 return Err(error);
@@ -318,18 +340,20 @@ impl<E: Engine> Maker<E> {
     }
 
     async fn finish(&self, job: &JobStatus, app: &App, counted: ResultFile) -> Result<()> {
-        let (id, counts) = (&job.job_id, counted.tally.counts);
+        let id = &job.job_id;
         let processing = |job: &mut JobStatus| {
-            let is_open = job.is_open();
-            if is_open {
+            if job.is_open() {
                 job.server_state = ServerState::ProcessingResults;
             }
-            is_open
         };
         if !self.change(id, processing).await?.is_open() {
             return self.end_cancelled(id, None).await;
         }
         if let Some(path) = app.settings.assets.clone().filter(|_| !job.push) {
+            let brake = match job.permitted(app.settings.allow_delete) {
+                AllowDelete::None => 0.0,
+                _ => app.settings.brake,
+            };
             let selection = selection(job, app);
             let permit = Arc::clone(&self.write_back).acquire_owned().await;
             // Writing continues when this task ends, but does not replace the file.
@@ -337,12 +361,11 @@ impl<E: Engine> Maker<E> {
             let _end = ended.clone().drop_guard();
             let write = move || {
                 let _permit = permit;
-                source::write_back(&path, &selection, counted, || !ended.is_cancelled())
+                source::write_back(&path, &selection, brake, counted, || !ended.is_cancelled())
             };
             spawn_blocking(write).await??;
         }
         let end = |job: &mut JobStatus| {
-            job.counts = counts;
             if job.is_open() {
                 job.server_state = ServerState::Finished;
                 job.revalidator_state = RevalidatorState::Finished;
@@ -350,10 +373,9 @@ impl<E: Engine> Maker<E> {
                 job.ended_at = Some((self.clock)());
                 job.reason = None;
             }
-            true
         };
         change_job(&self.engine, id, end).await?;
-        let (checked, changed) = (counts.checked, counts.changed);
+        let (checked, changed) = (job.counts.checked, job.counts.changed);
         tracing::info!(job = id, checked, changed, "job finished");
         self.engine.purge(id, false).await
     }
@@ -362,7 +384,7 @@ impl<E: Engine> Maker<E> {
 /// Whether a maker of this program has something to do for a job.
 fn needs_maker(job: &JobStatus) -> bool {
     use ServerState as S;
-    let has_ended = matches!(job.server_state, S::Finished | S::Cancelled | S::Other(_));
+    let has_ended = matches!(job.server_state, S::Finished | S::Cancelled);
     !has_ended && !job.foreign && job.created_at > 0
 }
 

@@ -167,7 +167,8 @@ impl JobStatus {
     pub fn parse(id: &str, value: &[u8]) -> Option<Self> {
         let job: Option<Self> = serde_json::from_slice(value).ok();
         let is_valid = is_job_id(id) && value.len() <= STATUS_BYTES_MAX;
-        job.filter(|job| is_valid && job.job_id == id)
+        let is_short = |it: &Self| it.app_name.len() <= ID_BYTES_MAX;
+        job.filter(|job| is_valid && job.job_id == id && is_short(job))
     }
 
     /// Which objects may be removed if the application permits `max`. Without a confirmation, not all of them.
@@ -219,7 +220,7 @@ pub struct Filter {
 }
 
 /// Outcomes of the assets of a job, each counted once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Counts {
     /// Assets with a final result.
@@ -238,6 +239,9 @@ pub struct Counts {
     pub failed: u64,
     /// Assets kept because the response was unexpected.
     pub kept: u64,
+    /// Counts of other programs.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
 }
 
 /// Up to [`BATCH_ASSETS_MAX`] assets that one worker checks.
@@ -314,6 +318,18 @@ impl Asset {
         } else {
             &self.key
         }
+    }
+
+    /// Whether the object has another name than its URL.
+    #[must_use]
+    pub fn has_key(&self) -> bool {
+        self.name() != self.url
+    }
+
+    /// Whether its length is permitted; a maker adds [`unused`](Self::unused).
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        serde_json::to_vec(self).is_ok_and(|it| it.len() <= ASSET_BYTES_MAX + 32)
     }
 }
 

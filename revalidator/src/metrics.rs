@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use metric_defs::{buckets::ORIGIN_SECONDS, revalidator as defs};
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Result};
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Result,
+};
 use runtime::{
     metrics::{Registry, as_f64, family, value},
     unix_micros,
@@ -28,6 +30,8 @@ pub struct Metrics {
     pub batches_repeated: IntCounter,
     /// Messages that are not valid.
     pub invalid_messages: IntCounter,
+    /// Bytes of the results of all jobs.
+    pub result_bytes: IntGauge,
 }
 
 impl Metrics {
@@ -48,6 +52,7 @@ impl Metrics {
             held_back: registry.add(defs::HELD_BACK)?,
             batches_repeated: registry.add(defs::BATCHES_REPEATED)?,
             invalid_messages: registry.add(defs::INVALID_MESSAGES)?,
+            result_bytes: registry.add(defs::RESULT_BYTES)?,
         })
     }
 }

@@ -4,8 +4,8 @@
 //! that the clocks of machines need not agree.
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -20,6 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    apps::App,
     engine::{Bucket, Engine, Entry},
     messages::{JobStatus, RevalidatorState, STATUS_BYTES_MAX, Subscription, is_job_id},
 };
@@ -29,6 +30,11 @@ pub const LEASE: Duration = Duration::from_secs(30);
 
 /// Pause after a failed watch.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum numbers of jobs and of other keys, and maximum bytes of the value of such a key; the excess is ignored.
+const JOBS_MAX: usize = 5_000;
+const SUBSCRIPTIONS_MAX: usize = 20_000;
+const SUBSCRIPTION_BYTES_MAX: usize = 1 << 10;
 
 /// Prefix of the keys of workers in the bucket of subscriptions.
 pub const WORKER: &str = "worker.";
@@ -82,6 +88,10 @@ impl Mirror {
 
     fn read(&self) -> RwLockReadGuard<'_, Copy> {
         self.copy.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Copy> {
+        self.copy.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the copy has all entries.
@@ -146,12 +156,18 @@ impl Mirror {
 
     /// Applies an entry. If it replaced an open job by an invalid status, returns the last valid one, suspended.
     fn apply(&self, bucket: Bucket, entry: Entry) -> Option<JobStatus> {
-        let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
+        let mut copy = self.write();
+        let has_room = match bucket {
+            Bucket::Jobs => copy.jobs.len() < JOBS_MAX || copy.jobs.contains_key(&entry.key),
+            _ => {
+                copy.subscriptions.len() < SUBSCRIPTIONS_MAX
+                    || copy.subscriptions.contains_key(&entry.key)
+            }
+        };
         match (bucket, entry.value) {
-            // Not watched.
-            (Bucket::Matches, _) => return None,
+            (_, Some(_)) if !has_room => self.invalid_messages.inc(),
             (Bucket::Jobs, None) => drop(copy.jobs.remove(&entry.key)),
-            (Bucket::Subscriptions, None) => drop(copy.subscriptions.remove(&entry.key)),
+            (_, None) => drop(copy.subscriptions.remove(&entry.key)),
             (Bucket::Jobs, Some(value)) => match JobStatus::parse(&entry.key, &value) {
                 Some(job) => drop(copy.jobs.insert(entry.key, Arc::new(job))),
                 None => {
@@ -168,7 +184,8 @@ impl Mirror {
                     });
                 }
             },
-            (Bucket::Subscriptions, Some(value)) => {
+            (_, Some(mut value)) => {
+                value.truncate(SUBSCRIPTION_BYTES_MAX);
                 // A watch that begins again repeats entries; they are not renewals.
                 let is_seen = |it: &Observed| it.revision == entry.revision && it.value == value;
                 if copy.subscriptions.get(&entry.key).is_some_and(is_seen) {
@@ -183,17 +200,6 @@ impl Mirror {
             }
         }
         None
-    }
-
-    /// Completes the copy of a bucket that has these keys; others are lost.
-    fn set_current(&self, bucket: Bucket, keys: &HashSet<String>) {
-        let mut copy = self.copy.write().unwrap_or_else(PoisonError::into_inner);
-        match bucket {
-            Bucket::Jobs => copy.jobs.retain(|key, _| keys.contains(key)),
-            Bucket::Subscriptions => copy.subscriptions.retain(|key, _| keys.contains(key)),
-            Bucket::Matches => return,
-        }
-        copy.is_current[bucket as usize] = true;
     }
 
     /// Keeps the copy up to date until `stop`.
@@ -218,23 +224,14 @@ impl Mirror {
 
     async fn follow_once<E: Engine>(&self, engine: &E, bucket: Bucket) -> Result<()> {
         let mut watch = engine.watch(bucket).await?;
-        // A broker that lost its data has fewer keys, and smaller revisions.
-        let mut keys = Some(HashSet::new());
         let mut revision = 0;
         loop {
-            if revision >= watch.current
-                && let Some(keys) = keys.take()
-            {
-                self.set_current(bucket, &keys);
-                self.changes.send_replace(());
-            }
+            self.write().is_current[bucket as usize] |= revision >= watch.current;
+            self.changes.send_replace(());
             let Some(entry) = watch.entries.next().await.transpose()? else {
                 return Ok(());
             };
             revision = entry.revision;
-            if let Some(keys) = &mut keys {
-                keys.insert(entry.key.clone());
-            }
             if let Some(last) = self.apply(bucket, entry) {
                 let value = serde_json::to_vec(&last)?.into();
                 let id = &last.job_id;
@@ -242,20 +239,40 @@ impl Mirror {
                 let replaced = engine.compare_and_set(bucket, id, value, Some(revision));
                 replaced.await?;
             }
-            self.changes.send_replace(());
         }
     }
 }
 
-/// Changes a job by compare-and-set until `change` has been applied to its newest version. `change` returns whether it changed
-/// anything. Returns the new version; `None` if the job does not exist.
+/// A job with the defaults of an application that does not exist yet. Times are Unix milliseconds.
+#[must_use]
+pub fn new_job(app: &App, id: String, now: u64) -> JobStatus {
+    JobStatus {
+        app_name: app.name.clone(),
+        job_id: id,
+        revalidators_needed: app.settings.workers,
+        created_at: now,
+        ..JobStatus::default()
+    }
+}
+
+/// Creates a job; false if one with this id exists.
+///
+/// # Errors
+/// When the engine fails.
+pub async fn create_job<E: Engine>(engine: &E, job: &JobStatus) -> Result<bool> {
+    let value = serde_json::to_vec(job)?.into();
+    let created = engine.compare_and_set(Bucket::Jobs, &job.job_id, value, None);
+    Ok(created.await?.is_some())
+}
+
+/// Applies `change` to the newest version of a job, by compare-and-set. Returns the new version; `None` if the job does not exist.
 ///
 /// # Errors
 /// When the engine fails.
 pub async fn change_job<E: Engine>(
     engine: &E,
     id: &str,
-    mut change: impl FnMut(&mut JobStatus) -> bool,
+    mut change: impl FnMut(&mut JobStatus),
 ) -> Result<Option<JobStatus>> {
     if !is_job_id(id) {
         return Ok(None);
@@ -264,8 +281,10 @@ pub async fn change_job<E: Engine>(
         let Some((value, revision)) = engine.get(Bucket::Jobs, id).await? else {
             return Ok(None);
         };
-        let mut job = JobStatus::parse(id, &value).context("invalid job status")?;
-        if !change(&mut job) {
+        let found = JobStatus::parse(id, &value).context("invalid job status")?;
+        let mut job = found.clone();
+        change(&mut job);
+        if job == found {
             return Ok(Some(job));
         }
         let value = serde_json::to_vec(&job)?;

@@ -22,11 +22,12 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::result_file::ResultFile;
 use crate::{
     apps::is_asset_url,
+    jobs::removals_max,
     messages::{ASSET_BYTES_MAX, Asset, AssetResult, Filter, Outcome},
 };
 
-/// Maximum number of lines of a file.
-const ASSETS_MAX: u64 = 10_000_000;
+/// Maximum number of lines of a file, and of assets of a job.
+pub const ASSETS_MAX: u64 = 10_000_000;
 
 /// Maximum bytes of a file, so that the results of the largest job fit into their stream.
 pub const SOURCE_BYTES_MAX: u64 = 1 << 30;
@@ -49,6 +50,17 @@ pub struct Line {
     checked_at: Option<u64>,
     /// Unix seconds of the last request for the object.
     requested_at: Option<u64>,
+}
+
+impl Line {
+    /// The asset, for a check without a selection.
+    #[must_use]
+    pub fn into_asset(self) -> Asset {
+        Asset {
+            unused: false,
+            ..self.asset
+        }
+    }
 }
 
 /// Selects the assets of a job. Its times are relative to the creation of the job, so that each reader selects the same ones.
@@ -105,26 +117,29 @@ pub fn parse(line: &[u8]) -> Result<Line> {
     Ok(line)
 }
 
-/// Checks the size of a file, if it exists.
+/// The bytes of a file; 0 if it does not exist.
 ///
 /// # Errors
 /// When it is too large.
-pub fn check_size(path: &Path) -> Result<()> {
+pub fn size(path: &Path) -> Result<u64> {
     let size = fs::metadata(path).map_or(0, |found| found.len());
     ensure!(size <= SOURCE_BYTES_MAX, "the file exceeds 1 GiB");
-    Ok(())
+    Ok(size)
 }
 
-/// Checks the assets of a request, after a line that describes their job; returns that line and the position after it.
+/// Checks the assets of a request, after a line that describes their job; returns that line, the position after it, and whether an
+/// asset has a key other than its URL.
 ///
 /// # Errors
 /// When the file cannot be read or has an invalid line; the error names the line.
-pub fn check(path: &Path) -> Result<(Vec<u8>, u64)> {
+pub fn check(path: &Path) -> Result<(Vec<u8>, u64, bool)> {
     let mut lines = Lines::open(path, 0)?;
     let description = lines.next()?.unwrap_or_default().to_vec();
-    let start = lines.position;
-    while lines.asset()?.is_some() {}
-    Ok((description, start))
+    let (start, mut has_keys) = (lines.position, false);
+    while let Some(line) = lines.asset()? {
+        has_keys |= line.asset.has_key();
+    }
+    Ok((description, start, has_keys))
 }
 
 /// Lines that are not empty, without their ends.
@@ -181,17 +196,25 @@ impl Lines {
     }
 }
 
-/// Writes the results of a job into a copy of the file, which then replaces the file.
+/// Writes the results of a job into a copy of the file, which then replaces the file. At most a fraction `brake` of the selected
+/// lines is removed, because results may come from any client of the broker.
 ///
 /// # Errors
 /// When a file cannot be read or written, or the job has another maker at the end; the old file is then unchanged.
 pub fn write_back(
     path: &Path,
     selection: &Selection,
+    brake: f64,
     mut results: ResultFile,
     is_maker: impl FnOnce() -> bool,
 ) -> Result<()> {
     let mut lines = Lines::open(path, 0)?;
+    let mut selected = results.failed.len();
+    while let Some(line) = lines.next()? {
+        selected += usize::from(parse(line).is_ok_and(|it| selection.select(it).is_some()));
+    }
+    let mut removals = removals_max(selected, brake);
+    lines = Lines::open(path, 0)?;
     let permissions = lines.reader.get_ref().metadata()?.permissions();
     let copy = NamedTempFile::new_in(directory(path))?;
     let mut writer = BufWriter::new(copy);
@@ -199,11 +222,17 @@ pub fn write_back(
         let result = match parse(line) {
             Err(_) => None,
             Ok(parsed) => {
-                let result = results.find(parsed.asset.name())?;
-                if result.as_ref().is_some_and(|it| it.is_deleted) {
-                    continue;
+                let mut result = results.find(parsed.asset.name())?;
+                if let Some(removed) = result.as_mut().filter(|it| it.is_deleted) {
+                    if removals > 0 {
+                        removals -= 1;
+                        continue;
+                    }
+                    // Its object may be missing, so the next job must not request it conditionally.
+                    removed.asset = Asset::default();
                 }
-                result.filter(|it| !it.server_error && it.outcome != Outcome::Removed)
+                let is_kept = |it: &AssetResult| it.server_error || it.outcome == Outcome::Removed;
+                result.filter(|it| it.is_deleted || !is_kept(it))
             }
         };
         if let Some(AssetResult { asset, .. }) = result {
@@ -213,7 +242,10 @@ pub fn write_back(
             set("hash", asset.hash.as_str().into());
             set("lastModified", asset.last_modified.as_str().into());
             set("checkedAt", selection.created_at.into());
-            serde_json::to_writer(&mut writer, &object)?;
+            let updated = serde_json::to_vec(&object)?;
+            // The next job must be able to read it.
+            let is_short = updated.len() <= ASSET_BYTES_MAX;
+            writer.write_all(if is_short { &updated } else { line })?;
         } else {
             writer.write_all(line)?;
         }
@@ -386,7 +418,7 @@ mod tests {
                 };
                 result(asset, Outcome::Changed, *is_deleted)
             };
-            let mut file = ResultFile::new_in(Path::new("."));
+            let mut file = ResultFile::new(Some(Path::new("list")));
             let results = batch(0, 1, found.iter().map(one).collect());
             assert!(file.add(&results).unwrap() && !file.add(&results).unwrap());
             file
@@ -396,7 +428,7 @@ mod tests {
             ("two", "", true),
             ("unknown", "", true),
         ]);
-        write_back(file.path(), &selection(), updates, || true).unwrap();
+        write_back(file.path(), &selection(), 1.0, updates, || true).unwrap();
         let text = fs::read_to_string(file.path()).unwrap();
         let lines: Vec<Value> = text
             .lines()
@@ -409,16 +441,19 @@ mod tests {
             (&"new".into(), &"\"2\"".into(), &1000.into())
         );
         assert_eq!(lines[1]["key"], "three");
+        let long = results(&[("three", &"h".repeat(4_000), false)]);
+        write_back(file.path(), &selection(), 1.0, long, || true).unwrap();
+        assert_eq!(names(file.path(), &selection()).len(), 2);
         let removed = || results(&[("three", "", true)]);
-        write_back(file.path(), &selection(), removed(), || false).unwrap_err();
+        write_back(file.path(), &selection(), 1.0, removed(), || false).unwrap_err();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 2);
-        write_back(file.path(), &selection(), removed(), || true).unwrap();
+        write_back(file.path(), &selection(), 1.0, removed(), || true).unwrap();
         assert_eq!(fs::read_to_string(file.path()).unwrap().lines().count(), 1);
     }
 
     #[test]
     fn last_result_of_an_asset_is_found_and_failed_ones_are_listed() {
-        let mut file = ResultFile::new_in(Path::new("."));
+        let mut file = ResultFile::new(Some(Path::new("list")));
         let asset = |number: usize| Asset {
             key: format!("{number}"),
             // Enough for a file on disk.
@@ -460,9 +495,11 @@ mod tests {
             check(file.path())
         };
         let good = "{\"url\":\"https://x/\"}";
-        let (first, start) = check_text(&format!("{{}}\r\n\n{good}\n{good}")).unwrap();
-        assert_eq!((&first[..], start), (&b"{}"[..], 4));
-        assert_eq!(check_text("").unwrap(), (Vec::new(), 0));
+        let (first, start, has_keys) = check_text(&format!("{{}}\r\n\n{good}\n{good}")).unwrap();
+        assert_eq!((&first[..], start, has_keys), (&b"{}"[..], 4, false));
+        assert_eq!(check_text("").unwrap(), (Vec::new(), 0, false));
+        let keyed = "{}\n{\"url\":\"https://x/\",\"key\":\"https://x/2\"}";
+        assert!(check_text(keyed).unwrap().2);
         let secret = "{}\n{\"url\":\"https://x/\",\"key\":[\"secret\"]}\n";
         let error = format!("{:#}", check_text(secret).unwrap_err());
         assert!(

@@ -22,13 +22,13 @@ use crate::{
     apps::{App, CurrentApps},
     batch::{Checker, Progress, Suspension, mean},
     concurrency::Controller,
-    engine::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Settlement},
+    engine::{ACK_WAIT, Bucket, Engine, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
     matches::note,
     messages::{
-        ASSET_BYTES_MAX, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState,
-        Subscription, SubscriptionState, WORKERS_NEEDED_MAX,
+        Asset, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState, Subscription,
+        SubscriptionState, WORKERS_NEEDED_MAX,
     },
     mirror::{Mirror, WORKER, change_job},
     origin::Origin,
@@ -213,28 +213,25 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         let worker = self.worker;
         let now = worker.clock;
         let begin = |job: &mut JobStatus| {
-            let begins = job.is_open()
-                && !is_suspended(job, now())
-                && job.revalidator_state != RevalidatorState::Revalidating;
-            if begins {
+            let is_active = job.revalidator_state == RevalidatorState::Revalidating;
+            if job.is_open() && !is_active && !is_suspended(job, now()) {
                 jobs::resume(job, now());
             }
-            begins
         };
         let Some(mut job) = change_job(&worker.engine, self.id, begin).await? else {
             return Ok(());
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
-        let mut batches = worker.engine.batches(self.id, needed).await?;
+        let batches = worker.engine.batches(self.id, needed).await?;
         while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost().is_cancelled() {
-            let next = batches.next(BATCH_WAIT);
+            let next = worker.engine.next_batch(&batches, BATCH_WAIT);
             let Some(next) = worker.stop.run_until_cancelled(next).await else {
                 return Ok(());
             };
             let next = next?;
             let is_idle = next.is_none();
-            if let Some(delivery) = next
-                && !self.process_batch(&job, &delivery).await?
+            if let Some((payload, delivery)) = next
+                && !self.process_batch(&job, &payload, &delivery).await?
             {
                 return Ok(());
             }
@@ -252,30 +249,33 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
     }
 
     /// Checks a batch; false if the worker must leave the job.
-    async fn process_batch(&mut self, job: &JobStatus, delivery: &impl Delivery) -> Result<bool> {
+    async fn process_batch(
+        &mut self,
+        job: &JobStatus,
+        payload: &[u8],
+        delivery: &E::Delivery,
+    ) -> Result<bool> {
         let worker = self.worker;
-        let Some(batch) = parse_batch(self.id, delivery.payload()) else {
+        let settle = |settlement| worker.engine.settle(delivery, settlement);
+        let Some(batch) = parse_batch(self.id, payload) else {
             static LOGGED: Once = Once::new();
             LOGGED.call_once(|| tracing::warn!(job = self.id, "ignored an invalid batch"));
             worker.checker.metrics.invalid_messages.inc();
-            delivery.settle(Settlement::Done).await?;
+            settle(Settlement::Done).await?;
             return Ok(true);
         };
         let is_done = tokio::select! {
             is_done = self.check(job, &batch) => is_done,
-            () = keep(delivery) => unreachable!("it never ends"),
+            () = keep(&worker.engine, delivery) => unreachable!("it never ends"),
             () = worker.abort.cancelled() => Ok(false),
         };
         let Ok(true) = is_done else {
-            delivery.settle(Settlement::GiveBack).await?;
+            settle(Settlement::GiveBack).await?;
             return is_done;
         };
-        delivery.settle(Settlement::Done).await?;
+        settle(Settlement::Done).await?;
         if job.failing_since.is_some() {
-            let succeed = |job: &mut JobStatus| {
-                job.suspensions = 0;
-                job.failing_since.take().is_some()
-            };
+            let succeed = |job: &mut JobStatus| (job.suspensions, job.failing_since) = (0, None);
             change_job(&worker.engine, self.id, succeed).await?;
         }
         Ok(true)
@@ -339,7 +339,6 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
     async fn suspend(&self, (reason, time): Suspension) -> Result<()> {
         let suspend = |job: &mut JobStatus| {
             jobs::suspend(job, &reason, time, (self.worker.clock)());
-            true
         };
         let job = change_job(&self.worker.engine, self.id, suspend).await?;
         // Only the first one since a result.
@@ -372,17 +371,17 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
 /// A batch of a job, within the bounds that keep its result below 1 MiB.
 fn parse_batch(job: &str, payload: &[u8]) -> Option<JobBatch> {
     let batch: JobBatch = serde_json::from_slice(payload).ok()?;
-    let is_short = |asset| serde_json::to_vec(asset).is_ok_and(|it| it.len() <= ASSET_BYTES_MAX);
-    let has_bounds = batch.assets.len() <= BATCH_ASSETS_MAX && batch.assets.iter().all(is_short);
+    let is_short = batch.assets.iter().all(Asset::is_short);
+    let has_bounds = batch.assets.len() <= BATCH_ASSETS_MAX && is_short;
     (batch.job_id == job && has_bounds).then_some(batch)
 }
 
 /// Keeps a batch from being delivered to another worker.
-async fn keep(delivery: &impl Delivery) {
+async fn keep<E: Engine>(engine: &E, delivery: &E::Delivery) {
     let mut ticks = interval_at(Instant::now() + ACK_WAIT / 3, ACK_WAIT / 3);
     loop {
         ticks.tick().await;
-        if let Err(error) = delivery.settle(Settlement::InProgress).await {
+        if let Err(error) = engine.settle(delivery, Settlement::InProgress).await {
             tracing::debug!(%error, "failed to extend the deadline of a batch");
         }
     }

@@ -2,10 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
+// Named so that the longest test begins first.
+#[path = "program/kills.rs"]
+mod a8_kills;
 #[path = "program/broker.rs"]
 mod broker;
-#[path = "program/crashes.rs"]
-mod crashes;
+#[path = "program/failures.rs"]
+mod failures;
 #[path = "program/foreign_maker.rs"]
 mod foreign_maker;
 #[path = "program/harness.rs"]

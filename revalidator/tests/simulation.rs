@@ -122,7 +122,6 @@ async fn idle_worker_takes_another_job() {
     change_job(&simulation.model, "a", |job| {
         job.server_state = ServerState::Transmitting;
         job.foreign = true;
-        true
     })
     .await
     .unwrap();
@@ -146,7 +145,6 @@ async fn paused_job_waits_for_its_operator_and_a_cancelled_one_ends() {
     simulation.wait("a", |job| job.counts.checked >= 500).await;
     let pause = |job: &mut revalidator::messages::JobStatus| {
         jobs::pause(job, clock());
-        true
     };
     change_job(&simulation.model, "a", pause).await.unwrap();
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -155,7 +153,6 @@ async fn paused_job_waits_for_its_operator_and_a_cancelled_one_ends() {
     assert_eq!(simulation.requests(), requests);
     let resume = |job: &mut revalidator::messages::JobStatus| {
         jobs::resume(job, clock());
-        true
     };
     change_job(&simulation.model, "a", resume).await.unwrap();
     simulation
@@ -163,7 +160,6 @@ async fn paused_job_waits_for_its_operator_and_a_cancelled_one_ends() {
         .await;
     let cancel = |job: &mut revalidator::messages::JobStatus| {
         jobs::cancel(job, "by an operator", clock());
-        true
     };
     change_job(&simulation.model, "a", cancel).await.unwrap();
     let ended = simulation

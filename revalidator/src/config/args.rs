@@ -62,7 +62,7 @@ pub struct WorkArgs {
 
     /// Run no maker, so that other processes transmit the assets and count the results
     ///
-    /// Each maker needs the assets files of its applications.
+    /// A maker leaves jobs whose assets file it cannot read to other makers.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 

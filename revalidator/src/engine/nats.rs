@@ -2,25 +2,22 @@
 //!
 //! Only features of nats-server 2.9 are used.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
+use super::{ACK_WAIT, Bucket, Engine, Entry, MESSAGE_BYTES_MAX, Results, Settlement, Watch};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use async_nats::{
     ConnectOptions,
     jetstream::{
         self, AckKind,
-        consumer::{AckPolicy, DeliverPolicy, pull, push},
-        context::GetStreamErrorKind,
+        consumer::{AckPolicy, DeliverPolicy, PullConsumer, pull, push},
         kv,
         message::PublishMessage,
         stream::{self, DiscardPolicy, RetentionPolicy, StorageType},
     },
 };
 use bytes::Bytes;
-use futures_util::StreamExt as _;
-use tokio::time::sleep;
-
-use super::{ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Results, Settlement, Watch};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 
 /// Stream of batches; its subjects are `revalidator.work.<job>`.
 pub const WORK_STREAM: &str = "REVALIDATOR_WORK";
@@ -36,9 +33,6 @@ const KEY_AGE_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 const BUCKET_BYTES_MAX: i64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a watch checks whether its bucket still exists.
-const IDENTITY_CHECK: Duration = Duration::from_secs(10);
-
 /// A connection whose streams and buckets exist.
 #[derive(Debug, Clone)]
 pub struct Nats {
@@ -49,7 +43,7 @@ pub struct Nats {
     results: stream::Stream,
 }
 
-/// A stream or bucket exists with other settings.
+/// The server, or an existing stream or bucket, has other settings.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OtherSettings(String);
@@ -58,7 +52,7 @@ impl Nats {
     /// Connects to the servers at `urls`, separated by commas, and creates missing streams and buckets.
     ///
     /// # Errors
-    /// When no server is available; [`OtherSettings`] if a stream has other settings.
+    /// When no server is available; [`OtherSettings`] if messages would be too large, or a stream has other settings.
     pub async fn connect(urls: &str) -> Result<Self> {
         let options = ConnectOptions::new()
             .name("revalidator")
@@ -66,6 +60,13 @@ impl Nats {
             .request_timeout(Some(TIMEOUT));
         let urls: Vec<&str> = urls.split(',').map(str::trim).collect();
         let client = options.connect(urls).await.context("NATS")?;
+        let max = client.max_payload();
+        ensure!(
+            max >= MESSAGE_BYTES_MAX,
+            OtherSettings(format!(
+                "max_payload of the NATS server is {max} bytes; set it to at least {MESSAGE_BYTES_MAX}"
+            ))
+        );
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
         let (buckets, work, results) = open_all(&context).await?;
@@ -105,6 +106,9 @@ async fn open_all(
             name: name.to_owned(),
             subjects: vec![subjects.to_owned()],
             discard: DiscardPolicy::New,
+            max_messages: -1,
+            max_messages_per_subject: -1,
+            max_message_size: -1,
             max_bytes: STREAM_BYTES_MAX,
             max_age: MESSAGE_AGE_MAX,
             storage: StorageType::File,
@@ -148,7 +152,8 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
         serde_json::to_value(expected)?,
         serde_json::to_value(found)?,
     );
-    for setting in "subjects retention discard max_bytes max_age storage".split(' ') {
+    const SETTINGS: &str = "subjects retention discard max_msgs max_msgs_per_subject max_msg_size max_bytes max_age storage";
+    for setting in SETTINGS.split(' ') {
         let (expected, found) = (&expected[setting], &found[setting]);
         ensure!(
             expected == found,
@@ -161,15 +166,14 @@ fn check(expected: &stream::Config, found: &stream::Config) -> Result<()> {
 }
 
 impl Engine for Nats {
-    type Batches = NatsBatches;
+    type Batches = PullConsumer;
+    type Delivery = jetstream::Message;
 
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
-        // The broker may have lost its data.
-        let (buckets, ..) = open_all(&self.context).await?;
-        let store = &buckets[bucket as usize];
-        // As of now, because the bucket was opened now.
-        let info = store.status().await.context("watch")?.info;
-        let (state, created) = (info.state, info.created);
+        let store = self.store(bucket);
+        let stream = self.context.get_stream(&store.stream_name).await;
+        let stream = stream.context("watch")?;
+        let state = &stream.cached_info().state;
         let current = state.last_sequence * u64::from(state.messages > 0);
         let watch = store.watch_with_history(">").await.context("watch")?;
         let entries = watch.map(|entry| {
@@ -181,21 +185,9 @@ impl Engine for Nats {
                 value: is_value.then_some(entry.value),
             })
         });
-        // After a loss of the bucket, the client waits for a revision that never comes.
-        let (context, name) = (self.context.clone(), store.stream_name.clone());
-        let lost = async move {
-            loop {
-                sleep(IDENTITY_CHECK).await;
-                match context.get_stream(&name).await {
-                    Ok(found) if found.cached_info().created == created => {}
-                    Err(error) if !matches!(error.kind(), GetStreamErrorKind::JetStream(_)) => {}
-                    _ => return,
-                }
-            }
-        };
         Ok(Watch {
             current,
-            entries: entries.take_until(Box::pin(lost)).boxed(),
+            entries: entries.boxed(),
         })
     }
 
@@ -241,7 +233,7 @@ impl Engine for Nats {
         self.publish(work_subject(job), id, payload).await
     }
 
-    async fn batches(&self, job: &str, workers: u32) -> Result<NatsBatches> {
+    async fn batches(&self, job: &str, workers: u32) -> Result<PullConsumer> {
         let config = pull::Config {
             durable_name: Some(job.to_owned()),
             filter_subject: work_subject(job),
@@ -251,7 +243,31 @@ impl Engine for Nats {
             ..pull::Config::default()
         };
         let consumer = self.work.get_or_create_consumer(job, config).await;
-        Ok(NatsBatches(consumer.context("consumer")?))
+        consumer.context("consumer")
+    }
+
+    async fn next_batch(
+        &self,
+        batches: &PullConsumer,
+        wait: Duration,
+    ) -> Result<Option<(Bytes, jetstream::Message)>> {
+        let batch = batches.batch().max_messages(1).expires(wait);
+        let mut messages = batch.messages().await.context("cannot receive a batch")?;
+        match messages.next().await {
+            None => Ok(None),
+            Some(Ok(message)) => Ok(Some((message.payload.clone(), message))),
+            Some(Err(error)) => bail!("cannot receive a batch: {error}"),
+        }
+    }
+
+    async fn settle(&self, delivery: &jetstream::Message, settlement: Settlement) -> Result<()> {
+        let settled = match settlement {
+            // Confirmed, so that the batch is not delivered again if the connection is lost now.
+            Settlement::Done => delivery.double_ack().await,
+            Settlement::GiveBack => delivery.ack_with(AckKind::Nak(None)).await,
+            Settlement::InProgress => delivery.ack_with(AckKind::Progress).await,
+        };
+        settled.map_err(|error| anyhow!("cannot acknowledge a batch: {error}"))
     }
 
     async fn send_result(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
@@ -284,6 +300,21 @@ impl Engine for Nats {
         Ok(info.context("cannot read results")?.state.bytes)
     }
 
+    async fn jobs_with_messages(&self) -> Result<HashSet<String>> {
+        let mut jobs = HashSet::new();
+        for (stream, subject) in [
+            (&self.work, work_subject("")),
+            (&self.results, result_subject("")),
+        ] {
+            let subjects = stream.info_with_subjects(format!("{subject}*")).await;
+            let mut subjects = subjects.context("subjects")?;
+            while let Some((found, _)) = subjects.try_next().await? {
+                jobs.extend(found.strip_prefix(&subject).map(str::to_owned));
+            }
+        }
+        Ok(jobs)
+    }
+
     async fn purge(&self, job: &str, results: bool) -> Result<()> {
         if let Err(error) = self.work.delete_consumer(job).await {
             tracing::debug!(%error, "failed to delete the consumer of a job");
@@ -306,40 +337,37 @@ fn result_subject(job: &str) -> String {
     format!("revalidator.results.{job}")
 }
 
-/// The pull consumer of a job.
-#[derive(Debug)]
-pub struct NatsBatches(jetstream::consumer::PullConsumer);
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+        net::TcpListener,
+        task::JoinSet,
+    };
 
-/// A message of the work queue.
-#[derive(Debug)]
-pub struct NatsDelivery(jetstream::Message);
+    use super::*;
 
-impl Batches for NatsBatches {
-    type Delivery = NatsDelivery;
-
-    async fn next(&mut self, wait: Duration) -> Result<Option<NatsDelivery>> {
-        let batch = self.0.batch().max_messages(1).expires(wait);
-        let mut messages = batch.messages().await.context("cannot receive a batch")?;
-        match messages.next().await {
-            None => Ok(None),
-            Some(Ok(message)) => Ok(Some(NatsDelivery(message))),
-            Some(Err(error)) => bail!("cannot receive a batch: {error}"),
-        }
-    }
-}
-
-impl Delivery for NatsDelivery {
-    fn payload(&self) -> &Bytes {
-        &self.0.payload
-    }
-
-    async fn settle(&self, settlement: Settlement) -> Result<()> {
-        let settled = match settlement {
-            // Confirmed, so that the batch is not delivered again if the connection is lost now.
-            Settlement::Done => self.0.double_ack().await,
-            Settlement::GiveBack => self.0.ack_with(AckKind::Nak(None)).await,
-            Settlement::InProgress => self.0.ack_with(AckKind::Progress).await,
-        };
-        settled.map_err(|error| anyhow!("cannot acknowledge a batch: {error}"))
+    #[tokio::test]
+    async fn server_with_small_messages_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (reader, mut writer) = stream.into_split();
+            let info = b"INFO {\"version\":\"2.9.10\",\"max_payload\":500000}\r\n";
+            writer.write_all(info).await.unwrap();
+            let mut lines = BufReader::new(reader).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if line == "PING" {
+                    writer.write_all(b"PONG\r\n").await.unwrap();
+                }
+            }
+        });
+        let error = Nats::connect(&format!("nats://{address}")).await;
+        let error = error.unwrap_err();
+        let text = error.to_string();
+        assert!(error.is::<OtherSettings>(), "{error:#}");
+        assert!(text.contains("500000") && text.contains("716800"), "{text}");
     }
 }

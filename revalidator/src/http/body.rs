@@ -18,7 +18,7 @@ use crate::{
 const JSON_BYTES_MAX: usize = 512 << 10;
 
 /// Maximum times to receive a JSON body, and assets.
-const JSON_TIMEOUT: Duration = Duration::from_secs(30);
+const JSON_TIMEOUT: Duration = Duration::from_secs(5);
 const ASSETS_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// The whole body.
@@ -29,7 +29,7 @@ pub(super) async fn whole(body: &mut Incoming) -> Result<Bytes, Problem> {
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             Err(Problem::new(problem::TOO_LARGE, ""))
         }
-        _ => Err(invalid("the body is incomplete, or took longer than 30 s")),
+        _ => Err(invalid("the body is incomplete, or took longer than 5 s")),
     }
 }
 

@@ -1,10 +1,8 @@
 //! Creation of jobs by clients: from the source of an application, from assets in the body, or a single check of a few assets.
 
-use std::{
-    fs,
-    sync::{Arc, PoisonError},
-};
+use std::sync::{Arc, PoisonError};
 
+use anyhow::Result;
 use http::{StatusCode, header, request::Parts};
 use hyper::body::Incoming;
 use runtime::{
@@ -13,19 +11,20 @@ use runtime::{
 };
 use serde::Deserialize;
 use serde_json::Value;
-use tempfile::{NamedTempFile, TempPath};
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{Api, body, large_request, parse};
+use super::{Api, LARGE_REQUESTS, body, parse, permit};
 use crate::{
     apps::App,
-    create::{OPEN_JOBS_MAX, create, new_job},
-    engine::Engine,
+    engine::{Engine, OPEN_RESULT_BYTES_MAX},
+    jobs::OPEN_JOBS_MAX,
     lease::Lease,
     maker::bodies::{self, Body, LARGE_BODIES},
     messages::{
-        AllowDelete, BATCH_ASSETS_MAX, Filter, JobStatus, URL_BYTES_MAX, WORKERS_NEEDED_MAX,
+        AllowDelete, Asset, BATCH_ASSETS_MAX, Filter, JobBatch, JobStatus, STATUS_BYTES_MAX,
+        ServerState, WORKERS_NEEDED_MAX,
     },
+    mirror::{create_job, new_job},
     problem::{self, Problem, broker, invalid},
     source::{self, TooLarge},
 };
@@ -75,7 +74,8 @@ impl JobRequest {
         if self.allow_delete > app.settings.allow_delete {
             return Err(invalid("allowDelete: the application does not permit it"));
         }
-        if self.allow_delete == AllowDelete::All && self.confirm.as_deref() != Some(&app.name) {
+        let removes_all = self.allow_delete == AllowDelete::All;
+        if removes_all && self.confirm.as_deref() != Some(&app.name) {
             return Err(invalid("confirm: use the name of the application"));
         }
         if !(0.0..=1.0).contains(&self.filter.sample.unwrap_or(0.0)) {
@@ -84,20 +84,21 @@ impl JobRequest {
         if let Some(unknown) = self.filter.other.keys().next() {
             return Err(invalid(format!("filter.{unknown}: unknown field")));
         }
-        let prefix = self.filter.prefix.as_deref().unwrap_or_default();
-        if prefix.len() > URL_BYTES_MAX {
-            return Err(invalid("filter.prefix: use up to 2048 bytes"));
-        }
         let now = unix_micros() / 1000;
         let id = format!("{}-{now}-{:06x}", app.name, fastrand::u32(..0x100_0000));
-        Ok(JobStatus {
+        let job = JobStatus {
             allow_delete: self.allow_delete,
             force_update: self.force_update,
             revalidators_needed: workers,
             filter: self.filter.clone(),
-            confirm: self.confirm.clone(),
+            confirm: self.confirm.clone().filter(|_| removes_all),
             ..new_job(app, id, now)
-        })
+        };
+        // It grows until the job ends.
+        if serde_json::to_vec(&job).is_ok_and(|it| it.len() > STATUS_BYTES_MAX / 2) {
+            return Err(invalid("filter.prefix: too long"));
+        }
+        Ok(job)
     }
 }
 
@@ -121,15 +122,12 @@ impl<E: Engine> Api<E> {
         let _permit;
         let (described, mut received) = match &*media_type(head) {
             "application/json" => {
-                _permit = large_request().await;
+                _permit = permit(&LARGE_REQUESTS).await;
                 (body::whole(body).await?.to_vec(), None)
             }
             "application/x-ndjson" if !is_check => {
-                let permit = LARGE_BODIES.try_acquire();
-                let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
-                let permit = permit.map_err(many)?;
-                let (described, start, file) = check(body::file(body).await?).await?;
-                (described, Some((start, Body::new(file, Some(permit)))))
+                let (described, body) = receive(body).await?;
+                (described, Some(body))
             }
             _ => return Err(Problem::new(problem::MEDIA_TYPE, "")),
         };
@@ -138,48 +136,69 @@ impl<E: Engine> Api<E> {
         let app: Arc<App> =
             app.ok_or_else(|| invalid(format!("app: unknown application {:?}", request.app)))?;
         let mut job = request.job(&app)?;
-        if app.settings.cookies.is_some() {
-            if is_check || received.is_some() {
-                return Err(invalid("app: kind cookies reads its assets from nodes"));
-            }
+        let has_matches = app.settings.cookies.is_some();
+        let list = received.as_ref().map(|body| &*body.file);
+        let list = list.or(app.settings.assets.as_deref());
+        let mut checked = Vec::new();
+        if has_matches && (is_check || received.is_some()) {
+            return Err(invalid("app: kind cookies reads its assets from nodes"));
         } else if is_check {
-            received = Some((0, Body::new(self.check_assets(&request)?, None)));
-            job.push = true;
+            checked = self.check_assets(&request)?;
         } else if !request.assets.is_empty() {
             return Err(invalid("assets: only for POST /v1/revalidate"));
-        } else if received.is_none() {
-            let path = app.settings.assets.as_deref();
-            let none = || invalid("app: it has no assets file; use application/x-ndjson");
-            let checked = source::check_size(path.ok_or_else(none)?);
-            checked.map_err(|error| invalid(format!("app: {error}")))?;
+        } else if list.is_none() && !has_matches {
+            let none = "app: it has no assets file; use application/x-ndjson";
+            return Err(invalid(none));
+        }
+        let has_keys = received.as_ref().is_some_and(|body| body.has_keys);
+        let has_keys = has_keys || checked.iter().any(Asset::has_key);
+        if has_keys && job.allow_delete != AllowDelete::None {
+            let keys = "allowDelete: the key of each asset must be its URL";
+            return Err(invalid(keys));
         }
         let engine = self.engine()?;
-        let jobs = self.mirror.jobs();
-        if jobs.iter().filter(|job| job.is_open()).count() >= OPEN_JOBS_MAX {
-            return Err(Problem::new(problem::TOO_MANY, "open jobs").retry_after(60));
+        let mut results = 0;
+        if !is_check {
+            let size = list.map_or(Ok(0), source::size);
+            results = size.map_err(|error| invalid(format!("app: {error}")))?;
+            results += engine
+                .result_bytes()
+                .await
+                .map_err(|error| broker(&error))?;
         }
+        let jobs = self.mirror.jobs();
+        let open = jobs.iter().filter(|it| it.is_open() && it.push == is_check);
+        admit(open.count(), results)?;
         if received.is_some() && self.bodies.is_none() {
             return Err(invalid("this process has no maker: send assets to another"));
         }
         let exists = || Problem::new(problem::CONFLICT, "a job with this id exists");
-        if let Some((start, body)) = &mut received {
-            (job.has_body, job.cursor) = (true, start.to_string());
+        if let Some(body) = &mut received {
+            (job.has_body, job.cursor) = (true, body.start.to_string());
             let key = format!("maker.{}", job.job_id);
             let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
             body.lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);
         }
-        if !create(engine, &job).await.map_err(|error| broker(&error))? {
+        if is_check {
+            send_check(engine, &mut job, checked)
+                .await
+                .map_err(|error| broker(&error))?;
+        }
+        if !create_job(engine, &job)
+            .await
+            .map_err(|error| broker(&error))?
+        {
             return Err(exists());
         }
-        if let (Some((_, body)), Some(bodies)) = (received, &self.bodies) {
+        if let (Some(body), Some(bodies)) = (received, &self.bodies) {
             bodies::lock(bodies).insert(job.job_id.clone(), body);
         }
         tracing::info!(job = job.job_id, "job created");
         Ok(json(StatusCode::CREATED, &job))
     }
 
-    /// A file with the assets of a single check.
-    fn check_assets(&self, request: &JobRequest) -> Result<TempPath, Problem> {
+    /// The assets of a single check.
+    fn check_assets(&self, request: &JobRequest) -> Result<Vec<Asset>, Problem> {
         let count = request.assets.len();
         if !(1..=BATCH_ASSETS_MAX).contains(&count) || request.allow_delete == AllowDelete::All {
             return Err(invalid("assets: use 1 to 100; allowDelete: not `all`"));
@@ -188,22 +207,59 @@ impl<E: Engine> Api<E> {
         if !budget.unwrap_or_else(PoisonError::into_inner).take(count) {
             return Err(Problem::new(problem::TOO_MANY, "").retry_after(2));
         }
-        let lines: Vec<_> = request.assets.iter().map(Value::to_string).collect();
-        for (index, line) in lines.iter().enumerate() {
-            let parsed = source::parse(line.as_bytes());
-            parsed.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?;
-        }
-        let file = NamedTempFile::new().map(NamedTempFile::into_temp_path);
-        let written = file.and_then(|file| fs::write(&file, lines.join("\n")).map(|()| file));
-        written.map_err(|error| broker(&error.into()))
+        let parse = |(index, asset): (usize, &Value)| {
+            let line = source::parse(asset.to_string().as_bytes());
+            let line = line.map_err(|error| invalid(format!("assets[{index}]: {error:#}")))?;
+            Ok(line.into_asset())
+        };
+        request.assets.iter().enumerate().map(parse).collect()
     }
 }
 
-/// Checks the assets of a body; returns the description before them, and their position.
-async fn check(file: TempPath) -> Result<(Vec<u8>, u64, TempPath), Problem> {
+/// Publishes the only batch of a single check.
+async fn send_check<E: Engine>(engine: &E, job: &mut JobStatus, assets: Vec<Asset>) -> Result<()> {
+    (job.push, job.asset_count, job.batch_count) = (true, assets.len() as u64, 1);
+    job.server_state = ServerState::WaitForResults;
+    let batch = JobBatch {
+        assets,
+        job_id: job.job_id.clone(),
+        batch: 0,
+        attempt: 1,
+    };
+    let payload = serde_json::to_vec(&batch)?;
+    engine
+        .send_batch(&job.job_id, &batch.id(), payload.into())
+        .await
+}
+
+/// Checks the number of open jobs, and the bytes of all results with those that a new job has at least.
+fn admit(open: usize, results: u64) -> Result<(), Problem> {
+    let exceeded = match (open, results) {
+        (OPEN_JOBS_MAX.., _) => "open jobs",
+        (_, ..=OPEN_RESULT_BYTES_MAX) => return Ok(()),
+        _ => "results of open jobs",
+    };
+    Err(Problem::new(problem::TOO_MANY, exceeded).retry_after(60))
+}
+
+/// Receives and checks the assets of a body; returns also the description before them.
+async fn receive<E>(body: &mut Incoming) -> Result<(Vec<u8>, Body<E>), Problem> {
+    let many = |_| Problem::new(problem::TOO_MANY, "assets").retry_after(60);
+    let permit = LARGE_BODIES.try_acquire().map_err(many)?;
+    let file = body::file(body).await?;
     let checked = spawn_blocking(move || anyhow::Ok((source::check(&file)?, file))).await;
     match checked.map_err(Into::into).flatten() {
-        Ok(((described, start), file)) => Ok((described, start, file)),
+        Ok(((described, start, has_keys), file)) => {
+            let body = Body {
+                file,
+                start,
+                has_keys,
+                lease: None,
+                at: Instant::now(),
+                permit,
+            };
+            Ok((described, body))
+        }
         Err(error) if error.is::<TooLarge>() => {
             Err(Problem::new(problem::TOO_LARGE, error.to_string()))
         }
@@ -228,6 +284,15 @@ mod tests {
     }
 
     #[test]
+    fn job_is_admitted_if_there_is_room_for_it_and_its_results() {
+        assert!(admit(999, 3 << 30).is_ok());
+        for (open, results, what) in [(1000, 0, "open jobs"), (0, (3 << 30) + 1, "results")] {
+            let problem = admit(open, results).unwrap_err();
+            assert!(problem.detail.contains(what), "{}", problem.detail);
+        }
+    }
+
+    #[test]
     fn job_is_limited_by_its_application() {
         let apps = "[apps.a]\nkind = \"list\"\nhosts = [\"a.example\"]\nallow_delete = \"all\"\n[apps.b]\nkind = \"list\"\nhosts = [\"a.example\"]\n";
         let apps = crate::apps::Apps::parse(apps).unwrap();
@@ -238,6 +303,8 @@ mod tests {
                 .map_err(|problem| problem.detail)
         };
         assert!(job("a", "{\"allowDelete\": \"all\", \"confirm\": \"a\"}").is_ok());
+        let unused = job("a", "{\"confirm\": \"a\"}").unwrap();
+        assert_eq!(unused.confirm, None);
         for (app, text, what) in [
             ("a", "{\"allowDelete\": \"all\"}", "confirm"),
             (
@@ -252,7 +319,10 @@ mod tests {
             ("b", "{\"filter\": {\"colour\": 1}}", "filter.colour"),
             (
                 "b",
-                &format!("{{\"filter\": {{\"prefix\": \"{}\"}}}}", "p".repeat(2049)),
+                &format!(
+                    "{{\"filter\": {{\"prefix\": \"{}\"}}}}",
+                    "\\u0001".repeat(1400)
+                ),
                 "prefix",
             ),
         ] {

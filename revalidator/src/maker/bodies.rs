@@ -9,7 +9,10 @@ use std::{
 };
 
 use tempfile::TempPath;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::Instant,
+};
 
 use crate::lease::Lease;
 
@@ -20,22 +23,16 @@ pub static LARGE_BODIES: Semaphore = Semaphore::const_new(4);
 pub struct Body<E> {
     /// The file.
     pub file: TempPath,
+    /// Position of the first asset.
+    pub start: u64,
+    /// Whether an asset has a key other than its URL.
+    pub has_keys: bool,
     /// The lease, until the maker takes it.
     pub lease: Option<Lease<E>>,
-    _permit: Option<SemaphorePermit<'static>>,
-}
-
-impl<E> Body<E> {
-    /// Assets before the lease is acquired, with the permit for many.
-    #[must_use]
-    pub fn new(file: TempPath, _permit: Option<SemaphorePermit<'static>>) -> Self {
-        let lease = None;
-        Self {
-            file,
-            lease,
-            _permit,
-        }
-    }
+    /// When the assets were received.
+    pub at: Instant,
+    /// One of [`LARGE_BODIES`].
+    pub permit: SemaphorePermit<'static>,
 }
 
 /// The assets by job.

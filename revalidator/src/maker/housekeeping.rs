@@ -3,18 +3,17 @@
 //!
 //! Every maker runs all steps. Repeating a step changes nothing.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use anyhow::Result;
 
 use super::Maker;
 use crate::{
     apps::Overlap,
-    create::{create, new_job},
     engine::{Bucket, Engine, RESULT_BYTES_MAX},
     jobs::{DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, correct, overdue},
-    messages::{AllowDelete, JobStatus},
-    mirror::change_job,
+    messages::{AllowDelete, JobStatus, is_job_id},
+    mirror::{change_job, create_job, new_job},
 };
 
 /// Maximum number of ended jobs, and of ended single checks.
@@ -27,8 +26,13 @@ const SCHEDULE: &str = "schedule.";
 const INTERVAL_MS: u64 = 10_000;
 
 impl<E: Engine> Maker<E> {
-    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time.
-    pub(super) async fn keep_house(&self, last: &mut u64) -> Result<()> {
+    /// Runs all steps if the last run was at least [`INTERVAL_MS`] ago, and records the time. `strays` are the ids of jobs that had
+    /// messages then, but did not exist.
+    pub(super) async fn keep_house(
+        &self,
+        last: &mut u64,
+        strays: &mut HashSet<String>,
+    ) -> Result<()> {
         let now = (self.clock)();
         if now.saturating_sub(*last) < INTERVAL_MS {
             return Ok(());
@@ -42,28 +46,56 @@ impl<E: Engine> Maker<E> {
             drop(self.engine.delete(bucket, &key, Some(revision)).await);
         }
         self.fire(&jobs, now).await?;
-        self.end_overdue(&jobs, now).await?;
+        for job in &jobs {
+            if let Err(error) = self.end_overdue(job, now).await {
+                tracing::debug!(job = job.job_id, %error, "job not ended");
+            }
+        }
+        self.remove_strays(strays).await?;
         self.remove_ended(&jobs, before, now).await
     }
 
-    /// Cancels overdue jobs, and removes the batches of cancelled ones; also of other programs and unknown applications.
-    async fn end_overdue(&self, jobs: &[Arc<JobStatus>], now: u64) -> Result<()> {
+    /// Cancels an overdue job, and removes the batches of a cancelled one; also of another program or an unknown application. A job
+    /// that cannot be changed is removed.
+    async fn end_overdue(&self, job: &JobStatus, now: u64) -> Result<()> {
         let is_new = |at| now.saturating_sub(at) < 10 * INTERVAL_MS;
-        for job in jobs {
-            if correct(&mut JobStatus::clone(job), now) {
-                change_job(&self.engine, &job.job_id, |job| correct(job, now)).await?;
-            } else if let Some(reason) = overdue(job, now).filter(|_| job.is_open()) {
-                self.end_cancelled(&job.job_id, Some(reason)).await?;
-            } else if job.is_cancelled() && job.ended_at.is_some_and(is_new) {
-                self.end_cancelled(&job.job_id, None).await?;
+        if correct(&mut job.clone(), now) {
+            let correct = |job: &mut JobStatus| {
+                correct(job, now);
+            };
+            change_job(&self.engine, &job.job_id, correct).await?;
+        } else if let Some(reason) = overdue(job, now).filter(|_| job.is_open()) {
+            if self.end_cancelled(&job.job_id, Some(reason)).await.is_err() {
+                self.engine.purge(&job.job_id, true).await?;
+                self.engine.delete(Bucket::Jobs, &job.job_id, None).await?;
+            }
+        } else if job.is_cancelled() && job.ended_at.is_some_and(is_new) {
+            self.end_cancelled(&job.job_id, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes messages of jobs that do not exist. They may be created after their messages, so the second look decides.
+    async fn remove_strays(&self, strays: &mut HashSet<String>) -> Result<()> {
+        let mut found = self.engine.jobs_with_messages().await?;
+        // Wildcards would remove those of other jobs.
+        found.retain(|id| self.mirror.job(id).is_none() && !id.contains(['*', '>']));
+        for id in found.intersection(strays) {
+            // The copy of the bucket may be late.
+            if !is_job_id(id) || self.engine.get(Bucket::Jobs, id).await?.is_none() {
+                self.engine.purge(id, true).await?;
+                self.metrics.invalid_messages.inc();
             }
         }
+        *strays = found;
         Ok(())
     }
 
     /// Removes ended jobs: old ones, those above the maximum, and the oldest while results fill more than half of their stream.
     async fn remove_ended(&self, jobs: &[Arc<JobStatus>], last: u64, now: u64) -> Result<()> {
         let mut bytes = self.engine.result_bytes().await?;
+        let gauge = &self.metrics.result_bytes;
+        gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         for (is_check, age_max) in [(false, ENDED_MS_MAX), (true, ENDED_CHECK_MS_MAX)] {
             // Cancelled jobs are shown until they are acknowledged.
             let is_shown = |job: &JobStatus| job.is_cancelled() && !job.acknowledged && !is_check;
@@ -86,7 +118,11 @@ impl<E: Engine> Maker<E> {
                     self.engine.delete(Bucket::Jobs, id, None).await?;
                 } else if is_shown && age / DAY_MS != last.saturating_sub(at) / DAY_MS {
                     // The bucket removes old keys.
-                    change_job(&self.engine, id, |_| true).await?;
+                    if let Some((it, revision)) = self.engine.get(Bucket::Jobs, id).await? {
+                        let revision = Some(revision);
+                        let set = self.engine.compare_and_set(Bucket::Jobs, id, it, revision);
+                        set.await?;
+                    }
                 }
             }
         }
@@ -115,7 +151,7 @@ impl<E: Engine> Maker<E> {
             if let Some(due) = due.filter(|_| !skips) {
                 let mut job = new_job(app, format!("{}-{due}", app.name), now);
                 job.allow_delete = app.settings.allow_delete.min(AllowDelete::Partial);
-                if create(&self.engine, &job).await? {
+                if create_job(&self.engine, &job).await? {
                     tracing::info!(app = app.name, "scheduled job created");
                 }
             }

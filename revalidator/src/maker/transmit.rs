@@ -8,11 +8,11 @@ use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use super::{Maker, RETRY_PAUSE, bodies::lock, selection};
 use crate::{
     apps::App,
-    engine::{Engine, RESULT_BYTES_MAX},
-    jobs::WINDOW,
+    engine::{Engine, OPEN_RESULT_BYTES_MAX},
+    jobs::{WINDOW, candidates},
     messages::{BATCH_ASSETS_MAX, JobBatch, JobStatus, ServerState},
     mirror::change_job,
-    source::{self, Lines, Page, Selection, cookies::Matches},
+    source::{self, ASSETS_MAX, Lines, Page, Selection, cookies::Matches},
 };
 
 /// Batches between two writes of the cursor; the next maker repeats up to as many.
@@ -49,14 +49,14 @@ fn read(lines: &mut Lines, selection: &Selection) -> Result<Page> {
 }
 
 impl<E: Engine> Maker<E> {
-    /// Transmits a job from its cursor on, up to [`WINDOW`] batches beyond those that are `counted`. The error is the reason to cancel
-    /// it.
+    /// Transmits a job from its cursor on, up to [`WINDOW`] batches beyond those that are `counted`; returns its new state. The error
+    /// is the reason to cancel it.
     pub(super) async fn transmit(
         &self,
         job: &JobStatus,
         app: &Arc<App>,
         mut counted: watch::Receiver<u64>,
-    ) -> Result<()> {
+    ) -> Result<JobStatus> {
         let selection = selection(job, app);
         let mut source = if app.settings.cookies.is_some() {
             Source::Nodes(Matches::new(&self.engine, app, &selection, &job.cursor))
@@ -66,19 +66,21 @@ impl<E: Engine> Maker<E> {
                 None if job.has_body => bail!("the process that received the assets has ended"),
                 None => app.settings.assets.clone().context("no assets file")?,
             };
-            source::check_size(&path)?;
+            source::size(&path)?;
             Source::File(Lines::open(&path, job.cursor.parse().unwrap_or(0))?)
         };
         let mut sent = job.clone();
         let mut written = sent.batch_count;
         loop {
             let next = source.next(selection.clone()).await;
-            let ((assets, cursor), rest) =
-                next.with_context(|| format!("failed to read assets after {:?}", job.cursor))?;
+            // Without the cursor, which can be the id of a user.
+            let ((assets, cursor), rest) = next.with_context(|| {
+                format!("failed to read assets after batch {}", sent.batch_count)
+            })?;
             source = rest;
             let is_resumable = cursor.is_some();
             sent.cursor = cursor.unwrap_or(sent.cursor);
-            if assets.is_empty() {
+            if assets.is_empty() || sent.asset_count >= ASSETS_MAX {
                 break;
             }
             let batch = JobBatch {
@@ -94,40 +96,47 @@ impl<E: Engine> Maker<E> {
             sent.asset_count += batch.assets.len() as u64;
             if is_resumable && sent.batch_count - written >= CURSOR_BATCHES {
                 written = sent.batch_count;
-                if !self.write_cursor(&sent, false).await? {
-                    return Ok(());
-                }
-                // Otherwise no worker could publish a result.
-                let is_full = |bytes| bytes > RESULT_BYTES_MAX / 4 * 3;
-                while self.engine.result_bytes().await.is_ok_and(is_full) {
+                self.write_cursor(&sent).await;
+                while self.must_wait(&job.job_id).await {
                     sleep(RETRY_PAUSE).await;
                 }
             }
         }
-        self.write_cursor(&sent, true).await?;
-        Ok(())
+        sent.server_state = ServerState::WaitForResults;
+        self.write_cursor(&sent).await;
+        Ok(sent)
     }
 
-    /// Writes the cursor; false if the job has ended.
-    async fn write_cursor(&self, sent: &JobStatus, is_last: bool) -> Result<bool> {
+    /// Whether a job waits because the results of open jobs need the rest of their stream. The oldest one does not wait, so that it
+    /// ends, and its results can be removed.
+    async fn must_wait(&self, id: &str) -> bool {
+        let jobs = candidates(self.mirror.jobs(), (self.clock)());
+        let is_transmitted =
+            |it: &JobStatus| it.server_state == ServerState::Transmitting && !it.foreign;
+        let oldest = jobs.iter().find(|it| is_transmitted(it));
+        oldest.is_none_or(|it| it.job_id != id)
+            && self
+                .engine
+                .result_bytes()
+                .await
+                .is_ok_and(|bytes| bytes > OPEN_RESULT_BYTES_MAX)
+    }
+
+    /// Writes the cursor while the job is open. Otherwise it waits, also for the broker; the caller ends the job.
+    async fn write_cursor(&self, sent: &JobStatus) {
         let write = |job: &mut JobStatus| {
-            if !job.is_open() {
-                return false;
+            if job.is_open() {
+                job.asset_count = sent.asset_count;
+                job.batch_count = sent.batch_count;
+                job.cursor.clone_from(&sent.cursor);
+                job.server_state.clone_from(&sent.server_state);
             }
-            job.asset_count = sent.asset_count;
-            job.batch_count = sent.batch_count;
-            job.cursor.clone_from(&sent.cursor);
-            if is_last {
-                job.server_state = ServerState::WaitForResults;
-            }
-            true
         };
-        // The broker may be unavailable for long; the transmission then waits.
-        loop {
-            match change_job(&self.engine, &sent.job_id, write).await {
-                Ok(job) => return Ok(job.is_some_and(|job| job.is_open())),
-                Err(error) => tracing::debug!(error = format!("{error:#}"), "cursor not written"),
-            }
+        let is_open = |job: Option<JobStatus>| job.is_some_and(|job| job.is_open());
+        while !change_job(&self.engine, &sent.job_id, write)
+            .await
+            .is_ok_and(is_open)
+        {
             sleep(RETRY_PAUSE).await;
         }
     }

@@ -28,12 +28,13 @@ fn unknown_fields_and_states_are_kept() {
 }
 
 #[test]
-fn unknown_conditions_of_a_filter_are_kept() {
+fn unknown_conditions_of_a_filter_and_counts_are_kept() {
     let text = br#"{"jobId": "a", "filter": {"prefix": "x", "colour": 1}, "counts": {"of": 2}}"#;
     let job = JobStatus::parse("a", text).unwrap();
     let again = serde_json::to_value(&job).unwrap();
     assert_eq!(again["filter"]["colour"], 1);
     assert_eq!(again["filter"]["prefix"], "x");
+    assert_eq!(again["counts"]["of"], 2);
 }
 
 #[test]

@@ -7,8 +7,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::ids::is_user_id;
+use runtime::unix_micros;
 use serde::Deserialize;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{Line, Page, Selection};
 use crate::{
@@ -19,9 +21,15 @@ use crate::{
     messages::{Asset, BATCH_ASSETS_MAX},
 };
 
-/// Attempts for a page, on all nodes each, with a pause between them.
-const ATTEMPTS: u32 = 60;
+/// Time for a page and its notes, with a pause between attempts on all nodes.
+const TIME_MAX: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// Maximum matches of a page.
+const ROWS_MAX: usize = 1_000;
+
+/// A node subtracts it from the time up to which it was complete.
+const CLOCK_MARGIN_MS: u64 = 60_000;
 
 #[derive(Deserialize)]
 struct Match {
@@ -62,7 +70,7 @@ impl<E: Engine> Matches<E> {
     /// The matches of the next batch; none at the end.
     ///
     /// # Errors
-    /// When no node returns a page for a long time.
+    /// When no node returns a valid page, or the broker no notes, for a long time.
     pub async fn next(&mut self) -> Result<Page> {
         let mut waiting = Vec::new();
         while self.batches.is_empty()
@@ -72,6 +80,7 @@ impl<E: Engine> Matches<E> {
             waiting.extend(self.read(&next).await?);
         }
         if !waiting.is_empty() {
+            // Of similar sizes, because the brake permits no removal in a small batch.
             let count = waiting.len().div_ceil(BATCH_ASSETS_MAX);
             let batches = waiting.chunks(waiting.len().div_ceil(count));
             self.batches = batches.map(<[_]>::to_vec).collect();
@@ -82,21 +91,34 @@ impl<E: Engine> Matches<E> {
         Ok((batch, cursor))
     }
 
-    /// The selected matches of a page.
     async fn read(&mut self, next: &str) -> Result<Vec<Asset>> {
+        let end = Instant::now() + TIME_MAX;
+        loop {
+            let error = match self.read_once(next).await {
+                Ok(assets) => return Ok(assets),
+                Err(error) => error.context("no node returned a page"),
+            };
+            ensure!(Instant::now() < end, error);
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// The selected matches of a page.
+    async fn read_once(&mut self, next: &str) -> Result<Vec<Asset>> {
         let cookies = self.app.settings.cookies.as_ref();
         let cookies = cookies.context("the application has no matches")?;
         let mut selection = self.selection.clone();
         let older_than = &mut selection.filter.older_than;
         let min_age = *older_than.get_or_insert(cookies.after.as_secs());
         let before = selection.created_at.saturating_sub(min_age) * 1000;
+        let created_at = (selection.created_at + 1) * 1000;
         let (matches, end) = page(cookies, before, next).await?;
-        self.next = end.next;
         let users = matches.iter().map(|it| it.u.clone()).collect();
         let notes = notes(&self.engine, &self.app, users).await?;
+        self.next = end.next;
         let found = matches.into_iter().zip(notes).filter_map(|(found, note)| {
-            // A later sync of a browser makes a note obsolete.
-            let is_current = |at: &u64| *at > found.t;
+            // A later sync of a browser makes a note obsolete. Those of this job do not count, so that another maker selects the same.
+            let is_current = |at: &u64| *at > found.t && *at < created_at;
             let checked = note.confirmed_at.filter(is_current).unwrap_or(found.t);
             let asset = Asset {
                 hash: digest(found.b.as_bytes()),
@@ -121,21 +143,22 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
     if !next.is_empty() {
         path += &format!("&next={}", utf8_percent_encode(next, NON_ALPHANUMERIC));
     }
-    let mut attempt = 1;
-    let body = loop {
-        match cookies.nodes.call(&path, None).await {
-            Ok(body) => break body,
-            Err(error) => ensure!(attempt < ATTEMPTS, "no node returned a page: {error:#}"),
-        }
-        attempt += 1;
-        sleep(PAUSE).await;
-    };
+    let body = cookies.nodes.call(&path, None).await?;
     let mut lines: Vec<&[u8]> = body.trim_ascii_end().split(|byte| *byte == b'\n').collect();
     let end = lines.pop().unwrap_or_default();
-    let end = serde_json::from_slice(end)
-        .ok()
-        .context("a page has no valid last line")?;
+    let end: Option<End> = serde_json::from_slice(end).ok();
+    let mut end = end.context("a page has no valid last line")?;
     let matches = lines.into_iter().map(serde_json::from_slice);
-    let matches: Option<Vec<_>> = matches.map(Result::ok).collect();
-    Ok((matches.context("a page has an invalid line")?, end))
+    let matches: Option<Vec<Match>> = matches.map(Result::ok).collect();
+    let matches = matches.context("a page has an invalid line")?;
+    // The rows become requests and rows of producers.
+    let is_later = |it: &String| is_user_id(it.as_bytes()) && **it > *next;
+    ensure!(
+        matches.len() <= ROWS_MAX
+            && matches.iter().all(|it| is_user_id(it.u.as_bytes()))
+            && end.next.iter().all(is_later),
+        "a page is invalid"
+    );
+    end.as_of = end.as_of.min(unix_micros() / 1000 - CLOCK_MARGIN_MS);
+    Ok((matches, end))
 }

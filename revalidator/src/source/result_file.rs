@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    env,
     io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _},
     path::Path,
 };
@@ -13,6 +14,7 @@ use anyhow::Result;
 use tempfile::SpooledTempFile;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::directory;
 use crate::{
     jobs::{Tally, is_retried},
     messages::{AssetResult, JobResult},
@@ -32,18 +34,22 @@ pub struct ResultFile {
     positions: HashMap<u64, u64>,
     /// Positions of the assets whose first attempt failed.
     pub failed: Vec<u64>,
+    /// Whether all results are needed, for the list.
+    has_list: bool,
 }
 
 impl ResultFile {
-    /// No results; a temporary file would be in `dir`.
+    /// No results. With the file of a list, a temporary file would be in its directory. Without, only failed assets are kept.
     #[must_use]
-    pub fn new_in(dir: &Path) -> Self {
+    pub fn new(list: Option<&Path>) -> Self {
+        let dir = list.map_or_else(env::temp_dir, |it| directory(it).to_owned());
         Self {
             tally: Tally::default(),
             file: tempfile::spooled_tempfile_in(MEMORY_BYTES_MAX, dir),
             end: 0,
             positions: HashMap::new(),
             failed: Vec::new(),
+            has_list: list.is_some(),
         }
     }
 
@@ -56,13 +62,15 @@ impl ResultFile {
             return Ok(false);
         }
         self.file.seek(SeekFrom::Start(self.end))?;
-        for one in &result.results {
+        let is_failed = |one: &AssetResult| is_retried(one, result.attempt);
+        let is_needed = |one: &&AssetResult| self.has_list || is_failed(one);
+        for one in result.results.iter().filter(is_needed) {
             let mut line = serde_json::to_vec(one)?;
             line.push(b'\n');
             self.file.write_all(&line)?;
             let name = xxh3_64(one.asset.name().as_bytes());
             self.positions.insert(name, self.end);
-            if is_retried(one, result.attempt) {
+            if is_failed(one) {
                 self.failed.push(self.end);
             }
             self.end += line.len() as u64;

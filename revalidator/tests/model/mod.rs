@@ -1,7 +1,7 @@
 //! A model of the broker, in memory and with the clock of the test.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -9,9 +9,7 @@ use std::{
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use revalidator::engine::{
-    ACK_WAIT, Batches, Bucket, Delivery, Engine, Entry, Results, Settlement, Watch,
-};
+use revalidator::engine::{ACK_WAIT, Bucket, Engine, Entry, Results, Settlement, Watch};
 use tokio::{
     sync::{Notify, mpsc, watch},
     time::{Instant, sleep, timeout_at},
@@ -160,20 +158,6 @@ impl Model {
         }
     }
 
-    /// Removes all messages and keys, and ends all watches. Revisions begin again.
-    pub(crate) fn lose_data(&self) {
-        let mut state = self.lock();
-        state.keys.clear();
-        state.results.clear();
-        state.result_bytes = 0;
-        state.ids = Default::default();
-        for queue in state.work.values_mut() {
-            queue.waiting.clear();
-            queue.delivered.clear();
-            queue.purges += 1;
-        }
-    }
-
     /// Sets the maximum bytes of the stream of batches.
     pub(crate) fn set_work_bytes_max(&self, bytes: usize) {
         self.lock().work_bytes_max = bytes;
@@ -232,6 +216,7 @@ impl Keys {
 
 impl Engine for Model {
     type Batches = ModelBatches;
+    type Delivery = ModelDelivery;
 
     async fn watch(&self, bucket: Bucket) -> Result<Watch> {
         self.wait().await;
@@ -321,11 +306,76 @@ impl Engine for Model {
     async fn batches(&self, job: &str, workers: u32) -> Result<ModelBatches> {
         let open = |state: &mut State| Ok(state.work.entry(job.to_owned()).or_default().purges);
         Ok(ModelBatches {
-            model: self.clone(),
             job: job.to_owned(),
             workers: workers as usize,
             purges: self.call(open).await?,
         })
+    }
+
+    async fn next_batch(
+        &self,
+        batches: &ModelBatches,
+        wait: Duration,
+    ) -> Result<Option<(Bytes, ModelDelivery)>> {
+        let end = Instant::now() + wait;
+        self.wait().await;
+        loop {
+            let (changed, wake) = {
+                let mut state = self.lock();
+                ensure!(!state.is_down, "the broker is down");
+                state.messages += 1;
+                let queue = state.work.entry(batches.job.clone()).or_default();
+                ensure!(queue.purges == batches.purges, "the consumer was deleted");
+                let now = Instant::now();
+                let expired: Vec<u64> = queue
+                    .delivered
+                    .iter()
+                    .filter(|it| it.1.0 <= now)
+                    .map(|it| *it.0)
+                    .collect();
+                for id in expired {
+                    let (_, payload) = queue.delivered.remove(&id).unwrap();
+                    queue.waiting.push_front((id, payload));
+                }
+                if queue.delivered.len() < batches.workers
+                    && let Some((id, payload)) = queue.waiting.pop_front()
+                {
+                    queue
+                        .delivered
+                        .insert(id, (now + ACK_WAIT, payload.clone()));
+                    let job = batches.job.clone();
+                    return Ok(Some((payload, ModelDelivery { job, id })));
+                }
+                let expiry = queue.delivered.values().map(|it| it.0).min();
+                (
+                    Arc::clone(&queue.changed).notified_owned(),
+                    expiry.map_or(end, |it| it.min(end)),
+                )
+            };
+            if timeout_at(wake, changed).await.is_err() && Instant::now() >= end {
+                return Ok(None);
+            }
+        }
+    }
+
+    async fn settle(&self, delivery: &ModelDelivery, settlement: Settlement) -> Result<()> {
+        let settle = |state: &mut State| {
+            let queue = state.work.entry(delivery.job.clone()).or_default();
+            let Some((until, payload)) = queue.delivered.remove(&delivery.id) else {
+                return Ok(());
+            };
+            match settlement {
+                Settlement::Done => {}
+                Settlement::GiveBack => queue.waiting.push_front((delivery.id, payload)),
+                Settlement::InProgress => {
+                    let until = until.max(Instant::now() + ACK_WAIT);
+                    queue.delivered.insert(delivery.id, (until, payload));
+                }
+            }
+            queue.changed.notify_waiters();
+            Ok(())
+        };
+        self.call(settle).await
     }
 
     async fn send_result(&self, job: &str, id: &str, payload: Bytes) -> Result<()> {
@@ -357,6 +407,15 @@ impl Engine for Model {
         self.call(bytes).await
     }
 
+    async fn jobs_with_messages(&self) -> Result<HashSet<String>> {
+        let jobs = |state: &mut State| {
+            let waiting = state.work.iter().filter(|it| !it.1.waiting.is_empty());
+            let jobs = waiting.map(|it| it.0).chain(state.results.keys());
+            Ok(jobs.cloned().collect())
+        };
+        self.call(jobs).await
+    }
+
     async fn purge(&self, job: &str, results: bool) -> Result<()> {
         let purge = |state: &mut State| {
             if let Some(queue) = state.work.get_mut(job) {
@@ -376,91 +435,12 @@ impl Engine for Model {
 }
 
 pub(crate) struct ModelBatches {
-    model: Model,
     job: String,
     workers: usize,
     purges: u64,
 }
 
 pub(crate) struct ModelDelivery {
-    model: Model,
     job: String,
     id: u64,
-    payload: Bytes,
-}
-
-impl Batches for ModelBatches {
-    type Delivery = ModelDelivery;
-
-    async fn next(&mut self, wait: Duration) -> Result<Option<ModelDelivery>> {
-        let end = Instant::now() + wait;
-        self.model.wait().await;
-        loop {
-            let (changed, wake) = {
-                let mut state = self.model.lock();
-                ensure!(!state.is_down, "the broker is down");
-                state.messages += 1;
-                let queue = state.work.entry(self.job.clone()).or_default();
-                ensure!(queue.purges == self.purges, "the consumer was deleted");
-                let now = Instant::now();
-                let expired: Vec<u64> = queue
-                    .delivered
-                    .iter()
-                    .filter(|it| it.1.0 <= now)
-                    .map(|it| *it.0)
-                    .collect();
-                for id in expired {
-                    let (_, payload) = queue.delivered.remove(&id).unwrap();
-                    queue.waiting.push_front((id, payload));
-                }
-                if queue.delivered.len() < self.workers
-                    && let Some((id, payload)) = queue.waiting.pop_front()
-                {
-                    queue
-                        .delivered
-                        .insert(id, (now + ACK_WAIT, payload.clone()));
-                    return Ok(Some(ModelDelivery {
-                        model: self.model.clone(),
-                        job: self.job.clone(),
-                        id,
-                        payload,
-                    }));
-                }
-                let expiry = queue.delivered.values().map(|it| it.0).min();
-                (
-                    Arc::clone(&queue.changed).notified_owned(),
-                    expiry.map_or(end, |it| it.min(end)),
-                )
-            };
-            if timeout_at(wake, changed).await.is_err() && Instant::now() >= end {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-impl Delivery for ModelDelivery {
-    fn payload(&self) -> &Bytes {
-        &self.payload
-    }
-
-    async fn settle(&self, settlement: Settlement) -> Result<()> {
-        let settle = |state: &mut State| {
-            let queue = state.work.entry(self.job.clone()).or_default();
-            let Some((until, payload)) = queue.delivered.remove(&self.id) else {
-                return Ok(());
-            };
-            match settlement {
-                Settlement::Done => {}
-                Settlement::GiveBack => queue.waiting.push_front((self.id, payload)),
-                Settlement::InProgress => {
-                    let until = until.max(Instant::now() + ACK_WAIT);
-                    queue.delivered.insert(self.id, (until, payload));
-                }
-            }
-            queue.changed.notify_waiters();
-            Ok(())
-        };
-        self.model.call(settle).await
-    }
 }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use async_nats::jetstream::{self, stream};
 use rustix::process::Signal;
-use tokio::time::Instant;
 
 use super::harness::{Cluster, Origin, TIMEOUT, answer};
 
@@ -24,50 +23,6 @@ async fn process_waits_for_a_broker_that_is_away() -> Result<()> {
     one.process.wait_ready(&one.admin, TIMEOUT).await?;
     let id = one.create("{\"app\": \"shop\"}").await?;
     one.wait_finished(&id).await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn jobs_survive_restarts_of_the_broker() -> Result<()> {
-    let origin = Origin::start(Duration::from_millis(20), |_, _| answer(304, "")).await?;
-    let mut cluster = Cluster::start().await?;
-    cluster.write_apps(&origin, "")?;
-    cluster.write_assets(&origin, 5_000, |_| String::new())?;
-    let one = cluster.revalidator(&[]).await?;
-    let id = one.create("{\"app\": \"shop\"}").await?;
-    for _ in 0..2 {
-        let job = one.wait_job(&id, |_| true).await?;
-        let checked = job["counts"]["checked"].as_u64();
-        one.wait_job(&id, |job| job["counts"]["checked"].as_u64() > checked)
-            .await?;
-        cluster.nats.process.kill()?;
-        cluster.nats.process.wait(TIMEOUT).await?;
-        cluster.nats.restart().await?;
-        one.wait_readiness("\"ready\":true").await?;
-    }
-    let job = one.wait_finished(&id).await?;
-    assert_eq!(job["counts"]["checked"], 5_000);
-    let repeated = origin
-        .requests()
-        .values()
-        .filter(|count| **count > 1)
-        .count();
-    assert!(repeated <= 200, "{repeated} assets were checked again");
-    // A broker that lost its data begins again.
-    cluster.nats.process.kill()?;
-    cluster.nats.process.wait(TIMEOUT).await?;
-    std::fs::remove_dir_all(cluster.path("jetstream"))?;
-    cluster.nats.restart().await?;
-    let deadline = Instant::now() + TIMEOUT;
-    let id = loop {
-        match one.create("{\"app\": \"shop\"}").await {
-            Ok(id) => break id,
-            Err(error) => ensure!(Instant::now() < deadline, error),
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
-    let job = one.wait_finished(&id).await?;
-    assert_eq!(job["counts"]["checked"], 5_000);
     Ok(())
 }
 

@@ -90,7 +90,7 @@ async fn invalid_requests_are_rejected_and_create_nothing() -> Result<()> {
         ),
         ("/v1/jobs/none/pause", json, "", 404, ""),
         ("/v1/jobs/none/explode", json, "", 404, ""),
-        ("/v1/workers", json, "", 405, ""),
+        ("/v1/workers", json, "", 404, ""),
     ] {
         let (status, found) = one.post(path, content_type, body).await?;
         assert_eq!(status, expected, "{path} {body} {found}");

@@ -1,4 +1,4 @@
-//! Brokers that are full or lose their data, and messages of other programs.
+//! Brokers that are full, and messages of other programs.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prometheus::core::Collector as _;
 use revalidator::{
     engine::{Bucket, Engine as _},
     jobs,
-    messages::{AllowDelete, RevalidatorState, ServerState},
+    messages::{AllowDelete, JobStatus, RevalidatorState, ServerState},
     mirror::change_job,
 };
 
@@ -16,27 +16,6 @@ use super::{
 };
 
 const TIME: Duration = Duration::from_millis(200);
-
-#[tokio::test(start_paused = true)]
-async fn jobs_go_on_after_the_broker_lost_its_data() {
-    let mut simulation = Simulation::new(APPS, fresh);
-    simulation.maker();
-    simulation.worker();
-    for id in ["a", "b"] {
-        simulation.job("one", id, 5_000, |_| ()).await;
-    }
-    simulation.wait("a", |job| job.counts.checked >= 500).await;
-    simulation.model.set_down(true);
-    simulation.model.lose_data();
-    simulation.model.set_down(false);
-    simulation.job("one", "b", 300, |_| ()).await;
-    let ended = simulation.wait_ended("b").await;
-    assert_eq!(
-        (ended.server_state, ended.counts.checked),
-        (ServerState::Finished, 300)
-    );
-    assert_eq!(simulation.mirror.job("a"), None);
-}
 
 #[tokio::test(start_paused = true)]
 async fn full_stream_of_batches_delays_the_maker() {
@@ -64,7 +43,7 @@ async fn full_stream_of_batches_delays_the_maker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn job_with_an_invalid_status_is_suspended() {
+async fn job_with_an_invalid_or_impossible_status_is_suspended() {
     let mut simulation = Simulation::new(APPS, fresh);
     simulation.maker();
     simulation.worker();
@@ -82,10 +61,31 @@ async fn job_with_an_invalid_status_is_suspended() {
             suspended.reason.as_deref(),
             Some("another program wrote an invalid status")
         );
-        let resume = |job: &mut revalidator::messages::JobStatus| {
-            jobs::resume(job, clock());
-            true
-        };
+        let resume = |job: &mut JobStatus| jobs::resume(job, clock());
+        change_job(&simulation.model, "a", resume).await.unwrap();
+    }
+    // States that the maker did not write.
+    let changes: [fn(&mut JobStatus); 6] = [
+        |job| job.server_state = ServerState::Transmitting,
+        |job| job.server_state = ServerState::Finished,
+        |job| job.server_state = ServerState::Other("Sleeping".to_owned()),
+        |job| job.revalidator_state = RevalidatorState::Finished,
+        |job| job.batch_count = 7,
+        |job| job.retry_batch_count = Some(0),
+    ];
+    for change in changes {
+        let changed = change_job(&simulation.model, "a", change);
+        changed.await.unwrap();
+        let suspended = simulation
+            .wait("a", |job| {
+                job.revalidator_state == RevalidatorState::Suspended
+            })
+            .await;
+        assert_eq!(
+            suspended.reason.as_deref(),
+            Some("another program wrote an impossible state")
+        );
+        let resume = |job: &mut JobStatus| jobs::resume(job, clock());
         change_job(&simulation.model, "a", resume).await.unwrap();
     }
     // Not a job: ignored.
@@ -150,4 +150,35 @@ async fn concurrency_of_an_idle_worker_is_not_exported() {
     simulation.wait_ended("a").await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(series(&simulation), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_of_no_job_are_removed_and_counted() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    simulation.maker();
+    let model = simulation.model.clone();
+    let sent = model.send_batch("stranger", "1", "x".into());
+    sent.await.unwrap();
+    let sent = model.send_result("other", "2", "x".into());
+    sent.await.unwrap();
+    // Batches may be there before their job.
+    simulation.job("one", "a", 300, |_| ()).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!((model.unsettled("stranger"), model.unsettled("a")), (0, 3));
+    assert!(model.all_results("other").is_empty());
+    assert_eq!(simulation.metrics.invalid_messages.get(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_strangers_take_limited_memory() {
+    let simulation = Simulation::new(APPS, fresh);
+    let bucket = Bucket::Subscriptions;
+    for number in 0..20_010 {
+        let (key, value) = (format!("worker.{number}"), vec![b'x'; 2_000]);
+        let put = simulation.model.put(bucket, &key, value.into());
+        put.await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert_eq!(simulation.mirror.lost().len(), 20_000);
+    assert_eq!(simulation.metrics.invalid_messages.get(), 10);
 }

@@ -13,12 +13,11 @@ use std::{
 use revalidator::{
     apps::{App, Apps, CurrentApps},
     batch::Checker,
-    create::{create, new_job},
     engine::Engine as _,
     maker::{Maker, bodies::Bodies},
     messages::{Asset, JobBatch, JobResult, JobStatus, ServerState},
     metrics::Metrics,
-    mirror::{Mirror, change_job},
+    mirror::{Mirror, change_job, create_job, new_job},
     origin::Origin,
     outcome::{Answer, Body, Response},
     worker::Worker,
@@ -200,6 +199,12 @@ impl Simulation {
         }
     }
 
+    /// Sets the applications of the next participants.
+    pub(crate) fn set_apps(&mut self, apps: &str) {
+        let apps = Arc::new(Apps::parse(apps).unwrap());
+        self.apps = Arc::new(move || Arc::clone(&apps));
+    }
+
     /// Sets the clocks of the next participants to different times.
     pub(crate) fn skew_clocks(&mut self) {
         self.clocks = vec![clock, fast_clock, slow_clock];
@@ -352,14 +357,14 @@ impl Simulation {
         let app = (self.apps)().get(app).unwrap();
         let mut job = new_job(&app, id.to_owned(), clock());
         change(&mut job);
-        while create(&self.model, &job).await.is_err() {
+        while create_job(&self.model, &job).await.is_err() {
             sleep(Duration::from_secs(1)).await;
         }
     }
 
     /// The status of a job.
     pub(crate) async fn status(&self, id: &str) -> JobStatus {
-        change_job(&self.model, id, |_| false)
+        change_job(&self.model, id, |_| ())
             .await
             .unwrap()
             .expect("the job exists")
@@ -370,7 +375,7 @@ impl Simulation {
         let mut changes = self.mirror.changes();
         loop {
             changes.mark_unchanged();
-            if let Ok(Some(status)) = change_job(&self.model, id, |_| false).await
+            if let Ok(Some(status)) = change_job(&self.model, id, |_| ()).await
                 && condition(&status)
             {
                 return status;

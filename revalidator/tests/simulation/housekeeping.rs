@@ -219,7 +219,7 @@ async fn cancelled_jobs_are_kept_until_acknowledged_and_checks_do_not_displace_j
         .unwrap()
         .unwrap();
     assert!(newer > revision);
-    let acknowledge = |job: &mut JobStatus| !std::mem::replace(&mut job.acknowledged, true);
+    let acknowledge = |job: &mut JobStatus| job.acknowledged = true;
     change_job(&simulation.model, "cancelled", acknowledge)
         .await
         .unwrap();
@@ -255,10 +255,12 @@ async fn results_of_the_oldest_ended_jobs_are_removed_while_half_of_the_stream_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn transmission_waits_while_results_of_open_jobs_fill_their_stream() {
+async fn only_the_oldest_job_is_transmitted_while_results_fill_their_stream() {
     let dir = TempDir::new().unwrap();
-    write_assets(&dir, 3_000);
-    let mut simulation = Simulation::new(&apps(&dir), fresh);
+    write_assets(&dir, 25_000);
+    let one = apps(&dir);
+    let two = one.replace("apps.one", "apps.two");
+    let mut simulation = Simulation::new(&format!("{one}{two}"), fresh);
     simulation.maker();
     simulation
         .job("one", "open", 0, |job| job.app_name = "other".to_owned())
@@ -266,10 +268,15 @@ async fn transmission_waits_while_results_of_open_jobs_fill_their_stream() {
     let sent = simulation.model.send_result("open", "", "result".into());
     sent.await.unwrap();
     simulation.model.set_result_size(RESULT_BYTES_MAX);
-    simulation.list_job("one", "a", |_| ()).await;
+    simulation.list_job("one", "old", |_| ()).await;
+    sleep(Duration::from_millis(1)).await;
+    simulation.list_job("two", "new", |_| ()).await;
     sleep(Duration::from_secs(600)).await;
-    assert_eq!(simulation.model.unsettled("a"), 20);
-    simulation.model.set_result_size(0);
+    let unsettled = |id| simulation.model.unsettled(id);
+    assert_eq!((unsettled("old"), unsettled("new")), (200, 20));
+    let bytes = simulation.metrics.result_bytes.get();
+    assert_eq!(u64::try_from(bytes).unwrap(), 6 * RESULT_BYTES_MAX);
+    cancel(&simulation, "old").await;
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(simulation.model.unsettled("a"), 30);
+    assert_eq!(simulation.model.unsettled("new"), 200);
 }

@@ -6,13 +6,13 @@ use revalidator::{
     engine::Engine as _,
     jobs,
     lease::Lease,
-    maker::bodies::{Bodies, Body, lock},
+    maker::bodies::{Bodies, Body, LARGE_BODIES, lock},
     messages::{AllowDelete, Asset, AssetResult, JobResult, JobStatus, Outcome, ServerState},
     mirror::change_job,
 };
 use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{
     fresh,
@@ -78,7 +78,6 @@ async fn publish(simulation: &Simulation, job: &str, result: &JobResult) {
 pub(crate) async fn cancel(simulation: &Simulation, job: &str) {
     let cancel = |job: &mut JobStatus| {
         jobs::cancel(job, "by an operator", clock());
-        true
     };
     change_job(&simulation.model, job, cancel).await.unwrap();
 }
@@ -165,23 +164,89 @@ async fn strange_results_neither_count_nor_keep_a_job_from_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn results_cannot_remove_more_lines_than_the_brake_permits() {
-    for (allow, assets) in [(AllowDelete::None, 1), (AllowDelete::Partial, 100)] {
+    for (allow, removed) in [(AllowDelete::None, 0), (AllowDelete::Partial, 50)] {
         let dir = TempDir::new().unwrap();
-        write_assets(&dir, 100);
+        write_assets(&dir, 250);
         let mut simulation = Simulation::new(&apps(&dir), fresh);
         simulation.maker();
         simulation
             .list_job("one", "a", |job| job.allow_delete = allow)
             .await;
-        simulation.wait("a", |job| job.batch_count == 1).await;
-        publish(&simulation, "a", &result("a", 0, 1, assets)).await;
+        simulation.wait("a", |job| job.batch_count == 3).await;
+        for batch in 0..3 {
+            // All within the first hundred.
+            publish(&simulation, "a", &result("a", batch, 1, 100)).await;
+        }
         simulation.wait_ended("a").await;
         let lines = lines(&dir);
-        assert_eq!(lines.len(), 100, "{allow:?} {assets}");
+        assert_eq!(lines.len(), 250 - removed, "{allow:?}");
         // Their objects may be missing, so that the next job gets them without a condition.
         let cleared = lines.iter().filter(|it| it["eTag"] == "").count();
-        assert_eq!(cleared, assets);
+        assert_eq!(cleared, 100 - removed);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_maker_continues_in_the_middle_of_the_list() {
+    // Within the time in which the broker discards repeated batches, and later.
+    for pause in [0, 300] {
+        let dir = TempDir::new().unwrap();
+        write_assets(&dir, 6_000);
+        let mut simulation = Simulation::new(&apps(&dir), fresh);
+        simulation.model.set_latency(20, 1);
+        let first = simulation.maker();
+        simulation.list_job("one", "a", |_| ()).await;
+        simulation.wait("a", |job| job.batch_count == 40).await;
+        sleep(Duration::from_millis(200)).await;
+        first.abort();
+        assert!((42..60).contains(&simulation.model.unsettled("a")));
+        // Assets after the cursor disappear, so that the repeated batches have others.
+        let removed = 4_000..4_003;
+        let file = dir.path().join("assets.ndjson");
+        let text = fs::read_to_string(&file).unwrap();
+        let left = text
+            .lines()
+            .enumerate()
+            .filter(|(number, _)| !removed.contains(number))
+            .map(|(_, line)| format!("{line}\n"));
+        fs::write(&file, left.collect::<String>()).unwrap();
+        sleep(Duration::from_secs(pause)).await;
+        simulation.maker();
+        simulation.worker();
+        let ended = simulation.wait_ended("a").await;
+        assert_eq!(
+            (ended.server_state, ended.batch_count, ended.asset_count),
+            (ServerState::Finished, 60, 5_997)
+        );
+        assert_eq!(ended.counts.checked, 5_997);
+        for number in 0..6_000 {
+            let count = simulation.requests_for(&format!("k/{number}"));
+            assert!(count > 0 || removed.contains(&number), "{number}");
+        }
+        assert!(simulation.requests() <= 6_000 + 2_000);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn maker_without_the_file_leaves_the_job_to_another() {
+    let (dir, empty) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    write_assets(&dir, 250);
+    let mut simulation = Simulation::new(&apps(&empty), fresh);
+    simulation.maker();
+    simulation.list_job("one", "a", |_| ()).await;
+    let waiting = simulation.wait("a", |job| job.reason.is_some()).await;
+    assert!(waiting.is_open());
+    let reason = waiting.reason.unwrap();
+    assert!(reason.contains("assets.ndjson"), "{reason}");
+    simulation.set_apps(&apps(&dir));
+    simulation.maker();
+    simulation.worker();
+    let ended = simulation.wait_ended("a").await;
+    assert_eq!(
+        (ended.counts.checked, ended.server_state, ended.reason),
+        (250, ServerState::Finished, None)
+    );
+    assert!(lines(&dir).iter().all(|it| it["checkedAt"].is_u64()));
 }
 
 /// A job whose assets were received by the process with these bodies.
@@ -194,8 +259,16 @@ async fn body_job(simulation: &Simulation, id: &str, bodies: &Bodies<crate::mode
     let lease = Lease::acquire(model, mirror, format!("maker.{id}"), "api")
         .await
         .unwrap();
-    let mut body = Body::new(file, None);
-    body.lease = lease;
+    let permit = LARGE_BODIES.acquire().await.unwrap();
+    let at = Instant::now();
+    let body = Body {
+        file,
+        start: 14,
+        has_keys: false,
+        lease,
+        at,
+        permit,
+    };
     lock(bodies).insert(id.to_owned(), body);
     simulation
         .list_job("one", id, |job| {

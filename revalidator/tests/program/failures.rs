@@ -1,4 +1,4 @@
-//! Killed processes, failing origins, and an unavailable limiter.
+//! Failing origins, and an unavailable limiter.
 
 use std::{
     sync::{
@@ -11,37 +11,9 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    harness::{Cluster, Origin, TIMEOUT, answer},
+    harness::{Cluster, Origin, answer},
     number,
 };
-
-#[tokio::test]
-async fn killed_workers_lose_no_asset_and_repeat_one_batch_each() -> Result<()> {
-    let origin = Origin::start(Duration::from_millis(20), |_, _| answer(304, "")).await?;
-    let mut cluster = Cluster::start().await?;
-    cluster.write_apps(&origin, "workers = 2")?;
-    cluster.write_assets(&origin, 4_000, |_| String::new())?;
-    let one = cluster.revalidator(&["--workers=0", "--no-maker"]).await?;
-    let id = one.create("{\"app\": \"shop\"}").await?;
-    let mut other = cluster.revalidator(&["--workers=2"]).await?;
-    while origin.total() < 1_050 {
-        other.process.check()?;
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    other.process.kill()?;
-    other.process.wait(TIMEOUT).await?;
-    let _last = cluster.revalidator(&["--workers=2"]).await?;
-    let job = one
-        .wait_job(&id, |job| job["serverState"] == "Finished")
-        .await?;
-    assert_eq!(job["counts"]["checked"], 4_000);
-    let requests = origin.requests();
-    assert_eq!(requests.len(), 4_000);
-    // The killed process had two workers.
-    let repeated: u32 = requests.values().map(|count| count - 1).sum();
-    assert!(repeated <= 200, "{repeated} requests were repeated");
-    Ok(())
-}
 
 #[tokio::test]
 async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {

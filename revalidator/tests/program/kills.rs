@@ -1,0 +1,101 @@
+//! Killed processes and brokers.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Error, Result};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use revalidator::contents::Contents;
+
+use super::{
+    harness::{Cluster, Origin, answer},
+    number,
+};
+
+const ASSETS: usize = 4_000;
+
+/// Kills and restarts processes and the broker at times that `seed` selects, while a job runs.
+async fn run_with_kills(seed: u64) -> Result<()> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let origin = Origin::start(Duration::from_millis(20), |path, _| {
+        match number(path) % 20 {
+            0 => answer(404, ""),
+            1 => answer(200, "new"),
+            _ => answer(304, ""),
+        }
+    })
+    .await?;
+    let mut cluster = Cluster::start().await?;
+    cluster.write_apps(&origin, "allow_delete = \"partial\"\nworkers = 2")?;
+    cluster.write_assets(&origin, ASSETS, |_| String::new())?;
+    let contents = Contents::parse(&format!("file:{}", cluster.path("contents").display()));
+    let contents = contents.map_err(Error::msg)?;
+    for number in (0..ASSETS).step_by(20) {
+        let key = format!("key-{number}");
+        contents.write(&key, "old".into()).await?;
+    }
+    let api = cluster.revalidator(&["--workers=0", "--no-maker"]).await?;
+    let mut others = [
+        cluster.revalidator(&[]).await?,
+        cluster.revalidator(&[]).await?,
+    ];
+    let job = "{\"app\": \"shop\", \"allowDelete\": \"partial\"}";
+    let id = api.create(job).await?;
+    let mut may_repeat = 0;
+    for fault in 0..1 + seed % 3 {
+        let after = origin.total() + random.u32(0..1_500);
+        while origin.total() < after && !api.job(&id).await?["endedAt"].is_u64() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // Each worker can lose the response of the broker to its acknowledgement.
+        let (killed, repeats) = match others.get_mut(usize::try_from((seed + fault) % 3)?) {
+            Some(other) => (&mut other.process, 1),
+            None => (&mut cluster.nats.process, 2),
+        };
+        killed.kill()?;
+        killed.restart()?;
+        may_repeat += repeats;
+        api.wait_readiness("\"ready\":true").await?;
+    }
+    let job = api.wait_finished(&id).await?;
+    let counts = &job["counts"];
+    for (outcome, count) in [
+        ("checked", ASSETS),
+        ("changed", ASSETS / 20),
+        ("gone", ASSETS / 20),
+        ("deleted", ASSETS / 20),
+    ] {
+        assert_eq!(counts[outcome], count, "seed {seed}, {outcome}: {job}");
+    }
+    let requests = origin.requests();
+    assert_eq!(requests.len(), ASSETS, "seed {seed}");
+    let repeated: u32 = requests.values().map(|count| count - 1).sum();
+    assert!(
+        repeated <= 100 * may_repeat,
+        "seed {seed}: {repeated} requests repeated, {may_repeat} batches may be"
+    );
+    let list = std::fs::read_to_string(cluster.path("assets.ndjson"))?;
+    assert_eq!(list.lines().count(), ASSETS - ASSETS / 20, "seed {seed}");
+    for number in 0..ASSETS {
+        let path = contents.path(&format!("key-{number}"));
+        let expected = (number % 20 == 1).then_some("new");
+        let found = std::fs::read_to_string(path).ok();
+        assert_eq!(found.as_deref(), expected, "seed {seed}, {number}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a8_killed_processes_and_brokers_lose_and_remove_nothing() -> Result<()> {
+    run_with_kills(1).await
+}
+
+/// `SIM_SEEDS=0..100` runs these seeds, ten at a time.
+#[tokio::test]
+#[ignore = "long; .ci/nightly runs it"]
+async fn a8_kills_of_a_hundred_seeds_lose_and_remove_nothing() -> Result<()> {
+    let seeds = std::env::var("SIM_SEEDS").unwrap_or_else(|_| "0..100".to_owned());
+    let (first, end) = seeds.split_once("..").context("seeds like 0..100")?;
+    let runs = stream::iter(first.parse::<u64>()?..end.parse()?);
+    let runs = runs.map(|seed| async move { run_with_kills(seed).await });
+    runs.buffer_unordered(10).try_collect().await
+}
