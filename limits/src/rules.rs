@@ -49,6 +49,7 @@ mod document;
 mod handling;
 mod reader;
 mod sharing;
+mod tables;
 
 use std::fmt;
 
@@ -56,6 +57,7 @@ pub use self::{
     document::{Document, LimitDefinition},
     handling::{Handling, Mode, RequeuePolicy},
     sharing::{Sharing, SharingMode},
+    tables::Tables,
 };
 
 use crate::{
@@ -143,7 +145,16 @@ impl Rules {
     /// # Errors
     /// All errors of the file, with line numbers.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        Document::parse(text)?.rules_with_lines(&document::lines(text))
+        let (table, tables) = Tables::parse(text)?;
+        Self::read(table, tables)
+    }
+
+    /// Reads the tables of a limits file, which may be a part of another file.
+    ///
+    /// # Errors
+    /// All errors, also those that `tables` contains already.
+    pub fn read(table: toml::Table, tables: Tables) -> Result<Self, ConfigErrors> {
+        reader::read(table, tables)
     }
 
     /// The indexes of the limits that apply to a key, or `None` if its calls are refused.

@@ -1,15 +1,9 @@
 //! Unparsed limits: the tables of a limits file, as TOML or, through `serde`, as JSON. They can be replaced one by one.
 
 use serde::{Deserialize, Serialize};
-use toml::{
-    Spanned, Table, Value,
-    de::{DeTable, DeValue},
-};
+use toml::{Table, Value};
 
-use super::{
-    ConfigErrors, Rules,
-    reader::{self, Lines},
-};
+use super::{ConfigErrors, Rules, reader, tables::Tables};
 
 /// The tables of a limits file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -27,12 +21,7 @@ impl Document {
     /// # Errors
     /// If the syntax is invalid. The limits are checked by [`rules`](Self::rules).
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
-        let table = text.parse().map_err(|error: toml::de::Error| {
-            // Only the line number, because the line may contain a password.
-            let line = error.span().map_or(1, |span| line_of(text, span.start));
-            ConfigErrors(vec![format!("line {line}: {}", error.message())])
-        })?;
-        Ok(Self(table))
+        Tables::parse(text).map(|(table, _)| Self(table))
     }
 
     /// The limits of this document.
@@ -40,11 +29,7 @@ impl Document {
     /// # Errors
     /// All errors, without line numbers; [`Rules::parse`] adds them.
     pub fn rules(&self) -> Result<Rules, ConfigErrors> {
-        self.rules_with_lines(&Lines::new())
-    }
-
-    pub(super) fn rules_with_lines(&self, lines: &Lines) -> Result<Rules, ConfigErrors> {
-        reader::read(self.0.clone(), lines)
+        reader::read(self.0.clone(), Tables::default())
     }
 
     /// Adds a limit, or replaces the entire table of the limit with this name.
@@ -55,34 +40,6 @@ impl Document {
             limits.insert(name.to_owned(), Value::Table(definition.0));
         }
     }
-}
-
-/// The lines of a valid TOML document.
-pub(super) fn lines(text: &str) -> Lines {
-    let mut lines = Lines::new();
-    for (key, value) in DeTable::parse(text).iter().flat_map(|it| it.get_ref()) {
-        add_lines(text, key.get_ref().to_string(), value, &mut lines);
-    }
-    lines
-}
-
-fn add_lines(text: &str, path: String, value: &Spanned<DeValue<'_>>, lines: &mut Lines) {
-    if let DeValue::Table(table) = value.get_ref() {
-        for (key, value) in table {
-            let path = format!("{path}.{}", key.get_ref().escape_debug());
-            add_lines(text, path, value, lines);
-        }
-    }
-    let array = value.get_ref().as_array();
-    for (index, value) in array.into_iter().flat_map(|it| it.iter().enumerate()) {
-        add_lines(text, format!("{path}[{index}]"), value, lines);
-    }
-    lines.insert(path, line_of(text, value.span().start));
-}
-
-fn line_of(text: &str, offset: usize) -> usize {
-    let before = text.get(..offset).unwrap_or_default();
-    before.matches('\n').count() + 1
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Parses and checks the tables of a limits file. Each table is deserialized separately, so that the errors of all tables are reported
-//! together. A table that cannot be deserialized is not checked further, because default values would cause misleading errors.
+//! Parses and checks the tables of a limits file. A table that cannot be deserialized is not checked further, because default values
+//! would cause misleading errors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,9 @@ use toml::{Table, Value};
 
 use super::{
     ConfigErrors, Handling, Mode, NamedLimit, RequeuePolicy, Rule, Rules, Sharing, SharingMode,
-    Unknown, handling::Shape,
+    Unknown,
+    handling::Shape,
+    tables::{SHARING, Tables},
 };
 use crate::{
     algorithm::Options,
@@ -21,9 +23,6 @@ use crate::{
     rate::{Parsed, Rate, Time},
 };
 
-/// Path of the table of shared limits.
-const SHARING: &str = "sharing";
-
 const INVALID_NAME: &str = "invalid name: use at least one character, and no control characters";
 
 /// Maximum number of processes that share limits.
@@ -31,9 +30,6 @@ const MEMBERS_MAX: u64 = 1000;
 
 /// Maximum length of a group's name.
 const GROUP_CHARS_MAX: usize = 64;
-
-/// The line of each key and array element, by its path, such as `limits.a.rules[0]`.
-pub(super) type Lines = BTreeMap<String, usize>;
 
 /// The top-level keys except `limits` and `sharing`.
 #[derive(Default, Deserialize)]
@@ -81,78 +77,31 @@ struct SharingTable {
     forget_after: Option<Parsed<Time>>,
 }
 
-/// Parses and checks a document, whose keys are at these lines.
-pub(super) fn read(table: Table, lines: &Lines) -> Result<Rules, ConfigErrors> {
-    let mut reader = Reader {
-        errors: Vec::new(),
-        lines,
-        members: 1,
-    };
+/// Parses and checks the table of a document.
+pub(super) fn read(table: Table, tables: Tables) -> Result<Rules, ConfigErrors> {
+    let mut reader = Reader { tables, members: 1 };
     let rules = reader.rules(table);
-    if reader.errors.is_empty() {
-        Ok(rules)
-    } else {
-        Err(ConfigErrors(reader.errors))
-    }
+    reader.tables.finish(rules)
 }
 
-struct Reader<'a> {
-    errors: Vec<String>,
-    lines: &'a Lines,
+struct Reader {
+    tables: Tables,
     /// Number of processes that enforce the limits, from `share = "1/N"`.
     members: u64,
 }
 
-impl Reader<'_> {
+impl Reader {
     fn error(&mut self, path: &str, what: impl fmt::Display) {
-        self.error_at(path, path, what);
+        self.tables.error(path, what);
     }
 
-    /// Adds an error, with the line of the longest known prefix of the path `place`.
-    fn error_at(&mut self, place: &str, path: &str, what: impl fmt::Display) {
-        let is_prefix = |known: &str| {
-            let rest = place.strip_prefix(known);
-            rest.is_some_and(|it| it.is_empty() || it.starts_with(['.', '[']))
-        };
-        let known = self.lines.iter().filter(|(known, _)| is_prefix(known));
-        let line = known.max_by_key(|(known, _)| known.len());
-        let line = line.map_or(String::new(), |(_, line)| format!("line {line}: "));
-        let path = if path.is_empty() { "the file" } else { path };
-        self.errors.push(format!("{line}{path}: {what}"));
-    }
-
-    /// Deserializes one table. `others` are valid keys that the caller has removed from it.
     fn table<T: DeserializeOwned>(
         &mut self,
         path: &str,
         value: Value,
         others: &[&str],
     ) -> Option<T> {
-        // The value may be a password, so only its type is reported.
-        if !value.is_table() {
-            self.error(path, format!("expected a table, not {}", value.type_str()));
-            return None;
-        }
-        let error: toml::de::Error = match value.try_into() {
-            Ok(table) => return Some(table),
-            Err(error) => error,
-        };
-        let (message, text) = (error.message(), error.to_string());
-        // The text ends with "in `FIELD`" if the value of a field is invalid.
-        let field = text
-            .strip_prefix(message)
-            .and_then(|it| it.split('`').nth(1));
-        let others = if field.is_none() { others } else { &[] };
-        let (key, mut what) = explain(message, others);
-        if path == SHARING && field.is_some() {
-            // The rejected value may be a misplaced URL with a password, so only the hint after it is reported.
-            let mut hint = [", expected", ": write", ": use"].iter();
-            let hint = hint.find_map(|it| message.rfind(it));
-            what = format!("invalid value{}", &message[hint.unwrap_or(message.len())..]);
-        }
-        let path = child(path, field.unwrap_or_default());
-        self.error_at(&child(&path, key), &path, what);
-        None
+        self.tables.table(path, value, others)
     }
 
     fn rules(&mut self, mut table: Table) -> Rules {
@@ -388,41 +337,5 @@ impl Reader<'_> {
             timeout: time(read.timeout, Duration::from_millis(50).min(refresh / 2)),
             forget_after: time(read.forget_after, Duration::from_secs(86_400)),
         })
-    }
-}
-
-fn child(path: &str, key: &str) -> String {
-    let dot = if path.is_empty() || key.is_empty() {
-        ""
-    } else {
-        "."
-    };
-    [path, dot, key].concat()
-}
-
-/// Rewrites an error of `serde` about an unknown key or value, and suggests the most similar one that is expected or in `others`.
-/// Returns the key, or an empty text, and the error.
-fn explain<'a>(error: &'a str, others: &[&str]) -> (&'a str, String) {
-    let parts = || {
-        let (kind, rest) = error.strip_prefix("unknown ")?.split_once(" `")?;
-        let (unknown, expected) = rest.split_once('`')?;
-        Some((kind == "field", unknown, expected))
-    };
-    let Some((is_key, unknown, expected)) = parts() else {
-        return ("", error.to_owned());
-    };
-    let known = expected.split('`').skip(1).step_by(2);
-    let others = others.iter().filter(|_| is_key).copied();
-    let known: Vec<&str> = known.chain(others).collect();
-    let similarity = |known: &&str| strsim::jaro_winkler(unknown, known);
-    let nearest = known.iter().copied();
-    let nearest = nearest.max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-    let hint = match nearest.filter(|it| similarity(it) > 0.8) {
-        Some(known) => format!(": did you mean `{known}`?"),
-        None => format!(", expected one of `{}`", known.join("`, `")),
-    };
-    match is_key {
-        true => (unknown, format!("unknown key `{unknown}`{hint}")),
-        false => ("", format!("unknown value `{unknown}`{hint}")),
     }
 }
