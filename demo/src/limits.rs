@@ -88,7 +88,7 @@ impl DemoLimit {
     /// Flags of a producer with this limit.
     fn flags(&self) -> Vec<String> {
         flags([
-            ("--limits", self.file.display().to_string()),
+            ("--contracts", self.file.display().to_string()),
             ("--limits-spool", self.spool.display().to_string()),
         ])
     }

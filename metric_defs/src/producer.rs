@@ -21,6 +21,20 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
     "Sync requests by DSP and outcome.",
 )
 .by(&["dsp", "outcome"]);
+pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
+    "producer_dsp_would_refuse_total",
+    "Accepted sync requests that the contract of their DSP would refuse in another state than `observe`, by DSP and reason.",
+)
+.by(&["dsp", "reason"]);
+pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(
+    "producer_dsp_contract",
+    "1 for each DSP in the contracts file, with its name and state.",
+)
+.by(&["dsp", "name", "state"]);
+pub const CONTRACTS_VERSION: MetricDef = MetricDef::gauge(
+    "producer_contracts_version",
+    "Version of the active contracts file: 1 at start, incremented by each reload.",
+);
 
 // The log.
 
@@ -264,11 +278,11 @@ pub const SHAPING_DELAY: MetricDef = MetricDef::histogram(
 .by(LIMIT);
 pub const SHAPING_VERSION: MetricDef = MetricDef::gauge(
     "producer_limits_version",
-    "Version of the active limits file: 1 at start, incremented by each reload.",
+    "Version of the active limits: 1 at start, incremented by each reload of the contracts file.",
 );
 pub const SHAPING_REFUSED_VERSION: MetricDef = MetricDef::gauge(
     "producer_limits_version_refused",
-    "1 while the newest version of the limits file is rejected and the previous one stays active.",
+    "1 while the newest version of the contracts file is rejected and the previous limits stay active.",
 );
 pub const SHARING_SHARE: MetricDef = MetricDef::gauge(
     "producer_limit_share",

@@ -14,9 +14,9 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    edge::privacy,
+    edge::{contracts::file::File, privacy},
     log::{AppendBatch, Config, Delivery, Log, Reader},
-    shaping::{Shaping, limits_file},
+    shaping::Shaping,
 };
 use proto::wire::{ChunkRef, CookieRef};
 use runtime::reload::{NamedFile, Reloader};
@@ -321,8 +321,8 @@ fn limited(bencher: Bencher<'_, '_>, together: usize) {
     file.write_all(LIMITS.as_bytes())
         .expect("the file is written");
     let path = file.path().display().to_string();
-    let named = NamedFile::from_flag("--limits", &path).expect("a path");
-    let limits = Reloader::load(limits_file::File(named)).expect("valid limits");
+    let named = NamedFile::from_flag("--contracts", &path).expect("a path");
+    let limits = Reloader::load(File(named)).expect("valid limits");
     let log = log(proto::limits::CHUNK_BYTES_DEFAULT, 1 << 20);
     let synced = SampleCookie::many();
     let cookies: Vec<_> = synced.iter().map(SampleCookie::cookie).collect();

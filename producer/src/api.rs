@@ -93,7 +93,7 @@ pub struct Parts {
     pub producer_id: String,
     /// The log, to which matches and deletions are appended.
     pub log: Log,
-    /// The DSP rate limits; `None` without `--limits`.
+    /// The DSP rate limits; `None` without limits.
     pub shaping: Option<Shaping>,
     /// Known DSPs.
     pub dsps: Dsps,

@@ -23,7 +23,7 @@ pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     api::{self, Api},
     config::Config,
-    edge::{self, Edge, opt_out::OptOut},
+    edge::{self, Edge, contracts::Contracts, dsps::Dsps, opt_out::OptOut},
     epoch_history::{self, epoch},
     log::{self, Log},
     memory, metrics,
@@ -54,6 +54,7 @@ pub struct App {
     draining: CancellationToken,
     runtime_config: RuntimeConfig,
     health: HealthReporter,
+    dsps: Dsps,
 }
 
 /// Bound addresses.
@@ -84,13 +85,21 @@ impl App {
             "open-file limit too low: {files}; a producer needs at least {FILES_MIN}, one per connection. Raise it with \
              ulimit -n, or LimitNOFILE= in its systemd unit"
         );
-        let limits = config.shaping.file.clone();
+        let contracts = config.dsps.contracts.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
-        app.services.watch(limits.as_ref(), &app.shaping_stage);
+        let (dsps, has_limits) = (app.dsps.clone(), app.shaping.is_some());
+        let apply = move |contracts: Arc<Contracts>| {
+            if contracts.has_limits() && !has_limits {
+                tracing::warn!("limits were added; they take effect after a restart");
+            }
+            dsps.set_contracts(contracts);
+        };
+        app.services
+            .watch_with(contracts.as_ref(), &app.edge, apply);
         Ok(app)
     }
 
-    /// Starts serving on these ports instead of the configured addresses, without watching the limits file. `timers` is
+    /// Starts serving on these ports instead of the configured addresses, without watching the contracts file. `timers` is
     /// [`log::run_timers`], or a wrapper of it.
     ///
     /// # Errors
@@ -122,7 +131,7 @@ impl App {
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
-        let shaping = Shaping::open(&producer_id, &config.shaping, &log)?;
+        let shaping = Shaping::open(&producer_id, &config.dsps, &log)?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
         let streams = Streams::new(
@@ -133,13 +142,14 @@ impl App {
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
-        let edge = edge::Metrics::register(&registry, &config.dsps)?;
-        let known_dsps = edge.dsps();
+        let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
+        let edge = edge::Metrics::register(&registry, config.dsps.series_max, contracts)?;
+        let dsps = edge.dsps();
         let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,
             log,
-            runtime_config: RuntimeConfig::new(&config, subscribers.clone(), known_dsps.clone()),
+            runtime_config: RuntimeConfig::new(&config, subscribers.clone()),
             subscribers,
             shaping,
             shaping_stage: Stage::default(),
@@ -149,6 +159,7 @@ impl App {
             services: services.clone(),
             draining: CancellationToken::new(),
             health: server.health(),
+            dsps: dsps.clone(),
         };
         let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
@@ -162,7 +173,7 @@ impl App {
                 producer_id: producer_id.clone(),
                 log: app.log.clone(),
                 shaping: app.shaping.clone(),
-                dsps: known_dsps,
+                dsps,
                 subscribers: app.subscribers.clone(),
                 draining: app.draining.clone(),
                 deletions,
@@ -255,7 +266,7 @@ impl App {
         self.addresses
     }
 
-    /// The DSP rate limits; `None` without `--limits`.
+    /// The DSP rate limits; `None` if the contracts have none.
     #[must_use]
     pub fn shaping(&self) -> Option<&Shaping> {
         self.shaping.as_ref()

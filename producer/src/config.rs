@@ -3,7 +3,6 @@
 mod api;
 mod args;
 mod dsps;
-mod shaping;
 
 use std::ffi::OsString;
 
@@ -12,9 +11,9 @@ use runtime::settings::{self, Common, ConfigErrors, Settings};
 pub use self::{
     api::{ApiConfig, ApiLimits},
     args::{Args, Network, ResourceLimits, Retention, Shutdown},
-    shaping::LimitsConfig,
+    dsps::DspsConfig,
 };
-use crate::{edge::dsps::DspSeries, security::Security, server::SEND_BUFFER_BYTES};
+use crate::{security::Security, server::SEND_BUFFER_BYTES};
 
 /// The validated settings.
 #[derive(Debug, Clone)]
@@ -25,10 +24,8 @@ pub struct Config {
     pub retention: Retention,
     /// Resource limits.
     pub limits: ResourceLimits,
-    /// Known DSPs.
-    pub dsps: DspSeries,
-    /// DSP rate limits.
-    pub shaping: LimitsConfig,
+    /// Contracts of the DSPs.
+    pub dsps: DspsConfig,
     /// TLS and authentication of the gRPC port.
     pub security: Security,
     /// The API for bulk input and deletions.
@@ -64,7 +61,6 @@ impl Settings for Args {
             retention: self.retention,
             limits: self.limits,
             dsps: self.dsps.check(errors),
-            shaping: self.shaping.check(errors),
             security: self.security.check(errors),
             api: self.api.check(errors),
             shutdown: self.shutdown,

@@ -1,15 +1,18 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
 //! It waits only for the client: appending is a short critical section, and a response is written after its cookie is in
-//! the log. [`head`] parses HTTP, [`request`] parses the cookie, and [`response`] encodes the response; these three are
-//! pure. `connection` does the I/O.
+//! the log. [`head`] parses HTTP, [`request`] parses the cookie, [`contracts`] decide whether a match is recorded and how
+//! it is answered, and [`response`] encodes the response; these are pure. `connection` does the I/O.
 
 mod connection;
+pub mod contracts;
 pub mod dsps;
 pub mod head;
+pub mod hygiene;
 mod metrics;
 pub mod opt_out;
 pub mod privacy;
+pub mod redirect;
 pub mod request;
 pub mod response;
 
@@ -24,6 +27,7 @@ pub(crate) use self::connection::CONNECTION_BYTES;
 pub use self::metrics::Metrics;
 use self::{
     connection::EdgeConnection,
+    contracts::Contract,
     dsps::{KnownDsps, Tally},
     head::Head,
     opt_out::OptOut,
@@ -34,6 +38,16 @@ use crate::{
     log::{AppendBatch, Closed, Log},
     shaping::Shaping,
 };
+
+/// The requests of one read.
+struct ReadRequests<'a> {
+    read_at: Instant,
+    known: &'a mut KnownDsps,
+    batch: &'a mut AppendBatch,
+    tally: Tally,
+    /// The encoded responses.
+    output: &'a mut Vec<u8>,
+}
 
 /// The edge of one producer.
 #[derive(Debug)]
@@ -90,15 +104,12 @@ impl Edge {
         listen::accept(listener, limits, metrics, stage, serve).await;
     }
 
-    /// Handles one request. An accepted cookie is then in `batch` or already appended.
+    /// Handles one request. An accepted cookie is then in the batch or already appended. An answer other than `Empty` is begun.
     fn handle(
         &self,
         head: &Head<'_>,
         headers: &[Header<'_>],
-        read_at: Instant,
-        known: &mut KnownDsps,
-        batch: &mut AppendBatch,
-        tally: &mut Tally,
+        read: &mut ReadRequests<'_>,
     ) -> Result<Outcome, Closed> {
         if !matches!(head.path, "/" | "/sync") {
             return Ok(match &self.opt_out {
@@ -111,48 +122,58 @@ impl Edge {
         if !matches!(head.method, "GET" | "HEAD") {
             return Ok(Outcome::MethodNotAllowed);
         }
-        if batch.is_full() || tally.is_full() {
-            self.append(batch, tally, known, read_at)?;
+        if read.batch.is_full() || read.tally.is_full() {
+            self.append(read)?;
         }
         let mut scratch = Scratch::default();
         let cookies = head::cookies(headers);
         let cookie = match request::parse(head.query, cookies, &mut scratch) {
             Ok(cookie) => cookie,
             Err(rejection) => {
-                tally.rejected(request::dsp_id(head.query), rejection);
-                return Ok(Outcome::Rejected(rejection));
+                let dsp_id = request::dsp_id(head.query);
+                let contract = dsp_id.and_then(|dsp_id| read.known.contract(dsp_id));
+                let invalid = contract.map(|it| it.refusal_of_invalid(rejection, head.query));
+                let rejection = invalid.unwrap_or(rejection);
+                read.tally.rejected(dsp_id, rejection);
+                let refused = contract.filter(|_| rejection == Rejection::BuyerMacro);
+                let answer = refused.and_then(|it| it.begin_refusal(headers, read.output));
+                return Ok(Outcome::Rejected(rejection, answer));
             }
         };
-        if known.rejects(cookie.dsp_id) {
-            tally.rejected(Some(cookie.dsp_id), Rejection::DspUnknown);
-            return Ok(Outcome::Rejected(Rejection::DspUnknown));
+        let contract = read.known.contract(cookie.dsp_id);
+        let refusal = contract.and_then(|it| it.refusal(cookie.buyer_uid));
+        if let (Some(contract), Some(rejection)) = (contract, refusal)
+            && !contract.observes()
+        {
+            read.tally.rejected(Some(cookie.dsp_id), rejection);
+            let answer = contract.begin_refusal(headers, read.output);
+            return Ok(Outcome::Rejected(rejection, answer));
         }
         if self.opt_out.is_some() && opt_out::has_cookie(headers) {
-            return Ok(Outcome::OptedOut);
+            let begin = |it: &Contract| it.begin_answer_without_ids(headers, read.output);
+            return Ok(Outcome::OptedOut(contract.map(begin).unwrap_or_default()));
         }
-        tally.accepted(cookie.dsp_id);
-        batch.push(&cookie);
-        Ok(Outcome::Accepted)
+        if let Some(rejection) = refusal {
+            read.tally.would_refuse(cookie.dsp_id, rejection);
+        }
+        read.tally.accepted(cookie.dsp_id);
+        read.batch.push(&cookie);
+        let begin = |it: &Contract| it.begin_answer(&cookie, head.query, headers, read.output);
+        Ok(Outcome::Accepted(contract.map(begin).unwrap_or_default()))
     }
 
     /// Appends the accepted cookies of a read to the log, subject to their limits, and counts the requests. Must precede the
     /// responses.
-    fn append(
-        &self,
-        batch: &mut AppendBatch,
-        tally: &mut Tally,
-        known: &mut KnownDsps,
-        read_at: Instant,
-    ) -> Result<(), Closed> {
-        let count = u64::from(batch.count());
+    fn append(&self, read: &mut ReadRequests<'_>) -> Result<(), Closed> {
+        let count = u64::from(read.batch.count());
         if count > 0 {
             match &self.shaping {
-                Some(shaping) => drop(shaping.append(batch, read_at)?),
-                None => self.log.append(batch)?,
+                Some(shaping) => drop(shaping.append(read.batch, read.read_at)?),
+                None => self.log.append(read.batch)?,
             }
             self.metrics.accepted.inc_by(count);
         }
-        self.metrics.dsps.add(tally, known);
+        self.metrics.dsps.add(&mut read.tally, read.known);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! The producer accepts sync requests and streams their cookies to every exchange node.
 //!
-//! The path of a cookie: [`edge`] parses it from a request. With `--limits`, [`shaping`] may queue or drop it. [`log`]
+//! The path of a cookie: [`edge`] parses it from a request. With rate limits, [`shaping`] may queue or drop it. [`log`]
 //! encodes it into the open chunk, and seals the chunk when it is full or a few milliseconds old. [`streams`] hands the
 //! bytes of the chunk to each subscriber's HTTP/2 stream, which [`server`] writes to its connection.
 //!

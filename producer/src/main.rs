@@ -1,15 +1,39 @@
 //! The producer process.
 
-use std::process::ExitCode;
+use std::{ffi::OsString, fs, process::ExitCode};
 
 use producer::{
     app::App,
     config::{Args, Config},
+    edge::contracts::file,
 };
-use runtime::process::{self, ProcessSignals};
+use runtime::{
+    process::{self, ProcessSignals},
+    settings::info_commands,
+};
 
 fn main() -> ExitCode {
-    process::main::<Args>(std::env::args_os(), serve)
+    let arguments: Vec<_> = std::env::args_os().collect();
+    match &arguments[..] {
+        [_, command, arguments @ ..] if command == "contracts" => {
+            info_commands::print(check_contracts(arguments))
+        }
+        _ => process::main::<Args>(arguments, serve),
+    }
+}
+
+/// The effective contracts, or all errors of the file.
+fn check_contracts(arguments: &[OsString]) -> Result<Vec<u8>, String> {
+    let path = match arguments {
+        [check, path] if check == "check" => path,
+        _ => return Err("usage: producer contracts check FILE".to_owned()),
+    };
+    let name = path.display();
+    let text = fs::read_to_string(path).map_err(|error| format!("cannot read {name}: {error}"))?;
+    match file::parse(&text) {
+        Ok(contracts) => Ok(contracts.to_string().into_bytes()),
+        Err(errors) => Err(format!("{name} is invalid:\n{errors}")),
+    }
 }
 
 async fn serve(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {

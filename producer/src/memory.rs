@@ -73,8 +73,8 @@ pub fn components(config: &Config) -> [ComponentMemory; 10] {
         ),
         ComponentMemory {
             what: "cookies queued by DSP limits",
-            bound: "`queue_bytes` in `--limits`, per shaped DSP",
-            bytes: config.shaping.queue_bytes_max(),
+            bound: "`queue_bytes` in `--contracts`, per shaped DSP",
+            bytes: config.dsps.queue_bytes_max(),
         },
         component(
             "API requests, and responses that can be repeated",

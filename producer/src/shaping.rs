@@ -1,7 +1,7 @@
 //! DSP rate limits: cookies are accepted at any rate, and released into the log at the rate of their limit.
 //!
-//! The response to a browser never waits; the *cookie* may. `--limits FILE` defines the limits, and how to handle cookies
-//! above them: only count (`observe`), drop (`police`) or queue (`shape`). Without `--limits`, none of this is used.
+//! The response to a browser never waits; the *cookie* may. The contracts file defines the limits, and how to handle
+//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without limits, none of this is used.
 //!
 //! # Life of a cookie under a shaping limit
 //!
@@ -27,7 +27,6 @@
 
 mod cookie_table;
 mod counters;
-pub mod limits_file;
 mod metrics;
 mod queue;
 mod shaper;
@@ -43,7 +42,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use limits::rules::Rules;
+use limits::rules::{Mode, Rules, Unknown};
 use runtime::unix_micros;
 use tokio::{sync::Notify, task::spawn_blocking, time::timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -51,13 +50,13 @@ use tokio_util::sync::CancellationToken;
 use self::{
     cookie_table::QueuedCookie,
     counters::RemovalOutcome,
-    limits_file::LimitsFile,
     queue::Admission,
     shaper::{RELEASE_BATCH_MAX, Shaper},
 };
 pub(crate) use self::{counters::DropReason, metrics::register, spool::Spool};
 use crate::{
-    config::LimitsConfig,
+    config::DspsConfig,
+    edge::contracts::file::ContractsFile,
     log::{AppendBatch, Closed, Deletion, Log},
 };
 
@@ -73,7 +72,7 @@ pub struct Shaping {
 #[derive(Debug)]
 struct ShapingShared {
     log: Log,
-    file: LimitsFile,
+    file: ContractsFile,
     spool: Option<Spool>,
     started: Instant,
     started_unix_nanos: u64,
@@ -98,33 +97,30 @@ struct ShapingState {
 impl Shaping {
     /// Applies the limits of `file` and releases into `log`, without a spool.
     #[must_use]
-    pub fn new(file: LimitsFile, log: Log) -> Self {
+    pub fn new(file: ContractsFile, log: Log) -> Self {
         Self::start("", file, None, log)
     }
 
-    /// Applies the configured limits; `None` without `--limits`. `name` is the producer's.
+    /// Applies the limits of the contracts; `None` if there are none. `name` is the producer's.
     ///
     /// # Errors
     /// When another process uses the spool.
-    pub(crate) fn open(
-        name: &str,
-        config: &LimitsConfig,
-        log: &Log,
-    ) -> anyhow::Result<Option<Self>> {
-        let Some(file) = config.file.clone() else {
+    pub(crate) fn open(name: &str, config: &DspsConfig, log: &Log) -> anyhow::Result<Option<Self>> {
+        let file = config.contracts.clone();
+        let Some(file) = file.filter(|file| file.current().has_limits()) else {
             return Ok(None);
         };
         let lock = |path: &PathBuf| {
             let locked = Spool::lock(path.clone());
             locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
-        let spool = config.spool.as_ref().map(lock).transpose()?;
+        let spool = config.limits_spool.as_ref().map(lock).transpose()?;
         Ok(Some(Self::start(name, file, spool, log.clone())))
     }
 
     /// Like [`new`](Self::new); also restores the cookies in the spool. `name` is the producer's.
-    pub(crate) fn start(name: &str, file: LimitsFile, spool: Option<Spool>, log: Log) -> Self {
-        let rules = file.current();
+    pub(crate) fn start(name: &str, file: ContractsFile, spool: Option<Spool>, log: Log) -> Self {
+        let rules = Arc::clone(file.current().limits());
         let leased = sharing::lease(rules.sharing.as_ref(), name);
         let started_unix_nanos = unix_micros().saturating_mul(1000);
         let shaping = Self {
@@ -259,7 +255,7 @@ impl Shaping {
     }
 
     fn update_rules(&self, state: &mut ShapingState, now: u64) {
-        let newest = self.shared.file.current();
+        let newest = Arc::clone(self.shared.file.current().limits());
         if !Arc::ptr_eq(&newest, &state.rules) {
             if newest.sharing != state.rules.sharing {
                 tracing::warn!("[sharing] changed; the change takes effect after a restart");
@@ -271,7 +267,7 @@ impl Shaping {
                 leased.lease.refresh_now();
             }
             state.version += 1;
-            let queue_bytes_max = limits_file::queue_bytes_max(&state.rules);
+            let queue_bytes_max = queue_bytes_max(&state.rules);
             let version = state.version;
             tracing::info!(version, queue_bytes_max, "limits reloaded");
         }
@@ -385,6 +381,19 @@ async fn write_spool(
     timeout_at(deadline, writing).await.map_err(timed_out)???;
     let written = spool.clone();
     spawn_blocking(move || written.publish()).await?
+}
+
+/// Maximum bytes of all queues: `queue_bytes` for each DSP that a shaping limit lists, and once more if that limit applies
+/// to all unlisted DSPs.
+pub(crate) fn queue_bytes_max(rules: &Rules) -> u64 {
+    let unlisted = |index| u64::from(rules.unknown == Unknown::Limit(index));
+    let limits = rules.limits.iter().enumerate();
+    let shaped = limits.filter(|(_, limit)| limit.handling.mode == Mode::Shape);
+    let queues = shaped.map(|(index, limit)| {
+        let count = limit.keys.len() as u64 + unlisted(index);
+        limit.handling.queue_bytes.saturating_mul(count)
+    });
+    queues.fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

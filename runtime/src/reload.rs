@@ -218,10 +218,11 @@ impl<S: Source> Reloader<S> {
         self.detector().error.clone()
     }
 
-    /// Keeps the value up to date until `stop`. Does not wait for a blocked file system then.
+    /// Keeps the value up to date until `stop`, and calls `apply` with each new one. Does not wait for a blocked file system then.
     pub fn watch(
         self: Arc<Self>,
         metrics: Metrics,
+        apply: impl Fn(Arc<S::Value>) + Send + 'static,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send {
         let mut expiries = ExpiryLog::default();
@@ -232,6 +233,7 @@ impl<S: Source> Reloader<S> {
             match this.check() {
                 ReloadEvent::Unchanged => {}
                 ReloadEvent::Replaced(()) => {
+                    apply(this.current());
                     done.inc();
                     tracing::info!(kind = S::NAME, "reloaded changed files");
                 }

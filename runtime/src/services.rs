@@ -62,8 +62,19 @@ impl Services {
 
     /// Reloads files when they change, until the stage stops.
     pub fn watch<S: Source>(&self, files: Option<&Arc<Reloader<S>>>, stage: &Stage) {
+        self.watch_with(files, stage, |_| {});
+    }
+
+    /// Like [`watch`](Self::watch); calls `apply` with each new value.
+    pub fn watch_with<S: Source>(
+        &self,
+        files: Option<&Arc<Reloader<S>>>,
+        stage: &Stage,
+        apply: impl Fn(Arc<S::Value>) + Send + 'static,
+    ) {
         if let Some(files) = files {
-            let watching = Arc::clone(files).watch(self.files.clone(), stage.stop.clone());
+            let (metrics, stop) = (self.files.clone(), stage.stop.clone());
+            let watching = Arc::clone(files).watch(metrics, apply, stop);
             stage.tasks.spawn(watching);
         }
     }

@@ -58,14 +58,6 @@ pub enum Command {
     Check {
         /// Limits file (TOML)
         file: PathBuf,
-        /// Program that will use the file. Each program has additional requirements
-        #[arg(
-            long = "for",
-            value_name = "PROGRAM",
-            value_enum,
-            default_value = "limiter"
-        )]
-        program: Program,
     },
     /// Serve rate limits to other processes over HTTP
     Serve,
@@ -74,15 +66,6 @@ pub enum Command {
     /// Prints one row per algorithm, or one for the limits file. `worst window` is the maximum number of requests of one key in any window of --window; `delay` is the delay of released calls.
     #[command(after_long_help = REPLAY_EXAMPLE)]
     Replay(ReplayArgs),
-}
-
-/// A program that uses limits files.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub enum Program {
-    /// `limiter serve`: a key is a counter; unlisted keys have a counter each
-    Limiter,
-    /// `producer --limits`: a key is a DSP; unlisted DSPs share one counter and one queue
-    Producer,
 }
 
 /// Arguments of `replay`.

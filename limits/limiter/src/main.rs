@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use limiter::{
-    args::{Cli, Command, Program, ReplayArgs},
+    args::{Cli, Command, ReplayArgs},
     chart,
     replay::{Candidate, ReplayOptions, all_algorithms, replay},
     report,
@@ -12,7 +12,6 @@ use limiter::{
     trace::Trace,
 };
 use limits::rules::{ConfigErrors, Rules};
-use limits_sharing::dsp_limits;
 use runtime::settings::info_commands;
 
 fn main() -> ExitCode {
@@ -41,21 +40,18 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<String> {
     Ok(match command {
-        Command::Check { file, program } => match program {
-            Program::Limiter => read(&file, engine::errors)?.to_string(),
-            Program::Producer => format!("{:#}", read(&file, dsp_limits::check)?),
-        },
+        Command::Check { file } => read(&file)?.to_string(),
         Command::Serve => unreachable!("main handles it"),
         Command::Replay(args) => run_replay(&args)?,
     })
 }
 
-/// Reads a limits file and validates it with the `errors` of the program that uses it.
-fn read(file: &Path, errors: fn(&Rules) -> Vec<String>) -> Result<Rules> {
+/// Reads and validates a limits file.
+fn read(file: &Path) -> Result<Rules> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let rules = Rules::parse(&text).and_then(|rules| {
-        let errors = errors(&rules);
+        let errors = engine::errors(&rules);
         if errors.is_empty() {
             Ok(rules)
         } else {
@@ -93,7 +89,7 @@ fn candidates(args: &ReplayArgs) -> Result<Vec<Candidate>> {
     if let Some(file) = &args.rules {
         return Ok(vec![Candidate {
             name: file.display().to_string(),
-            rules: read(file, engine::errors)?,
+            rules: read(file)?,
         }]);
     }
     let rate = args.rate.context("missing --rate")?;

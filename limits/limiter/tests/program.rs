@@ -80,51 +80,6 @@ fn example_is_valid() {
 }
 
 #[test]
-fn check_rejects_rules_that_the_given_program_does_not_support() {
-    let dir = TempDir::new().unwrap();
-    let file = dir.path().join("limits.toml");
-    let file = file.to_str().unwrap();
-    let rules = r#"rules = [ { id = "peak", rate = "1/s" } ]"#;
-    for (limit, expected) in [
-        (
-            format!("[limits.dsp]\nkeys = [17]\n{rules}"),
-            "unknown: set the limit that all unlisted DSPs share",
-        ),
-        (
-            format!("unknown = \"unlimited\"\n[limits.dsp]\nkeys = [\"partner\"]\n{rules}"),
-            "limits.dsp: invalid DSP `partner`",
-        ),
-        (
-            format!("unknown = \"unlimited\"\n[limits.dsp]\n{rules}"),
-            "limits.dsp: invalid DSP `dsp`",
-        ),
-        (
-            "unknown = \"unlimited\"\n[limits.dsp]\nfrom_call = true\n".to_owned(),
-            "limits.dsp: from_call is for limiter serve",
-        ),
-        (
-            format!(
-                "unknown = \"unlimited\"\n[sharing]\nmode = \"exact\"\nredis = \"redis://127.0.0.1:1\"\n\
-                 group = \"g\"\n[limits.dsp]\nkeys = [17]\n{rules}"
-            ),
-            "exact sharing is for limiter serve",
-        ),
-    ] {
-        fs::write(file, limit).unwrap();
-        check(&["check", file], 0, &["dsp"]);
-        check(&["check", "--for", "producer", file], 1, &[expected]);
-    }
-    // In a producer, unlisted DSPs share one counter.
-    let example = example("producer-limits.toml");
-    let together = [
-        "default: all unlisted keys together",
-        "each of the keys 42, 142",
-        "unlisted keys: default",
-    ];
-    check(&["check", "--for=producer", &example], 0, &together);
-}
-
-#[test]
 fn replay_ignores_modes() {
     let example = example("producer-limits.toml");
     let modes = [

@@ -1,10 +1,10 @@
-//! Limits files of producers: additional checks for DSP limits, and the configuration of leases.
+//! Limits in the contracts of producers: additional checks, and the configuration of leases.
 
 use limits::rules::{Rules, Sharing, SharingMode, Unknown};
 
 use crate::{Address, lease, terms::Terms};
 
-/// Maximum number of DSPs in a limits file.
+/// Maximum number of DSPs with a limit.
 pub const DSPS_MAX: usize = 4096;
 
 /// Maximum number of shares in a group with `members_max`. For each request, the server processes all of them within `timeout` and is blocked
@@ -39,7 +39,7 @@ pub fn check(rules: &Rules) -> Vec<String> {
     if rules.unknown == Unknown::Refuse {
         errors.push(
             "unknown: set the limit that all unlisted DSPs share, or \"unlimited\"; \
-             to reject unlisted DSPs, set --unknown-dsps"
+             to reject unlisted DSPs, set unknown_dsps = \"refuse\""
                 .to_owned(),
         );
     }

@@ -19,6 +19,7 @@ use super::{
     problem::{Problem, UNAUTHORIZED},
     tokens::Client,
 };
+use crate::edge::request::Rejection;
 
 /// Maximum number of row errors in a response.
 const ERRORS_MAX: usize = 100;
@@ -36,13 +37,11 @@ pub(super) const DSP_INVALID: RowError = "dsp_invalid";
 pub(super) const BUYER_INVALID: RowError = "buyer_invalid";
 /// The token does not grant this DSP.
 pub(super) const FORBIDDEN_DSP: RowError = "forbidden_dsp";
-/// The DSP is not listed in the settings.
-pub(super) const UNKNOWN_DSP: RowError = "unknown_dsp";
 /// Older than the retention of deletions.
 pub(super) const TOO_OLD: RowError = "too_old";
 
 /// The values of the metric label.
-pub(super) const ROW_OUTCOMES: [&str; 9] = [
+pub(super) const ROW_OUTCOMES: [&str; 14] = [
     "accepted",
     "dropped",
     MALFORMED,
@@ -50,8 +49,14 @@ pub(super) const ROW_OUTCOMES: [&str; 9] = [
     DSP_INVALID,
     BUYER_INVALID,
     FORBIDDEN_DSP,
-    UNKNOWN_DSP,
     TOO_OLD,
+    // By the contract of the DSP.
+    Rejection::DspUnknown.label(),
+    Rejection::DspBlocked.label(),
+    Rejection::BuyerMacro.label(),
+    Rejection::BuyerSentinel.label(),
+    Rejection::BuyerTooLongForDsp.label(),
+    Rejection::BuyerPattern.label(),
 ];
 
 /// The results of the rows.

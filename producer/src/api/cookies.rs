@@ -1,8 +1,8 @@
 //! `POST /v1/cookies`: bulk input of matches.
 //!
 //! A row is `{"u": user id, "d": DSP id, "b": buyer uid, "t": milliseconds since the Unix epoch}`; `t` is optional. Like a
-//! browser's match, a row passes the limits of its DSP and is appended to the log; some kilobytes share one lock. A row
-//! with a time is ordered by that time. A row that is too old for the nodes' tables of deletions is rejected, because it
+//! browser's match, a row passes the contract and the limits of its DSP and is appended to the log; some kilobytes share one lock. A
+//! row with a time is ordered by that time. A row that is too old for the nodes' tables of deletions is rejected, because it
 //! could restore a deleted cookie.
 
 use std::{borrow::Cow, time::Instant};
@@ -86,8 +86,11 @@ impl Intake for Cookies<'_> {
         if !client.permissions.may_use(row.d) {
             return Err(bulk::FORBIDDEN_DSP);
         }
-        if self.known.rejects(row.d) {
-            return Err(bulk::UNKNOWN_DSP);
+        if let Some(contract) = self.known.contract(row.d)
+            && let Some(rejection) = contract.refusal(&row.b)
+            && !contract.observes()
+        {
+            return Err(rejection.label());
         }
         let cookie = CookieRef {
             user_id: &row.u,

@@ -19,9 +19,8 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    edge::dsps::DspSeries,
+    edge::contracts::file::File,
     log::{self, Delivery},
-    shaping::limits_file,
 };
 
 fn api() -> Api {
@@ -50,11 +49,11 @@ fn api_with(api_rows_per_second: usize, limits: Option<&str>) -> Api {
         shaping: limits.map(|limits| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(&file, limits).unwrap();
-            let named = NamedFile::from_flag("--limits", &file.path().display().to_string());
-            let limits = Reloader::load(limits_file::File(named.unwrap())).unwrap();
+            let named = NamedFile::from_flag("--contracts", &file.path().display().to_string());
+            let limits = Reloader::load(File(named.unwrap())).unwrap();
             Shaping::new(Arc::new(limits), log.clone())
         }),
-        dsps: Dsps::register(&registry, &DspSeries::default()).unwrap(),
+        dsps: Dsps::register(&registry, 0, None).unwrap(),
         subscribers: Subscribers::new(Duration::from_secs(60), 10),
         draining: CancellationToken::new(),
         deletions: registry.add(producer::DELETIONS).unwrap(),

@@ -6,7 +6,6 @@ use tokio::sync::watch;
 use super::open_files::EffectiveConnections;
 use crate::{
     config::{Config, Shutdown},
-    edge::dsps::Dsps,
     server,
     streams::subscribers::Subscribers,
 };
@@ -18,19 +17,17 @@ pub struct RuntimeConfig {
     pub(super) grpc: watch::Sender<Limits>,
     pub(super) shutdown: watch::Sender<Shutdown>,
     subscribers: Subscribers,
-    dsps: Dsps,
 }
 
 impl RuntimeConfig {
     /// Begins with the settings in `config`.
-    pub(super) fn new(config: &Config, subscribers: Subscribers, dsps: Dsps) -> Self {
+    pub(super) fn new(config: &Config, subscribers: Subscribers) -> Self {
         let effective = EffectiveConnections::now(config);
         Self {
             http: watch::Sender::new(http_limits(config, effective)),
             grpc: watch::Sender::new(grpc_limits(config, effective)),
             shutdown: watch::Sender::new(config.shutdown),
             subscribers,
-            dsps,
         }
     }
 
@@ -44,7 +41,6 @@ impl RuntimeConfig {
             config.retention.subscriber_retention,
             config.limits.subscribers,
         );
-        self.dsps.set_series(&config.dsps);
     }
 }
 
@@ -65,35 +61,26 @@ fn grpc_limits(config: &Config, effective: EffectiveConnections) -> Limits {
 mod tests {
     use std::time::Duration;
 
-    use runtime::{
-        metrics::Registry,
-        settings::{ReloadMode, settings_with},
-    };
+    use runtime::settings::{ReloadMode, settings_with};
 
     use super::*;
     use crate::config::Args;
 
     fn config(flag: Option<String>) -> Config {
-        // --unknown-dsps=refuse requires --dsps.
-        let always = ["producer", "--dsps=5"].map(ToOwned::to_owned);
-        let arguments = always.into_iter().chain(flag);
+        let arguments = ["producer".to_owned()].into_iter().chain(flag);
         Config::load(arguments.map(Into::into)).unwrap()
     }
 
     fn runtime_config() -> RuntimeConfig {
         let config = config(None);
         let subscribers = Subscribers::new(Duration::from_secs(60), 1024);
-        let dsps = Dsps::register(&Registry::new(), &config.dsps).unwrap();
-        RuntimeConfig::new(&config, subscribers, dsps)
+        RuntimeConfig::new(&config, subscribers)
     }
 
     fn active(runtime: &RuntimeConfig) -> String {
         let limits = (*runtime.http.borrow(), *runtime.grpc.borrow());
         let shutdown = *runtime.shutdown.borrow();
-        format!(
-            "{limits:?} {shutdown:?} {:?} {:?}",
-            runtime.subscribers, runtime.dsps
-        )
+        format!("{limits:?} {shutdown:?} {:?}", runtime.subscribers)
     }
 
     #[test]
@@ -106,11 +93,7 @@ mod tests {
             let is_time = ["timeout", "delay", "retention"]
                 .into_iter()
                 .any(|part| id.contains(part));
-            let value = match &*id {
-                "unknown_dsps" => "refuse",
-                _ if is_time => "7s",
-                _ => "7",
-            };
+            let value = if is_time { "7s" } else { "7" };
             let flag = format!("--{}={value}", id.replace('_', "-"));
             let runtime = runtime_config();
             let before = active(&runtime);

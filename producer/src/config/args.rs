@@ -15,7 +15,7 @@ use runtime::{
     settings::{CommonArgs, RELOADED, TIME_MAX, address, count, optional, size, time},
 };
 
-use super::{api::ApiArgs, dsps::DspsArgs, shaping::LimitsArgs};
+use super::{api::ApiArgs, dsps::DspsArgs};
 use crate::{
     epoch_history::{EpochHistory, StateDir},
     log,
@@ -35,6 +35,9 @@ Examples:
     producer --log-bytes 4GiB --print-config > producer.toml
     producer --config producer.toml --check-config
 
+  Validate a contracts file, and print the effective contracts:
+    producer contracts check contracts.toml
+
   Change the log filter of a running producer (requires --debug-endpoints):
     curl -X PUT -d info,producer=debug http://127.0.0.1:9090/log-filter";
 
@@ -50,8 +53,6 @@ pub struct Args {
     pub(super) limits: ResourceLimits,
     #[command(flatten)]
     pub(super) dsps: DspsArgs,
-    #[command(flatten)]
-    pub(super) shaping: LimitsArgs,
     #[command(flatten)]
     pub(super) security: SecurityArgs,
     #[command(flatten)]

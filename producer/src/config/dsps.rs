@@ -1,38 +1,39 @@
-//! Settings of the known DSPs: their metric series, and the handling of unknown DSPs.
+//! Settings of the DSPs: their contracts with their rate limits, and their metric series.
 
-use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use clap::ArgAction;
-use proto::ids;
-use runtime::settings::{ConfigErrors, RELOADED, count};
+use runtime::{
+    connect::credentials::load_files,
+    reload::NamedFile,
+    settings::{CONTENTS, ConfigErrors, count},
+};
 
-use crate::edge::dsps::{DspSeries, LISTED_MAX};
+use crate::{
+    edge::{
+        contracts::file::{ContractsFile, File},
+        dsps::LISTED_MAX,
+    },
+    shaping,
+};
 
-/// The settings as written.
+/// The settings as written; an empty string means not set.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "DSPs")]
 pub(super) struct DspsArgs {
-    /// Known DSPs (comma-separated, up to 1024), each with its own metric series. Others are counted as `other`
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "DSP",
-        value_delimiter = ',',
-        value_parser = parse_dsp
-    )]
-    dsps: Vec<Option<u32>>,
+    /// TOML file with a contract for each DSP: which buyer uids it may send, how its requests are answered, and its rate limits [default: none, all DSPs and buyer uids are accepted]
+    ///
+    /// Reloaded when it changes; an invalid version is rejected. Each listed DSP has its own metric series, others are counted as
+    /// `other`. Validate a file with `producer contracts check FILE`.
+    #[arg(long, group = CONTENTS, value_name = "FILE", default_value = "")]
+    contracts: String,
 
-    /// How to handle cookies of DSPs not listed in --dsps: `accept`, or `refuse` with a 400, which requires --dsps
-    #[arg(
-        long,
-        group = RELOADED,
-        value_name = "accept|refuse",
-        default_value = "accept",
-        action = ArgAction::Set, value_parser = parse_unknown
-    )]
-    unknown_dsps: bool,
+    /// File that stores queued cookies while the producer is stopped [default: none, queued cookies are released early at shutdown]
+    ///
+    /// Each producer needs its own file.
+    #[arg(long, value_name = "FILE", default_value = "")]
+    limits_spool: String,
 
-    /// Without --dsps, maximum number of DSPs with their own metric series, first come, first served
+    /// Without contracts, maximum number of DSPs with their own metric series, first come, first served
     #[arg(
         long,
         value_name = "COUNT",
@@ -43,46 +44,54 @@ pub(super) struct DspsArgs {
     dsp_series_max: usize,
 }
 
+/// The validated settings, and the content of the contracts file.
+#[derive(Debug, Clone, Default)]
+pub struct DspsConfig {
+    /// The contracts file.
+    pub(crate) contracts: Option<ContractsFile>,
+    /// The file that stores queued cookies while the producer is stopped.
+    pub(crate) limits_spool: Option<PathBuf>,
+    /// Maximum number of series of unlisted DSPs.
+    pub(crate) series_max: usize,
+}
+
+impl DspsConfig {
+    /// Reloads the contracts file once, for callers that do not watch it.
+    pub fn reload(&self) {
+        if let Some(file) = &self.contracts {
+            file.reload_once();
+        }
+    }
+
+    /// Maximum bytes of all DSP queues under the current limits.
+    pub(crate) fn queue_bytes_max(&self) -> u64 {
+        let file = self.contracts.as_ref();
+        file.map_or(0, |file| shaping::queue_bytes_max(file.current().limits()))
+    }
+}
+
 impl DspsArgs {
-    /// Validates the settings; adds all errors to `errors`.
-    pub(super) fn check(self, errors: &mut ConfigErrors) -> DspSeries {
-        let listed: BTreeSet<_> = self.dsps.into_iter().flatten().collect();
-        if listed.len() > LISTED_MAX {
-            errors.add(format!(
-                "--dsps: lists {} DSPs; the maximum is {LISTED_MAX}",
-                listed.len()
-            ));
+    /// Reads the contracts file; adds all errors to `errors`.
+    pub(super) fn check(self, errors: &mut ConfigErrors) -> DspsConfig {
+        let spool = (!self.limits_spool.is_empty()).then(|| PathBuf::from(&self.limits_spool));
+        if let Some(spool) = &spool {
+            if self.contracts.is_empty() {
+                errors.add("--limits-spool: requires --contracts");
+            }
+            // Report an unusable path at the start, not at shutdown.
+            let dir = spool.parent().filter(|dir| !dir.as_os_str().is_empty());
+            if spool.is_dir() || dir.is_some_and(|dir| !dir.is_dir()) {
+                let path = spool.display();
+                errors.add(format!(
+                    "--limits-spool: {path}: must be a file in an existing directory"
+                ));
+            }
         }
-        if self.unknown_dsps && listed.is_empty() {
-            errors.add("--unknown-dsps: refuse requires --dsps; every request would be rejected");
+        let file = NamedFile::from_flag("--contracts", &self.contracts);
+        DspsConfig {
+            contracts: file.and_then(|file| load_files(errors, File(file))),
+            limits_spool: spool,
+            series_max: self.dsp_series_max,
         }
-        DspSeries {
-            listed,
-            max: self.dsp_series_max,
-            rejects_unlisted: self.unknown_dsps,
-        }
-    }
-}
-
-/// Whether unknown DSPs are rejected.
-fn parse_unknown(text: &str) -> Result<bool, String> {
-    match text {
-        "accept" => Ok(false),
-        "refuse" => Ok(true),
-        _ => Err(format!("{text:?} is neither accept nor refuse")),
-    }
-}
-
-/// `None` for an empty list item.
-fn parse_dsp(text: &str) -> Result<Option<u32>, String> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Ok(None);
-    }
-    match text.parse() {
-        Ok(dsp_id) if ids::is_dsp_id(dsp_id) => Ok(Some(dsp_id)),
-        _ => Err(format!(
-            "invalid DSP id {text:?}: must be a decimal number from 1 to 4294967295"
-        )),
     }
 }

@@ -55,7 +55,7 @@ fn all_errors_are_reported_together() {
         "--heartbeat=11s",
         "--http-connections-per-address=0",
         "--grpc-connections-per-address=many",
-        "--unknown-dsps=ignore",
+        "--contracts=/no/such/contracts.toml",
         "--tls-cert=/no/such/certificate.pem",
         "--tls-key=/no/such/key.pem",
         "--tls-client-ca=/no/such/authority.pem",
@@ -68,24 +68,6 @@ fn all_errors_are_reported_together() {
     let error = load(&arguments).unwrap_err().to_string();
     for flag in arguments.map(|argument| argument.split_once('=').unwrap().0) {
         assert!(error.contains(flag), "{flag} is missing in: {error}");
-    }
-}
-
-#[test]
-fn refusing_unknown_dsps_requires_a_list() {
-    for (flags, rejects) in [
-        (&["--dsps=17"][..], Some(false)),
-        (&["--dsps=17,18", "--unknown-dsps=refuse"], Some(true)),
-        (&["--unknown-dsps=accept"], Some(false)),
-        (&["--unknown-dsps=refuse"], None),
-        (&["--unknown-dsps=refuse", "--dsps="], None),
-        (&["--unknown-dsps=Refuse", "--dsps=17"], None),
-    ] {
-        match (load(flags), rejects) {
-            (Ok(config), Some(rejects)) => assert_eq!(config.dsps.rejects_unlisted, rejects),
-            (Err(error), None) => assert!(error.to_string().contains("--unknown-dsps: ")),
-            (loaded, _) => panic!("{flags:?}: {loaded:?}"),
-        }
     }
 }
 

@@ -43,7 +43,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Edge,
+    Edge, ReadRequests,
     dsps::{KnownDsps, Tally},
     head::{self, HEAD_BYTES_MAX, HeadError},
     response::{Outcome, ResponseOptions, Responses},
@@ -184,7 +184,13 @@ impl EdgeConnection {
         is_draining: bool,
     ) -> Result<(Next, u64), Closed> {
         edge.metrics.dsps.refresh(&mut self.known);
-        let mut tally = Tally::default();
+        let mut read = ReadRequests {
+            read_at,
+            known: &mut self.known,
+            batch: &mut self.batch,
+            tally: Tally::default(),
+            output: &mut self.output,
+        };
         let (mut consumed, mut requests) = (0, 0);
         let mut next = Next::Read;
         while next == Next::Read && consumed < self.input.len() {
@@ -203,15 +209,7 @@ impl EdgeConnection {
                             || body_is_incomplete
                             || (is_draining && consumed == self.input.len()),
                     };
-                    let outcome = edge.handle(
-                        &head,
-                        headers,
-                        read_at,
-                        &mut self.known,
-                        &mut self.batch,
-                        &mut tally,
-                    )?;
-                    (outcome, options)
+                    (edge.handle(&head, headers, &mut read)?, options)
                 }
                 Err(error) => {
                     let options = ResponseOptions {
@@ -223,16 +221,16 @@ impl EdgeConnection {
             };
             requests += 1;
             edge.metrics.count(outcome);
-            self.responses.write(outcome, options, &mut self.output);
+            self.responses.write(outcome, options, read.output);
             if options.close {
                 next = Next::Close;
-            } else if self.output.len() >= WRITE_BYTES_MAX || requests >= YIELD_REQUESTS_MAX {
+            } else if read.output.len() >= WRITE_BYTES_MAX || requests >= YIELD_REQUESTS_MAX {
                 next = Next::Respond;
             }
         }
         self.input.drain(..consumed);
         // The responses confirm that the cookies are in the log.
-        edge.append(&mut self.batch, &mut tally, &mut self.known, read_at)?;
+        edge.append(&mut read)?;
         Ok((next, requests))
     }
 }

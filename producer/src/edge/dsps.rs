@@ -2,13 +2,13 @@
 //!
 //! # Metric series
 //!
-//! Requests may contain any of four billion DSP ids, so the number of series is bounded. With `--dsps`, each listed DSP has
-//! a series; all others are counted as `other`, and rejected with `--unknown-dsps=refuse`. Without a list, the first
-//! [`DspSeries::max`] DSPs get a series, and the rest is `other`. A client can exhaust these series with fake DSP ids.
-//! Requests with an invalid DSP id are counted as `none`.
+//! Requests may contain any of four billion DSP ids, so the number of series is bounded. If contracts list DSPs, each of
+//! them has a series; all others are counted as `other`. Without a list, the first DSPs get a series, up to a maximum, and
+//! the rest is `other`. A client can exhaust these series with fake DSP ids. Requests with an invalid DSP id are counted as
+//! `none`.
 //!
-//! The list can be reloaded. The series of a DSP that is removed from the list is kept, but no longer grows. If there would
-//! be more than `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
+//! The contracts can be reloaded. The series of a DSP that is removed from the list is kept, but no longer grows. If there
+//! would be more than `SERIES_MAX` series, those of DSPs removed by earlier reloads are added to `other`.
 //!
 //! # Cost
 //!
@@ -19,7 +19,8 @@
 
 use std::{
     array,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -29,51 +30,55 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use metric_defs::producer::DSP_COOKIES;
-use runtime::metrics::{Family, Registry, as_f64, family};
+use metric_defs::producer::{CONTRACTS_VERSION, DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE};
+use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use super::request::Rejection;
+use super::{
+    contracts::{Contract, Contracts},
+    request::Rejection,
+};
 
 /// Maximum number of listed DSPs.
 pub const LISTED_MAX: usize = 1024;
 
-/// Maximum number of series after a reload of the list. Each takes 128 bytes per shard.
+/// Maximum number of series after a reload of the list. Each takes 256 bytes per shard.
 const SERIES_MAX: usize = 3 * LISTED_MAX;
 
 /// Maximum number of shards of a series. With more threads, some threads share a shard.
 const SHARDS_MAX: usize = 64;
 
-/// Maximum number of requests in a tally; fewer accepted cookies fill a batch.
+/// Maximum number of outcomes in a tally; fewer accepted cookies fill a batch.
 const TALLY_MAX: usize = 64;
 
 /// Index of accepted requests; that of a rejection is its discriminant plus one.
 const ACCEPTED: usize = 0;
-const OUTCOMES: usize = 1 + Rejection::ALL.len();
+
+/// Index of the first rejection in [`OBSERVED`]. Those requests are accepted, so they have two outcomes.
+const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
+const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
+
+/// Rejections that a contract only observes.
+const OBSERVED: [Rejection; 4] = [
+    Rejection::BuyerMacro,
+    Rejection::BuyerSentinel,
+    Rejection::BuyerTooLongForDsp,
+    Rejection::BuyerPattern,
+];
 
 /// Represents an invalid DSP id; no DSP has this id.
 const NONE: u32 = 0;
 const NONE_LABEL: &str = "none";
-
-/// Which DSPs have their own series, and whether unlisted DSPs are rejected.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DspSeries {
-    /// Listed DSPs; if empty, the first DSPs seen get a series.
-    pub listed: BTreeSet<u32>,
-    /// Maximum number of series without a list.
-    pub max: usize,
-    /// Whether cookies of unlisted DSPs are rejected.
-    pub rejects_unlisted: bool,
-}
 
 /// A connection's handle of the table of DSPs.
 #[derive(Debug, Clone, Default)]
 pub struct KnownDsps(Arc<DspTable>);
 
 impl KnownDsps {
-    /// Whether cookies of the DSP are rejected.
+    /// The contract that applies to a DSP; `None` without contracts.
     #[must_use]
-    pub fn rejects(&self, dsp_id: u32) -> bool {
-        self.0.config.rejects_unlisted && !self.0.active.contains_key(&dsp_id)
+    pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
+        let contracts = self.0.contracts.as_ref()?;
+        Some(contracts.of(dsp_id))
     }
 }
 
@@ -81,7 +86,10 @@ impl KnownDsps {
 #[derive(Debug, Clone, Default)]
 struct DspTable {
     version: usize,
-    config: DspSeries,
+    contracts: Option<Arc<Contracts>>,
+    contracts_version: u64,
+    /// Maximum number of series without a list.
+    series_max: usize,
     /// Listed DSPs, or without a list the first DSPs seen.
     active: HashMap<u32, Arc<Series>, RandomState>,
     /// DSPs that were removed from the list; their series no longer grow.
@@ -89,9 +97,14 @@ struct DspTable {
 }
 
 impl DspTable {
+    fn has_list(&self) -> bool {
+        let contracts = self.contracts.as_ref();
+        contracts.is_some_and(|contracts| contracts.listed().len() > 0)
+    }
+
     /// Whether a DSP without a series gets one when it is first seen.
     fn is_open(&self) -> bool {
-        self.config.listed.is_empty() && self.active.len() < self.config.max
+        !self.has_list() && self.active.len() < self.series_max
     }
 }
 
@@ -117,7 +130,8 @@ impl Tally {
     /// Whether it must be [added](Dsps::add) before the next request.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.len == TALLY_MAX
+        // A request has up to two outcomes.
+        self.len + 2 > TALLY_MAX
     }
 
     /// Notes an accepted request.
@@ -134,6 +148,16 @@ impl Tally {
     /// When the tally is full.
     pub fn rejected(&mut self, dsp_id: Option<u32>, rejection: Rejection) {
         self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
+    }
+
+    /// Notes that the contract of an accepted request only observes this rejection.
+    ///
+    /// # Panics
+    /// When the tally is full.
+    pub fn would_refuse(&mut self, dsp_id: u32, rejection: Rejection) {
+        if let Some(index) = OBSERVED.iter().position(|it| *it == rejection) {
+            self.push(dsp_id, WOULD_REFUSE + index);
+        }
     }
 
     fn push(&mut self, dsp_id: u32, outcome: usize) {
@@ -171,8 +195,8 @@ struct Series(Box<[Shard]>);
 #[repr(align(128))]
 struct Shard([AtomicU64; OUTCOMES]);
 
-// Two cache lines. One more outcome would double the memory.
-const _: () = assert!(size_of::<Shard>() == 128);
+// Four cache lines, which have room for 32 outcomes.
+const _: () = assert!(size_of::<Shard>() == 256);
 
 impl Default for Series {
     fn default() -> Self {
@@ -199,11 +223,16 @@ impl Series {
 }
 
 impl Dsps {
-    /// Registers `producer_dsp_cookies_total{dsp,outcome}`.
+    /// Registers `producer_dsp_cookies_total{dsp,outcome}` and the metrics of contracts. Without contracts that list DSPs,
+    /// the first `series_max` DSPs get their own series.
     ///
     /// # Errors
-    /// When the metric is registered already.
-    pub fn register(registry: &Registry, series: &DspSeries) -> prometheus::Result<Self> {
+    /// When a metric is registered already.
+    pub fn register(
+        registry: &Registry,
+        series_max: usize,
+        contracts: Option<Arc<Contracts>>,
+    ) -> prometheus::Result<Self> {
         let dsps = Self {
             shared: Arc::new(DspsShared {
                 table: Mutex::default(),
@@ -212,9 +241,12 @@ impl Dsps {
                 none: Series::default(),
             }),
         };
-        dsps.set_series(series);
+        dsps.shared.change(|table| table.series_max = series_max);
+        if let Some(contracts) = contracts {
+            dsps.set_contracts(contracts);
+        }
         let read = dsps.clone();
-        registry.read(move || vec![read.family()])?;
+        registry.read(move || read.families())?;
         Ok(dsps)
     }
 
@@ -233,17 +265,14 @@ impl Dsps {
         known
     }
 
-    /// Applies another list, from the next batch of each connection on.
-    pub fn set_series(&self, series: &DspSeries) {
+    /// Applies other contracts, from the next batch of each connection on.
+    pub fn set_contracts(&self, contracts: Arc<Contracts>) {
         let shared = &*self.shared;
-        if shared.table().config == *series {
-            return;
-        }
         shared.change(|table| {
             let DspTable {
                 active, retired, ..
             } = table;
-            if active.len() + retired.len() + series.listed.len() > SERIES_MAX {
+            if active.len() + retired.len() + contracts.listed().len() > SERIES_MAX {
                 // Not those that this reload removes: a batch in progress may still count for them.
                 for (_, removed) in retired.drain() {
                     for (outcome, count) in removed.sums().into_iter().enumerate() {
@@ -251,14 +280,15 @@ impl Dsps {
                     }
                 }
             }
-            if !series.listed.is_empty() {
-                retired.extend(active.extract_if(|dsp_id, _| !series.listed.contains(dsp_id)));
+            if contracts.listed().len() > 0 {
+                retired.extend(active.extract_if(|dsp_id, _| !contracts.lists(*dsp_id)));
             }
-            for &dsp_id in &series.listed {
+            for (dsp_id, _) in contracts.listed() {
                 let known = || retired.remove(&dsp_id).unwrap_or_default();
                 active.entry(dsp_id).or_insert_with(known);
             }
-            table.config = series.clone();
+            table.contracts = Some(contracts);
+            table.contracts_version += 1;
         });
     }
 
@@ -284,17 +314,37 @@ impl Dsps {
         tally.len = 0;
     }
 
-    /// Samples for accepted requests of all DSPs, and for rejections that occurred.
-    fn family(&self) -> Family {
+    /// Samples for accepted requests of all DSPs, and for rejections that occurred; the contracts in effect.
+    fn families(&self) -> Vec<Family> {
         let sums = self.sums();
-        let counts = sums.iter().flat_map(|(dsp, outcomes)| {
-            let outcomes = outcomes.iter().enumerate();
-            let counted = outcomes.filter(move |&(outcome, &count)| {
-                count > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
-            });
-            counted.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
-        });
-        family(DSP_COOKIES, counts)
+        let counts = |range: Range<usize>| {
+            sums.iter().flat_map(move |(dsp, outcomes)| {
+                let outcomes = outcomes
+                    .iter()
+                    .enumerate()
+                    .take(range.end)
+                    .skip(range.start);
+                let counted = outcomes.filter(move |&(outcome, &count)| {
+                    count > 0 || (outcome == ACCEPTED && dsp != NONE_LABEL)
+                });
+                counted.map(|(outcome, &count)| ([&**dsp, outcome_label(outcome)], as_f64(count)))
+            })
+        };
+        let table = Arc::clone(&self.shared.table());
+        let contracts = table.contracts.as_ref();
+        let listed = contracts.iter().flat_map(|contracts| contracts.listed());
+        let named: Vec<_> = listed
+            .map(|(dsp_id, it)| (dsp_id.to_string(), it))
+            .collect();
+        let named = named.iter();
+        let named = named.map(|(dsp, it)| ([&**dsp, it.name(), it.state().name()], 1.0));
+        let version = contracts.map(|_| as_f64(table.contracts_version));
+        vec![
+            family(DSP_COOKIES, counts(0..WOULD_REFUSE)),
+            family(DSP_WOULD_REFUSE, counts(WOULD_REFUSE..OUTCOMES)),
+            family(DSP_CONTRACT, named),
+            value(CONTRACTS_VERSION, version),
+        ]
     }
 
     /// Totals of all series, by label.
@@ -346,7 +396,10 @@ impl DspsShared {
 fn outcome_label(outcome: usize) -> &'static str {
     match outcome.checked_sub(1) {
         None => "accepted",
-        Some(rejection) => Rejection::ALL[rejection].label(),
+        Some(index) => match index.checked_sub(Rejection::ALL.len()) {
+            None => Rejection::ALL[index].label(),
+            Some(index) => OBSERVED[index].label(),
+        },
     }
 }
 

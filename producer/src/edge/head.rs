@@ -84,9 +84,14 @@ pub fn parse<'a, 'r>(
 
 /// The values of the Cookie headers.
 pub fn cookies<'a>(headers: &[Header<'a>]) -> impl Iterator<Item = &'a [u8]> {
-    headers
-        .iter()
-        .filter(|header| header.name.eq_ignore_ascii_case("cookie"))
+    values(headers, "cookie")
+}
+
+/// The values of the headers with this name.
+pub fn values<'a>(headers: &[Header<'a>], name: &str) -> impl Iterator<Item = &'a [u8]> {
+    let named = headers.iter();
+    named
+        .filter(move |header| header.name.eq_ignore_ascii_case(name))
         .map(|header| header.value)
 }
 

@@ -1,14 +1,13 @@
 //! Metrics of the edge: requests by outcome, and latency.
 
+use std::sync::Arc;
+
 use metric_defs::producer;
 use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
 use super::{
-    dsps::{DspSeries, Dsps},
-    opt_out::Page,
-    request::Rejection,
-    response::Outcome,
+    contracts::Contracts, dsps::Dsps, opt_out::Page, request::Rejection, response::Outcome,
 };
 
 /// Label of accepted requests.
@@ -33,11 +32,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics; `series` selects the DSPs with their own series.
+    /// Registers the metrics. Without contracts that list DSPs, the first `dsp_series_max` DSPs get their own series.
     ///
     /// # Errors
     /// When one of the metrics is registered already.
-    pub fn register(registry: &Registry, series: &DspSeries) -> prometheus::Result<Self> {
+    pub fn register(
+        registry: &Registry,
+        dsp_series_max: usize,
+        contracts: Option<Arc<Contracts>>,
+    ) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);
         Ok(Self {
@@ -53,7 +56,7 @@ impl Metrics {
             headers_too_large: outcome("headers_too_large"),
             malformed: outcome("malformed"),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
-            dsps: Dsps::register(registry, series)?,
+            dsps: Dsps::register(registry, dsp_series_max, contracts)?,
         })
     }
 
@@ -66,10 +69,10 @@ impl Metrics {
     /// Counts an outcome, except `Accepted`: see [`accepted`](Self::accepted).
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {
-            Outcome::Accepted => {}
-            Outcome::OptedOut => self.opted_out.inc(),
+            Outcome::Accepted(_) => {}
+            Outcome::OptedOut(_) => self.opted_out.inc(),
             Outcome::OptOut(page) => self.opt_out[page as usize].inc(),
-            Outcome::Rejected(rejection) => self.rejected[rejection as usize].inc(),
+            Outcome::Rejected(rejection, _) => self.rejected[rejection as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
             Outcome::HeadTooLarge => self.headers_too_large.inc(),

@@ -138,7 +138,7 @@ pub(super) fn has_cookie(lines: &[Header<'_>]) -> bool {
 
 /// Whether the `Origin` header states that a page of this origin sent the request. False without the header.
 fn is_same_origin(lines: &[Header<'_>]) -> bool {
-    let value = |name| values(lines, name).next();
+    let value = |name| head::values(lines, name).next();
     // A proxy may have ended TLS, so the scheme is not known here. `Sec-Fetch-Site` covers it.
     let origin = value("origin").and_then(|origin| {
         let of_https = origin.strip_prefix(b"https://");
@@ -150,18 +150,11 @@ fn is_same_origin(lines: &[Header<'_>]) -> bool {
 
 /// The network of the client, from the last address of `X-Forwarded-For`: the nearest proxy added it.
 fn client_network(lines: &[Header<'_>]) -> Option<IpAddr> {
-    let last = values(lines, "x-forwarded-for").last()?;
+    let last = head::values(lines, "x-forwarded-for").last()?;
     let last = str::from_utf8(last).ok()?.rsplit(',').next()?.trim();
     let address = last.parse::<IpAddr>().ok();
     let address = address.or_else(|| Some(last.parse::<SocketAddr>().ok()?.ip()));
     address.map(addresses::network)
-}
-
-fn values<'a>(lines: &[Header<'a>], name: &str) -> impl Iterator<Item = &'a [u8]> {
-    let lines = lines.iter();
-    lines
-        .filter(move |line| line.name.eq_ignore_ascii_case(name))
-        .map(|line| line.value)
 }
 
 impl Page {

@@ -44,7 +44,7 @@ macro_rules! rejections {
 
             /// Value of the metric label.
             #[must_use]
-            pub fn label(self) -> &'static str {
+            pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
             }
 
@@ -64,8 +64,10 @@ rejections! {
     DspRepeated, "d_repeated", "parameter d (the DSP id) is given more than once\n";
     /// `d` is not a decimal from 1 to 4294967295.
     DspInvalid, "d_invalid", "parameter d (the DSP id) is not a decimal from 1 to 4294967295\n";
-    /// The DSP is not listed, and `--unknown-dsps` is `refuse`. Checked by the edge.
+    /// No contract lists the DSP, and `unknown_dsps` is `refuse`. Checked by the edge, like all rejections by a contract.
     DspUnknown, "unknown_dsp", "parameter d (the DSP id) is not a known DSP\n";
+    /// The contract of the DSP blocks it.
+    DspBlocked, "dsp_blocked", "parameter d (the DSP id) is a blocked DSP\n";
     /// `b` is missing.
     BuyerMissing, "b_missing", "parameter b (the buyer uid) is missing\n";
     /// `b` occurs more than once.
@@ -80,6 +82,14 @@ rejections! {
     BuyerNotUtf8, "b_not_utf8", "parameter b (the buyer uid) is not UTF-8\n";
     /// `b` contains a control character.
     BuyerControl, "b_control", "parameter b (the buyer uid) contains a control character\n";
+    /// `b` is a macro that was not replaced.
+    BuyerMacro, "uid_macro", "parameter b (the buyer uid) is a macro that was not replaced\n";
+    /// `b` stands for a missing id.
+    BuyerSentinel, "uid_sentinel", "parameter b (the buyer uid) stands for a missing id\n";
+    /// `b` is longer than the contract of the DSP permits.
+    BuyerTooLongForDsp, "uid_too_long_for_dsp", "parameter b (the buyer uid) is longer than the contract of this DSP permits\n";
+    /// `b` does not match the pattern in the contract of the DSP.
+    BuyerPattern, "uid_pattern", "parameter b (the buyer uid) does not match the pattern in the contract of this DSP\n";
     /// The HTTP cookie `uid` is missing.
     UserMissing, "uid_missing", "cookie uid (the user id) is missing\n";
     /// The HTTP cookie `uid` is empty.
@@ -120,6 +130,12 @@ pub fn dsp_id(query: &str) -> Option<u32> {
         None => parse_dsp_id(encoded, &mut scratch).ok(),
         Some(_) => None,
     }
+}
+
+/// The first value of a parameter of a query, as sent.
+pub(super) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut parameters = query.split('&');
+    parameters.find_map(|parameter| parameter.strip_prefix(name)?.strip_prefix('='))
 }
 
 fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
@@ -253,6 +269,21 @@ fn hex_digit(digit: u8) -> Option<u8> {
         b'A'..=b'F' => Some(digit - b'A' + 10),
         _ => None,
     }
+}
+
+/// The bytes of a percent-encoded text. Malformed escapes are kept.
+pub(super) fn percent_decoded(encoded: &[u8]) -> impl Iterator<Item = u8> {
+    let mut rest = encoded;
+    std::iter::from_fn(move || {
+        let escaped = match rest {
+            [b'%', high, low, ..] => hex_digit(*high).zip(hex_digit(*low)),
+            _ => None,
+        };
+        let first = *rest.first()?;
+        let (byte, length) = escaped.map_or((first, 1), |(high, low)| (high << 4 | low, 3));
+        rest = &rest[length..];
+        Some(byte)
+    })
 }
 
 #[cfg(test)]

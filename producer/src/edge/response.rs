@@ -2,19 +2,21 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde::Deserialize;
+
 use super::{opt_out::Page, request::Rejection};
 
 /// Outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The cookie is in the log, or its limit queued or dropped it.
-    Accepted,
+    Accepted(Answer),
     /// Like `Accepted`, but the browser has opted out, so the cookie is not recorded.
-    OptedOut,
+    OptedOut(Answer),
     /// The opt-out page.
     OptOut(Page),
-    /// Invalid input.
-    Rejected(Rejection),
+    /// Invalid input, or a match that the contract of its DSP does not permit. Without an answer, the status is an error.
+    Rejected(Rejection, Option<Answer>),
     /// Unknown path.
     NotFound,
     /// Neither GET nor HEAD.
@@ -23,6 +25,67 @@ pub enum Outcome {
     HeadTooLarge,
     /// Not HTTP/1.
     Malformed,
+}
+
+/// What a browser gets for a valid match. Without contracts, it is `Empty`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// Status 200 without a body.
+    #[default]
+    Empty,
+    /// Status 204.
+    None,
+    /// A transparent pixel.
+    Gif,
+    /// A transparent pixel.
+    Png,
+    /// A constant object, for scripts.
+    Json,
+    /// A redirect to the DSP.
+    Redirect,
+}
+
+impl Answer {
+    /// The name in the contracts file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::None => "none",
+            Self::Gif => "gif",
+            Self::Png => "png",
+            Self::Json => "json",
+            Self::Redirect => "redirect",
+        }
+    }
+
+    /// Appends the first lines of the response. The caller may append further headers; [`Responses::write`] completes the
+    /// response. Does nothing for `Empty`.
+    pub(super) fn begin(self, output: &mut Vec<u8>) {
+        const END: &str = "cache-control: no-store\r\n";
+        let lines = match self {
+            Self::Empty => return,
+            Self::None => "HTTP/1.1 204 No Content\r\n",
+            Self::Gif => "HTTP/1.1 200 OK\r\ncontent-type: image/gif\r\ncontent-length: 43\r\n",
+            Self::Png => "HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 68\r\n",
+            Self::Json => {
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\nvary: origin\r\n"
+            }
+            Self::Redirect => "HTTP/1.1 302 Found\r\ncontent-length: 0\r\n",
+        };
+        output.extend_from_slice(lines.as_bytes());
+        output.extend_from_slice(END.as_bytes());
+    }
+
+    fn body(self) -> &'static [u8] {
+        match self {
+            Self::Empty | Self::None | Self::Redirect => b"",
+            Self::Gif => include_bytes!("response/pixel.gif"),
+            Self::Png => include_bytes!("response/pixel.png"),
+            Self::Json => b"{\"ok\":true}",
+        }
+    }
 }
 
 /// Properties of the request that affect its response.
@@ -35,11 +98,21 @@ pub struct ResponseOptions {
 }
 
 impl Outcome {
+    /// The answer; `None` for an error and for the opt-out page.
+    fn answer(self) -> Option<Answer> {
+        match self {
+            Self::Accepted(answer) | Self::OptedOut(answer) => Some(answer),
+            Self::Rejected(_, answer) => answer,
+            _ => None,
+        }
+    }
+
     fn status_line(self) -> &'static str {
         match self {
-            Self::Accepted | Self::OptedOut => "200 OK",
+            Self::Accepted(_) | Self::OptedOut(_) | Self::Rejected(_, Some(_)) => "200 OK",
             Self::OptOut(page) => page.status_line(),
-            Self::Rejected(_) | Self::Malformed => "400 Bad Request",
+            Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
+            Self::Rejected(_, None) | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
@@ -48,9 +121,9 @@ impl Outcome {
 
     fn body(self) -> &'static str {
         match self {
-            Self::Accepted | Self::OptedOut => "",
+            Self::Accepted(_) | Self::OptedOut(_) | Self::Rejected(_, Some(_)) => "",
             Self::OptOut(page) => page.body(),
-            Self::Rejected(rejection) => rejection.reason(),
+            Self::Rejected(rejection, None) => rejection.reason(),
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",
@@ -93,27 +166,30 @@ impl Responses {
                 close: false,
             };
             let mut accepted = Vec::new();
-            self.encode(Outcome::Accepted, options, &mut accepted);
+            self.encode(Outcome::Accepted(Answer::Empty), options, &mut accepted);
             self.accepted = accepted;
         }
     }
 
-    /// Appends one response to `output`.
+    /// Appends one response to `output`, or the rest of an answer that was begun.
     pub fn write(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
-        if matches!(outcome, Outcome::Accepted | Outcome::OptedOut) && !options.close {
-            output.extend_from_slice(&self.accepted);
-        } else {
-            self.encode(outcome, options, output);
+        match outcome.answer() {
+            Some(Answer::Empty) if !options.close => output.extend_from_slice(&self.accepted),
+            None | Some(Answer::Empty) => self.encode(outcome, options, output),
+            Some(answer) => {
+                output.extend_from_slice(connection(options).as_bytes());
+                output.extend_from_slice(self.date.as_bytes());
+                output.extend_from_slice(b"\r\n");
+                if !options.head {
+                    output.extend_from_slice(answer.body());
+                }
+            }
         }
     }
 
     fn encode(&self, outcome: Outcome, options: ResponseOptions, output: &mut Vec<u8>) {
         let body = outcome.body();
-        let close = if options.close {
-            "connection: close\r\n"
-        } else {
-            ""
-        };
+        let close = connection(options);
         let content_type = if body.is_empty() {
             String::new()
         } else {
@@ -129,6 +205,14 @@ impl Responses {
         if !options.head {
             output.extend_from_slice(body.as_bytes());
         }
+    }
+}
+
+fn connection(options: ResponseOptions) -> &'static str {
+    if options.close {
+        "connection: close\r\n"
+    } else {
+        ""
     }
 }
 
@@ -150,13 +234,13 @@ mod tests {
         let date = "date: Tue, 14 Nov 2023 22:13:20 GMT\r\n";
         let no_body = "content-length: 0\r\ncache-control: no-store\r\n";
         check(
-            Outcome::Accepted,
+            Outcome::Accepted(Answer::Empty),
             false,
             false,
             &format!("HTTP/1.1 200 OK\r\n{no_body}{date}\r\n"),
         );
         check(
-            Outcome::Accepted,
+            Outcome::Accepted(Answer::Empty),
             true,
             true,
             &format!("HTTP/1.1 200 OK\r\n{no_body}connection: close\r\n{date}\r\n"),

@@ -13,7 +13,7 @@ use super::{
     sharing::ShareState,
 };
 
-/// Registers the metrics; without `--limits` they have no values.
+/// Registers the metrics; without limits they have no values.
 ///
 /// # Errors
 /// When one of these metrics is registered already.

@@ -161,6 +161,7 @@ const PROGRAMS = {
         ["accepted", now("producer_dsp_cookies_total", ACCEPTED), short],
         ["rate", perSecond("producer_dsp_cookies_total", ACCEPTED), rate],
         ["rejected", minus(now("producer_dsp_cookies_total"), now("producer_dsp_cookies_total", ACCEPTED)), short],
+        ["would be refused", now("producer_dsp_would_refuse_total"), short],
       ] },
       connections("producer", ["http", "grpc", "admin"]),
       { title: "Errors", items: [

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use producer::edge::{
     head::{self, HEAD_BYTES_MAX, Head, HeadError},
+    hygiene,
+    redirect::Template,
     request::{self, Scratch},
 };
 use proto::{
@@ -27,7 +29,10 @@ pub fn request(bytes: &[u8]) {
         assert!(!head.path.contains('?'), "the path contains a query");
         let mut scratch = Scratch::default();
         match request::parse(head.query, head::cookies(lines), &mut scratch) {
-            Ok(cookie) => check_cookie(&cookie),
+            Ok(cookie) => {
+                check_cookie(&cookie);
+                check_redirect(&cookie, head.query);
+            }
             Err(rejection) => assert!(rejection.reason().ends_with('\n')),
         }
         rest = &rest[head.length..];
@@ -68,6 +73,10 @@ fn check_cookie(cookie: &CookieRef<'_>) {
 
     let escaped = |byte| format!("%{byte:02x}");
     let buyer_uid: String = cookie.buyer_uid.bytes().map(escaped).collect();
+    if !cookie.buyer_uid.contains('%') && buyer_uid.len() <= BUYER_UID_BYTES_MAX {
+        let flaw = hygiene::flaw(cookie.buyer_uid, &[]);
+        assert_eq!(hygiene::flaw(&buyer_uid, &[]), flaw, "percent-encoded");
+    }
     let query = format!("x&b={buyer_uid}&d=000{}", cookie.dsp_id);
     let header = format!("a=b; uid={}", cookie.user_id);
     let mut scratch = Scratch::default();
@@ -75,6 +84,21 @@ fn check_cookie(cookie: &CookieRef<'_>) {
     let again = request::parse(&query, headers.into_iter(), &mut scratch);
     assert_eq!(again, Ok(*cookie));
     check_chunk(cookie);
+}
+
+/// Checks that a redirect goes to the host of its template, and that its URL adds no header and no other parameter.
+fn check_redirect(cookie: &CookieRef<'_>, query: &str) {
+    const BEGIN: &str = "https://sync.example/?u=";
+    let template = Template::parse(&format!("{BEGIN}{{UID}}&x={{DSP_UID}}&g={{GPP}}"));
+    let mut url = Vec::new();
+    let is_short = template
+        .expect("a valid URL")
+        .render(cookie, query, &mut url);
+    let url = String::from_utf8(url).expect("percent-encoded values");
+    let values = url.strip_prefix(BEGIN).expect("the host of the template");
+    let is_value = |it: char| it.is_ascii_alphanumeric() || "-._~%&=".contains(it);
+    assert!(values.chars().all(is_value), "{url}");
+    assert!(!is_short || url.matches('&').count() == 2, "{url}");
 }
 
 /// Checks that a cookie is unchanged after a chunk.

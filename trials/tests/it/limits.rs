@@ -50,7 +50,7 @@ async fn start(dir: &TempDir, limits: &str, flags: &[&str]) -> Result<Producer> 
     write(dir, limits)?;
     let file = dir.path().join("limits.toml");
     let file = file.to_str().context("a path in UTF-8")?;
-    Producer::start(dir, &[&["--limits", file], flags].concat()).await
+    Producer::start(dir, &[&["--contracts", file], flags].concat()).await
 }
 
 /// A load on `dsps` DSPs with ids from `first`, at a constant rate.

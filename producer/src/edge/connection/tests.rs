@@ -1,11 +1,8 @@
 //! Tests of scheduling and closing of one connection.
 
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use prometheus::IntCounter;
@@ -18,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, dsps::DspSeries, opt_out::OptOut},
+    edge::{Metrics, opt_out::OptOut},
     log::{self, Delivery, Log},
 };
 
@@ -31,12 +28,7 @@ fn edge(opt_out: Option<OptOut>, draining: CancellationToken) -> Edge {
         chunk_age: Duration::from_millis(10),
         idle_after: Duration::from_millis(30),
     });
-    let series = DspSeries {
-        listed: BTreeSet::new(),
-        max: 2,
-        rejects_unlisted: false,
-    };
-    let metrics = Metrics::register(&Registry::new(), &series).unwrap();
+    let metrics = Metrics::register(&Registry::new(), 2, None).unwrap();
     Edge::new(log, None, opt_out, metrics, draining)
 }
 

@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::*;
+use super::{super::contracts::file, *};
 
-fn dsp_series(listed: &[u32], max: usize, rejects_unlisted: bool) -> DspSeries {
-    DspSeries {
-        listed: listed.iter().copied().collect(),
-        max,
-        rejects_unlisted,
-    }
+fn contracts(listed: &[u32], rejects_unlisted: bool) -> Arc<Contracts> {
+    let policy = ["accept", "refuse"][usize::from(rejects_unlisted)];
+    let tables: String = listed.iter().map(|dsp| format!("[dsp.{dsp}]\n")).collect();
+    let text = format!("unknown_dsps = '{policy}'\n{tables}");
+    Arc::new(file::parse(&text).unwrap())
 }
 
 fn dsps(listed: &[u32], max: usize) -> Dsps {
-    Dsps::register(&Registry::new(), &dsp_series(listed, max, false)).unwrap()
+    Dsps::register(&Registry::new(), max, Some(contracts(listed, false))).unwrap()
 }
 
 fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
@@ -30,7 +29,7 @@ fn accept(dsps: &Dsps, dsp_ids: impl IntoIterator<Item = u32>) {
 
 /// All series, as `dsp outcome`.
 fn series(dsps: &Dsps) -> BTreeMap<String, u64> {
-    let families = [dsps.family()];
+    let families = dsps.families();
     let metrics = families[0].get_metric().iter().map(|metric| {
         let labels: Vec<_> = metric.get_label().iter().map(|it| it.value()).collect();
         #[expect(clippy::cast_possible_truncation, reason = "small counts")]
@@ -127,7 +126,11 @@ fn concurrent_threads_lose_no_counts_while_series_are_added() {
 fn check_rejected(dsps: &Dsps, dsp_ids: &[u32], expected: &[u32]) {
     let mut known = KnownDsps::default();
     dsps.refresh(&mut known);
-    let is_rejected = |&dsp_id: &u32| known.rejects(dsp_id);
+    let is_rejected = |&dsp_id: &u32| {
+        let refusal = known.contract(dsp_id).unwrap().refusal("id");
+        assert!(refusal.is_none_or(|it| it == Rejection::DspUnknown));
+        refusal.is_some()
+    };
     let rejected: Vec<_> = dsp_ids.iter().copied().filter(is_rejected).collect();
     assert_eq!(rejected, expected);
 }
@@ -137,13 +140,13 @@ fn unlisted_dsps_are_rejected_only_if_configured() {
     let all = [1, 2, 3, u32::MAX];
     let dsps = dsps(&[], 2);
     check_rejected(&dsps, &all, &[]);
-    dsps.set_series(&dsp_series(&[1, 3], 2, false));
+    dsps.set_contracts(contracts(&[1, 3], false));
     check_rejected(&dsps, &all, &[]);
-    dsps.set_series(&dsp_series(&[1, 3], 2, true));
+    dsps.set_contracts(contracts(&[1, 3], true));
     check_rejected(&dsps, &all, &[2, u32::MAX]);
-    dsps.set_series(&dsp_series(&[2], 2, true));
+    dsps.set_contracts(contracts(&[2], true));
     check_rejected(&dsps, &all, &[1, 3, u32::MAX]);
-    dsps.set_series(&dsp_series(&[], 2, false));
+    dsps.set_contracts(contracts(&[], false));
     check_rejected(&dsps, &all, &[]);
 }
 
@@ -151,7 +154,7 @@ fn unlisted_dsps_are_rejected_only_if_configured() {
 fn dsp_removed_from_the_list_keeps_its_series_and_counts_as_other() {
     let dsps = dsps(&[1, 2], 4);
     accept(&dsps, [1, 2, 3]);
-    dsps.set_series(&dsp_series(&[2, 3], 4, false));
+    dsps.set_contracts(contracts(&[2, 3], false));
     accept(&dsps, [1, 2, 3]);
     let expected = [
         ("1 accepted", 1),
@@ -160,7 +163,7 @@ fn dsp_removed_from_the_list_keeps_its_series_and_counts_as_other() {
         ("other accepted", 2),
     ];
     check(&dsps, &expected);
-    dsps.set_series(&dsp_series(&[1], 4, false));
+    dsps.set_contracts(contracts(&[1], false));
     accept(&dsps, [1, 2, 3]);
     let expected = [
         ("1 accepted", 2),
@@ -178,7 +181,7 @@ fn list_applies_regardless_of_existing_series() {
     for list in 0..10 {
         let first = 1_000 * (1 + list);
         let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
-        dsps.set_series(&dsp_series(&listed, 64, true));
+        dsps.set_contracts(contracts(&listed, true));
         check_rejected(&dsps, &[1, first - 1], &[1, first - 1]);
         check_rejected(&dsps, &listed, &[]);
     }
@@ -191,7 +194,7 @@ fn series_stay_bounded_and_keep_their_total_through_list_changes() {
     for list in 0..10 {
         let first = 1_000 * (1 + list);
         let listed: Vec<u32> = (first..).take(LISTED_MAX).collect();
-        dsps.set_series(&dsp_series(&listed, 64, false));
+        dsps.set_contracts(contracts(&listed, false));
         accept(&dsps, first - 1..first + 50);
         accepted += 51;
         let series = series(&dsps);

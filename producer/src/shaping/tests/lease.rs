@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    edge::contracts::file::File,
     log::{AppendBatch, Config, Log},
-    shaping::{Shaping, limits_file::File, sharing::ShareState},
+    shaping::{Shaping, sharing::ShareState},
 };
 
 /// Killed when dropped.
@@ -40,7 +41,7 @@ fn server(port: u16) -> Option<Server> {
 
 fn shaping(dir: &TempDir, name: &str) -> (Shaping, Log) {
     let path = dir.path().join("limits.toml").display().to_string();
-    let named = NamedFile::from_flag("--limits", &path).expect("a path");
+    let named = NamedFile::from_flag("--contracts", &path).expect("a path");
     let file = Arc::new(Reloader::load(File(named)).expect("a valid file"));
     let log = Log::new(Config {
         epoch: 1,

@@ -12,8 +12,11 @@ use runtime::reload::{NamedFile, Reloader};
 use tempfile::TempDir;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::super::{Shaping, limits_file::File, spool::Spool};
-use crate::log::{AppendBatch, Config, Delivery, Log};
+use super::super::{Shaping, spool::Spool};
+use crate::{
+    edge::contracts::file::File,
+    log::{AppendBatch, Config, Delivery, Log},
+};
 
 const LIMITS: &str = r#"
 unknown = "unlimited"
@@ -33,7 +36,7 @@ impl Producer {
     fn start(dir: TempDir) -> Self {
         fs::write(dir.path().join("limits.toml"), LIMITS).unwrap();
         let path = dir.path().join("limits.toml").display().to_string();
-        let named = NamedFile::from_flag("--limits", &path).unwrap();
+        let named = NamedFile::from_flag("--contracts", &path).unwrap();
         let file = Arc::new(Reloader::load(File(named)).unwrap());
         let log = Log::new(Config {
             epoch: 1,

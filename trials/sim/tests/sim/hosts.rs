@@ -8,7 +8,7 @@ use std::{
 };
 
 use producer::{
-    config::LimitsConfig,
+    config::DspsConfig,
     log::{Log, run_timers},
     shaping::Shaping,
 };
@@ -48,7 +48,7 @@ pub(crate) struct Incarnation {
     /// The log of a running producer.
     pub(crate) log: Option<Log>,
     /// Limits of a running producer.
-    pub(crate) limits: Option<(LimitsConfig, Shaping)>,
+    pub(crate) limits: Option<(DspsConfig, Shaping)>,
     /// Number of queued cookies at its crash.
     pub(crate) queued: u64,
 }
@@ -131,7 +131,7 @@ pub(crate) async fn run_producer(
         api: Some(SimListener::bind(API, &stall).await?),
     };
     let config = producer::config::Config::load(arguments)?;
-    let limits = config.shaping.clone();
+    let limits = config.dsps.clone();
     let timers = |log| async move { stall.gate(run_timers(log)).await };
     let app = producer::app::App::start_on(ports, config, timers).await?;
     let shaping = app.shaping().cloned();

@@ -180,7 +180,7 @@ impl World {
             let spool = limits
                 .is_spooled
                 .then(|| format!("--limits-spool=spool-{at}"));
-            [format!("--limits={}", Limits::file(at))]
+            [format!("--contracts={}", Limits::file(at))]
                 .into_iter()
                 .chain(spool)
         });

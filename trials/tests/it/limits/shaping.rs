@@ -39,7 +39,7 @@ impl LimitsFile {
     }
 
     fn flag(&self) -> String {
-        format!("--limits={}", self.0.display())
+        format!("--contracts={}", self.0.display())
     }
 }
 

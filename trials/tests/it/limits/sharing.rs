@@ -145,7 +145,7 @@ impl Cluster {
         let (mut producers, mut readers) = (Vec::new(), Vec::new());
         for number in 0..SKEWED.len() {
             let id = format!("producer-{number}");
-            let producer = Producer::start(&dir, &["--limits", file, "--id", &id]).await?;
+            let producer = Producer::start(&dir, &["--contracts", file, "--id", &id]).await?;
             readers.push(BackgroundReader::start(&producer).await?);
             producers.push(producer);
         }

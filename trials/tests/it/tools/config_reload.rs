@@ -7,7 +7,9 @@ use bench::{admin, scrape::names};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::harness::{Addresses, Consumer, Producer, TIMEOUT, embedded, wait_logged, wait_until};
+use crate::harness::{
+    Addresses, Consumer, Producer, TIMEOUT, embedded, programs, run_to_end, wait_logged, wait_until,
+};
 
 /// Waits until the process has counted `times` reloads with this outcome.
 async fn wait_reloads(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
@@ -62,57 +64,59 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
 }
 
 #[tokio::test]
-async fn dsp_list_and_unknown_dsp_policy_are_reloaded() -> Result<()> {
+async fn contracts_are_reloaded_whole_or_not_at_all() -> Result<()> {
     let dir = TempDir::new()?;
-    let file = dir.path().join("producer.toml");
-    std::fs::write(&file, "dsps = ['17']\n")?;
-    let config = format!("--config={}", file.display());
-    let mut producer = Producer::start(&dir, &[&config]).await?;
+    let file = dir.path().join("contracts.toml");
+    std::fs::write(&file, "[dsp.17]\n")?;
+    let contracts = format!("--contracts={}", file.display());
+    let producer = Producer::start(&dir, &[&contracts]).await?;
+    let version = async |expected: u64| {
+        let what = format!("version {expected} of the contracts is active");
+        wait_until(TIMEOUT, &what, async || {
+            let metrics = producer.metrics().await?;
+            Ok(metrics.count("producer_contracts_version", &[]) == expected)
+        })
+        .await
+    };
+    version(1).await?;
     producer.accept("alice", 17, "a").await?;
     producer.accept("alice", 99, "a").await?;
 
-    std::fs::write(&file, "dsps = ['17']\nunknown_dsps = 'refuse'\n")?;
-    producer.process.signal(Signal::HUP)?;
-    wait_reloads(&producer.admin, "producer", "done", 1).await?;
+    let refusing = "unknown_dsps = 'refuse'\n[dsp.17]\n[dsp.99]\nuid_pattern = '^[a-z]+$'\n";
+    std::fs::write(&file, refusing)?;
+    version(2).await?;
     producer.accept("alice", 17, "b").await?;
-    let rejected = admin::sync(&producer.http, "alice", 99, "b").await?;
+    producer.accept("alice", 99, "b").await?;
+    let rejected = admin::sync(&producer.http, "alice", 5, "b").await?;
     let body = "parameter d (the DSP id) is not a known DSP\n";
     assert_eq!((rejected.status, &*rejected.body), (400, body));
 
-    let many: Vec<_> = (1_000..1_500).map(|dsp| dsp.to_string()).collect();
-    let many = many.join(",");
-    let list = format!("dsps = ['17', '99', '{many}']\nunknown_dsps = 'refuse'\n");
-    std::fs::write(&file, list)?;
-    producer.process.signal(Signal::HUP)?;
-    wait_reloads(&producer.admin, "producer", "done", 2).await?;
-    producer.accept("alice", 99, "c").await?;
-
-    std::fs::write(&file, "unknown_dsps = 'refuse'\n")?;
-    producer.process.signal(Signal::HUP)?;
-    wait_reloads(&producer.admin, "producer", "failed", 1).await?;
-    wait_logged(&producer.process, "--unknown-dsps: refuse requires --dsps").await?;
-    let metrics = producer.metrics().await?;
-    assert_eq!(metrics.count("producer_config_rejected", &[]), 1);
-    let ready = admin::get(&producer.admin, "/readyz").await?;
-    assert_eq!(ready.status, 200);
-    assert!(
-        ready.body.contains("the previous settings stay active"),
+    std::fs::write(&file, refusing.replace("uid_pattern", "uid_patern"))?;
+    let hint = "line 4: dsp.99: unknown key `uid_patern`: did you mean `uid_pattern`?";
+    let path = file.display().to_string();
+    let check = ["contracts", "check", &path];
+    let output = run_to_end(&programs().await?.producer, &check, &[]).await?;
+    ensure!(
+        output.code == Some(2) && output.text.contains(hint),
         "{}",
-        ready.body
+        output.text
     );
+    wait_logged(&producer.process, hint).await?;
     producer.accept("alice", 99, "d").await?;
-    let rejected = admin::sync(&producer.http, "alice", 5, "d").await?;
+    let rejected = admin::sync(&producer.http, "alice", 99, "D").await?;
     assert_eq!(rejected.status, 400);
 
     let metrics = producer.metrics().await?;
     assert_eq!(metrics.count(names::APPENDED, &[]), 5);
-    let unknown = ("outcome", "unknown_dsp");
-    assert_eq!(metrics.count(names::EDGE_REQUESTS, &[unknown]), 2);
+    assert_eq!(metrics.count("producer_contracts_version", &[]), 2);
+    let failed = [("kind", "contracts"), ("outcome", "failed")];
+    assert_eq!(metrics.count("producer_file_reloads_total", &failed), 1);
     for (dsp, outcome, count) in [
         ("17", "accepted", 2),
         ("99", "accepted", 2),
+        ("99", "uid_pattern", 1),
         ("other", "accepted", 1),
-        ("other", "unknown_dsp", 2),
+        ("other", "unknown_dsp", 1),
     ] {
         let labels = [("dsp", dsp), ("outcome", outcome)];
         let counted = metrics.count("producer_dsp_cookies_total", &labels);

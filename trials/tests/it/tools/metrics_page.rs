@@ -180,9 +180,9 @@ fn files(dir: &TempDir) -> Result<Files> {
             format!("--token-file={token}"),
         ])
     };
-    let limits = root().join("examples/producer-limits.toml");
     let mut of_producer = flags("--tls-client-ca", "producer")?;
-    of_producer.push(format!("--limits={}", limits.display()));
+    let contracts = root().join("examples/contracts.toml");
+    of_producer.push(format!("--contracts={}", contracts.display()));
     let tokens = write(path, "api-tokens", "partner a-token-that-is-good * write\n")?;
     of_producer.push("--api=127.0.0.1:0".to_owned());
     of_producer.push(format!("--api-tokens={tokens}"));

@@ -103,7 +103,7 @@ pub(super) const LABELS: &[Label] = &[
     label("", "producer", "id"),
     label("", "address", "IP address and port"),
     label("", "dsp", "DSP id, `other` or `none`"),
-    label("", "limit", "name in the limits file"),
+    label("", "limit", "name in the limits or contracts file"),
     label("", "app", "name in the applications file"),
     label("", "worker", "id"),
     label(
@@ -133,6 +133,16 @@ pub(super) const LABELS: &[Label] = &[
         "outcome",
         "`accepted`, or a rejection as above",
     ),
+    label(
+        "producer_dsp_would_refuse_total",
+        "reason",
+        "`uid_macro`, `uid_sentinel`, `uid_too_long_for_dsp` or `uid_pattern`",
+    ),
+    label(
+        "producer_dsp_contract",
+        "name",
+        "name in the contracts file",
+    ),
 ];
 
 /// Notes by metric.
@@ -141,6 +151,10 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     (
         "producer_dsp_cookies_total",
         "DSPs without their own series are `other`, requests without a readable DSP id `none`.",
+    ),
+    (
+        "producer_contracts_version",
+        "Metrics of contracts have values only with `--contracts`.",
     ),
     (
         "producer_subscriber_lag_seconds",
@@ -153,7 +167,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limits_accepted_cookies_total",
-        "Metrics of limits have values only with `--limits`.",
+        "Metrics of limits have values only with limits in the contracts file.",
     ),
     (
         "producer_limits_exceeded_cookies_total",
@@ -165,7 +179,7 @@ pub(super) const NOTES: &[(&str, &str)] = &[
     ),
     (
         "producer_limit_share",
-        "Share metrics have values only with `[sharing]` in the limits file.",
+        "Share metrics have values only with `[sharing]` in the contracts file.",
     ),
     (
         "limiter_shared_decisions_total",

@@ -1,0 +1,273 @@
+//! Contracts of DSPs: which ids a DSP may send, and what its browsers get. [`file`] reads them.
+//!
+//! A request costs a lookup of its contract and the check of its buyer uid. Without contracts, it costs one comparison.
+
+pub mod file;
+mod plan;
+
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use httparse::Header;
+use limits::rules::Rules;
+use proto::{limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
+use regex::Regex;
+use serde::Deserialize;
+
+use super::{
+    head,
+    hygiene::{self, Flaw},
+    redirect::Template,
+    request::{self, Rejection},
+    response::Answer,
+};
+
+/// The contracts of a file.
+#[derive(Debug)]
+pub struct Contracts {
+    by_dsp: HashMap<u32, Contract, RandomState>,
+    /// That of all other DSPs.
+    unlisted: Contract,
+    /// The rate limits; empty if the file has none.
+    limits: Arc<Rules>,
+}
+
+/// The contract of one DSP, or of all unlisted DSPs.
+#[derive(Debug, Clone)]
+pub struct Contract {
+    name: String,
+    state: State,
+    uid_bytes_max: usize,
+    uid_pattern: Option<Regex>,
+    /// Macros of this DSP that have the form of an id.
+    uid_macro: Arc<[String]>,
+    refuse: Vec<Flaw>,
+    answer: Answer,
+    refused: RefusedAnswer,
+    redirect: Option<Arc<Template>>,
+    /// Origins that may read a JSON answer.
+    origins: Arc<[String]>,
+}
+
+/// Which matches of a DSP are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Those that its contract permits.
+    #[default]
+    Allowed,
+    /// All valid ones. Those that its contract does not permit are counted.
+    Observe,
+    /// None.
+    Blocked,
+    /// None, because the DSP is not listed.
+    #[serde(skip)]
+    Unknown,
+}
+
+/// What a browser gets if its match is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RefusedAnswer {
+    /// An error status with the reason.
+    #[default]
+    Status,
+    /// The answer to an accepted match, without ids.
+    Answer,
+}
+
+impl State {
+    /// The name in the contracts file and of the metric label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Observe => "observe",
+            Self::Blocked => "blocked",
+            Self::Unknown => "refused",
+        }
+    }
+}
+
+impl Default for Contract {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            state: State::default(),
+            uid_bytes_max: BUYER_UID_BYTES_MAX,
+            uid_pattern: None,
+            uid_macro: Arc::default(),
+            refuse: vec![Flaw::Macro, Flaw::Sentinel],
+            answer: Answer::default(),
+            refused: RefusedAnswer::default(),
+            redirect: None,
+            origins: Arc::default(),
+        }
+    }
+}
+
+impl Contracts {
+    /// The contract that applies to a DSP.
+    #[must_use]
+    pub fn of(&self, dsp_id: u32) -> &Contract {
+        self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
+    }
+
+    /// The rate limits; empty if the file has none.
+    #[must_use]
+    pub fn limits(&self) -> &Arc<Rules> {
+        &self.limits
+    }
+
+    /// Whether the file has rate limits.
+    #[must_use]
+    pub fn has_limits(&self) -> bool {
+        !self.limits.limits.is_empty()
+    }
+
+    /// Whether the DSP has a contract of its own.
+    #[must_use]
+    pub fn lists(&self, dsp_id: u32) -> bool {
+        self.by_dsp.contains_key(&dsp_id)
+    }
+
+    /// The DSPs that have a contract of their own.
+    pub fn listed(&self) -> impl ExactSizeIterator<Item = (u32, &Contract)> {
+        self.by_dsp
+            .iter()
+            .map(|(dsp_id, contract)| (*dsp_id, contract))
+    }
+}
+
+impl Contract {
+    /// The name of the DSP.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Which matches are recorded.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether matches that the contract does not permit are recorded nevertheless.
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.state == State::Observe
+    }
+
+    /// Why the contract does not permit a match with this buyer uid.
+    #[must_use]
+    pub fn refusal(&self, buyer_uid: &str) -> Option<Rejection> {
+        match self.state {
+            State::Blocked => return Some(Rejection::DspBlocked),
+            State::Unknown => return Some(Rejection::DspUnknown),
+            State::Allowed | State::Observe => {}
+        }
+        match self.flaw(buyer_uid) {
+            Some(Flaw::Macro) => return Some(Rejection::BuyerMacro),
+            Some(Flaw::Sentinel) => return Some(Rejection::BuyerSentinel),
+            None => {}
+        }
+        if buyer_uid.len() > self.uid_bytes_max {
+            return Some(Rejection::BuyerTooLongForDsp);
+        }
+        let pattern = self.uid_pattern.as_ref();
+        let matches = pattern.is_none_or(|pattern| pattern.is_match(buyer_uid));
+        (!matches).then_some(Rejection::BuyerPattern)
+    }
+
+    /// The rejection of a query that was rejected while it was parsed: macros with a percent sign are not valid encodings.
+    #[must_use]
+    pub fn refusal_of_invalid(&self, rejection: Rejection, query: &str) -> Rejection {
+        let is_encoding = matches!(
+            rejection,
+            Rejection::BuyerEncoding | Rejection::BuyerNotUtf8
+        );
+        let sent = request::parameter(query, "b").filter(|_| is_encoding);
+        match sent.and_then(|sent| self.flaw(sent)) {
+            Some(Flaw::Macro) if self.state == State::Allowed => Rejection::BuyerMacro,
+            _ => rejection,
+        }
+    }
+
+    fn flaw(&self, buyer_uid: &str) -> Option<Flaw> {
+        let flaw = hygiene::flaw(buyer_uid, &self.uid_macro);
+        flaw.filter(|flaw| self.refuse.contains(flaw))
+    }
+
+    /// Begins the answer to a match that is not recorded, and that does not get an error status.
+    pub(super) fn begin_answer_without_ids(
+        &self,
+        headers: &[Header<'_>],
+        output: &mut Vec<u8>,
+    ) -> Answer {
+        let answer = match self.answer {
+            Answer::Redirect => Answer::None,
+            answer => answer,
+        };
+        answer.begin(output);
+        if answer == Answer::Json {
+            self.allow_origin(headers, output);
+        }
+        answer
+    }
+
+    /// Begins the answer to a refused match; `None` if it gets an error status.
+    pub(super) fn begin_refusal(
+        &self,
+        headers: &[Header<'_>],
+        output: &mut Vec<u8>,
+    ) -> Option<Answer> {
+        let has_answer = self.refused == RefusedAnswer::Answer;
+        has_answer.then(|| self.begin_answer_without_ids(headers, output))
+    }
+
+    /// Begins the answer to a recorded match.
+    pub(super) fn begin_answer(
+        &self,
+        cookie: &CookieRef<'_>,
+        query: &str,
+        headers: &[Header<'_>],
+        output: &mut Vec<u8>,
+    ) -> Answer {
+        let Some(template) = self
+            .redirect
+            .as_ref()
+            .filter(|_| self.answer == Answer::Redirect)
+        else {
+            return self.begin_answer_without_ids(headers, output);
+        };
+        let start = output.len();
+        self.answer.begin(output);
+        output.extend_from_slice(b"location: ");
+        if !template.render(cookie, query, output) {
+            output.truncate(start);
+            return self.begin_answer_without_ids(headers, output);
+        }
+        output.extend_from_slice(b"\r\n");
+        self.answer
+    }
+
+    /// Adds the headers that let a listed origin read the answer.
+    fn allow_origin(&self, headers: &[Header<'_>], output: &mut Vec<u8>) {
+        let origin = head::values(headers, "origin").next();
+        let listed = origin.and_then(|origin| {
+            let mut listed = self.origins.iter();
+            listed.find(|listed| listed.as_bytes() == origin)
+        });
+        if let Some(origin) = listed {
+            output.extend_from_slice(
+                b"access-control-allow-credentials: true\r\naccess-control-allow-origin: ",
+            );
+            output.extend_from_slice(origin.as_bytes());
+            output.extend_from_slice(b"\r\n");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

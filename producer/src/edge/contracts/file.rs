@@ -1,0 +1,413 @@
+//! The contracts file.
+//!
+//! ```toml
+//! unknown_dsps = "accept"               # DSPs without a table: "accept", with the defaults, or "refuse"
+//! redirect_hosts = ["sync.example"]     # optional: all hosts that `redirect` may name
+//!
+//! [defaults]                            # all keys except `name`, for all DSPs
+//! refuse = ["macro", "sentinel"]
+//!
+//! [dsp.17]
+//! name = "example"
+//! state = "allowed"                     # or "observe" or "blocked"
+//! uid_bytes_max = 64
+//! uid_pattern = "^[A-Za-z0-9_-]{8,64}$"
+//! uid_macro = ["MY_ID"]
+//! answer = "redirect"                   # or "empty", "none", "gif", "png" or "json" with `origins`
+//! redirect = "https://sync.example/done?u={UID}&x={DSP_UID}"
+//! refused = "answer"                    # or "status"
+//! limit = { rules = [ { id = "peak", rate = "300/s", burst = 30 } ], mode = "police" }
+//! ```
+//!
+//! `limit` has the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also have
+//! all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use limits::rules::{ConfigErrors, Rules, Tables, Unknown};
+use limits_sharing::dsp_limits;
+use proto::limits::BUYER_UID_BYTES_MAX;
+use regex::{Regex, RegexBuilder};
+use runtime::reload::{NamedFile, Reloader, Source};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::{Contract, Contracts, RefusedAnswer, State};
+use crate::edge::{
+    dsps::LISTED_MAX,
+    hygiene::Flaw,
+    redirect::{self, Template},
+    response::Answer,
+};
+
+/// The newest valid version of the contracts file.
+pub type ContractsFile = Arc<Reloader<File>>;
+
+/// Maximum length of a name.
+const NAME_CHARS_MAX: usize = 64;
+
+/// Maximum memory of a compiled pattern, and of its cache in each thread.
+const PATTERN_BYTES_MAX: usize = 64 << 10;
+
+/// A contracts file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File(pub NamedFile);
+
+impl Source for File {
+    type Value = Contracts;
+    const NAME: &'static str = "contracts";
+
+    fn files(&self) -> Vec<&NamedFile> {
+        vec![&self.0]
+    }
+
+    fn build(&self, contents: &[Vec<u8>]) -> Result<Contracts, Vec<String>> {
+        let text = std::str::from_utf8(&contents[0]);
+        let text = text.map_err(|_| vec![self.0.error("is not valid UTF-8")])?;
+        parse(text).map_err(|errors| errors.0.iter().map(|it| self.0.error(it)).collect())
+    }
+}
+
+/// No cookie is limited.
+const NO_LIMITS: Rules = Rules {
+    limits: Vec::new(),
+    unknown: Unknown::Unlimited,
+    sharing: None,
+};
+
+/// The top-level keys of a limits file.
+const LIMIT_KEYS: [&str; 4] = ["unknown", "share", "limits", "sharing"];
+
+/// The top-level keys that are not tables.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Top {
+    unknown_dsps: UnknownDsps,
+    redirect_hosts: Option<Vec<String>>,
+}
+
+#[derive(Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum UnknownDsps {
+    #[default]
+    Accept,
+    Refuse,
+}
+
+/// `[defaults]`, or the contract of one DSP.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct ContractTable {
+    name: Option<String>,
+    state: Option<State>,
+    uid_bytes_max: Option<usize>,
+    uid_pattern: Option<String>,
+    uid_macro: Option<Vec<String>>,
+    refuse: Option<Vec<Flaw>>,
+    answer: Option<Answer>,
+    redirect: Option<String>,
+    origins: Option<Vec<String>>,
+    refused: Option<RefusedAnswer>,
+    limit: Option<Table>,
+}
+
+/// Parses a contracts file.
+///
+/// # Errors
+/// All errors of the file, with line numbers.
+pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
+    let (mut table, tables) = Tables::parse(text)?;
+    let (defaults, dsps) = (table.remove("defaults"), table.remove("dsp"));
+    let limits = LIMIT_KEYS.map(|key| Some((key.to_owned(), table.remove(key)?)));
+    let mut reader = Reader {
+        tables,
+        redirect_hosts: None,
+        limits: limits.into_iter().flatten().collect(),
+    };
+    let top = reader.tables.table::<Top>(
+        "",
+        table.into(),
+        &["defaults", "dsp", "unknown", "share", "limits", "sharing"],
+    );
+    let Top {
+        unknown_dsps,
+        redirect_hosts,
+    } = top.unwrap_or_default();
+    for host in redirect_hosts.iter().flatten() {
+        if let Err(error) = redirect::check_host(host) {
+            reader.tables.error("redirect_hosts", error);
+        }
+    }
+    reader.redirect_hosts = redirect_hosts;
+    let defaults = reader.defaults(defaults.unwrap_or_else(|| Table::new().into()));
+    let mut contracts = Contracts {
+        by_dsp: HashMap::default(),
+        unlisted: defaults.clone().unwrap_or_default(),
+        limits: Arc::new(NO_LIMITS),
+    };
+    let dsps = dsps.unwrap_or_else(|| Table::new().into());
+    let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
+    let count = dsps.len();
+    for (key, value) in dsps {
+        if let Some((dsp_id, contract)) = reader.dsp(&key, value, defaults.as_ref()) {
+            let mut others = contracts.by_dsp.values();
+            if others
+                .any(|other: &Contract| !contract.name.is_empty() && other.name == contract.name)
+            {
+                let what = format!("another DSP has the name `{}`", contract.name);
+                reader.tables.error(&format!("dsp.{key}.name"), what);
+            }
+            contracts.by_dsp.insert(dsp_id, contract);
+        }
+    }
+    if count > LISTED_MAX {
+        let what = format!("too many DSPs: {count} exceed {LISTED_MAX}");
+        reader.tables.error("dsp", what);
+    }
+    if unknown_dsps == UnknownDsps::Refuse {
+        contracts.unlisted.state = State::Unknown;
+        if count == 0 {
+            let what = "\"refuse\" rejects every request: add tables [dsp.ID] for the known DSPs";
+            reader.tables.error("unknown_dsps", what);
+        }
+    }
+    contracts.limits = Arc::new(reader.limits()?);
+    Ok(contracts)
+}
+
+struct Reader {
+    tables: Tables,
+    /// The tables of a limits file.
+    limits: Table,
+    /// Hosts to which answers may redirect; `None` for any.
+    redirect_hosts: Option<Vec<String>>,
+}
+
+impl Reader {
+    /// The contract of unlisted DSPs; `None` if its table is invalid.
+    fn defaults(&mut self, value: Value) -> Option<Contract> {
+        let table: ContractTable = self.tables.table("defaults", value, &[])?;
+        if table.name.is_some() {
+            let what = "names one DSP: set it in [dsp.ID]";
+            self.tables.error("defaults.name", what);
+        }
+        if table.limit.is_some() {
+            let what =
+                "limits one DSP: use [limits.NAME] and `unknown` for a limit of all unlisted DSPs";
+            self.tables.error("defaults.limit", what);
+        }
+        let has_redirect = table.redirect.is_some();
+        let contract = self.apply("defaults", table, &Contract::default());
+        self.check_redirect("defaults", &contract, has_redirect);
+        Some(contract)
+    }
+
+    /// The contract of a DSP; `None` if it is invalid, or if its defaults are.
+    fn dsp(
+        &mut self,
+        key: &str,
+        value: Value,
+        defaults: Option<&Contract>,
+    ) -> Option<(u32, Contract)> {
+        let path = format!("dsp.{}", key.escape_debug());
+        // Only the canonical form: `017` would be a second table of the same DSP.
+        let dsp_id = key
+            .parse()
+            .ok()
+            .filter(|id: &u32| *id > 0 && id.to_string() == key);
+        if dsp_id.is_none() {
+            let what = "invalid DSP id: use a number from 1 to 4294967295, as in [dsp.17]";
+            self.tables.error(&path, what);
+        }
+        let mut table: ContractTable = self.tables.table(&path, value, &[])?;
+        let limit = table.limit.take();
+        let own = |key| format!("{path}.{key}");
+        let (has_redirect, has_origins) = (table.redirect.is_some(), table.origins.is_some());
+        let has_macros = table.uid_macro.is_some();
+        let contract = self.apply(&path, table, defaults.unwrap_or(&Contract::default()));
+        if let Some(limit) = limit {
+            let name = match &*contract.name {
+                "" => key,
+                name => name,
+            };
+            self.add_limit(&own("limit"), key, name, limit);
+        }
+        defaults?;
+        self.check_redirect(&path, &contract, has_redirect);
+        for (is_useless, key, needed) in [
+            (
+                has_redirect && contract.answer != Answer::Redirect,
+                "redirect",
+                "answer = \"redirect\"",
+            ),
+            (
+                has_origins && contract.answer != Answer::Json,
+                "origins",
+                "answer = \"json\"",
+            ),
+            (
+                has_macros && !contract.refuse.contains(&Flaw::Macro),
+                "uid_macro",
+                "\"macro\" in refuse",
+            ),
+        ] {
+            if is_useless {
+                let what = format!("has no effect without {needed}");
+                self.tables.error(&own(key), what);
+            }
+        }
+        Some((dsp_id?, contract))
+    }
+
+    /// Adds the limit of a DSP to the limits file, under the name of the DSP.
+    fn add_limit(&mut self, path: &str, dsp: &str, name: &str, mut limit: Table) {
+        for key in ["keys", "global", "from_call"] {
+            if limit.contains_key(key) {
+                let what = "the limit of a contract is for its DSP only: use [limits.NAME]";
+                self.tables.error(&format!("{path}.{key}"), what);
+            }
+        }
+        limit.insert("keys".to_owned(), vec![dsp].into());
+        let name_in_path = name.escape_debug();
+        self.tables.moved(path, &format!("limits.{name_in_path}"));
+        let limits = self.limits.entry("limits");
+        let limits = limits.or_insert_with(|| Table::new().into());
+        if let Value::Table(limits) = limits
+            && limits.insert(name.to_owned(), limit.into()).is_some()
+        {
+            let what = format!("[limits.{name_in_path}] has the same name");
+            self.tables.error(path, what);
+        }
+    }
+
+    /// The rate limits.
+    ///
+    /// # Errors
+    /// All errors of the file.
+    fn limits(self) -> Result<Rules, ConfigErrors> {
+        if self.limits.is_empty() {
+            return self.tables.finish(NO_LIMITS);
+        }
+        let rules = Rules::read(self.limits, self.tables)?;
+        let errors = dsp_limits::check(&rules);
+        if errors.is_empty() {
+            Ok(rules)
+        } else {
+            Err(ConfigErrors(errors))
+        }
+    }
+
+    /// Checks that a contract has the URL that it needs. `is_set` if its table has one, which may be invalid.
+    fn check_redirect(&mut self, path: &str, contract: &Contract, is_set: bool) {
+        let is_missing = !is_set && contract.redirect.is_none();
+        if contract.answer == Answer::Redirect && is_missing {
+            let what = "\"redirect\" needs a URL: add redirect = \"https://…\"";
+            self.tables.error(&format!("{path}.answer"), what);
+        }
+    }
+
+    /// A contract with the values of a table, and those of `defaults` for missing keys. Reports invalid values.
+    fn apply(&mut self, path: &str, table: ContractTable, defaults: &Contract) -> Contract {
+        let ContractTable {
+            name,
+            state,
+            uid_bytes_max,
+            uid_pattern,
+            uid_macro,
+            refuse,
+            answer,
+            redirect,
+            origins,
+            refused,
+            limit: _,
+        } = table;
+        let mut checked = |key: &str, result: Result<(), String>| {
+            if let Err(error) = result {
+                self.tables.error(&format!("{path}.{key}"), error);
+            }
+        };
+        let mut contract = defaults.clone();
+        contract.state = state.unwrap_or(contract.state);
+        contract.refuse = refuse.unwrap_or(contract.refuse);
+        contract.answer = answer.unwrap_or(contract.answer);
+        contract.refused = refused.unwrap_or(contract.refused);
+        if let Some(name) = name {
+            checked("name", check_name(&name));
+            contract.name = name;
+        }
+        if let Some(max) = uid_bytes_max {
+            let is_valid = (1..=BUYER_UID_BYTES_MAX).contains(&max);
+            let error = || format!("out of range: use 1 to {BUYER_UID_BYTES_MAX}");
+            checked("uid_bytes_max", is_valid.then_some(()).ok_or_else(error));
+            contract.uid_bytes_max = max;
+        }
+        if let Some(pattern) = uid_pattern {
+            let pattern = compiled(&pattern).map(|pattern| contract.uid_pattern = Some(pattern));
+            checked("uid_pattern", pattern);
+        }
+        if let Some(macros) = uid_macro {
+            let is_valid = !macros.iter().any(String::is_empty);
+            let error = || "contains an empty text, which is never an id".to_owned();
+            checked("uid_macro", is_valid.then_some(()).ok_or_else(error));
+            contract.uid_macro = macros.into();
+        }
+        if let Some(url) = redirect {
+            let template = Template::parse(&url);
+            let hosts = self.redirect_hosts.as_deref();
+            let listed = template.and_then(|template| match hosts {
+                Some(hosts) if !hosts.iter().any(|it| it == template.host()) => Err(format!(
+                    "host `{}` is not in redirect_hosts",
+                    template.host()
+                )),
+                _ => Ok(template),
+            });
+            let redirect = listed.map(|template| contract.redirect = Some(template.into()));
+            checked("redirect", redirect);
+        }
+        if let Some(origins) = origins {
+            for origin in &origins {
+                checked("origins", check_origin(origin));
+            }
+            contract.origins = origins.into();
+        }
+        contract
+    }
+}
+
+fn compiled(pattern: &str) -> Result<Regex, String> {
+    let mut builder = RegexBuilder::new(pattern);
+    builder
+        .size_limit(PATTERN_BYTES_MAX)
+        .dfa_size_limit(PATTERN_BYTES_MAX);
+    builder.build().map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => "is too complex".to_owned(),
+        // The lines before the last one show the position in the pattern.
+        error => {
+            let text = error.to_string();
+            let reason = text.lines().last().unwrap_or_default();
+            format!("invalid pattern: {}", reason.trim_start_matches("error: "))
+        }
+    })
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let is_valid =
+        (1..=NAME_CHARS_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control);
+    let error =
+        || format!("invalid name: use 1 to {NAME_CHARS_MAX} characters, and no control characters");
+    is_valid.then_some(()).ok_or_else(error)
+}
+
+/// Checks an origin as browsers send it.
+fn check_origin(origin: &str) -> Result<(), String> {
+    let authority = origin
+        .strip_prefix("https://")
+        .or_else(|| origin.strip_prefix("http://"));
+    let is_allowed =
+        |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b':' | b'[' | b']');
+    let is_valid = authority.is_some_and(|it| !it.is_empty() && it.bytes().all(is_allowed));
+    let error =
+        || format!("invalid origin `{origin}`: write https://HOST in lower case, without a path");
+    is_valid.then_some(()).ok_or_else(error)
+}

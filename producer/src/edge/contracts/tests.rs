@@ -1,0 +1,695 @@
+//! Tests of the answers to requests under a contract, and of the errors of contracts files.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use runtime::metrics::Registry;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    edge::{
+        Edge, Metrics, ReadRequests,
+        dsps::{KnownDsps, Tally},
+        hygiene::tests::{PUBLISHED, encoded},
+        opt_out::OptOut,
+        response::{ResponseOptions, Responses},
+    },
+    log::{self, AppendBatch, Delivery, Log},
+};
+
+/// The contract of DSP 17 in the tests of requests, without a pattern.
+const REDIRECT: &str = "[dsp.17]
+name = 'example'
+answer = 'redirect'
+redirect = 'https://sync.example/done?u={UID}&x={DSP_UID}&gdpr={GDPR}&gdpr_consent={GDPR_CONSENT}&gpp={GPP}&gpp_sid={GPP_SID}'
+";
+
+/// The effects of one request.
+struct Exchange {
+    /// The response without its date.
+    response: Vec<u8>,
+    /// The cookies in the log, as `user DSP buyer`.
+    recorded: Vec<String>,
+    /// The counters by DSP that are not 0, as `dsp outcome`, or `would refuse: dsp reason`.
+    counted: Vec<String>,
+}
+
+impl Exchange {
+    fn head(&self) -> &str {
+        let end = self.response.windows(4).position(|it| it == b"\r\n\r\n");
+        std::str::from_utf8(&self.response[..end.unwrap()]).unwrap()
+    }
+
+    fn body(&self) -> &[u8] {
+        &self.response[self.head().len() + 4..]
+    }
+
+    fn status(&self) -> &str {
+        self.head()
+            .lines()
+            .next()
+            .unwrap()
+            .strip_prefix("HTTP/1.1 ")
+            .unwrap()
+    }
+
+    #[track_caller]
+    fn check(&self, status: &str, recorded: &[&str], counted: &[&str]) {
+        assert_eq!(self.status(), status);
+        assert_eq!(self.recorded, recorded);
+        assert_eq!(self.counted, counted);
+    }
+}
+
+/// The effects of a request of this query, by a browser whose user id is `u/1`.
+fn exchange(contracts: &str, query: &str) -> Exchange {
+    exchange_with(contracts, &format!("GET /?{query}"), "cookie: uid=u/1\r\n")
+}
+
+fn exchange_with(contracts: &str, request: &str, headers: &str) -> Exchange {
+    let log = Log::new(log::Config {
+        epoch: 1,
+        bytes_max: 1 << 20,
+        chunk_bytes: 64 << 10,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_millis(30),
+    });
+    let registry = Registry::new();
+    let contracts = file::parse(contracts).unwrap();
+    let metrics = Metrics::register(&registry, 0, Some(Arc::new(contracts))).unwrap();
+    let deletions = prometheus::IntCounter::new("deletions", "deletions").unwrap();
+    let opt_out = OptOut::new(deletions);
+    let edge = Edge::new(
+        log.clone(),
+        None,
+        Some(opt_out),
+        metrics,
+        CancellationToken::new(),
+    );
+    let (mut known, mut batch) = (KnownDsps::default(), AppendBatch::default());
+    edge.metrics.dsps.refresh(&mut known);
+    let mut response = Vec::new();
+    let mut read = ReadRequests {
+        read_at: Instant::now(),
+        known: &mut known,
+        batch: &mut batch,
+        tally: Tally::default(),
+        output: &mut response,
+    };
+    let bytes = format!("{request} HTTP/1.1\r\n{headers}\r\n");
+    let mut storage = head::headers();
+    let (head, headers) = head::parse(bytes.as_bytes(), &mut storage)
+        .unwrap()
+        .unwrap();
+    let outcome = edge.handle(&head, headers, &mut read).unwrap();
+    let mut responses = Responses::default();
+    responses.set_time(SystemTime::UNIX_EPOCH);
+    let options = ResponseOptions {
+        head: head.method == "HEAD",
+        close: false,
+    };
+    responses.write(outcome, options, read.output);
+    edge.append(&mut read).unwrap();
+    edge.metrics.count(outcome);
+    log::tests::seal(&log);
+    Exchange {
+        response: without_date(&response),
+        recorded: recorded(&log),
+        counted: counted(&registry),
+    }
+}
+
+fn without_date(response: &[u8]) -> Vec<u8> {
+    let date = b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
+    let at = response
+        .windows(date.len())
+        .position(|it| it == date)
+        .unwrap();
+    [&response[..at], &response[at + date.len()..]].concat()
+}
+
+fn recorded(log: &Log) -> Vec<String> {
+    let mut reader = log.reader(1, u64::MAX, 0);
+    let mut recorded = Vec::new();
+    while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
+        for cookie in chunk.cookies_from(first).cookies() {
+            let CookieRef {
+                user_id,
+                dsp_id,
+                buyer_uid,
+                ..
+            } = cookie.unwrap();
+            recorded.push(format!("{user_id} {dsp_id} {buyer_uid}"));
+        }
+    }
+    recorded
+}
+
+fn counted(registry: &Registry) -> Vec<String> {
+    let mut counted = Vec::new();
+    for family in registry.gather() {
+        let prefix = match family.name() {
+            "producer_dsp_cookies_total" => "",
+            "producer_dsp_would_refuse_total" => "would refuse: ",
+            _ => continue,
+        };
+        for metric in family.get_metric() {
+            if metric.get_counter().get_value() > 0.0 {
+                let labels: Vec<_> = metric.get_label().iter().map(|it| it.value()).collect();
+                counted.push(format!("{prefix}{}", labels.join(" ")));
+            }
+        }
+    }
+    counted
+}
+
+/// Checks that DSP 17 with this contract refuses buyer uids, as sent, with and without an error status.
+#[track_caller]
+fn check_refused(contract: &str, sent: &str, status: &str, outcome: &str) {
+    let counted = format!("17 {outcome}");
+    let query = format!("d=17&b={sent}");
+    let refused = exchange(&format!("[dsp.17]\n{contract}"), &query);
+    refused.check(status, &[], &[&counted]);
+    assert_eq!(
+        refused.body().iter().filter(|&&byte| byte == b'\n').count(),
+        1
+    );
+    let with_answer = format!("[defaults]\nrefused = 'answer'\n{REDIRECT}{contract}");
+    let refused = exchange(&with_answer, &query);
+    refused.check("204 No Content", &[], &[&counted]);
+    assert_eq!(
+        refused.head(),
+        "HTTP/1.1 204 No Content\r\ncache-control: no-store"
+    );
+    assert_eq!(refused.body(), b"");
+    let with_pixel =
+        format!("[defaults]\nanswer = 'gif'\nrefused = 'answer'\n[dsp.17]\n{contract}");
+    let refused = exchange(&with_pixel, &query);
+    refused.check("200 OK", &[], &[&counted]);
+    assert_eq!(refused.body().len(), 43);
+}
+
+/// Checks that a buyer uid, as sent, is recorded.
+#[track_caller]
+fn check_accepted(contract: &str, sent: &str, buyer_uid: &str) {
+    let accepted = exchange(&format!("[dsp.17]\n{contract}"), &format!("d=17&b={sent}"));
+    let recorded = format!("u/1 17 {buyer_uid}");
+    accepted.check("200 OK", &[&recorded], &["17 accepted"]);
+}
+
+#[test]
+fn valid_match_is_redirected_with_percent_encoded_values() {
+    let query = "d=17&b=a%26b~&gdpr=1&gdpr_consent=CO%2bx&gpp=DBA~&gpp_sid=2,6";
+    let accepted = exchange(REDIRECT, query);
+    accepted.check("302 Found", &["u/1 17 a&b~"], &["17 accepted"]);
+    let location = "https://sync.example/done?u=u%2F1&x=a%26b~&gdpr=1&gdpr_consent=CO%2Bx&gpp=DBA~&gpp_sid=2%2C6";
+    let head = format!(
+        "HTTP/1.1 302 Found\r\ncontent-length: 0\r\ncache-control: no-store\r\nlocation: {location}"
+    );
+    assert_eq!(accepted.head(), head);
+    assert_eq!(accepted.body(), b"");
+}
+
+#[test]
+fn redirect_that_would_be_too_long_is_answered_without_it() {
+    let query = format!("d=17&b=x&gpp={}", "x".repeat(9_000));
+    let accepted = exchange(REDIRECT, &query);
+    accepted.check("204 No Content", &["u/1 17 x"], &["17 accepted"]);
+}
+
+#[test]
+fn valid_match_is_answered_with_a_gif_png_nothing_or_json() {
+    let no_store = "cache-control: no-store";
+    for (answer, head, body) in [
+        (
+            "gif",
+            "200 OK\r\ncontent-type: image/gif\r\ncontent-length: 43\r\n",
+            43,
+        ),
+        (
+            "png",
+            "200 OK\r\ncontent-type: image/png\r\ncontent-length: 68\r\n",
+            68,
+        ),
+        ("none", "204 No Content\r\n", 0),
+        ("empty", "200 OK\r\ncontent-length: 0\r\n", 0),
+        (
+            "json",
+            "200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\nvary: origin\r\n",
+            11,
+        ),
+    ] {
+        let contract = format!("[dsp.17]\nanswer = '{answer}'");
+        let accepted = exchange(&contract, "d=17&b=x");
+        accepted.check(
+            head.split_once("\r\n").unwrap().0,
+            &["u/1 17 x"],
+            &["17 accepted"],
+        );
+        assert_eq!(accepted.head(), format!("HTTP/1.1 {head}{no_store}"));
+        assert_eq!(accepted.body().len(), body);
+        let of_head = exchange_with(&contract, "HEAD /?d=17&b=x", "cookie: uid=u/1\r\n");
+        assert_eq!(
+            (of_head.head(), of_head.body()),
+            (accepted.head(), &b""[..])
+        );
+        match answer {
+            "gif" => assert!(accepted.body().starts_with(b"GIF89a\x01\0\x01\0")),
+            "png" => check_png(accepted.body()),
+            "json" => assert_eq!(accepted.body(), b"{\"ok\":true}"),
+            _ => {}
+        }
+    }
+}
+
+/// Checks the checksums of all chunks, and that the image is one transparent pixel.
+#[track_caller]
+fn check_png(png: &[u8]) {
+    let mut rest = png.strip_prefix(b"\x89PNG\r\n\x1a\n").unwrap();
+    let mut kinds = Vec::new();
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_be_bytes(*length) as usize;
+        let (chunk, after) = after.split_at(4 + length);
+        let (checksum, after) = after.split_first_chunk::<4>().unwrap();
+        let mut expected = flate2::Crc::new();
+        expected.update(chunk);
+        assert_eq!(u32::from_be_bytes(*checksum), expected.sum());
+        kinds.push(&chunk[..4]);
+        if chunk.starts_with(b"IDAT") {
+            let mut pixel = Vec::new();
+            std::io::copy(&mut flate2::read::ZlibDecoder::new(&chunk[4..]), &mut pixel).unwrap();
+            assert_eq!(pixel, [0, 0, 0], "filter, grey and alpha");
+        }
+        rest = after;
+    }
+    assert_eq!(kinds, [b"IHDR", b"IDAT", b"IEND"]);
+}
+
+#[test]
+fn json_answer_is_readable_by_listed_origins_only() {
+    let contract =
+        "[dsp.17]\nanswer = 'json'\norigins = ['https://a.example', 'https://b.example:8443']";
+    let with = |origin: &str| {
+        let headers = format!("cookie: uid=u/1\r\nOrigin: {origin}\r\n");
+        exchange_with(contract, "GET /?d=17&b=x", &headers)
+    };
+    let allowed = with("https://b.example:8443");
+    assert!(allowed.head().ends_with(
+        "\r\naccess-control-allow-credentials: true\r\naccess-control-allow-origin: https://b.example:8443"
+    ));
+    for other in [
+        "https://c.example",
+        "null",
+        "https://b.example",
+        "https://a.example.evil.example",
+    ] {
+        let answer = with(other);
+        assert!(!answer.head().contains("access-control"), "{other}");
+        assert!(answer.head().contains("vary: origin"));
+        assert_eq!(answer.recorded.len(), 1);
+    }
+}
+
+#[test]
+fn macros_are_refused_raw_and_percent_encoded_once_and_twice() {
+    let macros = [
+        "$UID",
+        "[UID]",
+        "{UID}",
+        "${USER_ID}",
+        "%%UID%%",
+        "<vsid>",
+        "{{uid}}",
+        "$$visitor_cookie$$",
+    ];
+    for uid in macros {
+        for sent in [uid.to_owned(), encoded(uid), encoded(&encoded(uid))] {
+            check_refused("", &sent, "400 Bad Request", "uid_macro");
+        }
+    }
+    check_refused("", "%257BUID%257D", "400 Bad Request", "uid_macro");
+    // Not valid for this pattern either.
+    check_refused(
+        "uid_pattern = '^[a-z]{8}$'",
+        "$UID",
+        "400 Bad Request",
+        "uid_macro",
+    );
+    check_refused(
+        "uid_macro = ['MYID']",
+        "MYID",
+        "400 Bad Request",
+        "uid_macro",
+    );
+}
+
+#[test]
+fn published_macros_are_never_recorded() {
+    for uid in PUBLISHED {
+        for sent in [uid.to_owned(), encoded(uid), encoded(&encoded(uid))] {
+            let refused = exchange("[dsp.17]", &format!("d=17&b={sent}"));
+            assert_eq!(refused.status(), "400 Bad Request", "{sent}");
+            // A browser does not send what follows a `#`.
+            let outcome = ["17 uid_macro", "17 b_empty"][usize::from(sent.starts_with('#'))];
+            assert_eq!(
+                (refused.counted, refused.recorded.len()),
+                (vec![outcome.to_owned()], 0)
+            );
+        }
+    }
+}
+
+#[test]
+fn values_that_resemble_macros_are_accepted() {
+    for uid in [
+        "{6F9619FF-8B86-D011-B42D-00C04FC964FF}",
+        "{AF9619FF-8B86-D011-B42D-00C04FC964FF}",
+        "a{b}c",
+        "y-S8Fq5QZ1lwWKPeXdoZ9vSeZx47maINFrJeY53pDtokA2FlaPmwvrJg--",
+    ] {
+        check_accepted("", uid, uid);
+        check_accepted("", &encoded(uid), uid);
+    }
+    let with_ampersand = "XlV6w9HM6LYAAHx2YJ4AAACZ&476";
+    check_accepted("", &encoded(with_ampersand), with_ampersand);
+}
+
+#[test]
+fn sentinels_are_refused() {
+    for uid in [
+        "0",
+        "000",
+        "-1",
+        "null",
+        "NULL",
+        "undefined",
+        "none",
+        "nil",
+        "NaN",
+        "00000000-0000-0000-0000-000000000000",
+        "00000000000000000000000000000000",
+        "{00000000-0000-0000-0000-000000000000}",
+        "[object Object]",
+    ] {
+        check_refused("", &encoded(uid), "400 Bad Request", "uid_sentinel");
+    }
+}
+
+#[test]
+fn only_the_listed_classes_are_refused() {
+    check_accepted("refuse = ['macro']", "null", "null");
+    check_accepted("refuse = ['sentinel']", "$UID", "$UID");
+    check_accepted("refuse = []", "[object%20Object]", "[object Object]");
+    check_refused("refuse = ['macro']", "$UID", "400 Bad Request", "uid_macro");
+}
+
+#[test]
+fn buyer_uid_beyond_the_maximum_of_its_dsp_is_refused() {
+    check_accepted("uid_bytes_max = 5", "%41bcde", "Abcde");
+    check_refused(
+        "uid_bytes_max = 5",
+        "abcdef",
+        "400 Bad Request",
+        "uid_too_long_for_dsp",
+    );
+}
+
+#[test]
+fn buyer_uid_that_does_not_match_the_pattern_is_refused() {
+    let contract = "uid_pattern = '^[A-Za-z0-9_-]{8,64}$'";
+    check_accepted(contract, "%61bcdefgh", "abcdefgh");
+    check_refused(contract, "abcdefg", "400 Bad Request", "uid_pattern");
+    check_refused(contract, "abcdefg.", "400 Bad Request", "uid_pattern");
+}
+
+#[test]
+fn blocked_dsp_is_refused() {
+    check_refused("state = 'blocked'", "x", "403 Forbidden", "dsp_blocked");
+}
+
+#[test]
+fn unlisted_dsps_are_accepted_or_refused_and_counted_together() {
+    let query = "d=99&b=x";
+    let accepted = exchange("[dsp.17]", query);
+    accepted.check("200 OK", &["u/1 99 x"], &["other accepted"]);
+    let refused = exchange("unknown_dsps = 'refuse'\n[dsp.17]", query);
+    refused.check("400 Bad Request", &[], &["other unknown_dsp"]);
+    let text = "unknown_dsps = 'refuse'\n[defaults]\nanswer = 'none'\nrefused = 'answer'\n[dsp.17]";
+    exchange(text, query).check("204 No Content", &[], &["other unknown_dsp"]);
+    let by_default = exchange("[defaults]\nuid_bytes_max = 1\n[dsp.17]", "d=99&b=xy");
+    by_default.check("400 Bad Request", &[], &["other uid_too_long_for_dsp"]);
+}
+
+#[test]
+fn observed_refusals_are_recorded_and_counted() {
+    let contract =
+        "[dsp.17]\nstate = 'observe'\nanswer = 'none'\nuid_bytes_max = 4\nuid_pattern = '^x'";
+    for (uid, reason) in [
+        ("$UID", "uid_macro"),
+        ("null", "uid_sentinel"),
+        ("xxxxx", "uid_too_long_for_dsp"),
+        ("abc", "uid_pattern"),
+    ] {
+        let observed = exchange(contract, &format!("d=17&b={uid}"));
+        let counted = [
+            "17 accepted".to_owned(),
+            format!("would refuse: 17 {reason}"),
+        ];
+        observed.check(
+            "204 No Content",
+            &[&format!("u/1 17 {uid}")],
+            &counted.each_ref().map(|it| &**it),
+        );
+    }
+    let permitted = exchange(contract, "d=17&b=x");
+    permitted.check("204 No Content", &["u/1 17 x"], &["17 accepted"]);
+}
+
+#[test]
+fn browser_that_opted_out_is_not_redirected() {
+    let cookies = "cookie: uid=u/1; cookiesync_optout=1\r\n";
+    let opted_out = exchange_with(REDIRECT, "GET /?d=17&b=x", cookies);
+    opted_out.check("204 No Content", &[], &[]);
+}
+
+#[test]
+fn invalid_requests_get_their_reason_whatever_the_contract_says() {
+    let contract = "[defaults]\nrefused = 'answer'\nanswer = 'gif'\n[dsp.17]";
+    let invalid = exchange(contract, "d=17&b=%zz");
+    invalid.check("400 Bad Request", &[], &["17 b_encoding"]);
+    let invalid = exchange_with(contract, "GET /?d=17&b=x", "");
+    invalid.check("400 Bad Request", &[], &["17 uid_missing"]);
+}
+
+#[track_caller]
+fn check_errors(text: &str, expected: &[&str]) {
+    let errors = file::parse(text).unwrap_err().0;
+    assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.contains(expected), "no {expected:?} in {error:?}");
+    }
+}
+
+#[test]
+fn all_errors_of_a_file_are_reported_with_their_lines() {
+    let text = "unknwon_dsps = 'accept'
+redirect_hosts = ['sync.example', '10.0.0.1']
+[defaults]
+name = 'all'
+uid_bytes_max = 257
+[dsp.17]
+name = 'same'
+uid_pattern = '('
+redirect = 'https://evil.example/'
+origins = ['https://a.example/path']
+[dsp.18]
+name = 'same'
+answer = 'redirect'
+uid_patern = 'x'
+[dsp.19]
+name = 'same'
+state = 'alowed'
+[dsp.20]
+name = 'same'
+answer = 'redirect'
+refuse = ['sentinel']
+uid_macro = ['']
+[dsp.017]
+";
+    let expected = [
+        "line 1: the file: unknown key `unknwon_dsps`: did you mean `unknown_dsps`?",
+        "line 4: defaults.name: names one DSP",
+        "line 5: defaults.uid_bytes_max: out of range: use 1 to 256",
+        "line 23: dsp.017: invalid DSP id",
+        "line 8: dsp.17.uid_pattern: invalid pattern: unclosed group",
+        "line 10: dsp.17.origins: invalid origin `https://a.example/path`",
+        "line 9: dsp.17.redirect: has no effect without answer = \"redirect\"",
+        "line 10: dsp.17.origins: has no effect without answer = \"json\"",
+        "line 14: dsp.18: unknown key `uid_patern`: did you mean `uid_pattern`?",
+        "line 17: dsp.19.state: unknown value `alowed`: did you mean `allowed`?",
+        "line 22: dsp.20.uid_macro: contains an empty text",
+        "line 20: dsp.20.answer: \"redirect\" needs a URL",
+        "line 22: dsp.20.uid_macro: has no effect without \"macro\" in refuse",
+        "line 19: dsp.20.name: another DSP has the name `same`",
+    ];
+    check_errors(text, &expected);
+}
+
+#[test]
+fn redirect_to_an_unlisted_host_is_an_error() {
+    let text = "redirect_hosts = ['sync.example', '10.0.0.1']
+[dsp.17]
+answer = 'redirect'
+redirect = 'https://evil.example/'
+[dsp.18]
+answer = 'redirect'
+redirect = 'https://SYNC.example/'
+";
+    let expected = [
+        "line 1: redirect_hosts: `10.0.0.1` is an IP address",
+        "line 4: dsp.17.redirect: host `evil.example` is not in redirect_hosts",
+    ];
+    check_errors(text, &expected);
+}
+
+#[test]
+fn errors_of_one_table_are_reported_with_their_lines() {
+    check_errors(
+        "unknown_dsps = 'refuse'",
+        &["line 1: unknown_dsps: \"refuse\" rejects every request"],
+    );
+    check_errors(
+        "[dsp]\n17 = 1",
+        &["line 2: dsp.17: expected a table, not integer"],
+    );
+    check_errors("[defaults\n", &["line 1: "]);
+    check_errors(
+        "[dsp.17]\nuid_pattern = '(a{1000}){1000}'",
+        &["line 2: dsp.17.uid_pattern: is too complex"],
+    );
+    check_errors(
+        "[dsp.17]\nttl = '14d'",
+        &["line 2: dsp.17: unknown key `ttl`"],
+    );
+}
+
+#[test]
+fn limits_are_part_of_the_contracts() {
+    let limits = |text: &str| Rules::clone(file::parse(text).unwrap().limits());
+    let rules = "rules = [ { id = 'peak', rate = '300/s', burst = 30 } ]\nmode = 'shape'";
+    let contract =
+        format!("unknown = 'unlimited'\n[dsp.17]\nname = 'example'\n[dsp.17.limit]\n{rules}");
+    let limit = format!("unknown = 'unlimited'\n[limits.example]\nkeys = [17]\n{rules}");
+    assert_eq!(limits(&contract), limits(&limit));
+    assert_eq!(limits(&limit), Rules::parse(&limit).unwrap());
+    assert!(!file::parse("[dsp.17]").unwrap().has_limits());
+    let unnamed = contract.replace("name = 'example'\n", "");
+    assert_eq!(limits(&unnamed).limits[0].name, "17");
+}
+
+#[test]
+fn errors_of_limits_are_reported_where_they_are() {
+    let rules = "rules = [{ id = 'peak', rate = '1/s' }]";
+    let contract = |limit: &str| {
+        format!("unknown = 'unlimited'\n[dsp.17]\nname = 'a'\n[dsp.17.limit]\n{limit}\n")
+    };
+    for (text, expected) in [
+        (
+            contract("rules = [{ id = 'peak', rate = '1/s', brust = 3 }]"),
+            "line 5: dsp.17.limit.rules[0]: unknown key `brust`: did you mean `burst`?",
+        ),
+        (
+            contract("mod = 'shape'\nrules = []"),
+            "line 5: dsp.17.limit: unknown key `mod`: did you mean `mode`?",
+        ),
+        (
+            contract(&format!("{rules}\nkeys = [18]")),
+            "line 6: dsp.17.limit.keys: the limit of a contract is for its DSP only",
+        ),
+        (
+            contract(&format!("{rules}\n[limits.a]\n{rules}")),
+            "line 4: dsp.17.limit: [limits.a] has the same name",
+        ),
+        (
+            contract(&format!("{rules}\n[limits.b]\nkeys = [17]\n{rules}")),
+            "key 17 is already in",
+        ),
+        (
+            contract(rules).replace("unknown = 'unlimited'", ""),
+            "unknown: set the limit that all unlisted DSPs share",
+        ),
+        (
+            format!("[defaults]\nlimit = {{ {rules} }}"),
+            "line 2: defaults.limit: limits one DSP",
+        ),
+        (
+            format!("unknown = 'unlimited'\n[limits.dsp]\nkeys = ['partner']\n{rules}"),
+            "limits.dsp: invalid DSP `partner`",
+        ),
+        (
+            format!("unknown = 'unlimited'\n[limits.dsp]\n{rules}"),
+            "limits.dsp: invalid DSP `dsp`",
+        ),
+        (
+            "unknown = 'unlimited'\n[limits.dsp]\nfrom_call = true\n".to_owned(),
+            "limits.dsp: from_call is for limiter serve",
+        ),
+        (
+            format!(
+                "unknown = 'unlimited'\n[sharing]\nmode = 'exact'\nredis = 'redis://127.0.0.1:1'\ngroup = 'g'\n[limits.dsp]\nkeys = [17]\n{rules}"
+            ),
+            "exact sharing is for limiter serve",
+        ),
+        (
+            "unknwon = 1".to_owned(),
+            "line 1: the file: unknown key `unknwon`: did you mean `unknown`?",
+        ),
+    ] {
+        let errors = file::parse(&text).unwrap_err().to_string();
+        assert!(errors.contains(expected), "{text}\n{errors}");
+    }
+}
+
+#[test]
+fn plan_has_one_line_for_each_dsp() {
+    let text = "unknown_dsps = 'refuse'\nunknown = 'unlimited'\n[defaults]\nanswer = 'none'\n[dsp.117]\nname = 'two'\nstate = 'observe'\n\
+                answer = 'json'\norigins = ['https://a.example']\n".to_owned() + REDIRECT
+        + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
+    let plan = file::parse(&text).unwrap().to_string();
+    let lines = [
+        "dsp name state ids refuse answer refused limit",
+        "17 example allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID redirect to sync.example answer example",
+        "117 two observe up to 256 bytes macro, sentinel json for https://a.example status -",
+        "unlisted - refused up to 256 bytes macro, sentinel none status -",
+    ];
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(ToOwned::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        plan.lines().take(4).map(words).collect::<Vec<_>>(),
+        lines.map(words)
+    );
+    assert!(plan.contains("\n\nexample: key 17\n"), "{plan}");
+    let cells = ["answer", "redirect to", "json for", "none"];
+    let columns: Vec<_> = cells
+        .iter()
+        .zip(plan.lines())
+        .map(|(cell, line)| line.find(cell))
+        .collect();
+    assert!(
+        columns.iter().all(|it| it.is_some() && *it == columns[0]),
+        "{plan}"
+    );
+}
+
+#[test]
+fn sample_files_are_valid() {
+    let example = include_str!("../../../../examples/contracts.toml");
+    assert_eq!(file::parse(example).unwrap().listed().len(), 4);
+    let page = include_str!("../../../../docs/partners.md");
+    let (_, sample) = page.split_once("```toml\n").unwrap();
+    let (sample, _) = sample.split_once("```").unwrap();
+    assert_eq!(file::parse(sample).unwrap().listed().len(), 1);
+}

@@ -1,0 +1,267 @@
+//! Redirects to a DSP: a URL with macros, compiled when the contracts are loaded, and rendered in one pass.
+//!
+//! Only the path, query and fragment contain macros, so the host of a redirect is always that of the contract. All values
+//! are percent-encoded, so no request can add a parameter or a header.
+
+use proto::wire::CookieRef;
+
+use super::request::{parameter, percent_decoded};
+
+/// Maximum length of a template.
+const TEMPLATE_BYTES_MAX: usize = 2_048;
+
+/// Maximum length of a rendered URL; many servers accept no longer one.
+const URL_BYTES_MAX: usize = 8_192;
+
+/// A value of the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Macro {
+    /// The user id.
+    Uid,
+    /// The buyer uid.
+    DspUid,
+    /// The query parameter of this name.
+    Parameter(&'static str),
+}
+
+/// The macros by name.
+const MACROS: [(&str, Macro); 6] = [
+    ("UID", Macro::Uid),
+    ("DSP_UID", Macro::DspUid),
+    ("GDPR", Macro::Parameter("gdpr")),
+    ("GDPR_CONSENT", Macro::Parameter("gdpr_consent")),
+    ("GPP", Macro::Parameter("gpp")),
+    ("GPP_SID", Macro::Parameter("gpp_sid")),
+];
+
+/// The compiled URL of a redirect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    host: String,
+    /// Texts, each followed by a macro.
+    parts: Vec<(String, Macro)>,
+    end: String,
+}
+
+impl Template {
+    /// Compiles an absolute URL.
+    ///
+    /// # Errors
+    /// What to correct.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if url.len() > TEMPLATE_BYTES_MAX {
+            return Err(format!("is longer than {TEMPLATE_BYTES_MAX} bytes"));
+        }
+        let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"\"<>\\^`|".contains(&byte);
+        if !url.bytes().all(is_allowed) {
+            return Err("contains a character that a URL must percent-encode".to_owned());
+        }
+        let rest = url
+            .strip_prefix("https://")
+            .ok_or("must begin with https://")?;
+        let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+        let host = host(authority)?;
+        let (mut parts, mut end) = (Vec::new(), url);
+        while let Some((text, rest)) = end.split_once('{') {
+            let (name, rest) = rest.split_once('}').ok_or("has a { without a }")?;
+            let found = MACROS.iter().find(|(known, _)| *known == name);
+            let (_, value) = found.ok_or_else(|| {
+                let known = MACROS.map(|(known, _)| format!("{{{known}}}"));
+                format!("unknown macro {{{name}}}: use {}", known.join(", "))
+            })?;
+            parts.push((text.to_owned(), *value));
+            end = rest;
+        }
+        let is_closing = |text: &str| text.contains('}');
+        if is_closing(end) || parts.iter().any(|(text, _): &(String, _)| is_closing(text)) {
+            return Err("has a } without a {".to_owned());
+        }
+        Ok(Self {
+            host,
+            parts,
+            end: end.to_owned(),
+        })
+    }
+
+    /// The host, without its port.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Appends the URL to `output`; a missing parameter is empty. Returns whether the URL is short enough.
+    pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
+        let length_max = output.len() + URL_BYTES_MAX;
+        for (text, value) in &self.parts {
+            output.extend_from_slice(text.as_bytes());
+            match value {
+                Macro::Uid => encode(cookie.user_id.bytes(), length_max, output),
+                Macro::DspUid => encode(cookie.buyer_uid.bytes(), length_max, output),
+                Macro::Parameter(name) => {
+                    let value = parameter(query, name).unwrap_or_default();
+                    encode(percent_decoded(value.as_bytes()), length_max, output);
+                }
+            }
+        }
+        output.extend_from_slice(self.end.as_bytes());
+        output.len() <= length_max
+    }
+}
+
+/// Percent-encodes all but the unreserved characters of RFC 3986. Ends early if the output exceeds `length_max`.
+fn encode(bytes: impl Iterator<Item = u8>, length_max: usize, output: &mut Vec<u8>) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    for byte in bytes {
+        if output.len() > length_max {
+            return;
+        }
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            output.push(byte);
+        } else {
+            let digit = |nibble: u8| DIGITS[usize::from(nibble)];
+            output.extend_from_slice(&[b'%', digit(byte >> 4), digit(byte & 15)]);
+        }
+    }
+}
+
+/// The host of an authority, in lower case.
+///
+/// # Errors
+/// What to correct.
+fn host(authority: &str) -> Result<String, String> {
+    if authority.contains(['{', '}']) {
+        return Err("has a macro in its host or port".to_owned());
+    }
+    if authority.contains('@') {
+        return Err("contains a user name".to_owned());
+    }
+    let (host, port) = authority.split_once(':').unwrap_or((authority, "443"));
+    if !port
+        .parse::<u16>()
+        .is_ok_and(|it| it > 0 && it.to_string() == port)
+    {
+        return Err(format!("invalid port `{port}`"));
+    }
+    let host = host.to_ascii_lowercase();
+    check_host(&host)?;
+    Ok(host)
+}
+
+/// Checks that a host is a name in lower case, with at least two labels, and not an address.
+///
+/// # Errors
+/// What to correct.
+pub(super) fn check_host(host: &str) -> Result<(), String> {
+    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_allowed);
+    let last = host.rsplit('.').next().unwrap_or_default();
+    // Browsers read a host as an IPv4 address if its last label is a number, also a hexadecimal one.
+    let is_address = last.starts_with(|first: char| first.is_ascii_digit());
+    if is_address || host.starts_with('[') {
+        return Err(format!("`{host}` is an IP address: use a host name"));
+    }
+    if !host.contains('.') || host.len() > 253 || !host.split('.').all(is_label) {
+        return Err(format!(
+            "invalid host `{host}`: use a full name in lower case"
+        ));
+    }
+    if last == "localhost" {
+        return Err(format!("`{host}` is the computer of the browser"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COOKIE: CookieRef<'_> = CookieRef {
+        user_id: "u/1",
+        dsp_id: 17,
+        buyer_uid: "a b&c=ü~",
+        age_micros: 0,
+    };
+
+    fn rendered(url: &str, query: &str) -> Option<String> {
+        let mut output = b"before ".to_vec();
+        let is_short = Template::parse(url)
+            .unwrap()
+            .render(&COOKIE, query, &mut output);
+        let text = String::from_utf8(output).unwrap();
+        is_short.then(|| text.strip_prefix("before ").unwrap().to_owned())
+    }
+
+    #[test]
+    fn values_are_percent_encoded_once() {
+        let url = "https://Sync.example/{UID}/done?x={DSP_UID}&g={GDPR}&c={GDPR_CONSENT}&p={GPP}&s={GPP_SID}#{UID}";
+        let query =
+            "d=17&gdpr=1&gdpr_consent=CO%2Bx%zz%41.~&b=x&gpp=DBA~%0d%0AX:+y&gpp=2&xgpp_sid=9";
+        let expected = "https://Sync.example/u%2F1/done?x=a%20b%26c%3D%C3%BC~&g=1&c=CO%2Bx%25zzA.~\
+                        &p=DBA~%0D%0AX%3A%2By&s=#u%2F1";
+        assert_eq!(rendered(url, query).unwrap(), expected);
+        let url = "https://a.example:8443";
+        assert_eq!(rendered(url, query).unwrap(), url);
+    }
+
+    #[test]
+    fn url_is_never_longer_than_its_limit() {
+        let url = "https://a.example/?a={GPP}&b={GDPR_CONSENT}";
+        let query = |length| format!("gpp={}", "x".repeat(length));
+        let fits = URL_BYTES_MAX - "https://a.example/?a=&b=".len();
+        assert_eq!(rendered(url, &query(fits)).unwrap().len(), URL_BYTES_MAX);
+        assert_eq!(rendered(url, &query(fits + 1)), None);
+        let mut output = Vec::new();
+        let long = format!("gpp={0}&gdpr_consent={0}", "%00".repeat(5_000));
+        let template = Template::parse(url).unwrap();
+        assert!(!template.render(&COOKIE, &long, &mut output));
+        assert!(output.len() < URL_BYTES_MAX + 10, "{}", output.len());
+    }
+
+    #[test]
+    fn host_is_a_name_that_the_contract_contains() {
+        for (url, error) in [
+            ("http://a.example/", "must begin with https://"),
+            ("//a.example/", "must begin with https://"),
+            ("{GPP}://a.example/", "must begin with https://"),
+            ("https://{UID}/", "macro in its host"),
+            ("https://{UID}.example/", "macro in its host"),
+            ("https://a.example{UID}", "macro in its host"),
+            ("https://a.example:{UID}/", "macro in its host"),
+            ("https://user@a.example/", "user name"),
+            ("https://user:secret@a.example/", "user name"),
+            ("https://a.example:0/", "invalid port"),
+            ("https://a.example:65536/", "invalid port"),
+            ("https://a.example:/", "invalid port"),
+            ("https://192.0.2.1/", "IP address"),
+            ("https://3221225985/", "IP address"),
+            ("https://a.0xc0/", "IP address"),
+            ("https://[2001:db8::1]/", "invalid port"),
+            ("https://localhost/", "invalid host"),
+            ("https://sync.localhost/", "computer of the browser"),
+            ("https://LOCALHOST:8080/", "invalid host"),
+            ("https:///done", "invalid host"),
+            ("https://a..example/", "invalid host"),
+            ("https://a.example./", "invalid host"),
+            ("https://a_b.example/", "invalid host"),
+            ("https://a.example%2Fevil.example/", "invalid host"),
+            ("https://a.example\\@evil.example/", "percent-encode"),
+            ("https://ä.example/", "percent-encode"),
+            ("https://a.example/ ", "percent-encode"),
+            ("https://a.example/\r\nX: y", "percent-encode"),
+            (
+                "https://a.example/{UUID}",
+                "unknown macro {UUID}: use {UID}",
+            ),
+            ("https://a.example/{{UID}}", "unknown macro"),
+            ("https://a.example/{UID", "without a }"),
+            ("https://a.example/UID}", "without a {"),
+        ] {
+            let found = Template::parse(url).unwrap_err();
+            assert!(found.contains(error), "{url}: {found}");
+        }
+        let long = format!("https://a.example/{}", "x".repeat(TEMPLATE_BYTES_MAX));
+        assert!(Template::parse(&long).is_err());
+        let host = Template::parse("https://Sync.Example:8443/{UID}");
+        assert_eq!(host.unwrap().host(), "sync.example");
+    }
+}
