@@ -195,7 +195,7 @@ impl fmt::Display for Rules {
             let keys = match (limit.global, &*limit.keys) {
                 (true, _) => "all calls together".to_owned(),
                 (false, []) if limit.from_call => {
-                    "each counter, by the rule in its calls".to_owned()
+                    "each counter, with the rule in its calls".to_owned()
                 }
                 (false, []) if formatter.alternate() => "all unlisted keys together".to_owned(),
                 (false, []) => "each unlisted key".to_owned(),

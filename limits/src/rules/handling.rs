@@ -145,8 +145,8 @@ impl fmt::Display for Handling {
             Mode::Police => formatter.write_str("mode police: calls over the limit are dropped"),
             Mode::Shape => write!(
                 formatter,
-                "mode shape: calls over the limit wait up to {} at a time, in a queue of up to {} per key; {} after they were \
-                 accepted they become dead letters{}",
+                "mode shape: calls over the limit wait up to {} at a time, in a queue of up to {} per key; they become \
+                 dead letters {} after acceptance{}",
                 Time::from(self.max_wait),
                 Bytes(self.queue_bytes),
                 Time::from(self.max_age),

@@ -339,7 +339,7 @@ fn limit_with_from_call_has_neither_keys_nor_rules() {
     let rules = Rules::parse(&format!("{other}[limits.a]\nfrom_call = true")).unwrap();
     let limit = &rules.limits[0];
     assert!(limit.from_call && limit.keys.is_empty() && limit.rules.is_empty());
-    assert!(rules.to_string().contains("a: each counter, by the rule"));
+    assert!(rules.to_string().contains("a: each counter, with the rule"));
     for (top, more, expected) in [
         ("", "keys = [1]", "has no keys or rules"),
         (

@@ -206,7 +206,7 @@ pub(super) async fn discard(body: &mut Body) {
 
 fn too_large() -> Problem {
     let detail = format!(
-        "maximum: {} MiB, {} MiB after decompression, compression {RATIO_MAX}:1",
+        "maximum: {} MiB, {} MiB after decompression, compression ratio {RATIO_MAX}:1",
         ENCODED_BYTES_MAX >> 20,
         DECODED_BYTES_MAX >> 20,
     );

@@ -58,7 +58,7 @@ pub(super) async fn show(
         .ok_or_else(|| Problem::new(NOT_FOUND, "expected PRODUCER:EPOCH:FIRST-LAST"))?;
     let parts = &api.inner.parts;
     if producer != parts.producer_id {
-        let detail = format!("request it from the API of {producer}");
+        let detail = format!("request this receipt from the API of {producer}");
         let problem = Problem::new(WRONG_PRODUCER, detail);
         return Err(problem.with("producer", producer).into());
     }

@@ -24,7 +24,7 @@ pub(super) fn handle(
     let durable = durable.ok_or_else(|| Status::invalid_argument("durable is missing"))?;
     if durable.producer_id != streams.config.producer_id || durable.epoch != streams.log.epoch() {
         return Err(Status::failed_precondition(
-            "the cursor is of another producer or epoch",
+            "the cursor belongs to another producer or epoch",
         ));
     }
     if durable.sequence >= streams.log.span().next || request.applied_sequence > durable.sequence {

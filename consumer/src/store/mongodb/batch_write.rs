@@ -195,8 +195,7 @@ impl<'a> BatchWrite<'a> {
                 self.running.insert(dsp_id, running);
                 continue;
             }
-            let why =
-                format!("no response for {SILENCE_MAX:?}, while the server responds for others");
+            let why = format!("no response for {SILENCE_MAX:?}, while other databases respond");
             self.store.breakers.add_hanging(dsp_id, running.stop);
             self.defer(dsp_id, &why, running.indices);
         }

@@ -1,8 +1,8 @@
 //! Processing of requests between the HTTP layer and the decisions; [`http`](super::http) parses requests and formats
 //! responses.
 //!
-//! A waiting reservation occupies its connection, so the connection limit bounds their number. A client that disconnects
-//! does not release its slot.
+//! A waiting reservation occupies its connection, so the connection limit bounds the number of waiting reservations. A client
+//! that disconnects does not release its slot.
 
 use std::{sync::Arc, time::Duration};
 

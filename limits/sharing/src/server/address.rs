@@ -192,7 +192,7 @@ mod tests {
             ),
             (
                 "redis = 'rediss://me:secret@10.0.0.1#insecure'\ntls_ca = 'a'".to_owned(),
-                "always checked",
+                "cannot be disabled",
             ),
         ] {
             let error = of(&keys).unwrap_err();

@@ -274,8 +274,8 @@ fn plan_describes_an_explicit_mode() {
     );
     let shape = |queue: &str, rest: &str| {
         format!(
-            "  mode shape: calls over the limit wait up to 30s at a time, in a queue of up to {queue} per key; 1min after they \
-             were accepted they become dead letters{rest}"
+            "  mode shape: calls over the limit wait up to 30s at a time, in a queue of up to {queue} per key; they become \
+             dead letters 1min after acceptance{rest}"
         )
     };
     check_description(

@@ -41,7 +41,7 @@ async fn receipt_is_open_until_its_nodes_confirm_and_unknown_after_a_restart() {
     assert!(action.contains("restarted since"), "{action}");
 
     for (path, status, detail) in [
-        ("q:7:1-1", 421, "request it from the API of q"),
+        ("q:7:1-1", 421, "request this receipt from the API of q"),
         ("p:7:1-2", 404, "unknown receipt"),
         ("p:7", 404, "expected PRODUCER:EPOCH:FIRST-LAST"),
     ] {

@@ -1,6 +1,6 @@
 //! A simulated client of a producer's API: bulk syncs with times, deletions and their receipts, and lookups at consumers.
 //!
-//! Some users have no browsers: their state at the end depends on the client's last requests.
+//! Some users send no syncs: their final state depends on the client's last requests.
 
 use std::{
     collections::BTreeMap,

@@ -57,7 +57,7 @@ pub(super) fn restore_state(config: &Config) -> anyhow::Result<RestoredState> {
             tracing::info!(dir = %dir.display(), "no state yet; all quotas are unused");
         }
         Some(dir) if records.is_empty() => {
-            tracing::error!(dir = %dir.display(), "the state has no records, they were lost; all quotas are unused");
+            tracing::error!(dir = %dir.display(), "the state lost all its records; all quotas are unused");
         }
         Some(_) => restore(&engine, &clock, &records).with_context(flag)?,
     }

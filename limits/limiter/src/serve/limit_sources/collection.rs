@@ -147,7 +147,7 @@ fn is_replicated(hello: &Document) -> bool {
 /// Returns the name and the definition of a limit.
 fn parse_limit(mut document: Document) -> Result<(String, LimitDefinition), String> {
     let Some(Bson::String(name)) = document.remove("_id") else {
-        return Err("invalid _id: use the name of a limit, a string".to_owned());
+        return Err("invalid _id: use a string, the name of the limit".to_owned());
     };
     match bson::deserialize_from_document(document) {
         Ok(terms) => Ok((name, terms)),

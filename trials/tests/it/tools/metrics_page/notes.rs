@@ -109,7 +109,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "revalidator_requests_total",
         "outcome",
-        "`fresh`, `changed`, `gone`, `refused`, `failed` or [`unexpected`](revalidator.md#outcomes)",
+        "`fresh`, `changed`, `gone`, `refused`, `throttled`, `failed`, [`unexpected`](revalidator.md#outcomes), `malformed` or `removed`",
     ),
     label(
         "",
