@@ -66,24 +66,27 @@ impl<'a> Signals<'a> {
     #[must_use]
     pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
         let mut signals = Self::default();
-        for parameter in query.split('&') {
+        let mut rest = query;
+        while !rest.is_empty() {
+            let end = memchr::memchr(b'&', rest.as_bytes()).unwrap_or(rest.len());
+            let parameter = &rest[..end];
+            rest = rest.get(end + 1..).unwrap_or_default();
             // Excludes most parameters by one comparison.
             if !matches!(parameter.as_bytes(), [b'g' | b'u', ..]) {
                 continue;
             }
-            let Some((name, value)) = parameter.split_once('=') else {
-                continue;
-            };
-            let signal = match name {
-                "gdpr" => &mut signals.gdpr,
-                "gdpr_consent" => &mut signals.gdpr_consent,
-                "gpp" => &mut signals.gpp,
-                "gpp_sid" => &mut signals.gpp_sid,
-                "us_privacy" => &mut signals.us_privacy,
-                _ => continue,
-            };
-            if signal.is_empty() {
-                *signal = value;
+            let named = [
+                ("gdpr=", &mut signals.gdpr),
+                ("gdpr_consent=", &mut signals.gdpr_consent),
+                ("gpp=", &mut signals.gpp),
+                ("gpp_sid=", &mut signals.gpp_sid),
+                ("us_privacy=", &mut signals.us_privacy),
+            ];
+            for (name, signal) in named {
+                match parameter.strip_prefix(name) {
+                    Some(value) if signal.is_empty() => *signal = value,
+                    _ => {}
+                }
             }
         }
         let country_header = config

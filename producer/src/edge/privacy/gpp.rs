@@ -11,7 +11,7 @@ pub(super) const TCF_EU: usize = 2;
 const IDS_END: usize = 28;
 
 /// Larger section ids are malformed, which bounds the bits of a header.
-const ID_MAX: usize = 4095;
+const ID_MAX: usize = 1023;
 
 /// A longer list of section ids is malformed.
 const SECTION_IDS_BYTES_MAX: usize = 256;
@@ -19,18 +19,29 @@ const SECTION_IDS_BYTES_MAX: usize = 256;
 const HEADER_TYPE: u64 = 3;
 const HEADER_VERSION: u64 = 1;
 
-/// The known sections of a GPP string by id, empty if absent.
+/// The known sections of a GPP string.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Sections<'a>([&'a str; IDS_END]);
+pub(super) struct Sections<'a> {
+    text: &'a str,
+    /// Start and end in the text by id; both 0 if the section is absent.
+    spans: [(u16, u16); IDS_END],
+}
 
 impl<'a> Sections<'a> {
     pub(super) fn parse(text: &'a str) -> Result<Self, Malformed> {
-        let mut parts = Parts(Some(text));
-        let header = Bits::of(parts.next()?);
+        let mut parts = Parts {
+            text,
+            next: Some(0),
+        };
+        let (start, end) = parts.next()?;
+        let header = Bits::of(&text[usize::from(start)..usize::from(end)]);
         if header.number(0, 6)? != HEADER_TYPE || header.number(6, 6)? != HEADER_VERSION {
             return Err(Malformed);
         }
-        let mut sections = Self::default();
+        let mut sections = Self {
+            text,
+            ..Self::default()
+        };
         let count = header.number(12, 12)?;
         let (mut at, mut id) = (24, 0);
         for _ in 0..count {
@@ -45,16 +56,16 @@ impl<'a> Sections<'a> {
                 return Err(Malformed);
             }
             for id in first..=id {
-                let section = parts.next()?;
-                if section.is_empty() {
+                let (start, end) = parts.next()?;
+                if start == end {
                     return Err(Malformed);
                 }
-                if let Some(known) = sections.0.get_mut(id) {
-                    *known = section;
+                if let Some(span) = sections.spans.get_mut(id) {
+                    *span = (start, end);
                 }
             }
         }
-        match parts.0 {
+        match parts.next {
             None => Ok(sections),
             Some(_) => Err(Malformed),
         }
@@ -62,25 +73,33 @@ impl<'a> Sections<'a> {
 
     /// The text of a known section; empty if it is absent.
     pub(super) fn section(&self, id: usize) -> &'a str {
-        self.0[id]
+        let (start, end) = self.spans[id];
+        &self.text[usize::from(start)..usize::from(end)]
     }
 }
 
-/// The parts between tildes that were not read yet; `None` after the last.
-struct Parts<'a>(Option<&'a str>);
+/// Iterates over the parts between tildes.
+struct Parts<'a> {
+    text: &'a str,
+    /// Start of the next part; `None` after the last.
+    next: Option<usize>,
+}
 
-impl<'a> Parts<'a> {
-    fn next(&mut self) -> Result<&'a str, Malformed> {
-        let text = self.0.take().ok_or(Malformed)?;
-        let Some(at) = memchr::memchr2(b'~', b'%', text.as_bytes()) else {
-            return Ok(text);
-        };
-        let (part, rest) = text.split_at(at);
-        let rest = rest
-            .strip_prefix('~')
-            .or_else(|| strip_escape(rest, *b"7E"));
-        self.0 = Some(rest.ok_or(Malformed)?);
-        Ok(part)
+impl Parts<'_> {
+    /// Start and end of the next part.
+    fn next(&mut self) -> Result<(u16, u16), Malformed> {
+        let start = self.next.take().ok_or(Malformed)?;
+        let rest = &self.text[start..];
+        let length = memchr::memchr2(b'~', b'%', rest.as_bytes());
+        let end = start + length.unwrap_or(rest.len());
+        if length.is_some() {
+            let separator = &self.text[end..];
+            let after = separator.strip_prefix('~');
+            let after = after.or_else(|| strip_escape(separator, *b"7E"));
+            self.next = Some(self.text.len() - after.ok_or(Malformed)?.len());
+        }
+        let offset = |at| u16::try_from(at).map_err(|_| Malformed);
+        Ok((offset(start)?, offset(end)?))
     }
 }
 

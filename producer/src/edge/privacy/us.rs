@@ -4,8 +4,7 @@
 //! begin with a header segment.
 
 use super::{
-    Malformed,
-    bits::Bits,
+    Malformed, bits,
     config::{Action, Us},
 };
 
@@ -20,9 +19,6 @@ const OPTED_OUT: u64 = 1;
 /// Type of the segment with the Global Privacy Control bit.
 const GPC: u64 = 1;
 
-/// Maximum number of segments that are searched; the format has three.
-const SEGMENTS_MAX: usize = 8;
-
 /// Whether the section opts out of what `us` denies, or `counts_gpc` and its Global Privacy Control bit is set.
 pub(super) fn opts_out(
     id: usize,
@@ -33,7 +29,7 @@ pub(super) fn opts_out(
     if id == US_PRIVACY {
         return us_privacy_opts_out(text, us);
     }
-    let mut segments = text.split('.').take(SEGMENTS_MAX).map(Bits::of);
+    let mut segments = bits::segments(text);
     let mut core = segments.next().ok_or(Malformed)?;
     if id >= 24 && core.number(0, 6)? == id as u64 {
         core = segments.next().ok_or(Malformed)?;
