@@ -11,6 +11,11 @@ pub const EDGE_REQUESTS: MetricDef = MetricDef::counter(
     "Sync requests by outcome. Only accepted requests add a cookie.",
 )
 .by(&["outcome"]);
+pub const PRIVACY: MetricDef = MetricDef::counter(
+    "producer_privacy_total",
+    "Decisions of the privacy gate about valid sync requests, by outcome. They have an effect in mode enforce only.",
+)
+.by(&["outcome"]);
 pub const EDGE_REQUEST_SECONDS: MetricDef = MetricDef::histogram(
     "producer_edge_request_seconds",
     "Time from reading a sync request to producing its response, for all outcomes.",

@@ -1,8 +1,15 @@
-//! Cost of the contract of a DSP for one valid request: lookup and check of the buyer uid, and the rendering of a redirect.
+//! Cost of the contract of a DSP for one valid request: lookup and check of the buyer uid, the decision
+//! by privacy signals, and the rendering of a redirect.
 //! `parts.rs` has the cost of parsing the request.
 
+use std::num::NonZeroU16;
+
 use divan::{Bencher, black_box, counter::ItemsCount};
-use producer::edge::{contracts::file, redirect::Template};
+use producer::edge::{
+    contracts::file,
+    privacy::{Config, Outcome, Signals},
+    redirect::Template,
+};
 use proto::wire::CookieRef;
 
 /// Requests per call of a measured function.
@@ -56,6 +63,51 @@ fn redirect(bencher: Bencher<'_, '_>) {
                 age_micros: 0,
             };
             black_box(template.render(&cookie, &query, &mut output));
+        }
+    });
+}
+
+/// A TCF string with consent to 600 vendors in a bit field, 20 vendors with a legitimate interest in ranges, a restriction, and
+/// disclosed vendors.
+const TCF: &str = concat!(
+    "CQraFkAQraFkAAfAHAENB4FgAP_gAAAAAAAAIls_ifjtFzsvqSZsT2QVHpt7qOaRydl1SJk6rfvVd9l79F8tp6I7_lT9utkzfT",
+    "brKv0-d49KPXf4P23Ju2v_d2Q3eyn7KNVc1KOyTIcB4q_f87-d2toS6E_KX77ebM138t1cn4aw6BnWvzg_hv3_EZ_Tr5rPgN_z",
+    "_av_jP5HWfnn-0JzRrynjpt4mIHNwFAABgBNADIAHEAPAAsQCUAFgAL6AZsA2wBuQDegHhAQQAjABNgCgAFNgObABDAAwAOABb",
+    "AXmAAA.IImG9-bPKRapIL-_5avhw93qn_-ar9K_h5nyL2-7vB-FXHrpzX9P6W9uH_a__2-7___Z_C_f9v6mxE_u8li7F_2apyj",
+    "1xO9v6I0qfX3_y_lFQz_dv3i-trV9wP9m73_vUvf_-Or97LPVf2_d8f3u5_zRSW8Xpm_u-uu9_36s7-3teMv-vX3aSLznf6MA",
+);
+
+/// Privacy signals of a query.
+#[derive(Debug, Clone, Copy)]
+enum Signal {
+    /// No signals.
+    Absent,
+    /// [`TCF`].
+    Tcf,
+    /// A GPP string with two US sections.
+    Gpp,
+}
+
+#[divan::bench(args = [Signal::Absent, Signal::Tcf, Signal::Gpp])]
+fn privacy(bencher: Bencher<'_, '_>, signal: Signal) {
+    let config = Config {
+        host_vendor: NonZeroU16::new(755),
+        ..Config::default()
+    };
+    let query = match signal {
+        Signal::Absent => "d=17&b=0123456789abcdef".to_owned(),
+        Signal::Tcf => format!("d=17&b=0123456789abcdef&gdpr=1&gdpr_consent={TCF}"),
+        Signal::Gpp => {
+            "d=17&b=0123456789abcdef&gpp_sid=7,8&gpp=DBABrw~CAAqAAAAAABA.QA~BAoAAABA.QA".to_owned()
+        }
+    };
+    bencher.counter(ItemsCount::new(ITEMS)).bench_local(|| {
+        for _ in 0..ITEMS {
+            let signals = Signals::new(black_box(&query), &[], &config);
+            assert_eq!(
+                config.decide(&signals, config.host_vendor),
+                Outcome::Allowed
+            );
         }
     });
 }

@@ -5,7 +5,6 @@
 
 use std::{
     io::Write as _,
-    num::NonZeroU16,
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -14,7 +13,7 @@ use std::{
 
 use divan::{Bencher, counter::ItemsCount};
 use producer::{
-    edge::{contracts::file::File, privacy},
+    edge::contracts::file::File,
     log::{AppendBatch, Config, Delivery, Log, Reader},
     shaping::Shaping,
 };
@@ -42,7 +41,6 @@ mod counted {
     use producer::{
         edge::{
             head,
-            privacy::{Config, Outcome, Signals},
             request::{self, Scratch},
         },
         log::{AppendBatch, Delivery, Log, Reader},
@@ -63,16 +61,6 @@ mod counted {
             let cookie = request::parse(head.query, cookies, &mut scratch);
             black_box(cookie.expect("a valid cookie"));
             input = &input[head.length..];
-        }
-    }
-
-    /// Decides whether the signals of a query allow a match, again and again.
-    #[inline(never)]
-    pub(super) fn privacy(config: &Config, query: &str, times: usize) {
-        for _ in 0..times {
-            let signals = Signals::new(black_box(query), &[], config);
-            let outcome = config.decide(&signals, config.host_vendor);
-            assert_eq!(outcome, Outcome::Allowed);
         }
     }
 
@@ -254,45 +242,6 @@ fn request(bencher: Bencher<'_, '_>, headers: Headers) {
     bencher
         .counter(ItemsCount::new(ITEMS))
         .bench_local(|| counted::request(requests.as_bytes()));
-}
-
-/// A TCF string with consent to 600 vendors in a bit field, 20 vendors with a legitimate interest in ranges, a restriction, and
-/// disclosed vendors.
-const TCF: &str = concat!(
-    "CQraFkAQraFkAAfAHAENB4FgAP_gAAAAAAAAIls_ifjtFzsvqSZsT2QVHpt7qOaRydl1SJk6rfvVd9l79F8tp6I7_lT9utkzfT",
-    "brKv0-d49KPXf4P23Ju2v_d2Q3eyn7KNVc1KOyTIcB4q_f87-d2toS6E_KX77ebM138t1cn4aw6BnWvzg_hv3_EZ_Tr5rPgN_z",
-    "_av_jP5HWfnn-0JzRrynjpt4mIHNwFAABgBNADIAHEAPAAsQCUAFgAL6AZsA2wBuQDegHhAQQAjABNgCgAFNgObABDAAwAOABb",
-    "AXmAAA.IImG9-bPKRapIL-_5avhw93qn_-ar9K_h5nyL2-7vB-FXHrpzX9P6W9uH_a__2-7___Z_C_f9v6mxE_u8li7F_2apyj",
-    "1xO9v6I0qfX3_y_lFQz_dv3i-trV9wP9m73_vUvf_-Or97LPVf2_d8f3u5_zRSW8Xpm_u-uu9_36s7-3teMv-vX3aSLznf6MA",
-);
-
-/// Privacy signals of a query.
-#[derive(Debug, Clone, Copy)]
-enum Signal {
-    /// No signals.
-    Absent,
-    /// [`TCF`].
-    Tcf,
-    /// A GPP string with two US sections.
-    Gpp,
-}
-
-#[divan::bench(args = [Signal::Absent, Signal::Tcf, Signal::Gpp])]
-fn privacy(bencher: Bencher<'_, '_>, signal: Signal) {
-    let config = privacy::Config {
-        host_vendor: NonZeroU16::new(755),
-        ..privacy::Config::default()
-    };
-    let query = match signal {
-        Signal::Absent => "d=17&b=0123456789abcdef".to_owned(),
-        Signal::Tcf => format!("d=17&b=0123456789abcdef&gdpr=1&gdpr_consent={TCF}"),
-        Signal::Gpp => {
-            "d=17&b=0123456789abcdef&gpp_sid=7,8&gpp=DBABrw~CAAqAAAAAABA.QA~BAoAAABA.QA".to_owned()
-        }
-    };
-    bencher
-        .counter(ItemsCount::new(ITEMS))
-        .bench_local(|| counted::privacy(&config, &query, ITEMS));
 }
 
 /// `together` is the number of requests per read of a connection. The ring is full, so chunks are evicted.

@@ -1,8 +1,8 @@
 //! The edge: HTTP/1.1 in, cookies into the log.
 //!
 //! It waits only for the client: appending is a short critical section, and a response is written after its cookie is in
-//! the log. [`head`] parses HTTP, [`request`] parses the cookie, [`contracts`] decide whether a match is recorded and how
-//! it is answered, and [`response`] encodes the response; these are pure. `connection` does the I/O.
+//! the log. [`head`] parses HTTP, [`request`] parses the cookie, [`contracts`] and [`privacy`] decide whether a match is
+//! recorded, and [`response`] encodes the response; these are pure. `connection` does the I/O.
 
 mod connection;
 pub mod contracts;
@@ -31,6 +31,7 @@ use self::{
     dsps::{KnownDsps, Tally},
     head::Head,
     opt_out::OptOut,
+    privacy::Signals,
     request::{Rejection, Scratch},
     response::Outcome,
 };
@@ -149,7 +150,22 @@ impl Edge {
             let answer = contract.begin_refusal(headers, read.output);
             return Ok(Outcome::Rejected(rejection, answer));
         }
-        if self.opt_out.is_some() && opt_out::has_cookie(headers) {
+        let opted_out = self.opt_out.is_some() && opt_out::has_cookie(headers);
+        if let (Some(contract), Some(privacy)) = (contract, read.known.privacy()) {
+            let signals = Signals {
+                opted_out,
+                ..Signals::new(head.query, headers, privacy)
+            };
+            let outcome = privacy.decide(&signals, contract.vendor());
+            self.metrics.privacy[outcome as usize].inc();
+            if privacy.refuses(outcome) {
+                let rejection = Rejection::Privacy;
+                read.tally.rejected(Some(cookie.dsp_id), rejection);
+                let answer = contract.begin_refusal(headers, read.output);
+                return Ok(Outcome::Rejected(rejection, answer));
+            }
+        }
+        if opted_out {
             let begin = |it: &Contract| it.begin_answer_without_ids(headers, read.output);
             return Ok(Outcome::OptedOut(contract.map(begin).unwrap_or_default()));
         }

@@ -5,7 +5,7 @@
 pub mod file;
 mod plan;
 
-use std::sync::Arc;
+use std::{num::NonZeroU16, sync::Arc};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -18,6 +18,7 @@ use serde::Deserialize;
 use super::{
     head,
     hygiene::{self, Flaw},
+    privacy,
     redirect::Template,
     request::{self, Rejection},
     response::Answer,
@@ -31,6 +32,7 @@ pub struct Contracts {
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
     limits: Arc<Rules>,
+    privacy: Option<privacy::Config>,
 }
 
 /// The contract of one DSP, or of all unlisted DSPs.
@@ -38,6 +40,8 @@ pub struct Contracts {
 pub struct Contract {
     name: String,
     state: State,
+    /// Id in the vendor list of the IAB.
+    vendor: Option<NonZeroU16>,
     uid_bytes_max: usize,
     uid_pattern: Option<Regex>,
     /// Macros of this DSP that have the form of an id.
@@ -95,6 +99,7 @@ impl Default for Contract {
         Self {
             name: String::new(),
             state: State::default(),
+            vendor: None,
             uid_bytes_max: BUYER_UID_BYTES_MAX,
             uid_pattern: None,
             uid_macro: Arc::default(),
@@ -126,6 +131,13 @@ impl Contracts {
         !self.limits.limits.is_empty()
     }
 
+    /// The settings of the privacy gate; `None` if it is off.
+    #[must_use]
+    pub fn privacy(&self) -> Option<&privacy::Config> {
+        let privacy = self.privacy.as_ref();
+        privacy.filter(|privacy| privacy.mode != privacy::Mode::Off)
+    }
+
     /// Whether the DSP has a contract of its own.
     #[must_use]
     pub fn lists(&self, dsp_id: u32) -> bool {
@@ -151,6 +163,12 @@ impl Contract {
     #[must_use]
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Id of the DSP in the vendor list of the IAB.
+    #[must_use]
+    pub fn vendor(&self) -> Option<NonZeroU16> {
+        self.vendor
     }
 
     /// Whether matches that the contract does not permit are recorded nevertheless.

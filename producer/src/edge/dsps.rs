@@ -35,6 +35,7 @@ use runtime::metrics::{Family, Registry, as_f64, family, value};
 
 use super::{
     contracts::{Contract, Contracts},
+    privacy,
     request::Rejection,
 };
 
@@ -79,6 +80,12 @@ impl KnownDsps {
     pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
         let contracts = self.0.contracts.as_ref()?;
         Some(contracts.of(dsp_id))
+    }
+
+    /// The settings of the privacy gate; `None` if it is off.
+    #[must_use]
+    pub fn privacy(&self) -> Option<&privacy::Config> {
+        self.0.contracts.as_ref()?.privacy()
     }
 }
 

@@ -7,7 +7,7 @@ use prometheus::{IntCounter, IntCounterVec};
 use runtime::metrics::{Latency, Registry};
 
 use super::{
-    contracts::Contracts, dsps::Dsps, opt_out::Page, request::Rejection, response::Outcome,
+    contracts::Contracts, dsps::Dsps, opt_out::Page, privacy, request::Rejection, response::Outcome,
 };
 
 /// Label of accepted requests.
@@ -25,6 +25,8 @@ pub struct Metrics {
     method_not_allowed: IntCounter,
     headers_too_large: IntCounter,
     malformed: IntCounter,
+    /// By [`privacy::Outcome`].
+    pub(super) privacy: [IntCounter; privacy::Outcome::LABELS.len()],
     /// Time from reading requests to encoding their responses.
     pub(super) seconds: Latency,
     /// Requests by DSP and outcome.
@@ -43,6 +45,7 @@ impl Metrics {
     ) -> prometheus::Result<Self> {
         let requests: IntCounterVec = registry.add(producer::EDGE_REQUESTS)?;
         let outcome = |label: &str| requests.with_label_values(&[label]);
+        let privacy: IntCounterVec = registry.add(producer::PRIVACY)?;
         Ok(Self {
             accepted: outcome(ACCEPTED),
             opted_out: outcome("opted_out"),
@@ -55,6 +58,7 @@ impl Metrics {
             method_not_allowed: outcome("method_not_allowed"),
             headers_too_large: outcome("headers_too_large"),
             malformed: outcome("malformed"),
+            privacy: privacy::Outcome::LABELS.map(|label| privacy.with_label_values(&[label])),
             seconds: registry.add(producer::EDGE_REQUEST_SECONDS)?,
             dsps: Dsps::register(registry, dsp_series_max, contracts)?,
         })

@@ -16,7 +16,7 @@
 //! # Cost
 //!
 //! The gate allocates nothing and reads each character a bounded number of times, so the time of a hostile string is
-//! proportional to its length, which the maximum request size bounds. Benchmark: `privacy` in `benches/parts.rs`.
+//! proportional to its length, which the maximum request size bounds. Benchmark: `privacy` in `benches/contracts.rs`.
 
 mod bits;
 mod config;

@@ -90,6 +90,8 @@ rejections! {
     BuyerTooLongForDsp, "uid_too_long_for_dsp", "parameter b (the buyer uid) is longer than the contract of this DSP permits\n";
     /// `b` does not match the pattern in the contract of the DSP.
     BuyerPattern, "uid_pattern", "parameter b (the buyer uid) does not match the pattern in the contract of this DSP\n";
+    /// The privacy signals do not permit the match. Checked by the edge.
+    Privacy, "privacy", "the privacy signals of this request do not permit the match\n";
     /// The HTTP cookie `uid` is missing.
     UserMissing, "uid_missing", "cookie uid (the user id) is missing\n";
     /// The HTTP cookie `uid` is empty.

@@ -112,6 +112,7 @@ impl Outcome {
             Self::Accepted(_) | Self::OptedOut(_) | Self::Rejected(_, Some(_)) => "200 OK",
             Self::OptOut(page) => page.status_line(),
             Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
+            Self::Rejected(Rejection::Privacy, None) => "451 Unavailable For Legal Reasons",
             Self::Rejected(_, None) | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",

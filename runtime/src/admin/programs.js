@@ -157,6 +157,7 @@ const PROGRAMS = {
         ["share", now("producer_limit_share"), percent],
       ] },
       counterTable("Requests by outcome", "producer_edge_requests_total", "outcome", "requests"),
+      counterTable("Privacy decisions", "producer_privacy_total", "outcome", "requests"),
       { title: "DSPs", by: ["dsp"], of: "producer_dsp_cookies_total", hideZero: true, columns: [
         ["accepted", now("producer_dsp_cookies_total", ACCEPTED), short],
         ["rate", perSecond("producer_dsp_cookies_total", ACCEPTED), rate],

@@ -4,11 +4,16 @@
 //! unknown_dsps = "accept"               # DSPs without a table: "accept", with the defaults, or "refuse"
 //! redirect_hosts = ["sync.example"]     # optional: all hosts that `redirect` may name
 //!
-//! [defaults]                            # all keys except `name`, for all DSPs
+//! [privacy]                             # optional: see privacy::Config
+//! mode = "observe"
+//! host_vendor = 999
+//!
+//! [defaults]                            # all keys except `name`, `vendor` and `limit`, for all DSPs
 //! refuse = ["macro", "sentinel"]
 //!
 //! [dsp.17]
 //! name = "example"
+//! vendor = 755                          # id in the vendor list of the IAB
 //! state = "allowed"                     # or "observe" or "blocked"
 //! uid_bytes_max = 64
 //! uid_pattern = "^[A-Za-z0-9_-]{8,64}$"
@@ -22,7 +27,7 @@
 //! `limit` has the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also have
 //! all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
 
-use std::sync::Arc;
+use std::{num::NonZeroU16, sync::Arc};
 
 use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Tables, Unknown};
@@ -37,6 +42,7 @@ use super::{Contract, Contracts, RefusedAnswer, State};
 use crate::edge::{
     dsps::LISTED_MAX,
     hygiene::Flaw,
+    privacy,
     redirect::{self, Template},
     response::Answer,
 };
@@ -101,6 +107,7 @@ enum UnknownDsps {
 struct ContractTable {
     name: Option<String>,
     state: Option<State>,
+    vendor: Option<NonZeroU16>,
     uid_bytes_max: Option<usize>,
     uid_pattern: Option<String>,
     uid_macro: Option<Vec<String>>,
@@ -119,6 +126,7 @@ struct ContractTable {
 pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let (mut table, tables) = Tables::parse(text)?;
     let (defaults, dsps) = (table.remove("defaults"), table.remove("dsp"));
+    let privacy = table.remove("privacy");
     let limits = LIMIT_KEYS.map(|key| Some((key.to_owned(), table.remove(key)?)));
     let mut reader = Reader {
         tables,
@@ -128,7 +136,9 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let top = reader.tables.table::<Top>(
         "",
         table.into(),
-        &["defaults", "dsp", "unknown", "share", "limits", "sharing"],
+        &[
+            "defaults", "dsp", "privacy", "unknown", "share", "limits", "sharing",
+        ],
     );
     let Top {
         unknown_dsps,
@@ -145,6 +155,7 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
         by_dsp: HashMap::default(),
         unlisted: defaults.clone().unwrap_or_default(),
         limits: Arc::new(NO_LIMITS),
+        privacy: privacy.and_then(|privacy| reader.privacy(privacy)),
     };
     let dsps = dsps.unwrap_or_else(|| Table::new().into());
     let dsps: Table = reader.tables.table("dsp", dsps, &[]).unwrap_or_default();
@@ -191,6 +202,10 @@ impl Reader {
         if table.name.is_some() {
             let what = "names one DSP: set it in [dsp.ID]";
             self.tables.error("defaults.name", what);
+        }
+        if table.vendor.is_some() {
+            let what = "is the id of one DSP: set it in [dsp.ID]";
+            self.tables.error("defaults.vendor", what);
         }
         if table.limit.is_some() {
             let what =
@@ -260,6 +275,18 @@ impl Reader {
         Some((dsp_id?, contract))
     }
 
+    /// The privacy settings; `None` if they are invalid. Each key is also read alone, so that all errors are reported.
+    fn privacy(&mut self, value: Value) -> Option<privacy::Config> {
+        let keys = value.as_table().into_iter().flatten();
+        let single = keys.map(|(key, value)| Table::from_iter([(key.clone(), value.clone())]));
+        let mut read = |table: Value| self.tables.table("privacy", table, &[]);
+        let invalid = single.filter(|table| read(table.clone().into()).is_none());
+        match invalid.count() {
+            0 => read(value),
+            _ => None,
+        }
+    }
+
     /// Adds the limit of a DSP to the limits file, under the name of the DSP.
     fn add_limit(&mut self, path: &str, dsp: &str, name: &str, mut limit: Table) {
         for key in ["keys", "global", "from_call"] {
@@ -312,6 +339,7 @@ impl Reader {
         let ContractTable {
             name,
             state,
+            vendor,
             uid_bytes_max,
             uid_pattern,
             uid_macro,
@@ -329,6 +357,7 @@ impl Reader {
         };
         let mut contract = defaults.clone();
         contract.state = state.unwrap_or(contract.state);
+        contract.vendor = vendor;
         contract.refuse = refuse.unwrap_or(contract.refuse);
         contract.answer = answer.unwrap_or(contract.answer);
         contract.refused = refused.unwrap_or(contract.refused);

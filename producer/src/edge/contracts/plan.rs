@@ -1,6 +1,6 @@
 //! The effective contracts, as a table for operators.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use limits::rules::{NamedLimit, Rules, Unknown};
 
@@ -8,12 +8,12 @@ use super::{Contract, Contracts, RefusedAnswer};
 use crate::edge::{hygiene::Flaw, response::Answer};
 
 /// The columns, each with its title.
-const TITLES: [&str; 8] = [
-    "dsp", "name", "state", "ids", "refuse", "answer", "refused", "limit",
+const TITLES: [&str; 9] = [
+    "dsp", "name", "vendor", "state", "ids", "refuse", "answer", "refused", "limit",
 ];
 
 impl fmt::Display for Contracts {
-    /// One line for each DSP, and one for all others; then the rate limits.
+    /// One line for each DSP, and one for all others; then the privacy settings and the rate limits.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut listed: Vec<_> = self.listed().collect();
         listed.sort_unstable_by_key(|(dsp_id, _)| *dsp_id);
@@ -33,6 +33,10 @@ impl fmt::Display for Contracts {
                 .map(|(cell, width)| format!("{cell:width$}"))
                 .collect();
             writeln!(formatter, "{}", line.join("  ").trim_end())?;
+        }
+        if let Some(privacy) = &self.privacy {
+            let table = toml::to_string(&BTreeMap::from([("privacy", privacy)]));
+            write!(formatter, "\n{}", table.map_err(|_| fmt::Error)?)?;
         }
         if self.has_limits() {
             write!(formatter, "\n{:#}", self.limits)?;
@@ -56,7 +60,7 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
         "" => "-",
         name => name,
     };
-
+    let vendor = contract.vendor;
     let mut ids = format!("up to {} bytes", contract.uid_bytes_max);
     if let Some(pattern) = &contract.uid_pattern {
         ids = format!("{ids}, {pattern}");
@@ -82,6 +86,7 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
     [
         dsp,
         name.to_owned(),
+        vendor.map_or("-".to_owned(), |vendor| vendor.to_string()),
         contract.state.name().to_owned(),
         ids,
         refuse.join(", "),

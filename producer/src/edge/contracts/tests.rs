@@ -17,6 +17,8 @@ use crate::{
     log::{self, AppendBatch, Delivery, Log},
 };
 
+mod privacy;
+
 /// The contract of DSP 17 in the tests of requests, without a pattern.
 const REDIRECT: &str = "[dsp.17]
 name = 'example'
@@ -30,7 +32,8 @@ struct Exchange {
     response: Vec<u8>,
     /// The cookies in the log, as `user DSP buyer`.
     recorded: Vec<String>,
-    /// The counters by DSP that are not 0, as `dsp outcome`, or `would refuse: dsp reason`.
+    /// The counters by DSP that are not 0, as `dsp outcome`, `would refuse: dsp reason`, or `privacy:
+    /// outcome`.
     counted: Vec<String>,
 }
 
@@ -151,6 +154,7 @@ fn counted(registry: &Registry) -> Vec<String> {
         let prefix = match family.name() {
             "producer_dsp_cookies_total" => "",
             "producer_dsp_would_refuse_total" => "would refuse: ",
+            "producer_privacy_total" => "privacy: ",
             _ => continue,
         };
         for metric in family.get_metric() {
@@ -657,10 +661,10 @@ fn plan_has_one_line_for_each_dsp() {
         + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
     let plan = file::parse(&text).unwrap().to_string();
     let lines = [
-        "dsp name state ids refuse answer refused limit",
-        "17 example allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID redirect to sync.example answer example",
-        "117 two observe up to 256 bytes macro, sentinel json for https://a.example status -",
-        "unlisted - refused up to 256 bytes macro, sentinel none status -",
+        "dsp name vendor state ids refuse answer refused limit",
+        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID redirect to sync.example answer example",
+        "117 two - observe up to 256 bytes macro, sentinel json for https://a.example status -",
+        "unlisted - - refused up to 256 bytes macro, sentinel none status -",
     ];
     let words = |line: &str| {
         line.split_whitespace()

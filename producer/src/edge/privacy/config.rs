@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU16;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+
+use super::gate::Outcome;
 
 /// The table, with the defaults of its keys.
 ///
@@ -13,7 +15,7 @@ use serde::Deserialize;
 /// assert_eq!(config.mode, Mode::Observe);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Whether a refused match is stored.
@@ -37,8 +39,16 @@ pub struct Config {
     pub malformed: Action,
 }
 
+impl Config {
+    /// Whether a match with this outcome is refused. Matches with the opt-out cookie have their own response, in every mode.
+    #[must_use]
+    pub fn refuses(&self, outcome: Outcome) -> bool {
+        self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
+    }
+}
+
 /// Whether a match that the gate refuses is stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Signals are not read.
@@ -51,7 +61,7 @@ pub enum Mode {
 }
 
 /// Whether GDPR applies to a request without `gdpr` and `gpp_sid`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GdprWhenAbsent {
     /// It does not.
@@ -64,7 +74,7 @@ pub enum GdprWhenAbsent {
 }
 
 /// Which consent strings must disclose both vendors.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DisclosedVendors {
     /// Those created or updated since 2026-03-01, as TCF 2.3 requires.
@@ -77,7 +87,7 @@ pub enum DisclosedVendors {
 }
 
 /// What a signal does.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// The match is refused.
@@ -88,7 +98,7 @@ pub enum Action {
 }
 
 /// Where Global Privacy Control counts: the header `Sec-GPC`, and the bit in US sections of GPP.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpcScope {
     /// Everywhere.
@@ -101,7 +111,7 @@ pub enum GpcScope {
 }
 
 /// Opt-outs of the US: sections 6 to 27 of GPP, and `us_privacy`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Us {
     /// Opt-out from sale.
@@ -115,7 +125,7 @@ pub struct Us {
 }
 
 /// Which GPP sections of the US count without `gpp_sid`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sections {
     /// All.
@@ -126,8 +136,8 @@ pub enum Sections {
 }
 
 /// A country: two capital letters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Country([u8; 2]);
 
 impl Country {
@@ -170,8 +180,14 @@ impl TryFrom<String> for Country {
     }
 }
 
+impl From<Country> for String {
+    fn from(Country(letters): Country) -> Self {
+        letters.into_iter().map(char::from).collect()
+    }
+}
+
 /// The name of a request header.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String")]
 pub struct HeaderName(String);
 
