@@ -41,7 +41,8 @@ pub(crate) enum Command {
     Deletion(SetupArgs),
     /// Show a revalidator: it checks a list of assets, and again after some have changed or are gone
     ///
-    /// It uses free ports, and ends after both checks.
+    /// It uses free ports, and ends after both checks, in less than two minutes. The status page shows how its two workers change
+    /// their parallel requests.
     Revalidate(RevalidateArgs),
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct LimitsArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct RevalidateArgs {
     /// Number of assets.
-    #[arg(long, default_value_t = 2_000, value_name = "N", value_parser = value_parser!(u32).range(100..=100_000))]
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = value_parser!(u32).range(100..=100_000))]
     pub(crate) assets: u32,
     /// Directory for files and logs; it is emptied if it belongs to a previous demo [default: target/demo].
     #[arg(long)]

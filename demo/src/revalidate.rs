@@ -41,16 +41,13 @@ pub(crate) async fn run(args: &RevalidateArgs, stop: &CancellationToken) -> Resu
 async fn show(assets: u32, [bench, program]: [PathBuf; 2], dir: &Path) -> Result<()> {
     let nats = Nats::start(dir).await?;
     let [origin, api, admin] = [free_address()?, free_address()?, free_address()?];
-    let (list, contents, apps) = (
-        dir.join("assets.ndjson"),
-        dir.join("contents"),
-        dir.join("apps.toml"),
-    );
+    let files = ["assets.ndjson", "contents", "apps.toml"];
+    let [list, contents, apps] = files.map(|name| dir.join(name));
     let lines = (0..assets).map(|number| format!("{{\"url\": \"http://{origin}/{number}\"}}\n"));
     fs::write(&list, lines.collect::<String>())?;
     let text = format!(
         "[apps.shop]\nkind = \"list\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\nallow_networks = [\"127.0.0.0/8\"]\n\
-         assets = {list:?}\ncontents = \"file:{}\"\nallow_delete = \"partial\"\n",
+         assets = {list:?}\ncontents = \"file:{}\"\nallow_delete = \"partial\"\nworkers = 2\n",
         contents.display()
     );
     fs::write(&apps, text)?;
@@ -59,6 +56,7 @@ async fn show(assets: u32, [bench, program]: [PathBuf; 2], dir: &Path) -> Result
         ("--nats", nats.url()),
         ("--listen", api.to_string()),
         ("--admin", admin.to_string()),
+        ("--workers", "2".to_owned()),
     ]);
     serve.insert(0, "serve".to_owned());
     let mut revalidator = start("revalidator", &program, &serve, dir)?;
@@ -74,7 +72,8 @@ async fn show(assets: u32, [bench, program]: [PathBuf; 2], dir: &Path) -> Result
         ),
     ] {
         println!("checking {assets} assets: {what}");
-        let own = format!("origin --no-report --listen={origin} --delay=10ms {changes}");
+        let own =
+            format!("origin --no-report --listen={origin} --delay=40ms --capacity=10 {changes}");
         let own: Vec<_> = own.split_whitespace().map(str::to_owned).collect();
         let mut server = start("origin", &bench, &own, dir)?;
         server.wait_accepting(origin, READY_TIMEOUT).await?;

@@ -287,6 +287,9 @@ const PROGRAMS = {
         ["transmitted", now("revalidator_job_assets"), short],
         ["progress", ratio(now("revalidator_job_checked_assets"), now("revalidator_job_assets")), percent],
       ] },
+      { title: "Active workers", by: ["worker", "app"], of: "revalidator_concurrency", none: "No active workers.", columns: [
+        ["parallel requests", now("revalidator_concurrency"), integer],
+      ] },
       counterTable("Outcomes", "revalidator_requests_total", "outcome", "assets"),
       { title: "Jobs by state", by: ["state"], of: "revalidator_jobs", hideZero: true, columns: [["jobs", now("revalidator_jobs"), integer]] },
       { title: "Applications", by: ["app"], of: "revalidator_requests_total", columns: [

@@ -214,7 +214,7 @@ async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Resu
 
 #[tokio::test]
 async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
-    let demo = Demo::spawn(&["revalidate", "--assets", "500"]).await?;
+    let demo = Demo::spawn(&["revalidate", "--assets", "300"]).await?;
     let printed = demo.finish().await?;
     let counts = printed.iter().filter_map(|line| {
         let counts = line.strip_prefix("  ")?.split(", ");
@@ -225,13 +225,13 @@ async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
     let [first, second] = &counts[..] else {
         bail!("{printed:#?}");
     };
-    assert_eq!(first[..], [500, 0, 500, 0, 0, 500]);
-    let [500, fresh, changed, gone, deleted, files] = second[..] else {
+    assert_eq!(first[..], [300, 0, 300, 0, 0, 300]);
+    let [300, fresh, changed, gone, deleted, files] = second[..] else {
         bail!("{printed:#?}");
     };
-    ensure!(fresh + changed + gone == 500, "{printed:#?}");
+    ensure!(fresh + changed + gone == 300, "{printed:#?}");
     ensure!(changed > 0 && gone > 0 && deleted == gone, "{printed:#?}");
-    assert_eq!(files, 500 - gone);
+    assert_eq!(files, 300 - gone);
     Ok(())
 }
 
