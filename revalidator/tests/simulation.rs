@@ -91,7 +91,7 @@ async fn a7_jobs_never_have_more_workers_than_needed_and_are_taken_in_order() {
             .job(
                 app(number),
                 &format!("job-{number:03}"),
-                1 + number % 7 * 100,
+                1 + number % 4 * 100,
                 |new| new.revalidators_needed = workers,
             )
             .await;

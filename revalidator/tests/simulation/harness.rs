@@ -3,6 +3,8 @@
 use std::{
     cell::Cell,
     collections::{HashMap, HashSet},
+    env,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -37,6 +39,13 @@ pub(crate) const START: u64 = 1_800_000_000_000;
 
 thread_local! {
     static BASE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Seeds like `0..25`, or those of `$SIM_SEEDS`.
+pub(crate) fn seeds(default: &str) -> Range<u64> {
+    let seeds = env::var("SIM_SEEDS").unwrap_or_else(|_| default.to_owned());
+    let (first, end) = seeds.split_once("..").expect("first..end");
+    first.parse().unwrap()..end.parse().unwrap()
 }
 
 /// Clocks of participants.

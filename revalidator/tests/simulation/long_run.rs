@@ -5,7 +5,7 @@ use std::time::Duration;
 use revalidator::messages::ServerState;
 use tokio::time::sleep;
 
-use super::harness::{START, Simulation, clock};
+use super::harness::{START, Simulation, clock, seeds};
 
 const APPS: &str = "
 [apps.one]
@@ -133,14 +133,21 @@ fn hours() -> u64 {
 #[tokio::test(start_paused = true)]
 async fn a5_jobs_of_three_makers_all_finish() {
     let hours = hours();
-    let (jobs, batches) = run(1, hours, false).await;
-    if hours == 12 {
-        assert!((685..=760).contains(&jobs), "{jobs}");
-        assert!((13_800..=18_500).contains(&batches), "{batches}");
+    for seed in seeds("1..2") {
+        let (jobs, batches) = run(seed, hours, false).await;
+        if hours == 12 {
+            assert!((685..=760).contains(&jobs), "seed {seed}: {jobs}");
+            assert!(
+                (13_800..=18_500).contains(&batches),
+                "seed {seed}: {batches}"
+            );
+        }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a6_jobs_finish_despite_faults() {
-    run(2, hours(), true).await;
+    for seed in seeds("2..3") {
+        run(seed, hours(), true).await;
+    }
 }
