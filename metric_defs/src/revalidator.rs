@@ -43,7 +43,7 @@ pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
 );
 pub const RESULT_BYTES: MetricDef = MetricDef::gauge(
     "revalidator_result_bytes",
-    "Bytes of the results of all jobs, in a process with a maker. Above 3 GiB, only the oldest job is transmitted; 4 GiB are full.",
+    "Bytes of the results of all jobs, of at most 4 GiB. Above 3 GiB, only the oldest job is transmitted. 0 without a maker.",
 );
 pub const JOBS: MetricDef = MetricDef::gauge(
     "revalidator_jobs",

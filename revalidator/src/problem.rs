@@ -21,7 +21,7 @@ runtime::problem_kinds! {
         "The detail names the state."
     TOO_MANY TOO_MANY_REQUESTS "too-many-jobs"
         "Too many open jobs, results, bodies of assets, or single checks"
-        "Retry later. Limits: 1000 open jobs, 3 GiB of results with the assets of the new job, 4 bodies of assets until they are \
+        "Retry later. Limits: 1000 open jobs, 3 GiB of results including those of the new job, 4 bodies of assets until they are \
          transmitted, and 50 assets per second in single checks."
     UNAUTHORIZED UNAUTHORIZED "unauthorized"
         "Missing or invalid token"

@@ -62,7 +62,7 @@ pub struct WorkArgs {
 
     /// Run no maker, so that other processes transmit the assets and count the results
     ///
-    /// A maker leaves jobs whose assets file it cannot read to other makers.
+    /// If a maker cannot read the assets file of a job, another maker transmits it.
     #[arg(long, value_name = BOOLEAN)]
     pub no_maker: bool,
 

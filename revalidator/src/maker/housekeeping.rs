@@ -48,7 +48,7 @@ impl<E: Engine> Maker<E> {
         self.fire(&jobs, now).await?;
         for job in &jobs {
             if let Err(error) = self.end_overdue(job, now).await {
-                tracing::debug!(job = job.job_id, %error, "job not ended");
+                tracing::debug!(job = job.job_id, %error, "failed to end a job");
             }
         }
         self.remove_strays(strays).await?;

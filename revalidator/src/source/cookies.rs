@@ -157,7 +157,7 @@ async fn page(cookies: &Cookies, before: u64, next: &str) -> Result<(Vec<Match>,
         matches.len() <= ROWS_MAX
             && matches.iter().all(|it| is_user_id(it.u.as_bytes()))
             && end.next.iter().all(is_later),
-        "a page is invalid"
+        "a page is inconsistent"
     );
     end.as_of = end.as_of.min(unix_micros() / 1000 - CLOCK_MARGIN_MS);
     Ok((matches, end))
