@@ -1,4 +1,4 @@
-//! Contracts of DSPs: which ids a DSP may send, and what its browsers get. [`file`] reads them.
+//! Contracts of DSPs: which ids a DSP may send, and what its browsers get. [`file`](mod@file) reads them.
 //!
 //! A request costs a lookup of its contract and the check of its buyer uid. Without contracts, it costs one comparison.
 

@@ -108,7 +108,9 @@ const connections = (process, ports) => ({
   ]),
 });
 const counterTable = (title, name, by, heading) => ({
-  title, by: [by], hideZero: true, columns: [[heading, now(name), short], ["rate", perSecond(name), rate]], of: name,
+  title, by: [by], hideZero: true, of: name, columns: [
+    [heading, now(name), short], ["share", ratio(now(name), (view) => now(name)(view)), percent], ["rate", perSecond(name), rate],
+  ],
 });
 const log = (process) => [["log lines dropped", now(`${process}_log_lines_dropped_total`), integer, badIfAny]];
 
