@@ -91,7 +91,7 @@ async fn measure(
     let warm_up = WARM_UP_BATCHES * args.batch.get() as u64;
     let slice = workload.slice(warm_up, unix_micros())?;
     for variant in &mut variants {
-        variant.write(&slice, None, server).await?;
+        variant.write(&slice, None, server, None).await?;
         variant.cost = WriteCost::default();
     }
 
@@ -101,11 +101,12 @@ async fn measure(
         let before = workload.pairs().clone();
         let slice = workload.slice(remaining.min(args.slice.get()), unix_micros())?;
         remaining -= slice.cookies();
+        let paged = (args.pages && round % 2 == 1).then_some(args.dsps);
         let mut line = format!("{:>12} documents", grouped(before.count()));
         for at in 0..variants.len() {
             let count = variants.len();
             let variant = &mut variants[(round + at) % count];
-            let cost = variant.write(&slice, Some(&before), server).await?;
+            let cost = variant.write(&slice, Some(&before), server, paged).await?;
             line += &format!(" | {} {:>10}", variant.name, rate(cost.per_second()));
             if let Some(cpu) = cost.mongod_cpu {
                 line += &format!(", mongod {:.1} µs", cost.micros_per(cpu));

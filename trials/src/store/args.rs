@@ -46,6 +46,10 @@ pub struct StoreArgs {
     /// Lookups per second by `_id` in MongoDB during the writes, whose latency is measured.
     #[arg(long, value_name = "RATE")]
     pub lookups: Option<NonZeroU32>,
+    /// Read pages of cookies during every second slice, one after the other without a pause, and report the lookups of these slices
+    /// separately.
+    #[arg(long, requires = "lookups")]
+    pub pages: bool,
     /// Continue with the MongoDB databases of a previous run with --keep and the same --seed and --dsps.
     #[arg(long, requires = "seed")]
     pub resume: bool,

@@ -131,6 +131,11 @@ impl ConsumerSink {
         })
     }
 
+    /// The store, which writes and reads pages.
+    pub(super) fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
     /// Pushes a slice, and waits until the outcomes of its cookies are known; returns their number.
     pub(super) async fn write(&mut self, slice: &Slice) -> Result<u64> {
         let began = Instant::now();

@@ -1,15 +1,20 @@
-//! Lookups of a bidder during the writes: one document by its `_id`, as an open loop.
+//! Lookups of a bidder during the writes: one document by its `_id`, as an open loop. With `--pages`, they share the store with a
+//! reader of pages in every second slice.
 
-use std::{fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bench::report::duration;
-use consumer::store::mongodb::COOKIES;
+use consumer::{
+    deletions::Deletions,
+    store::{PageQuery, Store, mongodb::COOKIES},
+};
 use hdrhistogram::Histogram;
 use mongodb::{
     Client,
     bson::{RawDocumentBuf, doc},
 };
+use runtime::unix_micros;
 use serde::Serialize;
 use tokio::{
     task::JoinSet,
@@ -28,7 +33,8 @@ pub(super) struct Bidder {
     /// Variant whose databases are read.
     variant: &'static str,
     rate: NonZeroU32,
-    lookups: Lookups,
+    /// Of slices without pages, and with them.
+    lookups: [Lookups; 2],
 }
 
 /// Latency and failures of lookups.
@@ -36,12 +42,14 @@ struct Lookups {
     /// Latency from the due time.
     micros: Histogram<u64>,
     failed: u64,
+    /// Pages read at the same time.
+    pages: u64,
 }
 
 /// Lookups that run until they are stopped.
 pub(super) struct RunningLookups {
     stop: CancellationToken,
-    task: JoinSet<Lookups>,
+    task: JoinSet<Result<Lookups>>,
 }
 
 /// Latency of lookups from their due times.
@@ -53,19 +61,29 @@ pub struct LookupStats {
     pub p99_micros: u64,
     /// Lookups that failed or did not find their document.
     pub failed: u64,
+    /// Pages read during the lookups.
+    pub pages: u64,
 }
 
 impl fmt::Display for LookupStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (p50, p99) = (duration(self.p50_micros), duration(self.p99_micros));
-        write!(f, "lookups p50 {p50}, p99 {p99}")
+        write!(f, "lookups p50 {p50}, p99 {p99}")?;
+        match self.pages {
+            0 => Ok(()),
+            pages => write!(f, " with {pages} pages"),
+        }
     }
 }
 
 impl Lookups {
     fn none() -> Self {
         let micros = Histogram::new(3).expect("three digits are supported");
-        Self { micros, failed: 0 }
+        Self {
+            micros,
+            failed: 0,
+            pages: 0,
+        }
     }
 
     /// Counts a finished lookup; a panic counts as a failure.
@@ -83,22 +101,32 @@ impl Bidder {
             client: server.client().clone(),
             variant,
             rate,
-            lookups: Lookups::none(),
+            lookups: [Lookups::none(), Lookups::none()],
         }
     }
 
-    /// Starts lookups of `pairs`.
-    pub(super) fn look_up(&self, pairs: Pairs) -> RunningLookups {
+    /// Starts lookups of `pairs`, and reads pages of these DSPs from a store.
+    pub(super) fn look_up(
+        &self,
+        pairs: Pairs,
+        paged: Option<(Arc<dyn Store>, NonZeroU32)>,
+    ) -> RunningLookups {
         let stop = CancellationToken::new();
         let mut task = JoinSet::new();
         let client = self.client.clone();
-        task.spawn(look_up(
-            client,
-            self.variant,
-            pairs,
-            self.rate,
-            stop.clone(),
-        ));
+        let lookups = look_up(client, self.variant, pairs, self.rate, stop.clone());
+        let stopped = stop.clone();
+        task.spawn(async move {
+            let pages = async {
+                match paged {
+                    Some((store, dsps)) => read_pages(store, dsps.get(), stopped).await,
+                    None => Ok(0),
+                }
+            };
+            let (mut lookups, pages) = tokio::join!(lookups, pages);
+            lookups.pages = pages?;
+            Ok(lookups)
+        });
         RunningLookups { stop, task }
     }
 
@@ -109,19 +137,46 @@ impl Bidder {
             .task
             .join_next()
             .await
-            .context("the lookups ended early")??;
-        self.lookups.micros.add(&lookups.micros)?;
-        self.lookups.failed += lookups.failed;
+            .context("the lookups ended early")???;
+        let all = &mut self.lookups[usize::from(lookups.pages > 0)];
+        all.micros.add(&lookups.micros)?;
+        all.failed += lookups.failed;
+        all.pages += lookups.pages;
         Ok(())
     }
 
-    pub(super) fn stats(&self) -> LookupStats {
-        LookupStats {
-            p50_micros: self.lookups.micros.value_at_quantile(0.5),
-            p99_micros: self.lookups.micros.value_at_quantile(0.99),
-            failed: self.lookups.failed,
-        }
+    /// Of the slices without pages, and of those with pages if there are any.
+    pub(super) fn stats(&self) -> Vec<LookupStats> {
+        let measured = self.lookups.iter().filter(|it| !it.micros.is_empty());
+        let stats = |it: &Lookups| LookupStats {
+            p50_micros: it.micros.value_at_quantile(0.5),
+            p99_micros: it.micros.value_at_quantile(0.99),
+            failed: it.failed,
+            pages: it.pages,
+        };
+        measured.map(stats).collect()
     }
+}
+
+/// Reads the pages of one DSP after the other until `stop`; returns their number.
+async fn read_pages(store: Arc<dyn Store>, dsps: u32, stop: CancellationToken) -> Result<u64> {
+    let (deletions, mut pages) = (Deletions::default(), 0);
+    let reading = async {
+        for dsp_id in (1..=dsps).cycle() {
+            let mut query = PageQuery {
+                dsp_id,
+                before: unix_micros(),
+                after_user: String::new(),
+            };
+            while let Some(next) = store.page(&query, &deletions).await?.next {
+                query.after_user = next;
+                pages += 1;
+            }
+        }
+        anyhow::Ok(())
+    };
+    stop.run_until_cancelled(reading).await.transpose()?;
+    Ok(pages)
 }
 
 async fn look_up(

@@ -41,8 +41,8 @@ pub struct VariantOutcome {
     pub mongod_cpu_micros: Option<f64>,
     /// Batches of the consumer, including the warm-up.
     pub batches: Option<BatchStats>,
-    /// Lookups during the writes.
-    pub lookups: Option<LookupStats>,
+    /// Lookups during the writes: of slices without pages, and of those with pages.
+    pub lookups: Vec<LookupStats>,
     /// Documents at the end; `null` if unknown.
     pub documents: Option<u64>,
 }
@@ -69,7 +69,7 @@ impl StoreOutcome {
             if let Some(batches) = &variant.batches {
                 line += &format!("; {batches}");
             }
-            if let Some(lookups) = &variant.lookups {
+            for lookups in &variant.lookups {
                 line += &format!("; {lookups}");
             }
             lines.push(line);

@@ -1,6 +1,9 @@
 //! One of the compared writers, and its cost.
 
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use bench::cpu;
@@ -56,15 +59,20 @@ impl WriteCost {
 }
 
 impl Variant {
-    /// Writes a slice and measures it, with lookups of the pairs `before`.
+    /// Writes a slice and measures it, with lookups of the pairs `before`, and with pages if `paged_dsps` is their number of DSPs.
     pub(super) async fn write(
         &mut self,
         slice: &Slice,
         before: Option<&Pairs>,
         server: Option<&Server>,
+        paged_dsps: Option<NonZeroU32>,
     ) -> Result<WriteCost> {
         let running = self.bidder.as_ref().zip(before);
-        let running = running.map(|(bidder, pairs)| bidder.look_up(pairs.clone()));
+        let paged = match &self.writer {
+            Writer::Sink(sink) => paged_dsps.map(|dsps| (sink.store(), dsps)),
+            Writer::Baseline(_) => None,
+        };
+        let running = running.map(|(bidder, pairs)| bidder.look_up(pairs.clone(), paged));
         let commands = match &self.writer {
             Writer::Baseline(baseline) => baseline.encode(slice)?,
             Writer::Sink(_) => Vec::new(),
@@ -122,12 +130,14 @@ impl Variant {
             }
             Writer::Baseline(_) => None,
         };
-        let lookups = self.bidder.map(|bidder| bidder.stats());
-        if let Some(lookups) = lookups.as_ref().filter(|it| it.failed > 0) {
-            failures.push(format!(
-                "{} lookups failed or found nothing",
-                lookups.failed
-            ));
+        let lookups = self
+            .bidder
+            .iter()
+            .flat_map(Bidder::stats)
+            .collect::<Vec<_>>();
+        let failed = lookups.iter().map(|it| it.failed).sum::<u64>();
+        if failed > 0 {
+            failures.push(format!("{failed} lookups failed or found nothing"));
         }
         let named = failures
             .into_iter()

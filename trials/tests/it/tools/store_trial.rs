@@ -110,6 +110,7 @@ async fn written_cookies_are_kept_on_request() -> Result<()> {
         "--resume",
         "--repeat=0.8",
         "--lookups=500",
+        "--pages",
     ];
     let resumed = outcome(&store(&mongod.uri(), &flags).await?)?;
     check_consumer(&resumed);
@@ -118,7 +119,14 @@ async fn written_cookies_are_kept_on_request() -> Result<()> {
     assert_eq!(variant(&resumed, "consumer")?["documents"].as_u64(), pairs);
     assert_eq!(resumed["variants"].as_array().map(Vec::len), Some(1));
     let lookups = &variant(&resumed, "consumer")?["lookups"];
-    assert!(lookups["p99_micros"].as_u64() > Some(0), "{resumed}");
+    for (at, has_pages) in [(0, false), (1, true)] {
+        assert!(lookups[at]["p99_micros"].as_u64() > Some(0), "{resumed}");
+        assert_eq!(
+            lookups[at]["pages"].as_u64() > Some(0),
+            has_pages,
+            "{resumed}"
+        );
+    }
     mongod.process().check()
 }
 
