@@ -117,10 +117,11 @@ impl Origin {
         let _in_progress = InProgress(&self);
         sleep(delay).await;
         let (args, response) = (&self.args, Response::builder().status(status));
+        let retry_after = args.retry_after.as_secs();
         let response = match status {
             0 => std::future::pending().await,
             200 | 304 => response.header(ETAG, tag).header(LAST_MODIFIED, modified),
-            429 | 503 => response.header(RETRY_AFTER, args.retry_after.as_secs()),
+            429 | 503 if retry_after > 0 => response.header(RETRY_AFTER, retry_after),
             _ => response,
         };
         // HTTP permits the size of a content that is not sent.

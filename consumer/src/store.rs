@@ -353,7 +353,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         _query: &'a PageQuery,
         _deletions: &'a Deletions,
     ) -> StoreFuture<'a, Page> {
-        Box::pin(std::future::ready(Ok(Page::default())))
+        let error = StoreError::Unavailable("this store has no pages".to_owned());
+        Box::pin(std::future::ready(Err(error)))
     }
 
     /// Removes all cookies that a deletion of a DSP covers, in short steps, and records the deletion as finished.

@@ -56,6 +56,9 @@ const SIBLING_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum time between two gap warnings. Further gaps are logged at `debug`; all are counted.
 const GAP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Minimum wait for a heartbeat that was not in a buffer of the connection, in microseconds.
+const HEARTBEAT_WAIT_MICROS: u64 = 50_000;
+
 /// Shared by all subscriptions of a process.
 #[derive(Debug)]
 pub struct Context {
@@ -281,6 +284,7 @@ impl Subscription {
         let mut tasks = JoinSet::new();
         tasks.spawn(confirmations.run());
         loop {
+            let began = unix_micros();
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
             let received = match received.unwrap_or(Err(StreamEnd::Silent)) {
                 Ok(received) => received,
@@ -292,7 +296,8 @@ impl Subscription {
                 }
                 Err(ended) => return Err(ended),
             };
-            self.handle(received, &mut position, &mut guard).await?;
+            let handled = self.handle(received, began, &mut position, &mut guard);
+            handled.await?;
             // Only a valid message counts as progress.
             self.backoff.reset();
         }
@@ -310,10 +315,11 @@ impl Subscription {
         })
     }
 
-    /// Handles one message after `Hello`.
+    /// Handles one message after `Hello`, for which the wait began at this time.
     async fn handle(
         &mut self,
         received: StreamMessage,
+        began: u64,
         position: &mut StreamPosition,
         guard: &mut StreamGuard,
     ) -> Result<(), StreamEnd> {
@@ -366,7 +372,10 @@ impl Subscription {
             }
             StreamMessage::Event(Event::Heartbeat(heartbeat)) => {
                 position.heartbeat(&heartbeat).map_err(violation)?;
-                guard.caught_up(unix_micros());
+                // One from a buffer may be old, and older than cookies that follow it.
+                if unix_micros().saturating_sub(began) >= HEARTBEAT_WAIT_MICROS {
+                    guard.caught_up(began);
+                }
                 return Ok(());
             }
             StreamMessage::Event(Event::Goodbye(goodbye)) => {

@@ -40,7 +40,7 @@ pub struct OriginArgs {
     /// Fractions of errors, such as 500=0.1,404=0.05; 0 for no response. 429 and 5xx are drawn for each request, others for each path.
     #[arg(long, value_name = "STATUS=FRACTION", value_delimiter = ',', value_parser = error)]
     pub errors: Vec<(u16, f64)>,
-    /// Value of Retry-After in responses with 429 or 503, in whole seconds.
+    /// Value of Retry-After in responses with 429 or 503, in whole seconds; 0s for none.
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = time)]
     pub retry_after: Duration,
     /// Size of each content.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{cookie_pages::ROWS_MAX, deletions::Deletions};
 
-/// Maximum number of keys that are read for a page, unless they are all of one user.
+/// Maximum number of keys that are read for a page, and the others of the last user.
 const KEYS_MAX: usize = 20_000;
 
 /// Maximum time for a page, checked after every [`KEYS_PER_CHECK`] keys.
@@ -27,19 +27,21 @@ impl Inner {
         let after = CookieKey::of(query.after_user.as_bytes(), query.dsp_id);
         let after = (Bound::Excluded(after.as_slice()), Bound::Unbounded);
         let mut page = Page::default();
+        let (mut user, mut is_late) = (Vec::new(), false);
         for (keys, pair) in self.cookies.range::<&[u8], _>(after).enumerate() {
-            let is_late = || keys % KEYS_PER_CHECK == 0 && began.elapsed() > TIME_MAX;
-            let is_full = keys >= KEYS_MAX || page.cookies.len() == ROWS_MAX || is_late();
-            if is_full && page.next.is_some() {
-                return Ok(page);
-            }
             let (key, value) = pair.into_inner()?;
             let Some(cookie) = stored_cookie(&key, &value) else {
                 continue;
             };
-            // Otherwise the user may have a later cookie of the DSP.
-            if cookie.dsp_id >= query.dsp_id {
-                page.next = Some(String::from_utf8_lossy(cookie.user_id).into_owned());
+            is_late |= keys % KEYS_PER_CHECK == 0 && began.elapsed() > TIME_MAX;
+            let is_full = is_late || keys >= KEYS_MAX || page.cookies.len() == ROWS_MAX;
+            // All cookies of the previous user are read.
+            if cookie.user_id != user {
+                if is_full && !user.is_empty() {
+                    page.next = Some(String::from_utf8_lossy(&user).into_owned());
+                    return Ok(page);
+                }
+                user = cookie.user_id.to_vec();
             }
             let accepted = cookie.accepted_unix_micros;
             if cookie.dsp_id == query.dsp_id
@@ -51,7 +53,6 @@ impl Inner {
                     .push((text(cookie.user_id), text(cookie.buyer_uid), accepted));
             }
         }
-        page.next = None;
         Ok(page)
     }
 }
