@@ -34,7 +34,7 @@ use crate::{
     maker::{Maker, bodies::Bodies},
     metrics::{self, Metrics},
     mirror::Mirror,
-    origin::{BodyMemory, HttpOrigin},
+    origin::HttpOrigin,
     worker::Worker,
 };
 
@@ -83,13 +83,15 @@ impl App {
         let file = config.apps.context("no applications file")?;
         let url = config.limiter.context("no limiter")?;
         let limiter = Limiter::new(url, config.limiter_token.clone())?;
+        let memory = config.work.body_memory.min(Semaphore::MAX_PERMITS);
+        let memory = Arc::new(Semaphore::new(memory));
         let shared = Shared {
             nats: Arc::default(),
             nats_error: watch::Sender::new("connecting".to_owned()),
             apps: current(&file),
             mirror: Mirror::new(metrics.invalid_messages.clone()),
             checker: Checker {
-                origin: HttpOrigin(BodyMemory::new(config.work.body_memory)),
+                origin: HttpOrigin(memory),
                 limiter: Some(limiter.clone()),
                 metrics,
             },

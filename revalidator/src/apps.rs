@@ -4,21 +4,22 @@
 
 mod cookies;
 mod network;
+mod settings;
+pub(crate) mod values;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
-use ipnet::IpNet;
 use regex::bytes::Regex;
-use runtime::{
-    reload::{NamedFile, Source},
-    settings,
-};
-use serde::{Deserialize, Deserializer, de};
-use url::{Host, Url};
+use runtime::reload::{NamedFile, Source};
+use serde::Deserialize;
+use url::Url;
 
-pub use self::cookies::Cookies;
+pub use self::{
+    cookies::Cookies,
+    settings::{AppSettings, OnFailure, Overlap},
+};
 use crate::{
-    concurrency,
+    client::is_http,
     contents::Contents,
     messages::{AllowDelete, BATCH_ASSETS_MAX, URL_BYTES_MAX, WORKERS_NEEDED_MAX},
     outcome::Reading,
@@ -28,144 +29,11 @@ use crate::{
 /// Maximum bytes of the name of an application, which is part of keys and subjects.
 const NAME_BYTES_MAX: usize = 32;
 
+const KIND_ERROR: &str = "kind: `cookies` requires the table `cookies`; `list` does not permit it";
+const LIST_ERROR: &str =
+    "assets, contents, normalize, prune_after and on_failure are only for kind list";
 const CONCURRENCY_ERROR: &str = "concurrency: requires 1 <= min <= max <= 100 and step >= 1";
 const GONE_ERROR: &str = "gone_on: use statuses from 400 to 499, except 401, 403, 407, 408 and 429";
-
-/// Maximum bytes of a response body.
-const BODY_BYTES_MAX: usize = 16 << 20;
-
-/// What happens to an object whose requests failed twice.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnFailure {
-    /// It is kept.
-    #[default]
-    Keep,
-    /// It is removed, if the job may remove objects.
-    Drop,
-}
-
-/// What a schedule does while an earlier job of the application is open.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Overlap {
-    /// It creates no job.
-    #[default]
-    Skip,
-    /// It creates a job that waits.
-    Queue,
-}
-
-/// Kind of an application.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    /// Files, or metadata of objects that are stored elsewhere.
-    List,
-    /// Matches of a DSP.
-    Cookies,
-}
-
-/// Settings of an application, as in the file.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AppSettings {
-    kind: Kind,
-    /// Settings of matches.
-    pub cookies: Option<Cookies>,
-    /// File of its assets, one JSON object per line; without it, each job provides its assets.
-    pub assets: Option<PathBuf>,
-    contents: Option<String>,
-    /// Allowed hosts.
-    #[serde(deserialize_with = "hosts")]
-    pub hosts: Vec<Host>,
-    /// Hosts that are allowed without TLS.
-    #[serde(default, deserialize_with = "hosts")]
-    pub http_hosts: Vec<Host>,
-    /// Certificates of further authorities.
-    pub ca_file: Option<PathBuf>,
-    /// Networks that are allowed although they are not public.
-    #[serde(default)]
-    pub allow_networks: Vec<IpNet>,
-    /// Which objects a job may remove.
-    #[serde(default)]
-    pub allow_delete: AllowDelete,
-    /// Maximum fraction of a batch whose objects are removed.
-    #[serde(default = "default_brake")]
-    pub brake: f64,
-    /// What happens to an object whose requests failed twice.
-    #[serde(default)]
-    pub on_failure: OnFailure,
-    #[serde(default = "default_gone_on")]
-    gone_on: Vec<u16>,
-    #[serde(default)]
-    normalize: Vec<String>,
-    /// Maximum bytes of a body.
-    #[serde(default = "default_max_body", deserialize_with = "size")]
-    pub max_body: usize,
-    /// Workers per job.
-    #[serde(default = "default_workers")]
-    pub workers: u32,
-    /// Limit and counter that restrict the requests, with a slash between.
-    pub limit: Option<String>,
-    schedule: Option<String>,
-    /// What the schedule does while an earlier job is open.
-    #[serde(default)]
-    pub overlap: Overlap,
-    /// Time without a request after which an object is removed before a job.
-    #[serde(default, deserialize_with = "optional_duration")]
-    pub prune_after: Option<Duration>,
-    /// Bounds of parallel requests.
-    #[serde(default)]
-    pub concurrency: concurrency::Settings,
-}
-
-fn default_brake() -> f64 {
-    0.2
-}
-
-fn default_gone_on() -> Vec<u16> {
-    Reading::default().gone_on
-}
-
-fn default_max_body() -> usize {
-    1 << 20
-}
-
-fn default_workers() -> u32 {
-    1
-}
-
-/// Deserializes a time like `350ms`.
-///
-/// # Errors
-/// When the text is not a time.
-pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let parse = settings::time(Duration::ZERO..=settings::TIME_MAX);
-    parse(&text).map_err(de::Error::custom)
-}
-
-fn optional_duration<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    duration(deserializer).map(Some)
-}
-
-/// Names in the form that URLs have: lower case, with other characters than ASCII encoded.
-fn hosts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Host>, D::Error> {
-    let texts = Vec::<String>::deserialize(deserializer)?;
-    let parse = |text: &String| {
-        let host = Host::parse(text).ok().filter(|_| !text.contains('*'));
-        host.ok_or_else(|| de::Error::custom(format!("{text:?} is not a host, or has a port")))
-    };
-    texts.iter().map(parse).collect()
-}
-
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    settings::size(1..=BODY_BYTES_MAX)(&text).map_err(de::Error::custom)
-}
 
 /// An application.
 #[derive(Debug)]
@@ -192,25 +60,45 @@ impl App {
         let it = &settings;
         let bounds = it.concurrency;
         let cookies = it.cookies.as_ref();
-        let found = cookies.map(|cookies| cookies.errors(it));
+        let found = cookies.map(|cookies| cookies.errors(|url| it.allowed(url)));
         let mut errors = Errors(found.unwrap_or_default());
-        let is_kind = (it.kind == Kind::Cookies) == cookies.is_some();
-        errors.check(
-            is_kind,
-            "kind: `cookies` requires the table `cookies`; `list` does not permit it",
-        );
-        errors.check(is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -");
-        let is_range = (1..=bounds.max).contains(&bounds.min) && bounds.max <= BATCH_ASSETS_MAX;
-        errors.check(is_range && bounds.step >= 1, CONCURRENCY_ERROR);
-        errors.check((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1");
-        let are_workers = (1..=WORKERS_NEEDED_MAX).contains(&it.workers);
-        errors.check(are_workers, "workers: use 1 to 64");
-        errors.check(!it.hosts.is_empty(), "hosts: list at least one host");
-        let are_hosts = it.http_hosts.iter().all(|host| it.hosts.contains(host));
-        errors.check(are_hosts, "http_hosts: also list each host in hosts");
-        errors.check(it.gone_on.iter().all(is_gone_status), GONE_ERROR);
-        let has_assets = it.schedule.is_none() || it.assets.is_some() || cookies.is_some();
-        errors.check(has_assets, "schedule: requires assets");
+        let kind = if cookies.is_some() { "cookies" } else { "list" };
+        let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
+        let checks = [
+            (it.kind == kind, KIND_ERROR),
+            (cookies.is_none() || !it.is_of_list(), LIST_ERROR),
+            (
+                cookies.is_none() || it.allow_delete < AllowDelete::All,
+                "allow_delete: with kind cookies, use none or partial",
+            ),
+            (is_name(name), "name: use 1 to 32 characters of a-z, 0-9, -"),
+            ((1..=bounds.max).contains(&bounds.min), CONCURRENCY_ERROR),
+            (
+                bounds.max <= BATCH_ASSETS_MAX && bounds.step >= 1,
+                CONCURRENCY_ERROR,
+            ),
+            ((0.0..=1.0).contains(&it.brake), "brake: use 0 to 1"),
+            (
+                (1..=WORKERS_NEEDED_MAX).contains(&it.workers),
+                "workers: use 1 to 64",
+            ),
+            (!it.hosts.is_empty(), "hosts: list at least one host"),
+            (
+                it.http_hosts.iter().all(|host| it.hosts.contains(host)),
+                "http_hosts: also list each host in hosts",
+            ),
+            (it.gone_on.iter().all(is_gone_status), GONE_ERROR),
+            (
+                it.schedule.is_none() || it.assets.is_some() || cookies.is_some(),
+                "schedule: requires assets",
+            ),
+            (
+                it.limit.as_deref().is_none_or(is_counter),
+                "limit: use LIMIT/COUNTER",
+            ),
+        ];
+        let failed = checks.into_iter().filter(|(is_valid, _)| !is_valid);
+        errors.0.extend(failed.map(|(_, error)| error.to_owned()));
         let mut normalize = Vec::new();
         for pattern in &it.normalize {
             let regex = Regex::new(pattern).map_err(|error| error.to_string());
@@ -218,9 +106,6 @@ impl App {
         }
         let contents = it.contents.as_deref().map(Contents::parse);
         let contents = errors.value("contents", contents);
-        let is_counter = |it: &str| it.split('/').take(2).filter(|it| !it.is_empty()).count() == 2;
-        let has_counter = it.limit.as_deref().is_none_or(is_counter);
-        errors.check(has_counter, "limit: use LIMIT/COUNTER");
         let schedule = it.schedule.as_deref().map(Schedule::parse);
         let schedule = errors.value("schedule", schedule);
         let null_means = cookies.map(|it| it.null_means);
@@ -249,12 +134,6 @@ impl App {
 struct Errors(Vec<String>);
 
 impl Errors {
-    fn check(&mut self, is_valid: bool, error: &str) {
-        if !is_valid {
-            self.0.push(error.to_owned());
-        }
-    }
-
     /// The value of a setting that is there and valid.
     fn value<T>(&mut self, setting: &str, value: Option<Result<T, String>>) -> Option<T> {
         let error = |error| self.0.push(format!("{setting}: {error}"));
@@ -277,9 +156,7 @@ pub fn is_name(text: &str) -> bool {
 /// Whether a URL is one of an asset: absolute, HTTP, without credentials.
 #[must_use]
 pub fn is_asset_url(text: &str) -> bool {
-    text.len() <= URL_BYTES_MAX
-        && Url::parse(text)
-            .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+    text.len() <= URL_BYTES_MAX && Url::parse(text).is_ok_and(|url| is_http(&url))
 }
 
 /// All applications by name.
@@ -297,7 +174,16 @@ impl Apps {
         struct File {
             apps: BTreeMap<String, toml::Value>,
         }
-        let file: File = toml::from_str(text).map_err(|error| vec![error.to_string()])?;
+        // Without the line, which may have a secret.
+        let error = |it: toml::de::Error| {
+            let before = &text[..it.span().map_or(0, |span| span.start)];
+            vec![format!(
+                "line {}: {}",
+                before.split('\n').count(),
+                it.message()
+            )]
+        };
+        let file: File = toml::from_str(text).map_err(error)?;
         let (mut apps, mut errors) = (BTreeMap::new(), Vec::new());
         for (name, value) in file.apps {
             let settings = value.try_into::<AppSettings>();
@@ -345,19 +231,17 @@ impl Source for File {
 
     fn build(&self, contents: &[Vec<u8>]) -> Result<Apps, Vec<String>> {
         let text = std::str::from_utf8(&contents[0]);
-        let text = text.map_err(|_| vec![self.0.error("not UTF-8")])?;
-        let errors = |errors: Vec<String>| {
-            errors
-                .iter()
-                .map(|it| self.0.error(it.trim_end()))
-                .collect()
-        };
-        Apps::parse(text).map_err(errors)
+        let text = text.map_err(|_| vec!["not UTF-8".to_owned()]);
+        let error = |it: &String| self.0.error(it.trim_end());
+        let parsed = text.and_then(Apps::parse);
+        parsed.map_err(|errors| errors.iter().map(error).collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -7,14 +7,15 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _, stream};
-use runtime::unix_micros;
+use prometheus::IntCounterVec;
+use tokio::time::timeout;
 
 use crate::{
     apps::{App, OnFailure},
     concurrency::{BatchTimes, Plan},
     jobs::{SUSPENSION_MIN_MS, THROTTLED, is_removal, judge},
     limiter::Limiter,
-    matches::{self, is_second_sighting},
+    matches::{self, is_first_sighting, is_publishable, is_second_sighting},
     messages::{AllowDelete, Asset, AssetResult, JobBatch, JobStatus, Outcome},
     metrics::Metrics,
     origin::{Origin, has_validators},
@@ -26,6 +27,9 @@ const THROTTLED_RETRIES: usize = 3;
 
 /// Minimum time without requests after a throttled one.
 const THROTTLE_MIN: Duration = Duration::from_secs(1);
+
+/// Maximum time of a report to the limiter, which delays the suspension of the job.
+const FEEDBACK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a check needs besides its batch.
 #[derive(Debug, Clone)]
@@ -52,7 +56,7 @@ pub struct Progress {
 
 impl<O: Origin> Checker<O> {
     /// Checks the remaining assets of a batch and stores changed objects, then removes objects within the brake. After a throttled
-    /// request no other is sent. Returns the results in the order of the batch.
+    /// request no other is sent. Returns the results in the order of the batch. `clock` returns Unix milliseconds.
     ///
     /// # Errors
     /// When an object cannot be stored or removed, or the origin throttles or fails. The batch must be checked again.
@@ -63,11 +67,13 @@ impl<O: Origin> Checker<O> {
         batch: &JobBatch,
         plan: Plan,
         progress: &mut Progress,
+        clock: fn() -> u64,
     ) -> Result<(Vec<AssetResult>, BatchTimes), Suspension> {
         let assets = &batch.assets;
         let allow = job.permitted(app.settings.allow_delete);
+        let prunes = app.settings.prune_after.is_some() && allow == AllowDelete::Partial;
         for (index, asset) in assets.iter().enumerate() {
-            if allow == AllowDelete::All || (asset.unused && allow == AllowDelete::Partial) {
+            if allow == AllowDelete::All || (asset.unused && prunes) {
                 let removed = result(Outcome::Removed, asset.clone(), None);
                 progress.checked.insert(index, removed);
             }
@@ -81,7 +87,7 @@ impl<O: Origin> Checker<O> {
                 .filter(|it| !progress.checked.contains_key(it))
                 .collect();
             let check = |index: usize| {
-                let check = self.check_asset(app, job, &assets[index], &demand);
+                let check = self.check_asset(app, job, &assets[index], &demand, clock);
                 check.map_ok(move |result| (index, result))
             };
             let checks: Vec<_> = open.into_iter().map(check).collect();
@@ -93,15 +99,15 @@ impl<O: Origin> Checker<O> {
                 if found.outcome == Outcome::Throttled {
                     progress.throttled.push(index);
                     let count = progress.throttled.iter().filter(|it| **it == index).count();
-                    if count <= THROTTLED_RETRIES {
-                        continue;
+                    if count > THROTTLED_RETRIES {
+                        (found.outcome, found.server_error) = (Outcome::Failed, true);
+                        progress.checked.insert(index, found);
                     }
-                    (found.outcome, found.server_error) = (Outcome::Failed, true);
+                    // Other workers also stop, and requests in progress are repeated.
+                    let time = demand.load(Ordering::Relaxed);
+                    return Err((THROTTLED.to_owned(), Some(time)));
                 }
                 progress.checked.insert(index, found);
-            }
-            if let time @ 1.. = demand.load(Ordering::Relaxed) {
-                return Err((THROTTLED.to_owned(), Some(time)));
             }
         }
         // In the order of the batch, so that a repeated batch removes the same objects.
@@ -118,35 +124,45 @@ impl<O: Origin> Checker<O> {
             *progress = Progress::default();
             (reason.to_owned(), None)
         });
-        let all = usize::from(allow == AllowDelete::All) * results.len();
-        let removals_max = judged?.max(all);
-        let (cookies, now) = (app.settings.cookies.as_ref(), unix_micros() / 1000);
+        let mut removals_left = judged?;
+        let (cookies, now) = (app.settings.cookies.as_ref(), clock());
         if let Some(cookies) = cookies {
             let published = matches::publish(cookies, &results).await;
             published.map_err(|error| not_stored(&error))?;
         }
         let drops_failed = app.settings.on_failure == OnFailure::Drop;
-        let removals = results.iter_mut().filter(|it| {
-            is_removal(it.outcome, batch.attempt, allow, drops_failed)
-                && cookies.is_none_or(|cookies| is_second_sighting(cookies, it, now))
-        });
-        for (index, result) in removals.enumerate() {
-            if index < removals_max {
-                if let Some(contents) = &app.contents {
-                    let removed = contents.remove(result.asset.name()).await;
-                    removed.map_err(|error| not_stored(&error))?;
-                }
-                (result.is_deleted, result.was_stale) = (true, true);
-                self.metrics.removed.with_label_values(&[&app.name]).inc();
-            } else {
+        for result in &mut results {
+            let is_removal = is_removal(result.outcome, batch.attempt, allow, drops_failed);
+            // The brake limits which matches are noted as missing. Those that are missing again are removed.
+            let (is_limited, is_due) = match cookies {
+                None => (is_removal, is_removal),
+                Some(_) if is_first_sighting(result) => (true, false),
+                Some(cookies) => (
+                    false,
+                    is_removal && is_second_sighting(cookies, result, now),
+                ),
+            };
+            if is_limited && removals_left == 0 {
                 result.held_back = true;
-                self.metrics.held_back.with_label_values(&[&app.name]).inc();
+                continue;
             }
+            removals_left -= usize::from(is_limited);
+            if is_due && let Some(contents) = &app.contents {
+                let removed = contents.remove(result.asset.name()).await;
+                removed.map_err(|error| not_stored(&error))?;
+            }
+            (result.is_deleted, result.was_stale) = (is_due, result.was_stale || is_due);
         }
         if let Some(cookies) = cookies {
             let removed = matches::remove(cookies, &results).await;
             removed.map_err(|error| not_stored(&error))?;
         }
+        let count = |counter: &IntCounterVec, is_counted: fn(&&AssetResult) -> bool| {
+            let count = results.iter().filter(is_counted).count() as u64;
+            counter.with_label_values(&[&app.name]).inc_by(count);
+        };
+        count(&self.metrics.removed, |it| it.is_deleted);
+        count(&self.metrics.held_back, |it| it.held_back);
         Ok((results, times))
     }
 
@@ -155,25 +171,35 @@ impl<O: Origin> Checker<O> {
         self.metrics.requests.with_label_values(&labels).inc();
     }
 
-    /// Checks an asset unless the origin has throttled the application. The request first waits for its slot. Its response time does
-    /// not include that wait, and memory is reserved only for a body.
+    /// Checks an asset unless the origin has throttled the application. The request first waits for its slot; only as many as may be
+    /// parallel do so, because the slots of a job that ends are lost. Its response time does not include that wait, and memory is
+    /// reserved only for a body.
     async fn check_asset(
         &self,
         app: &App,
         job: &JobStatus,
         asset: &Asset,
         demand: &AtomicU64,
+        clock: fn() -> u64,
     ) -> Result<Option<AssetResult>, Suspension> {
         let limit = self.limiter.as_ref().zip(app.settings.limit.as_deref());
-        if let Some((limiter, counter)) = limit {
+        let is_throttled = || demand.load(Ordering::Relaxed) > 0;
+        if let Some((limiter, counter)) = limit.filter(|_| !is_throttled()) {
             limiter.reserve(counter).await;
         }
-        if demand.load(Ordering::Relaxed) > 0 {
+        if is_throttled() {
             return Ok(None);
         }
+        let has_object = match &app.contents {
+            Some(contents) => contents.has(asset.name()).await,
+            None => true,
+        };
         let force = job.force_update;
-        let is_conditional = !force && has_validators(asset);
-        let answer = self.origin.request(app, asset, is_conditional).await;
+        let is_conditional = !force && has_object && has_validators(asset);
+        let answer = match &app.settings.cookies {
+            Some(_) if !is_publishable(asset, clock()) => Answer::Forbidden,
+            _ => self.origin.request(app, asset, is_conditional).await,
+        };
         let (outcome, found) = outcome(&app.reading, asset, &answer, is_conditional, force);
         let Answer::Response(response) = answer else {
             return Ok(Some(result(outcome, found, None)));
@@ -188,7 +214,7 @@ impl<O: Origin> Checker<O> {
             let time = time.map_or(SUSPENSION_MIN_MS, |it| millis(it.max(THROTTLE_MIN)));
             demand.fetch_max(time, Ordering::Relaxed);
             if let Some((limiter, counter)) = limit {
-                limiter.feedback(counter, &response).await;
+                drop(timeout(FEEDBACK_TIMEOUT, limiter.feedback(counter, &response)).await);
             }
         } else if outcome == Outcome::Changed
             && let Some(contents) = &app.contents
@@ -202,10 +228,10 @@ impl<O: Origin> Checker<O> {
 }
 
 fn not_stored(error: &anyhow::Error) -> Suspension {
-    (
-        format!("objects cannot be stored, published or removed: {error:#}"),
-        None,
-    )
+    let error = format!("{error:#}");
+    // The text of another server may be long.
+    let reason = format!("objects cannot be stored, published or removed: {error:.500}");
+    (reason, None)
 }
 
 /// Parses seconds or a date.

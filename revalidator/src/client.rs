@@ -1,14 +1,18 @@
-//! The settings of all HTTP clients.
+//! What all HTTP clients have: settings, URLs without credentials, and bounded responses.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
-use reqwest::redirect::Policy;
+use anyhow::{Result, anyhow};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Limited};
+use reqwest::{Certificate, ClientBuilder, Response, redirect::Policy};
+use url::Url;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An HTTP client that follows no redirects and uses no proxy.
-pub fn builder() -> reqwest::ClientBuilder {
+pub fn builder() -> ClientBuilder {
     // A second call fails, which has no effect.
     drop(rustls::crypto::ring::default_provider().install_default());
     reqwest::Client::builder()
@@ -20,4 +24,41 @@ pub fn builder() -> reqwest::ClientBuilder {
         .connect_timeout(CONNECT_TIMEOUT)
         .pool_idle_timeout(IDLE_TIMEOUT)
         .user_agent("cookiesync-revalidator")
+}
+
+/// Adds the certificates of a PEM file, if there is one, to the system's authorities.
+///
+/// # Errors
+/// When the file cannot be read or has no certificate.
+pub fn trust(builder: ClientBuilder, ca_file: Option<&Path>) -> Result<ClientBuilder, String> {
+    let Some(path) = ca_file else {
+        return Ok(builder);
+    };
+    let pem = fs::read(path).map_err(|error| error.to_string());
+    let found = pem.and_then(|pem| Certificate::from_pem_bundle(&pem).map_err(|it| it.to_string()));
+    match found {
+        Ok(found) if !found.is_empty() => Ok(builder.tls_certs_merge(found)),
+        Ok(_) => Err(format!("ca_file: no certificate in {}", path.display())),
+        Err(error) => Err(format!("ca_file: {}: {error}", path.display())),
+    }
+}
+
+/// Whether a URL is absolute, HTTP, and without credentials.
+#[must_use]
+pub fn is_http(url: &Url) -> bool {
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    matches!(url.scheme(), "http" | "https") && url.has_host() && !has_user
+}
+
+/// The body of a response.
+///
+/// # Errors
+/// When it is incomplete or has more bytes.
+pub async fn body(response: Response, bytes_max: usize) -> Result<Bytes> {
+    let body = Limited::new(http::Response::from(response).into_body(), bytes_max);
+    let body = body
+        .collect()
+        .await
+        .map_err(|_| anyhow!("the response is incomplete or too large"));
+    Ok(body?.to_bytes())
 }

@@ -37,10 +37,10 @@ pub struct Settings {
     /// Change after each batch.
     pub step: usize,
     /// Maximum mean of the first batch that raises the number.
-    #[serde(deserialize_with = "crate::apps::duration")]
+    #[serde(deserialize_with = "crate::apps::values::duration")]
     pub first: Duration,
     /// Minimum increase of the mean that lowers the number.
-    #[serde(deserialize_with = "crate::apps::duration")]
+    #[serde(deserialize_with = "crate::apps::values::duration")]
     pub worse_by: Duration,
 }
 
@@ -99,12 +99,6 @@ impl Controller {
             reference: None,
             probed_at: None,
         }
-    }
-
-    /// Current number of parallel requests.
-    #[must_use]
-    pub fn concurrency(&self) -> usize {
-        self.concurrency
     }
 
     /// The plan of a batch that begins at `now`.

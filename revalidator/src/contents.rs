@@ -1,7 +1,10 @@
-//! Stored objects of an application: files in a directory.
+//! Stored objects of an application: files in a directory, or objects in a bucket (feature `s3`).
 //!
-//! The name of a file is the hash of the key, so a key cannot reach another directory. A file is replaced by a rename; writing or
+//! The name of an object is the hash of its key, so a key cannot reach another directory. A file is replaced by a rename; writing or
 //! removing an object twice has the same effect as once.
+
+#[cfg(feature = "s3")]
+mod bucket;
 
 use std::{
     fs::{self, Permissions},
@@ -16,22 +19,40 @@ use tempfile::Builder;
 use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A directory of objects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contents(PathBuf);
+/// A place of objects.
+#[derive(Debug, Clone)]
+pub struct Contents {
+    /// The directory, or the prefix in the bucket.
+    root: PathBuf,
+    #[cfg(feature = "s3")]
+    bucket: Option<bucket::Bucket>,
+}
 
 impl Contents {
-    /// Parses `file:DIRECTORY`.
+    /// Parses `file:DIRECTORY` or `s3://BUCKET/PREFIX`.
     ///
     /// # Errors
-    /// When the location has another form.
+    /// When the location has another form, or the bucket cannot be used.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let dir = text
-            .strip_prefix("file:")
-            .map(|dir| dir.strip_prefix("//").unwrap_or(dir));
-        match dir.map(Path::new).filter(|dir| dir.is_absolute()) {
-            Some(dir) => Ok(Self(dir.to_owned())),
-            None => Err(format!("{text:?}: use file:ABSOLUTE_PATH")),
+        let (scheme, place) = text.split_once(':').unwrap_or_default();
+        let place = place.strip_prefix("//").unwrap_or(place);
+        match scheme {
+            "file" if place.starts_with('/') => Ok(Self {
+                root: place.into(),
+                #[cfg(feature = "s3")]
+                bucket: None,
+            }),
+            #[cfg(feature = "s3")]
+            "s3" if !place.is_empty() => {
+                let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+                Ok(Self {
+                    root: prefix.into(),
+                    bucket: Some(bucket::Bucket::open(bucket)?),
+                })
+            }
+            #[cfg(not(feature = "s3"))]
+            "s3" => Err("s3: needs a build with --features revalidator/s3".to_owned()),
+            _ => Err(format!("{text:?}: use file:ABSOLUTE_PATH or s3://BUCKET")),
         }
     }
 
@@ -39,25 +60,43 @@ impl Contents {
     #[must_use]
     pub fn path(&self, key: &str) -> PathBuf {
         let name = format!("{:032x}", xxh3_128(key.as_bytes()));
-        self.0.join(&name[..2]).join(name)
+        self.root.join(&name[..2]).join(name)
     }
 
     /// Stores an object.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When the object cannot be written.
     pub async fn write(&self, key: &str, body: Bytes) -> Result<()> {
         let path = self.path(key);
+        #[cfg(feature = "s3")]
+        if let Some(bucket) = &self.bucket {
+            return bucket.write(&path, body).await;
+        }
         spawn_blocking(move || write(&path, &body).with_context(|| path.display().to_string()))
             .await?
+    }
+
+    /// Whether an object is stored; false if that is unknown.
+    pub async fn has(&self, key: &str) -> bool {
+        let path = self.path(key);
+        #[cfg(feature = "s3")]
+        if let Some(bucket) = &self.bucket {
+            return bucket.has(&path).await;
+        }
+        tokio::fs::try_exists(path).await.unwrap_or(false)
     }
 
     /// Removes an object.
     ///
     /// # Errors
-    /// When the file exists and cannot be removed.
+    /// When the object exists and cannot be removed.
     pub async fn remove(&self, key: &str) -> Result<()> {
         let path = self.path(key);
+        #[cfg(feature = "s3")]
+        if let Some(bucket) = &self.bucket {
+            return bucket.remove(&path).await;
+        }
         spawn_blocking(move || match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(error).with_context(|| path.display().to_string())
@@ -102,11 +141,9 @@ mod tests {
 
     #[test]
     fn location_is_an_absolute_directory() {
-        assert_eq!(
-            Contents::parse("file:///var/x"),
-            Contents::parse("file:/var/x")
-        );
-        for text in ["", "file:x", "s3://bucket/x", "/var/x"] {
+        let path = |text| Contents::parse(text).unwrap().path("a");
+        assert_eq!(path("file:///var/x"), path("file:/var/x"));
+        for text in ["", "file:x", "http://bucket/x", "/var/x"] {
             assert!(Contents::parse(text).is_err(), "{text}");
         }
     }

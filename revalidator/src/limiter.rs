@@ -4,18 +4,24 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use http::StatusCode;
 use runtime::{reload::Reloader, token};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::sleep};
 use url::Url;
 
-use crate::{client::builder, outcome::Response};
+use crate::{
+    client::{body, builder},
+    outcome::Response,
+};
 
 /// Longer than the limiter delays a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum bytes of a response.
+const RESPONSE_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum wait for a slot in one call.
 const MAX_WAIT_SECONDS: u32 = 30;
@@ -50,7 +56,7 @@ impl Limiter {
     /// The error of the last reservation.
     pub fn state(&self) -> Result<String, String> {
         match &*self.error.borrow() {
-            None => Ok("available".to_owned()),
+            None => Ok("no call failed".to_owned()),
             Some(error) => Err(format!("unavailable; limited requests wait: {error}")),
         }
     }
@@ -76,11 +82,12 @@ impl Limiter {
 
     /// The wait for a reserved slot; `None` if there is no slot within the maximum wait.
     async fn try_reserve(&self, counter: &str) -> Result<Option<Duration>> {
-        let body = json!({ "wait": true, "max_wait": MAX_WAIT_SECONDS });
-        let response = self.call(counter, "reserve", &body).await?;
+        let request = json!({ "wait": true, "max_wait": MAX_WAIT_SECONDS });
+        let response = self.call(counter, "reserve", &request).await?;
         match response.status() {
             StatusCode::OK => {
-                let body: Value = response.json().await.context("reserve")?;
+                let body = body(response, RESPONSE_BYTES_MAX).await?;
+                let body: Value = serde_json::from_slice(&body).context("reserve")?;
                 let wait = body["wait"].as_f64().unwrap_or(f64::NAN);
                 let is_valid = (0.0..=f64::from(MAX_WAIT_SECONDS + 1)).contains(&wait);
                 ensure!(is_valid, "reserve returned an invalid wait of {wait} s");
@@ -116,7 +123,7 @@ impl Limiter {
         if let Some(token) = &self.token {
             request = request.bearer_auth(token.current().first());
         }
-        request.send().await.map_err(|error| anyhow!("{error:#}"))
+        Ok(request.send().await.map_err(reqwest::Error::without_url)?)
     }
 }
 

@@ -3,6 +3,8 @@
 //! Changes and removals are sent to a producer, with the time of the page on which their match was. So any later sync of a browser
 //! replaces them, in any order of arrival. Confirmed and missing matches are noted in a bucket. All effects can be repeated.
 
+use std::sync::Once;
+
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
@@ -30,6 +32,8 @@ pub struct Note {
     pub confirmed_at: Option<u64>,
     /// When the partner first did not have it.
     pub gone_since: Option<u64>,
+    /// Time up to which its node was complete when the match was read that the note is about.
+    pub as_of: Option<u64>,
 }
 
 fn key(app: &App, user: &str) -> String {
@@ -47,18 +51,34 @@ pub async fn notes<E: Engine>(engine: &E, app: &App, users: Vec<String>) -> Resu
         anyhow::Ok(note.unwrap_or_default())
     });
     let reads: Vec<_> = reads.collect();
-    stream::iter(reads)
-        .buffered(NOTES_PARALLEL)
-        .try_collect()
-        .await
+    let notes = stream::iter(reads).buffered(NOTES_PARALLEL);
+    notes.try_collect().await
 }
 
-/// Whether the time of a match allows its publication; otherwise it is not requested.
+/// Replaces the first sightings in a batch by those that are noted: a client of the streams cannot invent them.
+///
+/// # Errors
+/// When the broker fails.
+pub async fn verify<E: Engine>(engine: &E, app: &App, assets: &mut [Asset]) -> Result<()> {
+    let mut missing: Vec<_> = assets
+        .iter_mut()
+        .filter(|it| it.gone_since.is_some())
+        .collect();
+    let users = missing.iter().map(|it| it.key.clone()).collect();
+    let notes = notes(engine, app, users).await?;
+    for (asset, note) in missing.iter_mut().zip(notes) {
+        asset.gone_since = note.gone_since;
+    }
+    Ok(())
+}
+
+/// Whether the time of a match is past and allows its publication, and its user id can be a segment of a path; otherwise it is not
+/// requested.
 #[must_use]
 pub fn is_publishable(asset: &Asset, now: u64) -> bool {
-    asset
-        .as_of
-        .is_some_and(|as_of| now.saturating_sub(as_of) < AS_OF_MS_MAX)
+    let is_segment = !matches!(&*asset.key, "." | "..");
+    let age = asset.as_of.and_then(|as_of| now.checked_sub(as_of));
+    is_segment && age.is_some_and(|age| age < AS_OF_MS_MAX)
 }
 
 /// The outcome that counts for the suspension of a job. A match that was missing before says nothing about the partner now: its
@@ -69,6 +89,12 @@ pub fn judged(result: &AssetResult) -> Outcome {
         Outcome::Gone if result.asset.gone_since.is_some() => Outcome::Unexpected,
         outcome => outcome,
     }
+}
+
+/// Whether the partner does not have the match, and had it before.
+#[must_use]
+pub fn is_first_sighting(result: &AssetResult) -> bool {
+    result.outcome == Outcome::Gone && result.asset.gone_since.is_none()
 }
 
 /// Whether a result may remove its match: the partner did not have it a long time before, either.
@@ -92,10 +118,13 @@ pub async fn publish(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
 /// Notes confirmed and missing matches.
 pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now: u64) {
     let note = |result: &AssetResult| {
-        let mut note = Note::default();
+        let mut note = Note {
+            as_of: result.asset.as_of,
+            ..Note::default()
+        };
         match result.outcome {
             Outcome::Fresh => note.confirmed_at = Some(now),
-            Outcome::Gone if result.asset.gone_since.is_none() => note.gone_since = Some(now),
+            _ if is_first_sighting(result) && !result.held_back => note.gone_since = Some(now),
             _ => return None,
         }
         let value = Bytes::from(serde_json::to_vec(&note).unwrap_or_default());
@@ -104,7 +133,14 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
     let writes = results.iter().filter_map(note).map(async |(key, value)| {
         // Without the note, the match is checked again by the next job.
         if let Err(error) = engine.put(Bucket::Matches, &key, value).await {
-            tracing::debug!(error = format!("{error:#}"), "failed to write a note");
+            static LOGGED: Once = Once::new();
+            let error = format!("{error:#}");
+            LOGGED.call_once(|| {
+                tracing::warn!(
+                    error,
+                    "failed to write a note of a match; others are not logged"
+                )
+            });
         }
     });
     join_all(writes.collect::<Vec<_>>()).await;
@@ -121,16 +157,16 @@ pub async fn remove(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
 }
 
 async fn post(cookies: &Cookies, path: &str, rows: impl Iterator<Item = Value>) -> Result<()> {
-    let rows: String = rows.map(|row| format!("{row}\n")).collect();
+    let rows: Vec<_> = rows.map(|row| format!("{row}\n")).collect();
     if rows.is_empty() {
         return Ok(());
     }
-    let response = cookies.producers.call(path, Some(rows)).await?;
+    let response = cookies.producers.call(path, Some(rows.concat())).await?;
     let response: Value = serde_json::from_slice(&response).context("invalid producer reply")?;
-    let reason = &response["errors"][0]["reason"];
-    ensure!(
-        response["rejected"] == 0,
-        "the producer rejected rows: {reason}"
-    );
+    let (count, [accepted, dropped]) =
+        (rows.len(), ["accepted", "dropped"].map(|it| &response[it]));
+    // The others are invalid.
+    let error = format!("the producer accepted {accepted} of {count} rows and dropped {dropped}");
+    ensure!(*accepted == count, error);
     Ok(())
 }

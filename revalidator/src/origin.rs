@@ -6,7 +6,6 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use runtime::unix_micros;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
@@ -14,7 +13,6 @@ use tokio::{
 
 use crate::{
     apps::{App, Cookies},
-    matches::is_publishable,
     messages::{Asset, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
 };
@@ -35,28 +33,6 @@ pub trait Origin: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Answer> + Send;
 }
 
-/// Memory for response bodies; clones share it.
-#[derive(Debug, Clone)]
-pub struct BodyMemory {
-    free: Arc<Semaphore>,
-    bytes: usize,
-}
-
-impl BodyMemory {
-    /// Memory of this size.
-    #[must_use]
-    pub fn new(bytes: usize) -> Self {
-        let free = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
-        Self { free, bytes }
-    }
-
-    /// Waits for the memory of a body; `None` never occurs, because the semaphore is never closed.
-    async fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let bytes = u32::try_from(bytes).ok()?;
-        Arc::clone(&self.free).acquire_many_owned(bytes).await.ok()
-    }
-}
-
 /// A body with its memory.
 struct HeldBody {
     bytes: Vec<u8>,
@@ -69,18 +45,15 @@ impl AsRef<[u8]> for HeldBody {
     }
 }
 
-/// Origins on the network, with the memory for bodies until their objects are stored.
+/// Origins on the network, with a permit for each byte of the bodies whose objects are not stored yet.
 #[derive(Debug, Clone)]
-pub struct HttpOrigin(pub BodyMemory);
+pub struct HttpOrigin(pub Arc<Semaphore>);
 
 impl Origin for HttpOrigin {
     async fn request(&self, app: &App, asset: &Asset, is_conditional: bool) -> Answer {
-        let text = match &app.settings.cookies {
-            None => asset.url.clone(),
-            Some(_) if !is_publishable(asset, unix_micros() / 1000) => return Answer::Forbidden,
-            Some(cookies) => cookies.url(&asset.key),
-        };
-        let Some(url) = app.settings.allowed(&text) else {
+        let cookies = app.settings.cookies.as_ref();
+        let url = cookies.map_or_else(|| asset.url.clone(), |it| it.url(&asset.key));
+        let Some(url) = app.settings.allowed(&url) else {
             return Answer::Forbidden;
         };
         let request = app.client.get(url);
@@ -88,7 +61,7 @@ impl Origin for HttpOrigin {
         if is_conditional {
             request = request.headers(validators(asset));
         }
-        if let Some(token) = app.settings.cookies.as_ref().and_then(Cookies::token) {
+        if let Some(token) = cookies.and_then(Cookies::token) {
             request = request.bearer_auth(token);
         }
         let began = Instant::now();
@@ -126,7 +99,8 @@ impl HttpOrigin {
         };
         // Other bodies are not read; their connections are closed.
         if (200..300).contains(&status) {
-            read.body = self.body(response, TOTAL_TIMEOUT - time, bytes_max).await;
+            let left = TOTAL_TIMEOUT.saturating_sub(time);
+            read.body = self.body(response, left, bytes_max).await;
         }
         read
     }
@@ -137,18 +111,24 @@ impl HttpOrigin {
         time: Duration,
         bytes_max: usize,
     ) -> Body {
-        let bytes_max = bytes_max.min(self.0.bytes);
-        let is_identity = |it: String| it.is_empty() || it.eq_ignore_ascii_case("identity");
-        let is_encoded = !header(&response, header::CONTENT_ENCODING).is_none_or(is_identity);
+        let all = |name, is: &str| {
+            let values = response.headers().get_all(name);
+            values
+                .iter()
+                .all(|it| it.as_bytes().eq_ignore_ascii_case(is.as_bytes()))
+        };
+        let is_encoded = !all(header::CONTENT_ENCODING, "identity");
         // The end of other bodies is that of the connection, so they may be cut.
-        let has_end = response.content_length().is_some()
-            || header(&response, header::TRANSFER_ENCODING).is_some();
+        let has_transfer = response.headers().contains_key(header::TRANSFER_ENCODING);
+        let is_chunked = has_transfer && all(header::TRANSFER_ENCODING, "chunked");
+        let has_end = is_chunked || (response.content_length().is_some() && !has_transfer);
         let length = response.content_length().map(usize::try_from);
         let length = length.map_or(bytes_max, |it| it.unwrap_or(usize::MAX));
         if is_encoded || !has_end || length > bytes_max {
             return Body::Unusable;
         }
-        let memory = self.0.reserve(length).await;
+        let permits = u32::try_from(length).unwrap_or(u32::MAX);
+        let memory = Arc::clone(&self.0).acquire_many_owned(permits).await.ok();
         let mut bytes = Vec::with_capacity(length);
         let reading = async {
             while let Ok(chunk) = response.chunk().await {
@@ -194,13 +174,14 @@ fn validators(asset: &Asset) -> HeaderMap {
     add(header::IF_MODIFIED_SINCE, &asset.last_modified);
     headers
 }
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{fs, net::SocketAddr};
 
-    use futures_util::FutureExt as _;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     use rustls::pki_types::PrivateKeyDer;
+    use tempfile::NamedTempFile;
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
@@ -241,6 +222,7 @@ mod tests {
                 "cut",
             ),
             ("200 OK\r\n\r\nabc", "unusable"),
+            ("200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc", "unusable"),
             (
                 "200 OK\r\nContent-Length: 3\r\nContent-Encoding: br\r\n\r\nabc",
                 "unusable",
@@ -258,7 +240,7 @@ mod tests {
             format!("HTTP/1.1 {text}")
         };
         let (address, _tasks) = serve(None, respond).await;
-        let origin = HttpOrigin(BodyMemory::new(8000));
+        let origin = HttpOrigin(Arc::new(Semaphore::new(8000)));
         let app = app(address, "");
         for (index, (text, expected)) in responses.iter().enumerate() {
             let url = format!("http://{address}/{index}");
@@ -267,10 +249,7 @@ mod tests {
                 Body::Complete(body) => {
                     assert_eq!(body, "abc");
                     // Its length, or the maximum.
-                    assert_eq!(
-                        origin.0.free.available_permits(),
-                        [7997, 8000 - 2048][index]
-                    );
+                    assert_eq!(origin.0.available_permits(), [7997, 8000 - 2048][index]);
                     "complete"
                 }
                 Body::Cut => "cut",
@@ -278,7 +257,7 @@ mod tests {
                 Body::Unread => "unread",
             };
             assert_eq!(found, *expected, "{text}");
-            assert_eq!(origin.0.free.available_permits(), 8000, "{text}");
+            assert_eq!(origin.0.available_permits(), 8000, "{text}");
         }
     }
 
@@ -293,8 +272,8 @@ mod tests {
             format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")
         })
         .await;
-        let origin = HttpOrigin(BodyMemory::new(1));
-        let held = origin.0.reserve(1).await;
+        let origin = HttpOrigin(Arc::new(Semaphore::new(1)));
+        let held = origin.0.acquire().await;
         let app = app(address, "");
         let response = request(&origin, &app, format!("http://{address}/")).await;
         assert_eq!(response.unwrap().status, 304);
@@ -303,8 +282,8 @@ mod tests {
         assert_eq!(response.unwrap().body, Body::Complete(Bytes::new()));
     }
 
-    #[tokio::test]
-    async fn origin_with_a_certificate_of_a_private_authority_needs_ca_file() {
+    /// A server's certificate for 127.0.0.1, and the file of its private authority.
+    pub(crate) fn tls() -> (TlsAcceptor, NamedTempFile) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -321,26 +300,22 @@ mod tests {
                 PrivateKeyDer::Pkcs8(key.serialize_der().into()),
             )
             .unwrap();
-        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let file = NamedTempFile::new().unwrap();
+        fs::write(file.path(), authority).unwrap();
+        (TlsAcceptor::from(Arc::new(config)), file)
+    }
+
+    #[tokio::test]
+    async fn origin_with_a_certificate_of_a_private_authority_needs_ca_file() {
+        let (acceptor, file) = tls();
         let respond = |_: &str| "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc".to_owned();
         let (address, _tasks) = serve(Some(acceptor), respond).await;
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), authority).unwrap();
-        let origin = HttpOrigin(BodyMemory::new(1 << 20));
+        let origin = HttpOrigin(Arc::new(Semaphore::new(1 << 20)));
         let url = format!("https://{address}/");
         let ca_file = format!("ca_file = \"{}\"\n", file.path().display());
         let response = request(&origin, &app(address, &ca_file), url.clone()).await;
         assert_eq!(response.unwrap().body, Body::Complete("abc".into()));
         assert_eq!(request(&origin, &app(address, ""), url).await, None);
-    }
-
-    #[test]
-    fn bodies_wait_for_memory() {
-        let memory = BodyMemory::new(2000);
-        let first = memory.reserve(2000).now_or_never();
-        assert!(memory.reserve(1).now_or_never().is_none());
-        drop(first);
-        assert!(memory.reserve(1).now_or_never().flatten().is_some());
     }
 
     #[test]

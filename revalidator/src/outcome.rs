@@ -115,14 +115,13 @@ fn content(reading: &Reading, asset: &Asset, response: &Response, force: bool) -
         Body::Cut | Body::Unread => return (Outcome::Failed, asset.clone()),
         Body::Unusable => return (Outcome::Unexpected, asset.clone()),
     };
-    if body.is_empty() && !digest::is_of_empty(&asset.hash) {
+    if body.is_empty() && !digest::is_equal(&asset.hash, b"") {
         return (Outcome::Unexpected, asset.clone());
     }
     let body = digest::normalize(&reading.normalize, body);
-    let outcome = if !force && digest::is_equal(&asset.hash, &body) {
-        Outcome::Fresh
-    } else {
-        Outcome::Changed
+    let outcome = match !force && digest::is_equal(&asset.hash, &body) {
+        true => Outcome::Fresh,
+        false => Outcome::Changed,
     };
     let asset = Asset {
         hash: digest::digest(&body),
@@ -148,10 +147,8 @@ fn refreshed(asset: &Asset, response: &Response) -> Asset {
 
 /// A validator that is short enough to be stored, or an empty one.
 fn validator(text: &str) -> String {
-    if text.len() > VALIDATOR_BYTES_MAX {
-        return String::new();
-    }
-    text.to_owned()
+    let is_short = text.len() <= VALIDATOR_BYTES_MAX;
+    String::from(if is_short { text } else { "" })
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use std::{fs, path::Path, path::PathBuf, time::Duration};
 
-use anyhow::{Result, anyhow, ensure};
-use bytes::{Bytes, BytesMut};
+use anyhow::{Result, anyhow};
+use bytes::Bytes;
 use http::header;
 use runtime::token::Tokens;
 use serde::Deserialize;
 use url::Url;
 
-use crate::client::builder;
+use crate::client::{body, builder, is_http, trust};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -22,6 +22,8 @@ const RESPONSE_BYTES_MAX: usize = 4 << 20;
 struct Settings {
     urls: Vec<String>,
     token_file: Option<PathBuf>,
+    /// Certificates of further authorities.
+    ca_file: Option<PathBuf>,
 }
 
 /// Servers with the same data and token.
@@ -47,18 +49,15 @@ pub fn token(path: &Path) -> Result<String, String> {
 impl TryFrom<Settings> for Servers {
     type Error = String;
 
-    fn try_from(Settings { urls, token_file }: Settings) -> Result<Self, String> {
-        let parse = |text: &String| {
-            let url = Url::parse(text).ok();
-            url.filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-        };
-        let urls: Option<Vec<_>> = urls.iter().map(parse).collect();
+    fn try_from(settings: Settings) -> Result<Self, String> {
+        let parse = |text: &String| Url::parse(text).ok().filter(is_http);
+        let urls: Option<Vec<_>> = settings.urls.iter().map(parse).collect();
         let urls = urls.filter(|it| !it.is_empty());
-        token_file.as_deref().map(token).transpose()?;
-        let http = builder().timeout(TIMEOUT).build();
+        settings.token_file.as_deref().map(token).transpose()?;
+        let http = trust(builder().timeout(TIMEOUT), settings.ca_file.as_deref())?.build();
         Ok(Self {
             urls: urls.ok_or("use at least one URL like http://node-1:9091")?,
-            token_file,
+            token_file: settings.token_file,
             http: http.map_err(|error| error.to_string())?,
         })
     }
@@ -93,18 +92,31 @@ impl Servers {
         if let Some(file) = &self.token_file {
             request = request.bearer_auth(token(file).map_err(anyhow::Error::msg)?);
         }
-        let response = request.send().await.map_err(reqwest::Error::without_url);
-        let mut response = response?
-            .error_for_status()
-            .map_err(reqwest::Error::without_url)?;
-        let mut body = BytesMut::new();
-        while let Some(chunk) = response.chunk().await? {
-            ensure!(
-                body.len() + chunk.len() <= RESPONSE_BYTES_MAX,
-                "the response is too large"
-            );
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body.freeze())
+        let sent = request.send().await;
+        let response = sent.and_then(reqwest::Response::error_for_status);
+        let response = response.map_err(reqwest::Error::without_url)?;
+        body(response, RESPONSE_BYTES_MAX).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{origin::tests::tls, test_server::serve};
+
+    #[tokio::test]
+    async fn servers_with_certificates_of_a_private_authority_need_ca_file() {
+        let (acceptor, file) = tls();
+        let respond = |_: &str| "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc".to_owned();
+        let (address, _tasks) = serve(Some(acceptor), respond).await;
+        let parse = |ca_file: &str| {
+            let text = format!("urls = [\"https://{address}\"]\n{ca_file}");
+            toml::from_str::<Servers>(&text)
+        };
+        let trusted = parse(&format!("ca_file = {:?}", file.path())).unwrap();
+        assert_eq!(trusted.call("/v1", None).await.unwrap(), "abc");
+        assert!(parse("").unwrap().call("/v1", None).await.is_err());
+        let error = parse("ca_file = \"/none\"").unwrap_err().to_string();
+        assert!(error.contains("ca_file: /none: "), "{error}");
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     engine::{ACK_WAIT, Bucket, Engine, Settlement},
     jobs::{self, candidates, is_suspended},
     lease::Lease,
-    matches::note,
+    matches::{note, verify},
     messages::{
         Asset, BATCH_ASSETS_MAX, JobBatch, JobResult, JobStatus, RevalidatorState, Subscription,
         SubscriptionState, WORKERS_NEEDED_MAX,
@@ -42,6 +42,9 @@ const BATCH_WAIT: Duration = Duration::from_secs(2);
 
 /// Pause after an error, and maximum time until a worker looks for a job again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Maximum number of interrupted batches, and of jobs whose number of parallel requests a worker continues with.
+const REMEMBERED_MAX: usize = 16;
 
 /// What a worker needs.
 #[derive(Clone)]
@@ -118,34 +121,42 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 
     async fn work(&self, state: &watch::Sender<Subscription>) {
         let mut changes = self.mirror.changes();
-        let (mut left, mut interrupted) = (None, HashMap::new());
+        let (mut last, mut interrupted) = (None, HashMap::new());
+        let mut controllers = HashMap::new();
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             let available = self.subscription(None, SubscriptionState::Available);
             state.send_if_modified(|it| std::mem::replace(it, available.clone()) != available);
-            let subscribed = self.subscribe(state, left.take().as_deref()).await;
+            let subscribed = self.subscribe(state, last.take()).await;
             let subscribed = subscribed.unwrap_or_else(|error| {
                 tracing::debug!(%error, "failed to subscribe to a job");
                 None
             });
-            let Some((id, app, lease)) = subscribed else {
+            let Some((job, app, lease)) = subscribed else {
                 let changed = timeout(RETRY_PAUSE, changes.changed());
                 self.stop.run_until_cancelled(changed).await;
                 continue;
             };
+            let id = &job.job_id;
             tracing::info!(worker = self.id, job = id, "worker took a job");
-            let session = Session {
+            let controller = controllers.remove(id);
+            let mut session = Session {
                 worker: self,
-                id: &id,
+                id,
                 app: &app,
                 lease: &lease,
                 state,
                 interrupted: &mut interrupted,
-                controller: Controller::new(app.settings.concurrency),
+                controller: controller.unwrap_or_else(|| Controller::new(app.settings.concurrency)),
             };
-            if let Err(error) = session.process().await {
+            let processed = session.process().await;
+            if controllers.len() == REMEMBERED_MAX {
+                controllers.clear();
+            }
+            controllers.insert(id.clone(), session.controller);
+            if let Err(error) = &processed {
                 // The batches of an ended job are deleted while workers wait for them.
-                if self.is_open(&id) {
+                if self.is_open(id) {
                     let error = format!("{error:#}");
                     tracing::warn!(job = id, error, "worker left a job after an error");
                 }
@@ -155,7 +166,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             let gauge = &self.checker.metrics.concurrency;
             // Fails if no batch was begun.
             drop(gauge.remove_label_values(&[&app.name, &self.id]));
-            left = Some(id);
+            last = Some((job, processed.unwrap_or(true)));
         }
     }
 
@@ -167,12 +178,10 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         candidates(self.mirror.jobs(), (self.clock)())
     }
 
-    /// The jobs with free slots, single checks first, otherwise the oldest first.
+    /// The jobs with free slots, the oldest first.
     fn open_jobs(&self) -> Vec<(Arc<App>, Arc<JobStatus>, Vec<String>)> {
-        let mut jobs = self.candidates();
-        jobs.sort_by_key(|job| !job.push);
         let apps = (self.apps)();
-        let open = jobs.into_iter().filter_map(|job| {
+        let open = self.candidates().into_iter().filter_map(|job| {
             let needed = job.revalidators_needed.min(WORKERS_NEEDED_MAX);
             let slots = (0..needed).map(|slot| format!("slot.{}.{slot}", job.job_id));
             let free: Vec<_> = slots.filter(|slot| self.mirror.is_free(slot)).collect();
@@ -181,17 +190,24 @@ impl<E: Engine, O: Origin> Worker<E, O> {
         open.filter(|(.., slots)| !slots.is_empty()).collect()
     }
 
-    /// Acquires a slot of the first job that has one; the job `left` is the last choice.
+    /// Acquires a slot of the first job that has one: single checks first, except after one, so that other jobs progress, too. The
+    /// `last` job is the last choice if it had no batch.
     async fn subscribe(
         &self,
         state: &watch::Sender<Subscription>,
-        left: Option<&str>,
-    ) -> Result<Option<(String, Arc<App>, Lease<E>)>> {
+        last: Option<(Arc<JobStatus>, bool)>,
+    ) -> Result<Option<(Arc<JobStatus>, Arc<App>, Lease<E>)>> {
         if !self.mirror.is_current() {
             return Ok(None);
         }
         let mut open = self.open_jobs();
-        open.sort_by_key(|(_, job, _)| left == Some(&job.job_id));
+        let is_after_check = last.as_ref().is_some_and(|(last, _)| last.push);
+        open.sort_by_key(|(_, job, _)| {
+            let was_idle = last
+                .as_ref()
+                .is_some_and(|(last, is_idle)| *is_idle && last.job_id == job.job_id);
+            (was_idle, job.push == is_after_check)
+        });
         for (app, job, slots) in open {
             let id = Some(&*job.job_id);
             for slot in slots {
@@ -199,7 +215,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 let lease = Lease::acquire(&self.engine, &self.mirror, slot, &self.id).await?;
                 if let Some(lease) = lease {
                     state.send_replace(self.subscription(id, SubscriptionState::Subscribed));
-                    return Ok(Some((job.job_id.clone(), app, lease)));
+                    return Ok(Some((job, app, lease)));
                 }
             }
         }
@@ -208,8 +224,8 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 }
 
 impl<E: Engine, O: Origin> Session<'_, E, O> {
-    /// Checks the batches of a job until it ends or is suspended, or another job needs the worker.
-    async fn process(mut self) -> Result<()> {
+    /// Checks the batches of a job until it ends or is suspended, or another job needs the worker. Returns whether it had no batch.
+    async fn process(&mut self) -> Result<bool> {
         let worker = self.worker;
         let now = worker.clock;
         let begin = |job: &mut JobStatus| {
@@ -219,33 +235,33 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             }
         };
         let Some(mut job) = change_job(&worker.engine, self.id, begin).await? else {
-            return Ok(());
+            return Ok(false);
         };
         let needed = job.revalidators_needed.clamp(1, WORKERS_NEEDED_MAX);
         let batches = worker.engine.batches(self.id, needed).await?;
         while job.is_open() && !is_suspended(&job, now()) && !self.lease.lost().is_cancelled() {
             let next = worker.engine.next_batch(&batches, BATCH_WAIT);
             let Some(next) = worker.stop.run_until_cancelled(next).await else {
-                return Ok(());
+                return Ok(false);
             };
             let next = next?;
             let is_idle = next.is_none();
             if let Some((payload, delivery)) = next
                 && !self.process_batch(&job, &payload, &delivery).await?
             {
-                return Ok(());
+                return Ok(false);
             }
             // Another job, or a single check while there are batches.
             let needs = |it: &JobStatus| it.job_id != job.job_id && (is_idle || it.push);
             if worker.open_jobs().iter().any(|(_, it, _)| needs(it)) {
-                return Ok(());
+                return Ok(is_idle);
             }
             match worker.mirror.job(self.id) {
                 Some(newest) => job = newest.as_ref().clone(),
-                None => return Ok(()),
+                None => break,
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Checks a batch; false if the worker must leave the job.
@@ -265,7 +281,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             return Ok(true);
         };
         let is_done = tokio::select! {
-            is_done = self.check(job, &batch) => is_done,
+            is_done = self.check(job, batch) => is_done,
             () = keep(&worker.engine, delivery) => unreachable!("it never ends"),
             () = worker.abort.cancelled() => Ok(false),
         };
@@ -282,10 +298,14 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
     }
 
     /// Checks a batch and publishes its result; false if the worker must leave the job.
-    async fn check(&mut self, job: &JobStatus, batch: &JobBatch) -> Result<bool> {
+    async fn check(&mut self, job: &JobStatus, mut batch: JobBatch) -> Result<bool> {
         let (worker, app, state) = (self.worker, self.app, self.state);
+        let checker = &worker.checker;
+        if app.settings.cookies.is_some() {
+            verify(&worker.engine, app, &mut batch.assets).await?;
+        }
         let plan = self.controller.plan(Instant::now());
-        let gauge = &worker.checker.metrics.concurrency;
+        let gauge = &checker.metrics.concurrency;
         let gauge = gauge.with_label_values(&[&app.name, &worker.id]);
         gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
         state.send_modify(|it| it.concurrency = plan.concurrency);
@@ -293,11 +313,11 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         let checked = tokio::select! {
             biased;
             () = self.blocked() => None,
-            checked = worker.checker.check(app, job, batch, plan, &mut progress) => Some(checked),
+            checked = checker.check(app, job, &batch, plan, &mut progress, worker.clock) => Some(checked),
         };
         let Some(Ok((results, times))) = checked else {
             // Up to 1 MiB each; without them, the checks are repeated.
-            if self.interrupted.len() == 16 {
+            if self.interrupted.len() == REMEMBERED_MAX {
                 self.interrupted.clear();
             }
             self.interrupted.insert(batch.id(), progress);
@@ -326,12 +346,8 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
     /// Ends when no request of the job may be sent.
     async fn blocked(&self) {
         let mut changes = self.worker.mirror.changes();
-        let is_candidate = || {
-            self.worker
-                .candidates()
-                .iter()
-                .any(|job| job.job_id == self.id)
-        };
+        let candidates = || self.worker.candidates().into_iter();
+        let is_candidate = || candidates().any(|job| job.job_id == self.id);
         let blocked = async { while is_candidate() && changes.changed().await.is_ok() {} };
         self.lease.lost().run_until_cancelled(blocked).await;
     }
@@ -352,11 +368,8 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
     async fn publish(&self, result: &JobResult) -> Result<bool> {
         let payload = Bytes::from(serde_json::to_vec(result).unwrap_or_default());
         let (worker, id) = (self.worker, result.id());
-        while let Err(error) = worker
-            .engine
-            .send_result(self.id, &id, payload.clone())
-            .await
-        {
+        let engine = &worker.engine;
+        while let Err(error) = engine.send_result(self.id, &id, payload.clone()).await {
             let error = format!("{error:#}");
             tracing::debug!(id, error, "failed to publish a result, retrying");
             sleep(RETRY_PAUSE).await;

@@ -56,12 +56,13 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     })
     .await?;
     let mut cluster = Cluster::start().await?;
-    cluster.write_apps(&origin, "allow_delete = \"partial\"\nworkers = 2")?;
+    let place = format!("file:{}", cluster.path("contents").display());
+    let more = format!("allow_delete = \"partial\"\nworkers = 2\ncontents = \"{place}\"");
+    cluster.write_apps(&origin, &more)?;
     cluster.write_assets(&origin, 450, |number| {
         digest(format!("old {number}").as_bytes())
     })?;
-    let contents =
-        Contents::parse(&format!("file:{}", cluster.path("contents").display())).unwrap();
+    let contents = Contents::parse(&place).unwrap();
     for number in 0..450 {
         contents
             .write(&format!("key-{number}"), format!("old {number}").into())

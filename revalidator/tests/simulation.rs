@@ -18,6 +18,8 @@ mod kills;
 mod long_run;
 #[path = "simulation/makers.rs"]
 mod makers;
+#[path = "simulation/matches.rs"]
+mod matches;
 mod model;
 
 use std::time::Duration;

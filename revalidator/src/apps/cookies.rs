@@ -4,16 +4,19 @@ use std::{path::PathBuf, time::Duration};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
+use url::Url;
 
-use super::{AppSettings, OnFailure, duration};
+use super::values::duration;
 use crate::{
-    messages::AllowDelete,
     outcome::NullMeans,
     servers::{Servers, token},
 };
 
 /// The part of the URL template that is replaced by the user id.
 const USER: &str = "{user}";
+
+const TEMPLATE_ERROR: &str =
+    "url: use a URL whose host is in hosts, with {user} in the path or query";
 
 /// All characters except those that RFC 3986 reserves for nothing.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
@@ -53,42 +56,19 @@ fn one_day() -> Duration {
 }
 
 impl Cookies {
-    /// Errors of the settings, with those of all kinds.
-    pub(super) fn errors(&self, all: &AppSettings) -> Vec<String> {
-        let is_list = all.assets.is_some()
-            || all.contents.is_some()
-            || !all.normalize.is_empty()
-            || all.prune_after.is_some()
-            || all.on_failure == OnFailure::Drop;
-        let urls = ["a", "b"].map(|user| all.allowed(&self.url(user)));
+    /// Errors of the settings; `allowed` parses a permitted URL.
+    pub(super) fn errors(&self, allowed: impl Fn(&str) -> Option<Url>) -> Vec<String> {
+        let urls = ["a", "b"].map(|user| allowed(&self.url(user)));
         let is_template = matches!(&urls, [Some(a), Some(b)] if a.origin() == b.origin() && a != b);
-        let checks = [
-            (
-                is_list,
-                "assets, contents, normalize, prune_after and on_failure are only for kind list",
-            ),
-            (
-                all.allow_delete == AllowDelete::All,
-                "allow_delete: with kind cookies, use none or partial",
-            ),
-            (
-                !proto::ids::is_dsp_id(self.dsp),
-                "cookies.dsp: use 1 or more",
-            ),
-            (
-                !is_template,
-                "cookies.url: use a URL whose host is in hosts, with {user} in the path or query",
-            ),
-        ];
-        let failed = checks.into_iter().filter(|(failed, _)| *failed);
         let token = self.token_file.as_deref().map(token);
-        let token = token
-            .and_then(Result::err)
-            .map(|error| format!("cookies.token_file: {error}"));
-        failed
-            .map(|(_, error)| error.to_owned())
-            .chain(token)
-            .collect()
+        let token = token.and_then(Result::err);
+        let errors = [
+            (!proto::ids::is_dsp_id(self.dsp)).then(|| "dsp: use 1 or more".to_owned()),
+            (!is_template).then(|| TEMPLATE_ERROR.to_owned()),
+            token.map(|error| format!("token_file: {error}")),
+        ];
+        let errors = errors.into_iter().flatten();
+        errors.map(|error| format!("cookies.{error}")).collect()
     }
 
     /// The URL at the partner for a user.

@@ -4,35 +4,28 @@
 //! when connecting. No redirect is followed, and no proxy is used.
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
 
-use reqwest::{
-    Certificate,
-    dns::{Addrs, Name, Resolve, Resolving},
-};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::net::lookup_host;
 use url::{Host, Url};
 
-use super::AppSettings;
-use crate::{client::builder, messages::URL_BYTES_MAX};
+use super::settings::AppSettings;
+use crate::{
+    client::{builder, is_http, trust},
+    messages::URL_BYTES_MAX,
+};
 
 /// HTTP client of an application.
 pub(super) fn client(settings: &Arc<AppSettings>) -> Result<reqwest::Client, String> {
-    let mut builder = builder()
+    let builder = builder()
         .dns_resolver(Resolver(Arc::clone(settings)))
         .pool_max_idle_per_host(settings.concurrency.max);
-    if let Some(path) = &settings.ca_file {
-        let pem = fs::read(path).unwrap_or_default();
-        let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
-        if certificates.is_empty() {
-            return Err(format!("ca_file: cannot read {} as PEM", path.display()));
-        }
-        builder = builder.tls_certs_merge(certificates);
-    }
-    builder.build().map_err(|error| error.to_string())
+    let client = trust(builder, settings.ca_file.as_deref())?.build();
+    client.map_err(|error| error.to_string())
 }
 
 impl AppSettings {
@@ -43,22 +36,16 @@ impl AppSettings {
     /// The URL, if a request for it is allowed. Addresses of names are checked later, when connecting.
     #[must_use]
     pub fn allowed(&self, text: &str) -> Option<Url> {
-        let url = Url::parse(text)
-            .ok()
-            .filter(|_| text.len() <= URL_BYTES_MAX)?;
+        let url = Url::parse(text).ok().filter(is_http);
+        let url = url.filter(|_| text.len() <= URL_BYTES_MAX)?;
         let host = url.host()?.to_owned();
-        let has_tls = match url.scheme() {
-            "https" => true,
-            "http" => self.http_hosts.contains(&host),
-            _ => false,
-        };
         let is_allowed_address = match host {
             Host::Domain(_) => true,
             Host::Ipv4(address) => self.allows_address(address.into()),
             Host::Ipv6(address) => self.allows_address(address.into()),
         };
-        let has_user = !url.username().is_empty() || url.password().is_some();
-        let is_allowed = has_tls && self.hosts.contains(&host) && is_allowed_address && !has_user;
+        let has_tls = url.scheme() == "https" || self.http_hosts.contains(&host);
+        let is_allowed = has_tls && self.hosts.contains(&host) && is_allowed_address;
         is_allowed.then_some(url)
     }
 }

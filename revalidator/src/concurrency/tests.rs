@@ -68,7 +68,7 @@ fn run(settings: Settings, origin: Origin, assets: usize) -> Run {
             mean: mean_of(&rest),
             has_failures: false,
         });
-        concurrency.push(controller.concurrency());
+        concurrency.push(controller.concurrency);
         all.extend(probe);
         all.extend(rest);
     }
@@ -95,7 +95,7 @@ fn a1_staircase_of_the_paper() {
             mean: Some(Duration::from_millis(row)),
             ..BatchTimes::default()
         });
-        after.push(controller.concurrency());
+        after.push(controller.concurrency);
     }
     let expected = [
         8, 6, 6, 8, 6, 6, 8, 10, 12, 10, 12, 14, 16, 18, 20, 20, 18, 16, 14, 12,
@@ -169,7 +169,7 @@ fn exactly_the_threshold_lowers() {
                 ..BatchTimes::default()
             });
         }
-        assert_eq!(controller.concurrency(), expected, "{second}");
+        assert_eq!(controller.concurrency, expected, "{second}");
     }
 }
 
@@ -183,7 +183,7 @@ fn failures_lower_and_have_no_response_time() {
     for _ in 0..4 {
         controller.finish(fast);
     }
-    assert_eq!(controller.concurrency(), 14);
+    assert_eq!(controller.concurrency, 14);
     controller.finish(BatchTimes {
         has_failures: true,
         ..fast
@@ -192,9 +192,9 @@ fn failures_lower_and_have_no_response_time() {
         has_failures: true,
         ..BatchTimes::default()
     });
-    assert_eq!(controller.concurrency(), 10);
+    assert_eq!(controller.concurrency, 10);
     controller.finish(BatchTimes::default());
-    assert_eq!(controller.concurrency(), 10);
+    assert_eq!(controller.concurrency, 10);
 }
 
 #[test]
@@ -228,9 +228,9 @@ fn fast_failures_do_not_lower_the_floor() {
         controller.finish(times(300, false));
     }
     controller.finish(times(120, true));
-    assert_eq!(controller.concurrency(), 10);
+    assert_eq!(controller.concurrency, 10);
     controller.finish(times(300, false));
-    assert_eq!(controller.concurrency(), 12);
+    assert_eq!(controller.concurrency, 12);
 }
 
 #[test]

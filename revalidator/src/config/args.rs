@@ -7,6 +7,8 @@ use runtime::settings::{
     BOOLEAN, CONTENTS, CommonArgs, RELOADED, TIME_MAX, address, count, size, time,
 };
 
+use crate::apps::values::BODY_BYTES_MAX;
+
 const EXAMPLES: &str = "\
 Examples:
   Check the applications of a file, with a NATS server on this machine:
@@ -72,7 +74,7 @@ pub struct WorkArgs {
         value_name = "BYTES",
         default_value = "64MiB",
         hide_short_help = true,
-        value_parser = size(1 << 20..=usize::MAX)
+        value_parser = size(BODY_BYTES_MAX..=usize::MAX)
     )]
     pub body_memory: usize,
 }

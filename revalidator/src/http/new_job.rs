@@ -141,7 +141,9 @@ impl<E: Engine> Api<E> {
         let list = list.or(app.settings.assets.as_deref());
         let mut checked = Vec::new();
         if has_matches && (is_check || received.is_some()) {
-            return Err(invalid("app: its assets are read from nodes; omit them"));
+            return Err(invalid(
+                "app: its assets are read from nodes; use a job with filter.prefix",
+            ));
         } else if is_check {
             checked = self.check_assets(&request)?;
         } else if !request.assets.is_empty() {

@@ -227,3 +227,26 @@ fn only_a_complete_success_changes_the_asset() {
         assert_eq!(asset, stored(), "{status}");
     }
 }
+
+#[test]
+fn names_in_messages_and_metrics_are_equal() {
+    let page = include_str!("../../../docs/metrics.md");
+    let line = page
+        .lines()
+        .find(|it| it.contains("`revalidator_requests_total"));
+    for outcome in [
+        Outcome::Fresh,
+        Outcome::Changed,
+        Outcome::Gone,
+        Outcome::Refused,
+        Outcome::Throttled,
+        Outcome::Failed,
+        Outcome::Unexpected,
+        Outcome::Malformed,
+        Outcome::Removed,
+    ] {
+        let name = outcome.name();
+        assert_eq!(serde_json::to_value(outcome).unwrap(), name);
+        assert!(line.unwrap().contains(&name), "{name} is not documented");
+    }
+}

@@ -118,7 +118,7 @@ impl<E: Engine> Matches<E> {
         self.next = end.next;
         let found = matches.into_iter().zip(notes).filter_map(|(found, note)| {
             // A later sync of a browser makes a note obsolete. Those of this job do not count, so that another maker selects the same.
-            let is_current = |at: &u64| *at > found.t && *at < created_at;
+            let is_current = |at: &u64| note.as_of > Some(found.t) && *at < created_at;
             let checked = note.confirmed_at.filter(is_current).unwrap_or(found.t);
             let asset = Asset {
                 hash: digest(found.b.as_bytes()),

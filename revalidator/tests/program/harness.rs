@@ -154,9 +154,8 @@ impl Cluster {
     pub(crate) fn write_apps(&self, origin: &Origin, more: &str) -> Result<()> {
         let text = format!(
             "[apps.shop]\nkind = \"list\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\nallow_networks = [\"127.0.0.0/8\"]\n\
-             assets = \"{}\"\ncontents = \"file:{}\"\n{more}\n[apps.bare]\nkind = \"list\"\nhosts = [\"{}\"]\n",
+             assets = \"{}\"\n{more}\n[apps.bare]\nkind = \"list\"\nhosts = [\"{}\"]\n",
             self.path("assets.ndjson").display(),
-            self.path("contents").display(),
             origin.address.ip(),
         );
         Ok(fs::write(self.path("apps.toml"), text)?)

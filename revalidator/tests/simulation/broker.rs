@@ -106,12 +106,12 @@ async fn job_with_an_invalid_or_impossible_status_is_suspended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unconfirmed_removal_of_all_objects_is_subject_to_the_brake() {
+async fn removal_of_all_objects_is_subject_to_the_brake_and_to_a_confirmation() {
     let apps = APPS.replace("partial", "all");
     for (confirm, deleted, requests) in [
         (None, 50, 250),
         (Some("two"), 50, 250),
-        (Some("one"), 250, 0),
+        (Some("one"), 50, 0),
     ] {
         let mut simulation = Simulation::new(&apps, |asset, _| {
             let number: usize = asset.key.rsplit('/').next().unwrap().parse().unwrap();

@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use crate::model::Model;
 
 /// Unix time at the start of a simulation, in milliseconds.
-pub(crate) const START: u64 = 1_800_000_000_000;
+pub(crate) const START: u64 = 1_705_651_200_000;
 
 thread_local! {
     static BASE: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -273,6 +273,15 @@ impl Simulation {
 
     /// Starts a worker; abort it to simulate a crash.
     pub(crate) fn worker(&mut self) -> AbortHandle {
+        let shared = Arc::clone(&self.origin);
+        self.worker_with(|worker| SimOrigin { worker, shared })
+    }
+
+    /// Starts a worker with another origin, which gets its id.
+    pub(crate) fn worker_with<O: Origin>(
+        &mut self,
+        origin: impl FnOnce(String) -> O,
+    ) -> AbortHandle {
         let id = self.id("worker");
         let (mirror, clock) = self.participant();
         let worker = Worker {
@@ -280,10 +289,7 @@ impl Simulation {
             mirror: mirror.clone(),
             apps: Arc::clone(&self.apps),
             checker: Checker {
-                origin: SimOrigin {
-                    worker: id.clone(),
-                    shared: Arc::clone(&self.origin),
-                },
+                origin: origin(id.clone()),
                 limiter: None,
                 metrics: self.metrics.clone(),
             },

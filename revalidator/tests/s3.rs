@@ -1,0 +1,33 @@
+//! Contents in a bucket of a real server with the API of S3.
+//!
+//! `.ci/nightly` runs it with the server `s3s-fs`: `AWS_…` name the server and its credentials, and `S3_DIR` is its directory, with
+//! the bucket `objects`.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{env, fs, path::Path};
+
+use revalidator::contents::Contents;
+
+#[tokio::test]
+#[ignore = "needs a server"]
+async fn objects_are_written_replaced_and_removed_in_a_bucket() {
+    let dir = env::var("S3_DIR").expect("the directory of the server");
+    for location in ["s3://objects/shop/pages", "s3://objects"] {
+        let contents = Contents::parse(location).unwrap();
+        for key in ["a", "../../a", "https://shop.example/ \u{fc}?q=%2F", ""] {
+            let path = Path::new(&dir).join("objects").join(contents.path(key));
+            for body in ["one", "two", "two"] {
+                contents.write(key, body.into()).await.unwrap();
+                assert_eq!(fs::read_to_string(&path).unwrap(), body);
+            }
+            assert!(contents.has(key).await);
+            contents.remove(key).await.unwrap();
+            contents.remove(key).await.unwrap();
+            assert!(!path.exists() && !contents.has(key).await, "{key}");
+        }
+    }
+    let missing = Contents::parse("s3://missing").unwrap();
+    assert!(missing.write("a", "one".into()).await.is_err());
+    assert!(Contents::parse("s3://").is_err());
+}
