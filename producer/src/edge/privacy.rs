@@ -66,11 +66,10 @@ impl<'a> Signals<'a> {
     #[must_use]
     pub fn new(query: &'a str, headers: &[Header<'a>], config: &Config) -> Self {
         let mut signals = Self::default();
-        let mut rest = query;
-        while !rest.is_empty() {
-            let end = memchr::memchr(b'&', rest.as_bytes()).unwrap_or(rest.len());
-            let parameter = &rest[..end];
-            rest = rest.get(end + 1..).unwrap_or_default();
+        let mut start = 0;
+        for end in memchr::memchr_iter(b'&', query.as_bytes()).chain([query.len()]) {
+            let parameter = &query[start..end];
+            start = end + 1;
             // Excludes most parameters by one comparison.
             if !matches!(parameter.as_bytes(), [b'g' | b'u', ..]) {
                 continue;
