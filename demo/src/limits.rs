@@ -199,8 +199,8 @@ impl Sample {
         let samples = admin::metrics(producer).await?;
         Ok(Self {
             at: Instant::now(),
-            version: samples.count(names::SHAPING_VERSION, &[]),
-            is_rejected: samples.count(names::SHAPING_REFUSED_VERSION, &[]) > 0,
+            version: samples.count(names::CONTRACTS_VERSION, &[]),
+            is_rejected: samples.count(names::CONTRACTS_REFUSED_VERSION, &[]) > 0,
             samples,
         })
     }

@@ -40,6 +40,10 @@ pub const CONTRACTS_VERSION: MetricDef = MetricDef::gauge(
     "producer_contracts_version",
     "Version of the active contracts file: 1 at start, incremented by each reload.",
 );
+pub const CONTRACTS_REFUSED_VERSION: MetricDef = MetricDef::gauge(
+    "producer_contracts_version_refused",
+    "1 while the newest version of the contracts file is rejected and the previous one stays active.",
+);
 
 // The log.
 
@@ -281,14 +285,6 @@ pub const SHAPING_DELAY: MetricDef = MetricDef::histogram(
     buckets::SHAPING_DELAY_SECONDS,
 )
 .by(LIMIT);
-pub const SHAPING_VERSION: MetricDef = MetricDef::gauge(
-    "producer_limits_version",
-    "Version of the active limits: 1 at start, incremented by each reload of the contracts file.",
-);
-pub const SHAPING_REFUSED_VERSION: MetricDef = MetricDef::gauge(
-    "producer_limits_version_refused",
-    "1 while the newest version of the contracts file is rejected and the previous limits stay active.",
-);
 pub const SHARING_SHARE: MetricDef = MetricDef::gauge(
     "producer_limit_share",
     "Fraction of a shared limit that this producer may use now.",

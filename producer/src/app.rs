@@ -23,7 +23,15 @@ pub use self::{config_reload::RuntimeConfig, drain::DrainTimeout};
 use crate::{
     api::{self, Api},
     config::Config,
-    edge::{self, Edge, contracts::Contracts, dsps::Dsps, opt_out::OptOut},
+    edge::{
+        self, Edge,
+        contracts::{
+            Contracts,
+            status::{self, ContractsStatus},
+        },
+        dsps::Dsps,
+        opt_out::OptOut,
+    },
     epoch_history::{self, epoch},
     log::{self, Log},
     memory, metrics,
@@ -145,6 +153,12 @@ impl App {
         let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
         let edge = edge::Metrics::register(&registry, config.dsps.series_max, contracts)?;
         let dsps = edge.dsps();
+        let contracts = config.dsps.contracts.clone();
+        let contracts = contracts.map(|file| ContractsStatus {
+            file,
+            dsps: dsps.clone(),
+        });
+        status::register(&registry, contracts.clone())?;
         let services = Services::register(&registry, "producer", true)?;
         let app = Self {
             addresses,
@@ -190,6 +204,7 @@ impl App {
             draining: app.draining.clone(),
             http: app.start_edge(ports.http, opt_out, edge, services.connections("http")?),
             grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
+            contracts,
             shaping: app.shaping.clone(),
         };
         app.streams.tasks.spawn(timers(app.log.clone()));

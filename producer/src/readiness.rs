@@ -9,7 +9,7 @@ use runtime::{
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::shaping::Shaping;
+use crate::{edge::contracts::status::ContractsStatus, shaping::Shaping};
 
 /// The components that readiness depends on.
 #[derive(Debug)]
@@ -20,7 +20,9 @@ pub struct Readiness {
     pub http: AcceptTask,
     /// The port for subscribers.
     pub grpc: AcceptTask,
-    /// The DSP rate limits, reported but always ready: an invalid limits file stops neither requests nor streams.
+    /// The contracts, reported but always ready: an invalid version of the file stops neither requests nor streams.
+    pub contracts: Option<ContractsStatus>,
+    /// The DSP rate limits, reported but always ready.
     pub shaping: Option<Shaping>,
 }
 
@@ -35,12 +37,15 @@ pub struct AcceptTask {
 
 impl Pages for Readiness {
     fn components(&self) -> Vec<Component> {
+        let contracts = self.contracts.iter();
+        let contracts = contracts.map(|it| Component::new("contracts", Ok(it.describe())));
         let limits = self.shaping.iter();
         let limits = limits.map(|shaping| Component::new("limits", Ok(shaping.describe())));
         let ports = [self.http.component("http"), self.grpc.component("grpc")];
         [ready::drain(self.draining.is_cancelled())]
             .into_iter()
             .chain(ports)
+            .chain(contracts)
             .chain(limits)
             .collect()
     }
@@ -74,6 +79,7 @@ mod tests {
             draining: CancellationToken::new(),
             http: accept_task(1),
             grpc: accept_task(2),
+            contracts: None,
             shaping: None,
         };
         let failing = || {

@@ -84,7 +84,6 @@ struct ShapingShared {
 struct ShapingState {
     shaper: Shaper,
     rules: Arc<Rules>,
-    version: u64,
     /// When [`Shaping::run`] wakes next.
     next_wake: u64,
     /// This producer's shares in shared limits.
@@ -128,7 +127,6 @@ impl Shaping {
                 state: Mutex::new(ShapingState {
                     shaper: Shaper::new(&rules, started_unix_nanos),
                     rules,
-                    version: 1,
                     next_wake: u64::MAX,
                     leased,
                     shares_expire_at: 0,
@@ -266,10 +264,8 @@ impl Shaping {
             if let Some(leased) = &state.leased {
                 leased.lease.refresh_now();
             }
-            state.version += 1;
             let queue_bytes_max = queue_bytes_max(&state.rules);
-            let version = state.version;
-            tracing::info!(version, queue_bytes_max, "limits reloaded");
+            tracing::info!(queue_bytes_max, "limits reloaded");
         }
     }
 

@@ -4,6 +4,7 @@
 
 pub mod file;
 mod plan;
+pub mod status;
 
 use std::{num::NonZeroU16, sync::Arc};
 

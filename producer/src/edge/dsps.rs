@@ -30,8 +30,8 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use metric_defs::producer::{CONTRACTS_VERSION, DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE};
-use runtime::metrics::{Family, Registry, as_f64, family, value};
+use metric_defs::producer::{DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE};
+use runtime::metrics::{Family, Registry, as_f64, family};
 
 use super::{
     contracts::{Contract, Contracts},
@@ -299,6 +299,12 @@ impl Dsps {
         });
     }
 
+    /// Version of the contracts: 1 at the start, incremented by each reload; 0 without contracts.
+    #[must_use]
+    pub fn contracts_version(&self) -> u64 {
+        self.shared.table().contracts_version
+    }
+
     /// Counts the requests of a batch and empties the tally; to be called after the cookies are in the log.
     pub fn add(&self, tally: &mut Tally, known: &mut KnownDsps) {
         let shared = &*self.shared;
@@ -345,12 +351,10 @@ impl Dsps {
             .collect();
         let named = named.iter();
         let named = named.map(|(dsp, it)| ([&**dsp, it.name(), it.state().name()], 1.0));
-        let version = contracts.map(|_| as_f64(table.contracts_version));
         vec![
             family(DSP_COOKIES, counts(0..WOULD_REFUSE)),
             family(DSP_WOULD_REFUSE, counts(WOULD_REFUSE..OUTCOMES)),
             family(DSP_CONTRACT, named),
-            value(CONTRACTS_VERSION, version),
         ]
     }
 

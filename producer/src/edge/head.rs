@@ -84,7 +84,11 @@ pub fn parse<'a, 'r>(
 
 /// The values of the Cookie headers.
 pub fn cookies<'a>(headers: &[Header<'a>]) -> impl Iterator<Item = &'a [u8]> {
-    values(headers, "cookie")
+    // Not by `values`: with a name that is known here, a comparison costs fewer instructions.
+    headers
+        .iter()
+        .filter(|header| header.name.eq_ignore_ascii_case("cookie"))
+        .map(|header| header.value)
 }
 
 /// The values of the headers with this name.

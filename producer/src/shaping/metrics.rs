@@ -1,9 +1,8 @@
 //! Metrics of the DSP limits, read from all queues at one moment, so that every scrape balances.
 
 use metric_defs::producer::{
-    SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED,
-    SHAPING_REFUSED_VERSION, SHAPING_RELEASED, SHAPING_VERSION, SHARING_MISSED, SHARING_SHARE,
-    SHARING_STATE, SHARING_SUM,
+    SHAPING_DEAD_LETTERS, SHAPING_DELAY, SHAPING_DROPPED, SHAPING_EXCEEDED, SHAPING_RELEASED,
+    SHARING_MISSED, SHARING_SHARE, SHARING_STATE, SHARING_SUM,
 };
 use runtime::metrics::{Family, Registry, as_f64, family, histograms, value};
 
@@ -59,7 +58,6 @@ fn families(shaping: Option<&Shaping>) -> Vec<Family> {
         let sum = seconds(delays.sum_nanos);
         ([limit.as_str()], delays.buckets.to_vec(), sum)
     });
-    let global = |metric, of: fn(&Shaping) -> f64| value(metric, shaping.map(of));
     let sharing = shaping.and_then(Shaping::sharing);
     let shares = || sharing.iter().flat_map(|it| &it.shares);
     let share = shares().map(|(limit, share, _)| ([limit.as_str()], *share));
@@ -77,10 +75,6 @@ fn families(shaping: Option<&Shaping>) -> Vec<Family> {
         family(SHAPING_EXCEEDED, exceeded),
         family(SHAPING_DEAD_LETTERS, dead_letters),
         histograms(SHAPING_DELAY, delays),
-        global(SHAPING_VERSION, |it| as_f64(it.version())),
-        global(SHAPING_REFUSED_VERSION, |it| {
-            f64::from(u8::from(it.refused().is_some()))
-        }),
     ];
     by_limit.chain(others).collect()
 }

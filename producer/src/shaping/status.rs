@@ -20,22 +20,9 @@ impl Shaping {
         self.state().shaper.held()
     }
 
-    /// Active version of the limits file, counted from 1.
-    pub(crate) fn version(&self) -> u64 {
-        self.state().version
-    }
-
-    /// Why the current content of the limits file is not active; `None` if it is.
-    pub(crate) fn refused(&self) -> Option<String> {
-        self.shared.file.error()
-    }
-
     /// One-line description for `/readyz`.
     pub(crate) fn describe(&self) -> String {
-        let mut text = format!("version {} is active", self.version());
-        if let Some(error) = self.refused() {
-            text += &format!(", the newest version is invalid: {error}");
-        }
+        let mut text = "active".to_owned();
         if let Some(sharing) = self.sharing() {
             text += &format!("; {}", sharing.describe());
         }

@@ -148,8 +148,8 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     limits.set(&shaped("100/s").replace("shape\"", "shaped\""))?;
     wait_logged(&producer.process, "failed to reload changed files").await?;
     let metrics = producer.metrics().await?;
-    assert_eq!(metrics.count(names::SHAPING_VERSION, &[]), 1);
-    assert_eq!(metrics.count(names::SHAPING_REFUSED_VERSION, &[]), 1);
+    assert_eq!(metrics.count(names::CONTRACTS_VERSION, &[]), 1);
+    assert_eq!(metrics.count(names::CONTRACTS_REFUSED_VERSION, &[]), 1);
     let ready = admin::get(&producer.admin, "/readyz").await?;
     ensure!(ready.status == 200, "{ready:?}");
     ensure!(
@@ -161,8 +161,8 @@ async fn invalid_limits_file_is_rejected_and_the_previous_version_stays_active()
     limits.set(&shaped("100/s"))?;
     wait_until(TIMEOUT, "the next version is active", async || {
         let metrics = producer.metrics().await?;
-        let is_refused = metrics.count(names::SHAPING_REFUSED_VERSION, &[]) > 0;
-        Ok(!is_refused && metrics.count(names::SHAPING_VERSION, &[]) == 2)
+        let is_refused = metrics.count(names::CONTRACTS_REFUSED_VERSION, &[]) > 0;
+        Ok(!is_refused && metrics.count(names::CONTRACTS_VERSION, &[]) == 2)
     })
     .await?;
     wait_until(TIMEOUT, "the queued cookie is released", async || {
