@@ -1,6 +1,6 @@
 //! Killed processes and brokers.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Error, Result};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -25,13 +25,15 @@ async fn run_with_kills(seed: u64) -> Result<()> {
     })
     .await?;
     let mut cluster = Cluster::start().await?;
-    cluster.write_apps(&origin, "allow_delete = \"partial\"\nworkers = 2")?;
+    let place = format!("file:{}", cluster.path("contents").display());
+    let more = format!("contents = \"{place}\"\nallow_delete = \"partial\"\nworkers = 2");
+    cluster.write_apps(&origin, &more)?;
     cluster.write_assets(&origin, ASSETS, |_| String::new())?;
-    let contents = Contents::parse(&format!("file:{}", cluster.path("contents").display()));
-    let contents = contents.map_err(Error::msg)?;
-    for number in (0..ASSETS).step_by(20) {
-        let key = format!("key-{number}");
-        contents.write(&key, "old".into()).await?;
+    let contents = Contents::parse(&place).map_err(Error::msg)?;
+    for number in 0..ASSETS {
+        let path = contents.path(&format!("key-{number}"));
+        fs::create_dir_all(path.parent().context("a directory")?)?;
+        fs::write(path, "old")?;
     }
     let api = cluster.revalidator(&["--workers=0", "--no-maker"]).await?;
     let mut others = [
@@ -73,12 +75,16 @@ async fn run_with_kills(seed: u64) -> Result<()> {
         repeated <= 100 * may_repeat,
         "seed {seed}: {repeated} requests repeated, {may_repeat} batches may be"
     );
-    let list = std::fs::read_to_string(cluster.path("assets.ndjson"))?;
+    let list = fs::read_to_string(cluster.path("assets.ndjson"))?;
     assert_eq!(list.lines().count(), ASSETS - ASSETS / 20, "seed {seed}");
     for number in 0..ASSETS {
         let path = contents.path(&format!("key-{number}"));
-        let expected = (number % 20 == 1).then_some("new");
-        let found = std::fs::read_to_string(path).ok();
+        let expected = match number % 20 {
+            0 => None,
+            1 => Some("new"),
+            _ => Some("old"),
+        };
+        let found = fs::read_to_string(path).ok();
         assert_eq!(found.as_deref(), expected, "seed {seed}, {number}");
     }
     Ok(())
