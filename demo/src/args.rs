@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Limits(LimitsArgs),
     /// Show a deletion: three sync requests of a user, the deletion, its receipt, and the lookup before and after
     Deletion(SetupArgs),
+    /// Show the contract of a DSP: a redirect, a macro instead of an id, a match without consent, and an opt-out
+    Contracts(SetupArgs),
     /// Show a revalidator: it checks a list of assets, and again after some have changed or are gone
     ///
     /// It uses free ports, and ends after both checks, in less than two minutes. The status page shows how its two workers change

@@ -1,9 +1,11 @@
 //! `cargo demo` runs a producer and a consumer and sends a sync request through them. `cargo demo limits` shows a DSP limit under
-//! excess load, `cargo demo deletion` a deletion with its receipt, `cargo demo revalidate` checks of cached objects.
+//! excess load, `cargo demo deletion` a deletion with its receipt, `cargo demo contracts` valid and refused matches, and
+//! `cargo demo revalidate` checks of cached objects.
 //!
 //! It has few dependencies, because newcomers build it first. Producer, consumer and load generator are separate processes.
 
 mod args;
+mod contracts;
 mod deletion;
 mod limits;
 mod revalidate;
@@ -61,6 +63,7 @@ async fn run_until_signal(args: &Args) -> Result<ExitCode> {
             None => show::run(args, &stop).await,
             Some(Command::Limits(args)) => limits::run(args, &stop).await,
             Some(Command::Deletion(args)) => deletion::run(args, &stop).await,
+            Some(Command::Contracts(args)) => contracts::run(args, &stop).await,
             Some(Command::Revalidate(args)) => revalidate::run(args, &stop).await,
         }
     };

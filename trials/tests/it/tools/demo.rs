@@ -213,6 +213,27 @@ async fn deletion_demo_shows_the_lookup_before_and_after_and_a_receipt() -> Resu
 }
 
 #[tokio::test]
+async fn contracts_demo_shows_a_redirect_and_refused_matches() -> Result<()> {
+    let printed = Demo::start(&["contracts"]).await?.finish().await?;
+    let mut found = printed.iter();
+    for expected in [
+        "302 location: https://sync.example/done?u=alice&x=buyer-17",
+        "400 parameter b (the buyer uid) is a macro",
+        "451 the privacy signals",
+        "cookiesync_optout=1  204 ",
+        r#"{"user_id":"alice","buyer_uids":{"17":"buyer-17"}}"#,
+        "uid_macro 1",
+        "consent_missing 1",
+    ] {
+        ensure!(
+            found.any(|line| line.contains(expected)),
+            "{expected}: {printed:#?}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
     let demo = Demo::spawn(&["revalidate", "--assets", "300"]).await?;
     let printed = demo.finish().await?;
