@@ -60,7 +60,7 @@ use crate::{
     log::{AppendBatch, Closed, Deletion, Log},
 };
 
-/// How often [`Shaping::run`] checks for a new version of the limits file while no cookie is due.
+/// How often [`Shaping::run`] checks for new limits while no cookie is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The DSP limits of one producer; clones share them.
@@ -202,7 +202,7 @@ impl Shaping {
         }
     }
 
-    /// Releases due cookies and applies new versions of the limits file, until `stop`.
+    /// Releases due cookies and applies new versions of the limits, until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
         loop {
             let wait = self.release_due();

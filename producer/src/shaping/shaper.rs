@@ -1,4 +1,4 @@
-//! All queues of one limits file. Pure: the caller passes the time.
+//! All queues of the limits of a producer. Pure: the caller passes the time.
 //!
 //! Every cookie of a limited DSP is passed to [`Shaper::offer`], and is released immediately, queued or dropped. The
 //! caller runs [`Shaper::release_due`] when [`Shaper::due`] has passed.
@@ -74,14 +74,14 @@ struct NamedQueue {
     queue: DspQueue,
     /// Accepted cookies at the last call of [`Shaper::demands`].
     accepted_before: u64,
-    /// The limits file no longer has this limit or key.
+    /// The contracts file no longer has this limit or key.
     is_closing: bool,
     /// It is listed in [`Shaper::non_empty`].
     is_listed: bool,
 }
 
 impl Shaper {
-    /// The queues of a limits file that was [checked](limits_sharing::dsp_limits::check).
+    /// The queues of limits that were [checked](limits_sharing::dsp_limits::check).
     pub(super) fn new(rules: &Rules, now: u64) -> Self {
         let rules_max = DSPS_MAX * limits::DEMANDS_MAX;
         let mut shaper = Self {

@@ -1,4 +1,4 @@
-//! Applies a new version of the limits file: creates, reconfigures and closes queues, keeps used quota, and plans queued
+//! Applies a new version of the limits: creates, reconfigures and closes queues, keeps used quota, and plans queued
 //! cookies again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

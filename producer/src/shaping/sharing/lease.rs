@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::SharingStatus;
 use crate::shaping::{Shaping, shaper::Shares};
 
-/// The lease of this producer, if the limits file has `[sharing]`; fixed until the process ends.
+/// The lease of this producer, if the contracts file has `[sharing]`; fixed until the process ends.
 pub(in crate::shaping) fn lease(sharing: Option<&Sharing>, member: &str) -> Option<LeasedShares> {
     let config = sharing.map(|it| lease_config(it, member).expect("the file was checked"));
     let lease = Lease::new(config?);
