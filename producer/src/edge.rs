@@ -150,7 +150,8 @@ impl Edge {
             let answer = contract.begin_refusal(headers, read.output);
             return Ok(Outcome::Rejected(rejection, answer));
         }
-        let opted_out = self.opt_out.is_some() && opt_out::has_cookie(headers);
+        let reads_opt_out = self.opt_out.is_some() || read.known.privacy().is_some();
+        let opted_out = reads_opt_out && opt_out::has_cookie(headers);
         if let (Some(contract), Some(privacy)) = (contract, read.known.privacy()) {
             let signals = Signals {
                 opted_out,

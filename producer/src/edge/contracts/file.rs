@@ -125,6 +125,11 @@ struct ContractTable {
 /// All errors of the file, with line numbers.
 pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let (mut table, tables) = Tables::parse(text)?;
+    // For example while it is being rewritten; all refusals would end.
+    if table.is_empty() {
+        let error = "the file is empty: to accept every DSP, start without --contracts";
+        return Err(ConfigErrors(vec![error.to_owned()]));
+    }
     let (defaults, dsps) = (table.remove("defaults"), table.remove("dsp"));
     let privacy = table.remove("privacy");
     let limits = LIMIT_KEYS.map(|key| Some((key.to_owned(), table.remove(key)?)));

@@ -70,6 +70,11 @@ fn exchange(contracts: &str, query: &str) -> Exchange {
 }
 
 fn exchange_with(contracts: &str, request: &str, headers: &str) -> Exchange {
+    let deletions = prometheus::IntCounter::new("deletions", "deletions").unwrap();
+    exchange_of(contracts, Some(OptOut::new(deletions)), request, headers)
+}
+
+fn exchange_of(contracts: &str, opt_out: Option<OptOut>, request: &str, headers: &str) -> Exchange {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -80,12 +85,10 @@ fn exchange_with(contracts: &str, request: &str, headers: &str) -> Exchange {
     let registry = Registry::new();
     let contracts = file::parse(contracts).unwrap();
     let metrics = Metrics::register(&registry, 0, Some(Arc::new(contracts))).unwrap();
-    let deletions = prometheus::IntCounter::new("deletions", "deletions").unwrap();
-    let opt_out = OptOut::new(deletions);
     let edge = Edge::new(
         log.clone(),
         None,
-        Some(opt_out),
+        opt_out,
         metrics,
         CancellationToken::new(),
     );
@@ -491,6 +494,13 @@ fn check_errors(text: &str, expected: &[&str]) {
     assert_eq!(errors.len(), expected.len(), "{errors:#?}");
     for (error, expected) in errors.iter().zip(expected) {
         assert!(error.contains(expected), "no {expected:?} in {error:?}");
+    }
+}
+
+#[test]
+fn empty_file_is_refused() {
+    for text in ["", "\n# being rewritten\n"] {
+        check_errors(text, &["the file is empty"]);
     }
 }
 

@@ -72,6 +72,16 @@ fn opt_out_cookie_decides_first_and_keeps_its_response() {
 }
 
 #[test]
+fn opt_out_cookie_decides_without_the_opt_out_page() {
+    let request = format!("GET /?{}", query(CONSENT));
+    let cookies = "cookie: uid=u/1; cookiesync_optout=1\r\n";
+    let answered = exchange_of(&contracts("enforce"), None, &request, cookies);
+    answered.check("204 No Content", &[], &["privacy: opted_out"]);
+    let accepted = exchange_of(REDIRECT, None, &request, cookies);
+    accepted.check("302 Found", &["u/1 17 x"], &["17 accepted"]);
+}
+
+#[test]
 fn headers_are_signals() {
     let settings = "country_header = 'CF-IPCountry'\n";
     let contracts = contracts("enforce").replace("host_vendor", &format!("{settings}host_vendor"));
