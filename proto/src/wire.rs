@@ -253,8 +253,8 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
     Bytes::from(buffer)
 }
 
-/// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix. Omits deletions unless
-/// `deletions` is set.
+/// Converts the cookies of a chunk to consecutive `GetCookies` messages, each with its length prefix. Omits deletions, which are
+/// only at the start of a chunk, unless `deletions` is set.
 ///
 /// The last cookie is padded so that the result has at least [`SMALL_FRAME_BYTES`]. The result is empty if nothing is left.
 ///
@@ -263,10 +263,11 @@ pub fn encode_event(event: v1::event::Event) -> Bytes {
 pub fn cookie_messages(chunk: &ChunkRef, deletions: bool) -> Result<Bytes, WireError> {
     let spare = chunk.header.count as usize * (FRAME_PREFIX_BYTES - 2) + SMALL_FRAME_BYTES;
     let mut buffer = Vec::with_capacity(chunk.body.len() + spare);
-    let mut last_at = 0;
+    let (mut last_at, mut skips) = (0, !deletions);
     for cookie in chunk.encoded_cookies() {
         let cookie = cookie?;
-        if !deletions && is_deletion(cookie)? {
+        skips = skips && is_deletion(cookie)?;
+        if skips {
             continue;
         }
         last_at = buffer.len();
