@@ -1,0 +1,223 @@
+//! Tests of the contracts file: its errors, limits and plan.
+
+use super::*;
+
+#[track_caller]
+fn check_errors(text: &str, expected: &[&str]) {
+    let errors = file::parse(text).unwrap_err().0;
+    assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.contains(expected), "no {expected:?} in {error:?}");
+    }
+}
+
+#[test]
+fn empty_file_is_refused() {
+    for text in ["", "\n# being rewritten\n"] {
+        check_errors(text, &["the file is empty"]);
+    }
+}
+
+#[test]
+fn all_errors_of_a_file_are_reported_with_their_lines() {
+    let text = "unknwon_dsps = 'accept'
+redirect_hosts = ['sync.example', '10.0.0.1']
+[defaults]
+name = 'all'
+uid_bytes_max = 257
+[dsp.17]
+name = 'same'
+uid_pattern = '('
+redirect = 'https://evil.example/'
+origins = ['https://a.example/path']
+[dsp.18]
+name = 'same'
+answer = 'redirect'
+uid_patern = 'x'
+[dsp.19]
+name = 'same'
+state = 'alowed'
+[dsp.20]
+name = 'same'
+answer = 'redirect'
+refuse = ['sentinel']
+uid_macro = ['']
+[dsp.017]
+";
+    let expected = [
+        "line 1: the file: unknown key `unknwon_dsps`: did you mean `unknown_dsps`?",
+        "line 4: defaults.name: names one DSP",
+        "line 5: defaults.uid_bytes_max: out of range: use 1 to 256",
+        "line 23: dsp.017: invalid DSP id",
+        "line 8: dsp.17.uid_pattern: invalid pattern: unclosed group",
+        "line 10: dsp.17.origins: invalid origin `https://a.example/path`",
+        "line 9: dsp.17.redirect: has no effect without answer = \"redirect\"",
+        "line 10: dsp.17.origins: has no effect without answer = \"json\"",
+        "line 14: dsp.18: unknown key `uid_patern`: did you mean `uid_pattern`?",
+        "line 17: dsp.19.state: unknown value `alowed`: did you mean `allowed`?",
+        "line 22: dsp.20.uid_macro: contains an empty text",
+        "line 20: dsp.20.answer: \"redirect\" needs a URL",
+        "line 22: dsp.20.uid_macro: has no effect without \"macro\" in refuse",
+        "line 19: dsp.20.name: another DSP has the name `same`",
+    ];
+    check_errors(text, &expected);
+}
+
+#[test]
+fn redirect_to_an_unlisted_host_is_an_error() {
+    let text = "redirect_hosts = ['sync.example', '10.0.0.1']
+[dsp.17]
+answer = 'redirect'
+redirect = 'https://evil.example/'
+[dsp.18]
+answer = 'redirect'
+redirect = 'https://SYNC.example/'
+";
+    let expected = [
+        "line 1: redirect_hosts: `10.0.0.1` is an IP address",
+        "line 4: dsp.17.redirect: host `evil.example` is not in redirect_hosts",
+    ];
+    check_errors(text, &expected);
+}
+
+#[test]
+fn errors_of_one_table_are_reported_with_their_lines() {
+    check_errors(
+        "unknown_dsps = 'refuse'",
+        &["line 1: unknown_dsps: \"refuse\" rejects every request"],
+    );
+    check_errors(
+        "[dsp]\n17 = 1",
+        &["line 2: dsp.17: expected a table, not integer"],
+    );
+    check_errors("[defaults\n", &["line 1: "]);
+    check_errors(
+        "[dsp.17]\nuid_pattern = '(a{1000}){1000}'",
+        &["line 2: dsp.17.uid_pattern: is too complex"],
+    );
+    check_errors(
+        "[dsp.17]\nttl = '14d'",
+        &["line 2: dsp.17: unknown key `ttl`"],
+    );
+}
+
+#[test]
+fn limits_are_part_of_the_contracts() {
+    let limits = |text: &str| Rules::clone(file::parse(text).unwrap().limits());
+    let rules = "rules = [ { id = 'peak', rate = '300/s', burst = 30 } ]\nmode = 'shape'";
+    let contract =
+        format!("unknown = 'unlimited'\n[dsp.17]\nname = 'example'\n[dsp.17.limit]\n{rules}");
+    let limit = format!("unknown = 'unlimited'\n[limits.example]\nkeys = [17]\n{rules}");
+    assert_eq!(limits(&contract), limits(&limit));
+    assert_eq!(limits(&limit), Rules::parse(&limit).unwrap());
+    assert!(!file::parse("[dsp.17]").unwrap().has_limits());
+    let unnamed = contract.replace("name = 'example'\n", "");
+    assert_eq!(limits(&unnamed).limits[0].name, "17");
+}
+
+#[test]
+fn errors_of_limits_are_reported_where_they_are() {
+    let rules = "rules = [{ id = 'peak', rate = '1/s' }]";
+    let contract = |limit: &str| {
+        format!("unknown = 'unlimited'\n[dsp.17]\nname = 'a'\n[dsp.17.limit]\n{limit}\n")
+    };
+    for (text, expected) in [
+        (
+            contract("rules = [{ id = 'peak', rate = '1/s', brust = 3 }]"),
+            "line 5: dsp.17.limit.rules[0]: unknown key `brust`: did you mean `burst`?",
+        ),
+        (
+            contract("mod = 'shape'\nrules = []"),
+            "line 5: dsp.17.limit: unknown key `mod`: did you mean `mode`?",
+        ),
+        (
+            contract(&format!("{rules}\nkeys = [18]")),
+            "line 6: dsp.17.limit.keys: the limit of a contract is for its DSP only",
+        ),
+        (
+            contract(&format!("{rules}\n[limits.a]\n{rules}")),
+            "line 4: dsp.17.limit: [limits.a] has the same name",
+        ),
+        (
+            contract(&format!("{rules}\n[limits.b]\nkeys = [17]\n{rules}")),
+            "key 17 is already in",
+        ),
+        (
+            contract(rules).replace("unknown = 'unlimited'", ""),
+            "unknown: set the limit that all unlisted DSPs share",
+        ),
+        (
+            format!("[defaults]\nlimit = {{ {rules} }}"),
+            "line 2: defaults.limit: limits one DSP",
+        ),
+        (
+            format!("unknown = 'unlimited'\n[limits.dsp]\nkeys = ['partner']\n{rules}"),
+            "limits.dsp: invalid DSP `partner`",
+        ),
+        (
+            format!("unknown = 'unlimited'\n[limits.dsp]\n{rules}"),
+            "limits.dsp: invalid DSP `dsp`",
+        ),
+        (
+            "unknown = 'unlimited'\n[limits.dsp]\nfrom_call = true\n".to_owned(),
+            "limits.dsp: from_call is for limiter serve",
+        ),
+        (
+            format!(
+                "unknown = 'unlimited'\n[sharing]\nmode = 'exact'\nredis = 'redis://127.0.0.1:1'\ngroup = 'g'\n[limits.dsp]\nkeys = [17]\n{rules}"
+            ),
+            "exact sharing is for limiter serve",
+        ),
+        (
+            "unknwon = 1".to_owned(),
+            "line 1: the file: unknown key `unknwon`: did you mean `unknown`?",
+        ),
+    ] {
+        let errors = file::parse(&text).unwrap_err().to_string();
+        assert!(errors.contains(expected), "{text}\n{errors}");
+    }
+}
+
+#[test]
+fn plan_has_one_line_for_each_dsp() {
+    let text = "unknown_dsps = 'refuse'\nunknown = 'unlimited'\n[defaults]\nanswer = 'none'\n[dsp.117]\nname = 'two'\nstate = 'observe'\n\
+                answer = 'json'\norigins = ['https://a.example']\n".to_owned() + REDIRECT
+        + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
+    let plan = file::parse(&text).unwrap().to_string();
+    let lines = [
+        "dsp name vendor state ids refuse answer refused limit",
+        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID redirect to sync.example answer example",
+        "117 two - observe up to 256 bytes macro, sentinel json for https://a.example status -",
+        "unlisted - - refused up to 256 bytes macro, sentinel none status -",
+    ];
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(ToOwned::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        plan.lines().take(4).map(words).collect::<Vec<_>>(),
+        lines.map(words)
+    );
+    assert!(plan.contains("\n\nexample: key 17\n"), "{plan}");
+    let cells = ["answer", "redirect to", "json for", "none"];
+    let columns: Vec<_> = cells
+        .iter()
+        .zip(plan.lines())
+        .map(|(cell, line)| line.find(cell))
+        .collect();
+    assert!(
+        columns.iter().all(|it| it.is_some() && *it == columns[0]),
+        "{plan}"
+    );
+}
+
+#[test]
+fn sample_files_are_valid() {
+    let example = include_str!("../../../../../examples/contracts.toml");
+    assert_eq!(file::parse(example).unwrap().listed().len(), 4);
+    let page = include_str!("../../../../../docs/partners.md");
+    let (_, sample) = page.split_once("```toml\n").unwrap();
+    let (sample, _) = sample.split_once("```").unwrap();
+    assert_eq!(file::parse(sample).unwrap().listed().len(), 1);
+}
