@@ -5,7 +5,7 @@
 
 use proto::wire::CookieRef;
 
-use super::request::{parameter, percent_decoded};
+use super::{privacy::Signals, request::percent_decoded};
 
 /// Maximum length of a template.
 const TEMPLATE_BYTES_MAX: usize = 2_048;
@@ -20,18 +20,24 @@ enum Macro {
     Uid,
     /// The buyer uid.
     DspUid,
-    /// The query parameter of this name.
-    Parameter(&'static str),
+    /// The query parameter `gdpr`.
+    Gdpr,
+    /// The query parameter `gdpr_consent`.
+    GdprConsent,
+    /// The query parameter `gpp`.
+    Gpp,
+    /// The query parameter `gpp_sid`.
+    GppSid,
 }
 
 /// The macros by name.
 const MACROS: [(&str, Macro); 6] = [
     ("UID", Macro::Uid),
     ("DSP_UID", Macro::DspUid),
-    ("GDPR", Macro::Parameter("gdpr")),
-    ("GDPR_CONSENT", Macro::Parameter("gdpr_consent")),
-    ("GPP", Macro::Parameter("gpp")),
-    ("GPP_SID", Macro::Parameter("gpp_sid")),
+    ("GDPR", Macro::Gdpr),
+    ("GDPR_CONSENT", Macro::GdprConsent),
+    ("GPP", Macro::Gpp),
+    ("GPP_SID", Macro::GppSid),
 ];
 
 /// The compiled URL of a redirect.
@@ -89,18 +95,31 @@ impl Template {
         &self.host
     }
 
-    /// Appends the URL to `output`; a missing parameter is empty. Returns whether the URL is short enough.
+    /// Appends the URL to `output`; a missing parameter is empty, and of a repeated one, the value counts that the privacy gate
+    /// reads. Returns whether the URL is complete: short enough, and without a value of dots, which could be a segment of
+    /// its path.
     pub fn render(&self, cookie: &CookieRef<'_>, query: &str, output: &mut Vec<u8>) -> bool {
         let length_max = output.len() + URL_BYTES_MAX;
+        let signals = Signals::in_query(query);
         for (text, value) in &self.parts {
             output.extend_from_slice(text.as_bytes());
-            match value {
-                Macro::Uid => encode(cookie.user_id.bytes(), length_max, output),
-                Macro::DspUid => encode(cookie.buyer_uid.bytes(), length_max, output),
-                Macro::Parameter(name) => {
-                    let value = parameter(query, name).unwrap_or_default();
-                    encode(percent_decoded(value.as_bytes()), length_max, output);
-                }
+            let start = output.len();
+            let (value, is_encoded) = match value {
+                Macro::Uid => (cookie.user_id, false),
+                Macro::DspUid => (cookie.buyer_uid, false),
+                Macro::Gdpr => (signals.gdpr, true),
+                Macro::GdprConsent => (signals.gdpr_consent, true),
+                Macro::Gpp => (signals.gpp, true),
+                Macro::GppSid => (signals.gpp_sid, true),
+            };
+            match is_encoded {
+                true => encode(percent_decoded(value.as_bytes()), length_max, output),
+                false => encode(value.bytes(), length_max, output),
+            }
+            let value = &output[start..];
+            let is_dots = !value.is_empty() && value.iter().all(|&byte| byte == b'.');
+            if is_dots || output.len() > length_max {
+                return false;
             }
         }
         output.extend_from_slice(self.end.as_bytes());
@@ -201,6 +220,22 @@ mod tests {
         assert_eq!(rendered(url, query).unwrap(), expected);
         let url = "https://a.example:8443";
         assert_eq!(rendered(url, query).unwrap(), url);
+    }
+
+    #[test]
+    fn value_of_dots_is_not_a_segment_of_the_path() {
+        for dots in ["gpp=.", "gpp=..", "gpp=%2e.", "gpp=%2E&b=x"] {
+            assert_eq!(rendered("https://a.example/{GPP}/x", dots), None, "{dots}");
+        }
+        let url = "https://a.example/{GPP}/x";
+        assert_eq!(rendered(url, "gpp=..a").unwrap(), "https://a.example/..a/x");
+    }
+
+    #[test]
+    fn value_of_a_repeated_parameter_is_that_of_the_privacy_gate() {
+        let url = "https://a.example/?g={GDPR}&s={GPP_SID}";
+        let query = "gdpr=&gpp_sid=2&gdpr=1&gdpr=0&gpp_sid=6";
+        assert_eq!(rendered(url, query).unwrap(), "https://a.example/?g=1&s=2");
     }
 
     #[test]

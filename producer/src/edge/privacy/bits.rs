@@ -2,7 +2,9 @@
 
 use std::iter;
 
-use super::Malformed;
+/// A signal that does not follow its format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Malformed;
 
 /// Marks a byte that is not a base64url character.
 const INVALID: u8 = 0xff;

@@ -4,8 +4,6 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use super::gate::Outcome;
-
 /// The table, with the defaults of its keys.
 ///
 /// ```
@@ -37,14 +35,6 @@ pub struct Config {
     pub gpc: GpcScope,
     /// What a malformed signal means.
     pub malformed: Action,
-}
-
-impl Config {
-    /// Whether a match with this outcome is refused. Matches with the opt-out cookie have their own response, in every mode.
-    #[must_use]
-    pub fn refuses(&self, outcome: Outcome) -> bool {
-        self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
-    }
 }
 
 /// Whether a match that the gate refuses is stored.

@@ -3,64 +3,13 @@
 use std::num::NonZeroU16;
 
 use super::{
-    Malformed, Signals,
-    config::{Action, Config, Country, GdprWhenAbsent, GpcScope, Sections},
+    bits::Malformed,
+    config::{Action, Config, Country, GdprWhenAbsent, GpcScope, Mode, Sections},
     gpp::{self, SectionIds},
+    outcome::Outcome,
+    signals::Signals,
     tcf, us,
 };
-
-/// What the signals of a request mean for its match.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    /// The match may be stored.
-    Allowed,
-    /// The request has the opt-out cookie.
-    OptedOut,
-    /// The header `Sec-GPC` forbids it.
-    Gpc,
-    /// A signal does not follow its format.
-    Malformed,
-    /// GDPR applies, and the request has no consent string.
-    ConsentMissing,
-    /// The consent string is not of version 2.
-    ConsentVersion,
-    /// The user did not consent to purpose 1.
-    ConsentPurpose,
-    /// The user did not consent to the exchange, or the exchange has no vendor id.
-    ConsentVendorHost,
-    /// The user did not consent to the DSP, or the DSP has no vendor id.
-    ConsentVendorDsp,
-    /// The publisher forbids purpose 1 to the exchange or the DSP.
-    ConsentRestricted,
-    /// The exchange or the DSP was not disclosed to the user.
-    ConsentUndisclosed,
-    /// The user opted out under a law of the US.
-    UsOptOut,
-}
-
-impl Outcome {
-    /// The values of the metric label, by discriminant.
-    pub const LABELS: [&'static str; 12] = [
-        "allowed",
-        "opted_out",
-        "gpc",
-        "malformed",
-        "consent_missing",
-        "consent_version",
-        "consent_purpose",
-        "consent_vendor_host",
-        "consent_vendor_dsp",
-        "consent_restricted",
-        "consent_undisclosed",
-        "us_opt_out",
-    ];
-
-    /// Value of the metric label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        Self::LABELS[self as usize]
-    }
-}
 
 impl Config {
     /// Decides whether a match of a DSP with this vendor id may be stored. The mode has no effect.
@@ -68,6 +17,12 @@ impl Config {
     pub fn decide(&self, signals: &Signals<'_>, dsp_vendor: Option<NonZeroU16>) -> Outcome {
         let outcome = self.first_refusal(signals, dsp_vendor);
         outcome.unwrap_or(Outcome::Malformed)
+    }
+
+    /// Whether a match with this outcome is refused. Matches with the opt-out cookie have their own response, in every mode.
+    #[must_use]
+    pub fn refuses(&self, outcome: Outcome) -> bool {
+        self.mode == Mode::Enforce && !matches!(outcome, Outcome::Allowed | Outcome::OptedOut)
     }
 
     fn first_refusal(
@@ -81,12 +36,12 @@ impl Config {
         if signals.gpc && self.gpc == GpcScope::Deny {
             return Ok(Outcome::Gpc);
         }
+        let gpc_of_us = signals.gpc && self.gpc == GpcScope::Us;
+        if gpc_of_us && signals.country == Some(Country::US) {
+            return Ok(Outcome::Gpc);
+        }
         let ids = self.tolerate(SectionIds::parse(signals.gpp_sid))?;
-        let is_us = || {
-            signals.country == Some(Country::US)
-                || us::SECTIONS.into_iter().any(|id| ids.contains(id))
-        };
-        if signals.gpc && self.gpc == GpcScope::Us && is_us() {
+        if gpc_of_us && us::SECTIONS.into_iter().any(|id| ids.contains(id)) {
             return Ok(Outcome::Gpc);
         }
         let gpp = match signals.gpp {

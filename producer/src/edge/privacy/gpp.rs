@@ -2,7 +2,7 @@
 //!
 //! `DBACNY~CPXx…~1YNN` has the sections 2 and 6. Unknown sections are skipped. Some encoders escape the tilde.
 
-use super::{Malformed, bits::Bits};
+use super::bits::{Bits, Malformed};
 
 /// The section of TCF consent in the EU.
 pub(super) const TCF_EU: usize = 2;

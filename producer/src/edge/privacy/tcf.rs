@@ -4,10 +4,9 @@
 //! information on a device", and only consent permits it.
 
 use super::{
-    Malformed,
-    bits::{self, Bits},
+    bits::{self, Bits, Malformed},
     config::{Config, DisclosedVendors},
-    gate::Outcome,
+    outcome::Outcome,
 };
 
 /// Bits of the shortest core of version 1. A shorter text is not a consent string of any version.
@@ -105,6 +104,9 @@ fn is_restricted(core: Bits<'_>, at: usize, vendors: [u16; 2]) -> Result<bool, M
             return Ok(true);
         }
         at = end;
+    }
+    if at > core.len() {
+        return Err(Malformed);
     }
     Ok(false)
 }

@@ -1,3 +1,4 @@
+use httparse::Header;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -344,6 +345,7 @@ fn sections_24_to_27_may_begin_with_a_header_segment() {
             (format!("{letter}BAA.BRVg"), Outcome::UsOptOut),
             (format!("{letter}BAA.BRWQ"), Outcome::UsOptOut),
             (format!("{letter}BAA.BRWg"), Outcome::Allowed),
+            (format!("{letter}BAA.BRWg."), Outcome::Allowed),
             (format!("{letter}BAA"), Outcome::Malformed),
         ] {
             check(&format!("gpp_sid={id}&gpp={header}~{section}"), expected);
@@ -402,6 +404,7 @@ fn sec_gpc_counts_where_it_is_configured() {
     }
     for (query, country, expected) in [
         ("", "US", Outcome::Gpc),
+        ("gpp_sid=x", "US", Outcome::Gpc),
         ("gpp_sid=8", "", Outcome::Gpc),
         ("gdpr=0", "DE", Outcome::Allowed),
         ("gpp_sid=2", "DE", Outcome::ConsentMissing),

@@ -4,7 +4,7 @@
 //! begin with a header segment.
 
 use super::{
-    Malformed, bits,
+    bits::{self, Malformed},
     config::{Action, Us},
 };
 
@@ -49,7 +49,7 @@ pub(super) fn opts_out(
         }
     }
     if counts_gpc && has_gpc(id) {
-        for segment in segments {
+        for segment in segments.filter(|segment| segment.len() > 0) {
             if segment.number(0, 2)? == GPC && segment.bit(2)? {
                 return Ok(true);
             }
