@@ -95,13 +95,8 @@ impl App {
         );
         let contracts = config.dsps.contracts.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
-        let (dsps, has_limits) = (app.dsps.clone(), app.shaping.is_some());
-        let apply = move |contracts: Arc<Contracts>| {
-            if contracts.has_limits() && !has_limits {
-                tracing::warn!("limits were added; they take effect after a restart");
-            }
-            dsps.set_contracts(contracts);
-        };
+        let dsps = app.dsps.clone();
+        let apply = move |contracts: Arc<Contracts>| dsps.set_contracts(contracts);
         app.services
             .watch_with(contracts.as_ref(), &app.edge, apply);
         Ok(app)
@@ -139,7 +134,12 @@ impl App {
         let queue_cookies_max = config.retention.queue_cookies as u64;
         metrics::register(&registry, &log, &subscribers, queue_cookies_max)?;
         config.security.warn_if_exposed(addresses.grpc);
-        let shaping = Shaping::open(&producer_id, &config.dsps, &log)?;
+        let (contracts, spool) = (
+            config.dsps.contracts.clone(),
+            config.dsps.limits_spool.as_ref(),
+        );
+        let shaping = contracts.map(|file| Shaping::open(&producer_id, file, spool, &log));
+        let shaping = shaping.transpose()?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
         let streams = Streams::new(
@@ -281,7 +281,7 @@ impl App {
         self.addresses
     }
 
-    /// The DSP rate limits; `None` if the contracts have none.
+    /// The DSP rate limits; `None` without contracts.
     #[must_use]
     pub fn shaping(&self) -> Option<&Shaping> {
         self.shaping.as_ref()

@@ -1,7 +1,7 @@
 //! DSP rate limits: cookies are accepted at any rate, and released into the log at the rate of their limit.
 //!
 //! The response to a browser never waits; the *cookie* may. The contracts file defines the limits, and how to handle
-//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without limits, none of this is used.
+//! cookies above them: only count (`observe`), drop (`police`) or queue (`shape`). Without contracts, none of this is used.
 //!
 //! # Life of a cookie under a shaping limit
 //!
@@ -55,7 +55,6 @@ use self::{
 };
 pub(crate) use self::{counters::DropReason, metrics::register, spool::Spool};
 use crate::{
-    config::DspsConfig,
     edge::contracts::file::ContractsFile,
     log::{AppendBatch, Closed, Deletion, Log},
 };
@@ -100,21 +99,22 @@ impl Shaping {
         Self::start("", file, None, log)
     }
 
-    /// Applies the limits of the contracts; `None` if there are none. `name` is the producer's.
+    /// Applies the limits of the contracts, with a spool if its path is set. `name` is the producer's.
     ///
     /// # Errors
     /// When another process uses the spool.
-    pub(crate) fn open(name: &str, config: &DspsConfig, log: &Log) -> anyhow::Result<Option<Self>> {
-        let file = config.contracts.clone();
-        let Some(file) = file.filter(|file| file.current().has_limits()) else {
-            return Ok(None);
-        };
+    pub(crate) fn open(
+        name: &str,
+        file: ContractsFile,
+        spool: Option<&PathBuf>,
+        log: &Log,
+    ) -> anyhow::Result<Self> {
         let lock = |path: &PathBuf| {
             let locked = Spool::lock(path.clone());
             locked.with_context(|| format!("--limits-spool: {}", path.display()))
         };
-        let spool = config.limits_spool.as_ref().map(lock).transpose()?;
-        Ok(Some(Self::start(name, file, spool, log.clone())))
+        let spool = spool.map(lock).transpose()?;
+        Ok(Self::start(name, file, spool, log.clone()))
     }
 
     /// Like [`new`](Self::new); also restores the cookies in the spool. `name` is the producer's.

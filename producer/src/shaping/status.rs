@@ -22,7 +22,8 @@ impl Shaping {
 
     /// One-line description for `/readyz`.
     pub(crate) fn describe(&self) -> String {
-        let mut text = "active".to_owned();
+        let has_limits = !self.state().rules.limits.is_empty();
+        let mut text = ["none", "active"][usize::from(has_limits)].to_owned();
         if let Some(sharing) = self.sharing() {
             text += &format!("; {}", sharing.describe());
         }

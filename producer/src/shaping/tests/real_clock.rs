@@ -38,13 +38,7 @@ impl Producer {
         let path = dir.path().join("limits.toml").display().to_string();
         let named = NamedFile::from_flag("--contracts", &path).unwrap();
         let file = Arc::new(Reloader::load(File(named)).unwrap());
-        let log = Log::new(Config {
-            epoch: 1,
-            bytes_max: 1 << 20,
-            chunk_bytes: 64 << 10,
-            chunk_age: Duration::from_millis(10),
-            idle_after: Duration::from_secs(3600),
-        });
+        let log = Log::new(config());
         let shaping = Shaping::start(
             "",
             file,
@@ -72,7 +66,12 @@ impl Producer {
         let tasks = TaskTracker::new();
         tasks.spawn(self.shaping.clone().run(stop.clone()));
         tasks.close();
-        while self.shaping.summaries()["dsp"].counters.released < count {
+        let is_released = || {
+            let summaries = self.shaping.summaries();
+            let summary = summaries.get("dsp");
+            summary.is_some_and(|it| it.counters.released >= count)
+        };
+        while !is_released() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         stop.cancel();
@@ -95,6 +94,16 @@ impl Producer {
 
     fn spool(&self) -> PathBuf {
         self.dir.path().join("spool")
+    }
+}
+
+fn config() -> Config {
+    Config {
+        epoch: 1,
+        bytes_max: 1 << 20,
+        chunk_bytes: 64 << 10,
+        chunk_age: Duration::from_millis(10),
+        idle_after: Duration::from_secs(3600),
     }
 }
 
@@ -138,6 +147,36 @@ async fn queued_cookies_are_restored_at_the_next_start() {
     let logged = next.logged().await;
     assert_eq!(users(&logged), ["b", "c"]);
     assert!(logged.iter().all(|(_, is_old)| *is_old), "{logged:?}");
+}
+
+#[tokio::test]
+async fn queued_cookies_are_restored_and_limited_also_without_limits_at_the_start() {
+    let first = Producer::start(TempDir::new().unwrap());
+    for user in ["a", "b"] {
+        first.append(user);
+    }
+    first.shaping.drain(in_a_minute()).await;
+    let Producer { dir, log, shaping } = first;
+    drop((log, shaping));
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("none.toml"), "[dsp.17]\n").unwrap();
+    let named = NamedFile::from_flag("--contracts", &path("none.toml").display().to_string());
+    let file = Arc::new(Reloader::load(File(named.unwrap())).unwrap());
+    let log = Log::new(config());
+    let shaping = Shaping::open("", file.clone(), Some(&path("spool")), &log).unwrap();
+    assert!(!path("spool").exists());
+    assert_eq!(shaping.describe(), "none");
+
+    fs::copy(path("limits.toml"), path("none.toml")).unwrap();
+    file.reload_once();
+    let next = Producer { dir, log, shaping };
+    next.run_until_released(0).await;
+    for user in ["c", "d"] {
+        next.append(user);
+    }
+    assert_eq!(next.shaping.held(), 1);
+    assert_eq!(next.shaping.describe(), "active");
+    assert_eq!(users(&next.logged().await), ["b", "c"]);
 }
 
 #[tokio::test]
