@@ -28,7 +28,7 @@ pub const DSP_COOKIES: MetricDef = MetricDef::counter(
 .by(&["dsp", "outcome"]);
 pub const DSP_WOULD_REFUSE: MetricDef = MetricDef::counter(
     "producer_dsp_would_refuse_total",
-    "Accepted sync requests that the contract of their DSP would refuse in another state than `observe`, by DSP and reason.",
+    "Accepted matches that their contract or the privacy gate would refuse if they were not in state or mode `observe`, by DSP and reason.",
 )
 .by(&["dsp", "reason"]);
 pub const DSP_CONTRACT: MetricDef = MetricDef::gauge(

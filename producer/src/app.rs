@@ -24,13 +24,13 @@ use crate::{
     api::{self, Api},
     config::Config,
     edge::{
-        self, Edge,
+        self, Browsers, Edge,
         contracts::{
             Contracts,
             status::{self, ContractsStatus},
         },
+        deletions::BrowserDeletions,
         dsps::Dsps,
-        opt_out::OptOut,
     },
     epoch_history::{self, epoch},
     log::{self, Log},
@@ -179,8 +179,11 @@ impl App {
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {
             deletions.with_label_values(&[scope]);
         }
-        let opt_out = config.api.opt_out;
-        let opt_out = opt_out.then(|| OptOut::new(deletions.with_label_values(&["optout"])));
+        let browsers = Browsers {
+            opt_out: config.api.opt_out,
+            uid: config.network.uid,
+            deletions: BrowserDeletions::new(&deletions),
+        };
         let access = config.security.open(&services, &app.streams)?;
         if let Some(port) = ports.api {
             let parts = api::Parts {
@@ -202,7 +205,7 @@ impl App {
         }
         let readiness = Readiness {
             draining: app.draining.clone(),
-            http: app.start_edge(ports.http, opt_out, edge, services.connections("http")?),
+            http: app.start_edge(ports.http, browsers, edge, services.connections("http")?),
             grpc: app.start_streams(ports.grpc, access, server, services.connections("grpc")?),
             contracts,
             shaping: app.shaping.clone(),
@@ -222,12 +225,12 @@ impl App {
     fn start_edge(
         &self,
         listener: impl Listener,
-        opt_out: Option<OptOut>,
+        browsers: Browsers,
         metrics: edge::Metrics,
         connections: listen::Metrics,
     ) -> AcceptTask {
         let (log, shaping) = (self.log.clone(), self.shaping.clone());
-        let edge = Edge::new(log, shaping, opt_out, metrics, self.draining.clone());
+        let edge = Edge::new(log, shaping, browsers, metrics, self.draining.clone());
         let limits = self.runtime_config.http.subscribe();
         let serving = edge.serve(listener, limits, connections, self.edge.clone());
         AcceptTask {

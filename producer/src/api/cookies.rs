@@ -20,7 +20,13 @@ use super::{
     problem::{Problem, TOO_MANY, draining},
     tokens::{Client, WRITE},
 };
-use crate::{edge::dsps::KnownDsps, log::AppendBatch};
+use crate::{
+    edge::{
+        contracts::Contract,
+        dsps::{KnownDsps, Tally},
+    },
+    log::AppendBatch,
+};
 
 /// A match in a row.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -66,6 +72,7 @@ pub(super) async fn add(State(api): State<Api>, request: Request) -> Reply {
             api: &api,
             known: api.inner.parts.dsps.known(),
             batch: AppendBatch::default(),
+            tally: Tally::default(),
         })
     };
     api.bulk(request, intake).await
@@ -76,6 +83,8 @@ struct Cookies<'a> {
     api: &'a Api,
     known: KnownDsps,
     batch: AppendBatch,
+    /// The refusals that are only observed.
+    tally: Tally,
 }
 
 impl Intake for Cookies<'_> {
@@ -86,9 +95,10 @@ impl Intake for Cookies<'_> {
         if !client.permissions.may_use(row.d) {
             return Err(bulk::FORBIDDEN_DSP);
         }
-        if let Some(contract) = self.known.contract(row.d)
-            && let Some(rejection) = contract.refusal(&row.b)
-            && !contract.observes()
+        let contract = self.known.contract(row.d);
+        let refusal = contract.and_then(|contract| contract.refusal(&row.b));
+        if let Some(rejection) = refusal
+            && !contract.is_some_and(Contract::observes)
         {
             return Err(rejection.label());
         }
@@ -106,11 +116,14 @@ impl Intake for Cookies<'_> {
                 self.batch.push_accepted(&cookie, accepted, now);
             }
         }
+        if let Some(rejection) = refusal {
+            self.tally.would_refuse(row.d, rejection);
+        }
         Ok(())
     }
 
     fn is_full(&self) -> bool {
-        self.batch.is_full()
+        self.batch.is_full() || self.tally.is_full()
     }
 
     fn append(&mut self) -> Result<[u64; 2], Problem> {
@@ -121,6 +134,7 @@ impl Intake for Cookies<'_> {
             None => parts.log.append(&mut self.batch).map(|()| 0),
         };
         let dropped = dropped.map_err(|_| draining())?;
+        parts.dsps.add(&mut self.tally, &mut self.known);
         Ok([count - dropped, dropped])
     }
 

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::{
-    edge::contracts::file::File,
+    edge::contracts::file::{self, File},
     log::{self, Delivery},
 };
 
@@ -164,6 +164,20 @@ async fn valid_rows_enter_the_log_and_invalid_ones_are_named() {
     ];
     assert_eq!(reasons, expected);
     assert_eq!(api.inner.parts.log.stats().appended, 3);
+}
+
+#[tokio::test]
+async fn observed_refusals_of_rows_are_counted() {
+    let api = api();
+    let parts = &api.inner.parts;
+    let contracts = file::parse("[dsp.17]\nstate = 'observe'").unwrap();
+    parts.dsps.set_contracts(Arc::new(contracts));
+    let rows = r#"{"u":"u","d":17,"b":"$UID"}"#;
+    let (status, _) = post(&api, "/v1/cookies", format!("{rows}\n").repeat(100)).await;
+    assert_eq!((status, parts.log.stats().appended), (StatusCode::OK, 100));
+    let families = api.inner.parts.dsps.families();
+    let counted = families[1].get_metric()[0].get_counter().get_value();
+    assert_eq!(counted, 100.0);
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use runtime::{
 
 use super::{api::ApiArgs, dsps::DspsArgs};
 use crate::{
+    edge::mint::UidMode,
     epoch_history::{EpochHistory, StateDir},
     log,
     security::SecurityArgs,
@@ -70,6 +71,12 @@ pub struct Network {
     /// Address for sync requests (HTTP/1.1)
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub http: SocketAddr,
+
+    /// What a browser without the HTTP cookie `uid` gets: `require` (an error), `mint` (a new `uid`, with a redirect to the same request) or `mint-partitioned` (a new `uid` with the attribute Partitioned)
+    ///
+    /// A match is recorded only if the browser returns the cookie.
+    #[arg(long, value_name = "MODE", default_value = "require")]
+    pub uid: UidMode,
 
     /// Address for subscribers (gRPC)
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:7676", value_parser = address)]

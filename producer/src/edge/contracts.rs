@@ -21,7 +21,7 @@ use super::{
     hygiene::{self, Flaw},
     privacy,
     redirect::Template,
-    request::{self, Rejection},
+    request::Rejection,
     response::Answer,
 };
 
@@ -29,6 +29,8 @@ use super::{
 #[derive(Debug)]
 pub struct Contracts {
     by_dsp: HashMap<u32, Contract, RandomState>,
+    /// The DSPs by name, in lower case.
+    by_name: HashMap<String, u32, RandomState>,
     /// That of all other DSPs.
     unlisted: Contract,
     /// The rate limits; empty if the file has none.
@@ -120,6 +122,18 @@ impl Contracts {
         self.by_dsp.get(&dsp_id).unwrap_or(&self.unlisted)
     }
 
+    /// The DSP of this name, in lower case.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<u32> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Whether a DSP has a name.
+    #[must_use]
+    pub fn has_names(&self) -> bool {
+        !self.by_name.is_empty()
+    }
+
     /// The rate limits; empty if the file has none.
     #[must_use]
     pub fn limits(&self) -> &Arc<Rules> {
@@ -199,15 +213,18 @@ impl Contract {
         (!matches).then_some(Rejection::BuyerPattern)
     }
 
-    /// The rejection of a query that was rejected while it was parsed: macros with a percent sign are not valid encodings.
+    /// The rejection of a buyer uid, as sent, that was rejected while it was decoded: macros with a percent sign are not
+    /// valid encodings.
     #[must_use]
-    pub fn refusal_of_invalid(&self, rejection: Rejection, query: &str) -> Rejection {
+    pub fn refusal_of_invalid(&self, rejection: Rejection, sent: Option<&str>) -> Rejection {
         let is_encoding = matches!(
             rejection,
             Rejection::BuyerEncoding | Rejection::BuyerNotUtf8
         );
-        let sent = request::parameter(query, "b").filter(|_| is_encoding);
-        match sent.and_then(|sent| self.flaw(sent)) {
+        match sent
+            .filter(|_| is_encoding)
+            .and_then(|sent| self.flaw(sent))
+        {
             Some(Flaw::Macro) if self.state == State::Allowed => Rejection::BuyerMacro,
             _ => rejection,
         }
@@ -218,13 +235,15 @@ impl Contract {
         flaw.filter(|flaw| self.refuse.contains(flaw))
     }
 
-    /// Begins the answer to a match that is not recorded, and that does not get an error status.
+    /// Begins the answer to a match that is not recorded, and that does not get an error status. `format` replaces the
+    /// answer of the contract.
     pub(super) fn begin_answer_without_ids(
         &self,
+        format: Option<Answer>,
         headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Answer {
-        let answer = match self.answer {
+        let answer = match format.unwrap_or(self.answer) {
             Answer::Redirect => Answer::None,
             answer => answer,
         };
@@ -238,41 +257,40 @@ impl Contract {
     /// Begins the answer to a refused match; `None` if it gets an error status.
     pub(super) fn begin_refusal(
         &self,
+        format: Option<Answer>,
         headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Option<Answer> {
         let has_answer = self.refused == RefusedAnswer::Answer;
-        has_answer.then(|| self.begin_answer_without_ids(headers, output))
+        has_answer.then(|| self.begin_answer_without_ids(format, headers, output))
     }
 
     /// Begins the answer to a recorded match.
     pub(super) fn begin_answer(
         &self,
+        format: Option<Answer>,
         cookie: &CookieRef<'_>,
         query: &str,
         headers: &[Header<'_>],
         output: &mut Vec<u8>,
     ) -> Answer {
-        let Some(template) = self
-            .redirect
-            .as_ref()
-            .filter(|_| self.answer == Answer::Redirect)
-        else {
-            return self.begin_answer_without_ids(headers, output);
+        let redirects = format.is_none() && self.answer == Answer::Redirect;
+        let Some(template) = self.redirect.as_ref().filter(|_| redirects) else {
+            return self.begin_answer_without_ids(format, headers, output);
         };
         let start = output.len();
         self.answer.begin(output);
         output.extend_from_slice(b"location: ");
         if !template.render(cookie, query, output) {
             output.truncate(start);
-            return self.begin_answer_without_ids(headers, output);
+            return self.begin_answer_without_ids(format, headers, output);
         }
         output.extend_from_slice(b"\r\n");
         self.answer
     }
 
     /// Adds the headers that let a listed origin read the answer.
-    fn allow_origin(&self, headers: &[Header<'_>], output: &mut Vec<u8>) {
+    pub(super) fn allow_origin(&self, headers: &[Header<'_>], output: &mut Vec<u8>) {
         let origin = head::values(headers, "origin").next();
         let listed = origin.and_then(|origin| {
             let mut listed = self.origins.iter();

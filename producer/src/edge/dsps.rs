@@ -54,16 +54,17 @@ const TALLY_MAX: usize = 64;
 /// Index of accepted requests; that of a rejection is its discriminant plus one.
 const ACCEPTED: usize = 0;
 
-/// Index of the first rejection in [`OBSERVED`]. Those requests are accepted, so they have two outcomes.
+/// Index of the first rejection in [`OBSERVED`]. Those requests are accepted, so they have further outcomes.
 const WOULD_REFUSE: usize = 1 + Rejection::ALL.len();
 const OUTCOMES: usize = WOULD_REFUSE + OBSERVED.len();
 
-/// Rejections that a contract only observes.
-const OBSERVED: [Rejection; 4] = [
+/// Rejections that a contract or the privacy gate only observes.
+const OBSERVED: [Rejection; 5] = [
     Rejection::BuyerMacro,
     Rejection::BuyerSentinel,
     Rejection::BuyerTooLongForDsp,
     Rejection::BuyerPattern,
+    Rejection::Privacy,
 ];
 
 /// Represents an invalid DSP id; no DSP has this id.
@@ -75,17 +76,22 @@ const NONE_LABEL: &str = "none";
 pub struct KnownDsps(Arc<DspTable>);
 
 impl KnownDsps {
+    /// All contracts, if there are any.
+    #[must_use]
+    pub fn contracts(&self) -> Option<&Contracts> {
+        self.0.contracts.as_deref()
+    }
+
     /// The contract that applies to a DSP; `None` without contracts.
     #[must_use]
     pub fn contract(&self, dsp_id: u32) -> Option<&Contract> {
-        let contracts = self.0.contracts.as_ref()?;
-        Some(contracts.of(dsp_id))
+        Some(self.contracts()?.of(dsp_id))
     }
 
     /// The settings of the privacy gate; `None` if it is off.
     #[must_use]
     pub fn privacy(&self) -> Option<&privacy::Config> {
-        self.0.contracts.as_ref()?.privacy()
+        self.contracts()?.privacy()
     }
 }
 
@@ -137,8 +143,8 @@ impl Tally {
     /// Whether it must be [added](Dsps::add) before the next request.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        // A request has up to two outcomes.
-        self.len + 2 > TALLY_MAX
+        // A request has up to three outcomes.
+        self.len + 3 > TALLY_MAX
     }
 
     /// Notes an accepted request.
@@ -157,7 +163,7 @@ impl Tally {
         self.push(dsp_id.unwrap_or(NONE), 1 + rejection as usize);
     }
 
-    /// Notes that the contract of an accepted request only observes this rejection.
+    /// Notes that this rejection of an accepted request is only observed.
     ///
     /// # Panics
     /// When the tally is full.
@@ -328,7 +334,7 @@ impl Dsps {
     }
 
     /// Samples for accepted requests of all DSPs, and for rejections that occurred; the contracts in effect.
-    fn families(&self) -> Vec<Family> {
+    pub(crate) fn families(&self) -> Vec<Family> {
         let sums = self.sums();
         let counts = |range: Range<usize>| {
             sums.iter().flat_map(move |(dsp, outcomes)| {

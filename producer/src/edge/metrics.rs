@@ -18,7 +18,7 @@ const ACCEPTED: &str = "accepted";
 pub struct Metrics {
     /// Accepted requests, counted after their cookies are in the log.
     pub(super) accepted: IntCounter,
-    opted_out: IntCounter,
+    removed: IntCounter,
     opt_out: Vec<IntCounter>,
     rejected: Vec<IntCounter>,
     not_found: IntCounter,
@@ -48,7 +48,7 @@ impl Metrics {
         let privacy: IntCounterVec = registry.add(producer::PRIVACY)?;
         Ok(Self {
             accepted: outcome(ACCEPTED),
-            opted_out: outcome("opted_out"),
+            removed: outcome("uid_removed"),
             opt_out: Page::LABELS.map(outcome).into(),
             rejected: Rejection::ALL
                 .iter()
@@ -74,9 +74,10 @@ impl Metrics {
     pub(super) fn count(&self, outcome: Outcome) {
         match outcome {
             Outcome::Accepted(_) => {}
-            Outcome::OptedOut(_) => self.opted_out.inc(),
+            Outcome::Removed(_) => self.removed.inc(),
             Outcome::OptOut(page) => self.opt_out[page as usize].inc(),
             Outcome::Rejected(rejection, _) => self.rejected[rejection as usize].inc(),
+            Outcome::BidderUnknown => self.rejected[Rejection::DspUnknown as usize].inc(),
             Outcome::NotFound => self.not_found.inc(),
             Outcome::MethodNotAllowed => self.method_not_allowed.inc(),
             Outcome::HeadTooLarge => self.headers_too_large.inc(),

@@ -15,14 +15,12 @@ const USER_COOKIE: &[u8] = b"uid";
 #[derive(Debug)]
 pub struct Scratch {
     buyer_uid: [u8; BUYER_UID_BYTES_MAX],
-    dsp_id: [u8; DSP_ID_DIGITS_MAX],
 }
 
 impl Default for Scratch {
     fn default() -> Self {
         Self {
             buyer_uid: [0; BUYER_UID_BYTES_MAX],
-            dsp_id: [0; DSP_ID_DIGITS_MAX],
         }
     }
 }
@@ -90,6 +88,8 @@ rejections! {
     BuyerTooLongForDsp, "uid_too_long_for_dsp", "parameter b (the buyer uid) is longer than the contract of this DSP permits\n";
     /// `b` does not match the pattern in the contract of the DSP.
     BuyerPattern, "uid_pattern", "parameter b (the buyer uid) does not match the pattern in the contract of this DSP\n";
+    /// The browser has opted out. Checked by the edge.
+    OptedOut, "opted_out", "this browser has opted out\n";
     /// The privacy signals do not permit the match. Checked by the edge.
     Privacy, "privacy", "the privacy signals of this request do not permit the match\n";
     /// The HTTP cookie `uid` is missing.
@@ -100,6 +100,14 @@ rejections! {
     UserTooLong, "uid_too_long", "cookie uid (the user id) is too long\n";
     /// The HTTP cookie `uid` contains other characters than printable ASCII, or a comma or space.
     UserInvalid, "uid_invalid", "cookie uid (the user id) contains characters other than printable ASCII without comma, semicolon and space\n";
+    /// The browser has no user id, and gets one with a redirect to the same request.
+    UserMinted, "uid_minted", "cookie uid (the user id) is new: follow the redirect with it\n";
+    /// The browser did not return the user id that it got.
+    UserNotKept, "uid_not_kept", "cookie uid (the user id) is missing after the redirect that set it: the browser does not keep it\n";
+    /// `f` of a request to `/setuid` is unknown.
+    FormatInvalid, "f_invalid", "parameter f (the format of the response) is neither b nor i\n";
+    /// A request to `/setuid` has invalid privacy signals, or lacks the consent string that it needs.
+    SignalsInvalid, "privacy_invalid", "parameter gdpr, gdpr_consent, gpp or gpp_sid is invalid, or GDPR applies and there is no consent string\n";
 }
 
 /// Parses `d` and `b` from the query, in any order among other parameters, and `uid` from the Cookie headers.
@@ -111,13 +119,56 @@ pub fn parse<'a>(
     cookie_headers: impl Iterator<Item = &'a [u8]>,
     scratch: &'a mut Scratch,
 ) -> Result<CookieRef<'a>, Rejection> {
-    let (dsp_id, buyer_uid) = query_parameters(query)?;
-    Ok(CookieRef {
-        dsp_id: parse_dsp_id(dsp_id, &mut scratch.dsp_id)?,
-        buyer_uid: parse_buyer_uid(buyer_uid, &mut scratch.buyer_uid)?,
-        user_id: parse_user_id(cookie_headers)?,
-        age_micros: 0,
-    })
+    StatedMatch::parse(query)?.cookie(cookie_headers, false, scratch)
+}
+
+/// A match as a query states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StatedMatch<'a> {
+    pub(super) dsp_id: u32,
+    /// Percent-encoded; `None` if the match is to be deleted.
+    pub(super) buyer_uid: Option<&'a str>,
+}
+
+impl<'a> StatedMatch<'a> {
+    /// Parses `d`, and finds `b`.
+    pub(super) fn parse(query: &'a str) -> Result<Self, Rejection> {
+        let (dsp_id, buyer_uid) = query_parameters(query)?;
+        Ok(Self {
+            dsp_id: parse_dsp_id(dsp_id)?,
+            buyer_uid: Some(buyer_uid),
+        })
+    }
+
+    /// The cookie of this match. If the user id is missing, it is empty if `mints`, or if the match is to be deleted.
+    pub(super) fn cookie<'s>(
+        self,
+        cookie_headers: impl Iterator<Item = &'s [u8]>,
+        mints: bool,
+        scratch: &'s mut Scratch,
+    ) -> Result<CookieRef<'s>, Rejection>
+    where
+        'a: 's,
+    {
+        let buyer_uid = match self.buyer_uid {
+            Some(encoded) => parse_buyer_uid(encoded, &mut scratch.buyer_uid)?,
+            None => "",
+        };
+        let user_id = match parse_user_id(cookie_headers) {
+            Err(Rejection::UserMissing | Rejection::UserEmpty)
+                if mints || self.buyer_uid.is_none() =>
+            {
+                ""
+            }
+            user_id => user_id?,
+        };
+        Ok(CookieRef {
+            user_id,
+            dsp_id: self.dsp_id,
+            buyer_uid,
+            age_micros: 0,
+        })
+    }
 }
 
 /// The DSP of a query that was rejected for another reason; `None` if it is invalid or repeated.
@@ -127,9 +178,8 @@ pub fn dsp_id(query: &str) -> Option<u32> {
         .split('&')
         .filter_map(|parameter| parameter.strip_prefix("d="));
     let encoded = values.next()?;
-    let mut scratch = [0; DSP_ID_DIGITS_MAX];
     match values.next() {
-        None => parse_dsp_id(encoded, &mut scratch).ok(),
+        None => parse_dsp_id(encoded).ok(),
         Some(_) => None,
     }
 }
@@ -166,8 +216,9 @@ fn query_parameters(query: &str) -> Result<(&str, &str), Rejection> {
     Ok((dsp_id, buyer_uid))
 }
 
-fn parse_dsp_id(encoded: &str, scratch: &mut [u8]) -> Result<u32, Rejection> {
-    let digits = match percent_decode(encoded, scratch) {
+fn parse_dsp_id(encoded: &str) -> Result<u32, Rejection> {
+    let mut scratch = [0; DSP_ID_DIGITS_MAX];
+    let digits = match percent_decode(encoded, &mut scratch) {
         Decoded::Unchanged => encoded.as_bytes(),
         Decoded::Bytes(bytes) => bytes,
         Decoded::Malformed | Decoded::TooLong => return Err(Rejection::DspInvalid),

@@ -11,12 +11,14 @@ use super::{opt_out::Page, request::Rejection};
 pub enum Outcome {
     /// The cookie is in the log, or its limit queued or dropped it.
     Accepted(Answer),
-    /// Like `Accepted`, but the browser has opted out, so the cookie is not recorded.
-    OptedOut(Answer),
+    /// The match of a user is deleted.
+    Removed(Answer),
     /// The opt-out page.
     OptOut(Page),
     /// Invalid input, or a match that the contract of its DSP does not permit. Without an answer, the status is an error.
     Rejected(Rejection, Option<Answer>),
+    /// No DSP has the name that a request to `/setuid` contains.
+    BidderUnknown,
     /// Unknown path.
     NotFound,
     /// Neither GET nor HEAD.
@@ -44,6 +46,9 @@ pub enum Answer {
     Json,
     /// A redirect to the DSP.
     Redirect,
+    /// An empty page, for frames.
+    #[serde(skip)]
+    Html,
 }
 
 impl Answer {
@@ -57,6 +62,7 @@ impl Answer {
             Self::Png => "png",
             Self::Json => "json",
             Self::Redirect => "redirect",
+            Self::Html => "html",
         }
     }
 
@@ -73,6 +79,7 @@ impl Answer {
                 "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\nvary: origin\r\n"
             }
             Self::Redirect => "HTTP/1.1 302 Found\r\ncontent-length: 0\r\n",
+            Self::Html => "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n",
         };
         output.extend_from_slice(lines.as_bytes());
         output.extend_from_slice(END.as_bytes());
@@ -80,7 +87,7 @@ impl Answer {
 
     fn body(self) -> &'static [u8] {
         match self {
-            Self::Empty | Self::None | Self::Redirect => b"",
+            Self::Empty | Self::None | Self::Redirect | Self::Html => b"",
             Self::Gif => include_bytes!("response/pixel.gif"),
             Self::Png => include_bytes!("response/pixel.png"),
             Self::Json => b"{\"ok\":true}",
@@ -101,7 +108,7 @@ impl Outcome {
     /// The answer; `None` for an error and for the opt-out page.
     fn answer(self) -> Option<Answer> {
         match self {
-            Self::Accepted(answer) | Self::OptedOut(answer) => Some(answer),
+            Self::Accepted(answer) | Self::Removed(answer) => Some(answer),
             Self::Rejected(_, answer) => answer,
             _ => None,
         }
@@ -109,11 +116,12 @@ impl Outcome {
 
     fn status_line(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::OptedOut(_) | Self::Rejected(_, Some(_)) => "200 OK",
+            Self::Accepted(_) | Self::Removed(_) | Self::Rejected(_, Some(_)) => "200 OK",
             Self::OptOut(page) => page.status_line(),
+            Self::Rejected(Rejection::OptedOut, None) => "401 Unauthorized",
             Self::Rejected(Rejection::DspBlocked, None) => "403 Forbidden",
             Self::Rejected(Rejection::Privacy, None) => "451 Unavailable For Legal Reasons",
-            Self::Rejected(_, None) | Self::Malformed => "400 Bad Request",
+            Self::Rejected(_, None) | Self::BidderUnknown | Self::Malformed => "400 Bad Request",
             Self::NotFound => "404 Not Found",
             Self::MethodNotAllowed => "405 Method Not Allowed\r\nallow: GET, HEAD",
             Self::HeadTooLarge => "431 Request Header Fields Too Large",
@@ -122,9 +130,10 @@ impl Outcome {
 
     fn body(self) -> &'static str {
         match self {
-            Self::Accepted(_) | Self::OptedOut(_) | Self::Rejected(_, Some(_)) => "",
+            Self::Accepted(_) | Self::Removed(_) | Self::Rejected(_, Some(_)) => "",
             Self::OptOut(page) => page.body(),
             Self::Rejected(rejection, None) => rejection.reason(),
+            Self::BidderUnknown => "parameter bidder (the name of a DSP) is missing or unknown\n",
             Self::NotFound => "unknown path; use / or /sync\n",
             Self::MethodNotAllowed => "use GET or HEAD\n",
             Self::HeadTooLarge => "request headers too large\n",

@@ -5,7 +5,6 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use prometheus::IntCounter;
 use runtime::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
@@ -15,12 +14,12 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::{
-    edge::{Metrics, opt_out::OptOut},
+    edge::{Browsers, Metrics, deletions, mint::UidMode},
     log::{self, Delivery, Log},
 };
 
 /// An edge that closes its connections when `draining` is cancelled.
-fn edge(opt_out: Option<OptOut>, draining: CancellationToken) -> Edge {
+fn edge(opt_out: bool, draining: CancellationToken) -> Edge {
     let log = Log::new(log::Config {
         epoch: 1,
         bytes_max: 1 << 20,
@@ -29,7 +28,12 @@ fn edge(opt_out: Option<OptOut>, draining: CancellationToken) -> Edge {
         idle_after: Duration::from_millis(30),
     });
     let metrics = Metrics::register(&Registry::new(), 2, None).unwrap();
-    Edge::new(log, None, opt_out, metrics, draining)
+    let browsers = Browsers {
+        opt_out,
+        uid: UidMode::Require,
+        deletions: deletions::tests::unregistered(),
+    };
+    Edge::new(log, None, browsers, metrics, draining)
 }
 
 fn connect(edge: Edge) -> (DuplexStream, JoinHandle<Result<(), EdgeConnectionError>>) {
@@ -58,7 +62,7 @@ async fn responses(stream: &mut DuplexStream, count: usize) -> String {
 #[tokio::test]
 async fn busy_connection_yields_to_other_tasks() {
     const REQUESTS: usize = 6_400;
-    let (mut stream, served) = connect(edge(None, CancellationToken::new()));
+    let (mut stream, served) = connect(edge(false, CancellationToken::new()));
     let polls = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&polls);
     let other = TaskTracker::new().spawn(async move {
@@ -88,7 +92,7 @@ async fn busy_connection_yields_to_other_tasks() {
 #[tokio::test]
 async fn pipelined_requests_are_all_handled_before_closing() {
     let draining = CancellationToken::new();
-    let (mut stream, served) = connect(edge(None, draining.clone()));
+    let (mut stream, served) = connect(edge(false, draining.clone()));
     draining.cancel();
     let request = "GET /?d=17&b=b HTTP/1.1\r\nCookie: uid=alice\r\n\r\n";
     // More than one read, and more than one yield interval.
@@ -105,9 +109,7 @@ async fn pipelined_requests_are_all_handled_before_closing() {
 
 #[tokio::test]
 async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
-    let deletions = IntCounter::new("deletions", "deletions").unwrap();
-    let opt_out = OptOut::new(deletions.clone());
-    let edge = edge(Some(opt_out), CancellationToken::new());
+    let edge = edge(true, CancellationToken::new());
     let log = edge.log.clone();
     let (mut stream, served) = connect(edge);
     let mut send = async |request: &str, cookie: &str| {
@@ -130,7 +132,6 @@ async fn opt_out_deletes_and_stops_the_recording_until_it_is_undone() {
         assert!(response.contains(&"location: /optout".to_owned()));
         assert!(response.contains(&cookie(max_age)), "{response:?}");
         log::tests::seal(&log);
-        assert_eq!(deletions.get(), 1);
         if choice == "out" {
             // The browser sees no difference.
             assert_eq!(send("GET /?d=17&b=opted-out", opted_out).await, accepted);

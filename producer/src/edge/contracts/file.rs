@@ -158,6 +158,7 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let defaults = reader.defaults(defaults.unwrap_or_else(|| Table::new().into()));
     let mut contracts = Contracts {
         by_dsp: HashMap::default(),
+        by_name: HashMap::default(),
         unlisted: defaults.clone().unwrap_or_default(),
         limits: Arc::new(NO_LIMITS),
         privacy: privacy.and_then(|privacy| reader.privacy(privacy)),
@@ -167,10 +168,8 @@ pub fn parse(text: &str) -> Result<Contracts, ConfigErrors> {
     let count = dsps.len();
     for (key, value) in dsps {
         if let Some((dsp_id, contract)) = reader.dsp(&key, value, defaults.as_ref()) {
-            let mut others = contracts.by_dsp.values();
-            if others
-                .any(|other: &Contract| !contract.name.is_empty() && other.name == contract.name)
-            {
+            let name = contract.name.to_lowercase();
+            if !name.is_empty() && contracts.by_name.insert(name, dsp_id).is_some() {
                 let what = format!("another DSP has the name `{}`", contract.name);
                 reader.tables.error(&format!("dsp.{key}.name"), what);
             }

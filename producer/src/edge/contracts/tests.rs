@@ -1,24 +1,14 @@
 //! Tests of the answers to requests under a contract.
 
-use std::time::{Duration, Instant, SystemTime};
-
-use runtime::metrics::Registry;
-use tokio_util::sync::CancellationToken;
-
+use self::exchange::{Exchange, Producer, exchange, exchange_with};
 use super::*;
-use crate::{
-    edge::{
-        Edge, Metrics, ReadRequests,
-        dsps::{KnownDsps, Tally},
-        hygiene::tests::{PUBLISHED, encoded},
-        opt_out::OptOut,
-        response::{ResponseOptions, Responses},
-    },
-    log::{self, AppendBatch, Delivery, Log},
-};
+use crate::edge::hygiene::tests::{PUBLISHED, encoded};
 
 mod contracts_file;
+mod exchange;
+mod minting;
 mod privacy;
+mod set_uid;
 
 /// The contract of DSP 17 in the tests of requests, without a pattern.
 const REDIRECT: &str = "[dsp.17]
@@ -26,150 +16,6 @@ name = 'example'
 answer = 'redirect'
 redirect = 'https://sync.example/done?u={UID}&x={DSP_UID}&gdpr={GDPR}&gdpr_consent={GDPR_CONSENT}&gpp={GPP}&gpp_sid={GPP_SID}'
 ";
-
-/// The effects of one request.
-struct Exchange {
-    /// The response without its date.
-    response: Vec<u8>,
-    /// The cookies in the log, as `user DSP buyer`.
-    recorded: Vec<String>,
-    /// The counters by DSP that are not 0, as `dsp outcome`, `would refuse: dsp reason`, or `privacy:
-    /// outcome`.
-    counted: Vec<String>,
-}
-
-impl Exchange {
-    fn head(&self) -> &str {
-        let end = self.response.windows(4).position(|it| it == b"\r\n\r\n");
-        std::str::from_utf8(&self.response[..end.unwrap()]).unwrap()
-    }
-
-    fn body(&self) -> &[u8] {
-        &self.response[self.head().len() + 4..]
-    }
-
-    fn status(&self) -> &str {
-        self.head()
-            .lines()
-            .next()
-            .unwrap()
-            .strip_prefix("HTTP/1.1 ")
-            .unwrap()
-    }
-
-    #[track_caller]
-    fn check(&self, status: &str, recorded: &[&str], counted: &[&str]) {
-        assert_eq!(self.status(), status);
-        assert_eq!(self.recorded, recorded);
-        assert_eq!(self.counted, counted);
-    }
-}
-
-/// The effects of a request of this query, by a browser whose user id is `u/1`.
-fn exchange(contracts: &str, query: &str) -> Exchange {
-    exchange_with(contracts, &format!("GET /?{query}"), "cookie: uid=u/1\r\n")
-}
-
-fn exchange_with(contracts: &str, request: &str, headers: &str) -> Exchange {
-    let deletions = prometheus::IntCounter::new("deletions", "deletions").unwrap();
-    exchange_of(contracts, Some(OptOut::new(deletions)), request, headers)
-}
-
-fn exchange_of(contracts: &str, opt_out: Option<OptOut>, request: &str, headers: &str) -> Exchange {
-    let log = Log::new(log::Config {
-        epoch: 1,
-        bytes_max: 1 << 20,
-        chunk_bytes: 64 << 10,
-        chunk_age: Duration::from_millis(10),
-        idle_after: Duration::from_millis(30),
-    });
-    let registry = Registry::new();
-    let contracts = file::parse(contracts).unwrap();
-    let metrics = Metrics::register(&registry, 0, Some(Arc::new(contracts))).unwrap();
-    let edge = Edge::new(
-        log.clone(),
-        None,
-        opt_out,
-        metrics,
-        CancellationToken::new(),
-    );
-    let (mut known, mut batch) = (KnownDsps::default(), AppendBatch::default());
-    edge.metrics.dsps.refresh(&mut known);
-    let mut response = Vec::new();
-    let mut read = ReadRequests {
-        read_at: Instant::now(),
-        known: &mut known,
-        batch: &mut batch,
-        tally: Tally::default(),
-        output: &mut response,
-    };
-    let bytes = format!("{request} HTTP/1.1\r\n{headers}\r\n");
-    let mut storage = head::headers();
-    let (head, headers) = head::parse(bytes.as_bytes(), &mut storage)
-        .unwrap()
-        .unwrap();
-    let outcome = edge.handle(&head, headers, &mut read).unwrap();
-    let mut responses = Responses::default();
-    responses.set_time(SystemTime::UNIX_EPOCH);
-    let options = ResponseOptions {
-        head: head.method == "HEAD",
-        close: false,
-    };
-    responses.write(outcome, options, read.output);
-    edge.append(&mut read).unwrap();
-    edge.metrics.count(outcome);
-    log::tests::seal(&log);
-    Exchange {
-        response: without_date(&response),
-        recorded: recorded(&log),
-        counted: counted(&registry),
-    }
-}
-
-fn without_date(response: &[u8]) -> Vec<u8> {
-    let date = b"date: Thu, 01 Jan 1970 00:00:00 GMT\r\n";
-    let at = response
-        .windows(date.len())
-        .position(|it| it == date)
-        .unwrap();
-    [&response[..at], &response[at + date.len()..]].concat()
-}
-
-fn recorded(log: &Log) -> Vec<String> {
-    let mut reader = log.reader(1, u64::MAX, 0);
-    let mut recorded = Vec::new();
-    while let Some(Delivery::Chunk { chunk, first }) = log::tests::now(reader.next()) {
-        for cookie in chunk.cookies_from(first).cookies() {
-            let CookieRef {
-                user_id,
-                dsp_id,
-                buyer_uid,
-                ..
-            } = cookie.unwrap();
-            recorded.push(format!("{user_id} {dsp_id} {buyer_uid}"));
-        }
-    }
-    recorded
-}
-
-fn counted(registry: &Registry) -> Vec<String> {
-    let mut counted = Vec::new();
-    for family in registry.gather() {
-        let prefix = match family.name() {
-            "producer_dsp_cookies_total" => "",
-            "producer_dsp_would_refuse_total" => "would refuse: ",
-            "producer_privacy_total" => "privacy: ",
-            _ => continue,
-        };
-        for metric in family.get_metric() {
-            if metric.get_counter().get_value() > 0.0 {
-                let labels: Vec<_> = metric.get_label().iter().map(|it| it.value()).collect();
-                counted.push(format!("{prefix}{}", labels.join(" ")));
-            }
-        }
-    }
-    counted
-}
 
 /// Checks that DSP 17 with this contract refuses buyer uids, as sent, with and without an error status.
 #[track_caller]
@@ -477,7 +323,7 @@ fn observed_refusals_are_recorded_and_counted() {
 fn browser_that_opted_out_is_not_redirected() {
     let cookies = "cookie: uid=u/1; cookiesync_optout=1\r\n";
     let opted_out = exchange_with(REDIRECT, "GET /?d=17&b=x", cookies);
-    opted_out.check("204 No Content", &[], &[]);
+    opted_out.check("204 No Content", &[], &["17 opted_out"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the effects of the privacy gate.
 
 use super::*;
+use crate::edge::mint::UidMode;
 
 /// Consent to purpose 1 and vendor 2, of 2021.
 const CONSENT: &str = "CPGWbY_PGWbY_GYAAAENABCAAIAAAAAAAAAAACEAAAAA";
@@ -41,7 +42,11 @@ fn refused_match_is_answered_as_its_contract_says_and_not_recorded() {
 #[test]
 fn observed_outcome_is_counted_and_the_match_is_recorded() {
     let accepted = exchange(&contracts("observe"), &query(NO_PURPOSE));
-    let counted = ["17 accepted", "privacy: consent_purpose"];
+    let counted = [
+        "17 accepted",
+        "would refuse: 17 privacy",
+        "privacy: consent_purpose",
+    ];
     accepted.check("302 Found", &["u/1 17 x"], &counted);
 }
 
@@ -67,7 +72,8 @@ fn opt_out_cookie_decides_first_and_keeps_its_response() {
     let headers = "cookie: uid=u/1; cookiesync_optout=1\r\nSec-GPC: 1\r\n";
     for mode in ["enforce", "observe"] {
         let answered = exchange_with(&contracts(mode), "GET /?d=17&b=x&gdpr=x", headers);
-        answered.check("204 No Content", &[], &["privacy: opted_out"]);
+        let counted = ["17 opted_out", "privacy: opted_out"];
+        answered.check("204 No Content", &[], &counted);
     }
 }
 
@@ -75,9 +81,14 @@ fn opt_out_cookie_decides_first_and_keeps_its_response() {
 fn opt_out_cookie_decides_without_the_opt_out_page() {
     let request = format!("GET /?{}", query(CONSENT));
     let cookies = "cookie: uid=u/1; cookiesync_optout=1\r\n";
-    let answered = exchange_of(&contracts("enforce"), None, &request, cookies);
-    answered.check("204 No Content", &[], &["privacy: opted_out"]);
-    let accepted = exchange_of(REDIRECT, None, &request, cookies);
+    let exchange = |contracts: &str| {
+        let producer = Producer::new(Some(contracts), false, UidMode::Require);
+        producer.exchange(&request, cookies)
+    };
+    let answered = exchange(&contracts("enforce"));
+    let counted = ["17 opted_out", "privacy: opted_out"];
+    answered.check("204 No Content", &[], &counted);
+    let accepted = exchange(REDIRECT);
     accepted.check("302 Found", &["u/1 17 x"], &["17 accepted"]);
 }
 

@@ -137,7 +137,7 @@ pub(super) const LABELS: &[Label] = &[
     label(
         "producer_dsp_would_refuse_total",
         "reason",
-        "`uid_macro`, `uid_sentinel`, `uid_too_long_for_dsp` or `uid_pattern`",
+        "`uid_macro`, `uid_sentinel`, `uid_too_long_for_dsp`, `uid_pattern` or `privacy`",
     ),
     label(
         "producer_dsp_contract",
