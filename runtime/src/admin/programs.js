@@ -120,7 +120,7 @@ const PROGRAMS = {
     cards: [
       { title: "Accepted", headline: [perSecond("producer_edge_requests_total", ACCEPTED), rate], graph: true,
         notes: [["total", now("producer_edge_requests_total", ACCEPTED), short]] },
-      { title: "Rejected", headline: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
+      { title: "Not recorded", headline: [minus(perSecond("producer_edge_requests_total"), perSecond("producer_edge_requests_total", ACCEPTED)), rate],
         notes: [["total", minus(now("producer_edge_requests_total"), now("producer_edge_requests_total", ACCEPTED)), short]] },
       { title: "Request latency", headline: [quantile("producer_edge_request_seconds", 0.5), time],
         notes: [["p99", quantile("producer_edge_request_seconds", 0.99), time]] },
@@ -163,7 +163,7 @@ const PROGRAMS = {
       { title: "DSPs", by: ["dsp"], of: "producer_dsp_cookies_total", hideZero: true, columns: [
         ["accepted", now("producer_dsp_cookies_total", ACCEPTED), short],
         ["rate", perSecond("producer_dsp_cookies_total", ACCEPTED), rate],
-        ["rejected", minus(now("producer_dsp_cookies_total"), now("producer_dsp_cookies_total", ACCEPTED)), short],
+        ["not recorded", minus(now("producer_dsp_cookies_total"), now("producer_dsp_cookies_total", ACCEPTED)), short],
         ["would be refused", now("producer_dsp_would_refuse_total"), short],
       ] },
       connections("producer", ["http", "grpc", "admin"]),
