@@ -4,14 +4,15 @@
 //! loop: requests are sent at their intended times whether or not responses arrive, and latency counts from those times, so
 //! that a stalled server cannot hide its latency.
 //!
-//! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. `session` and `connection`
-//! send the request and check its response. `recorder` counts per thread (`threads`), `second` over all threads. `outcome` and
+//! Path of a request: `plan` assigns a task to each connection, and `schedule` sets the send times. `hostile` replaces the
+//! requests. `session` and `connection` send the request and check its response. `recorder` counts per thread (`threads`), `second` over all threads. `outcome` and
 //! `report` present the results; `generator` judges whether the generator distorted them.
 
 mod args;
 mod connection;
 mod generator;
 mod history;
+mod hostile;
 mod outcome;
 mod plan;
 mod recorder;
@@ -24,7 +25,7 @@ mod session;
 mod thread_time;
 mod threads;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
@@ -39,7 +40,7 @@ pub use self::{
     recorder::RequestCounts,
     second::Second,
 };
-use self::{recorder::Interval, second::Collector, threads::Threads};
+use self::{hostile::HostileMix, recorder::Interval, second::Collector, threads::Threads};
 use crate::cpu;
 
 /// How long a load with a rate may send late requests after its end.
@@ -106,6 +107,10 @@ pub async fn run_observed(
         histories.extend(of_thread);
     }
     histories.sort_by_key(History::connection);
+    let hostile = match plan.hostile {
+        true => HostileMix::new().counts(&histories),
+        false => BTreeMap::new(),
+    };
     let cpu = cpu::of_this_process().saturating_sub(cpu_before);
     let Interval {
         counts,
@@ -131,6 +136,7 @@ pub async fn run_observed(
         generator: GeneratorVerdict::assess(delay, is_behind, &threads),
         cpu,
         by_second: collector.seconds,
+        hostile,
         histories,
     })
 }

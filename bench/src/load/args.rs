@@ -47,6 +47,10 @@ pub struct LoadArgs {
     /// connection sends when the previous responses have arrived].
     #[arg(short = 'l', long, value_parser = parse_rate)]
     pub rate: Option<NonZeroU64>,
+    /// Hostile requests instead of cookies: macros, sentinels, missing and oversized consent strings, unknown DSPs. The producer
+    /// must have the contracts in examples/hostile.toml, which refuse all of them. The report counts requests by reason.
+    #[arg(long)]
+    pub hostile: bool,
     /// Number of sending threads [default: 2, or 1 on a single core].
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,
@@ -110,6 +114,7 @@ impl LoadArgs {
             threads: self.threads.unwrap_or_else(Plan::default_threads),
             traffic: self.traffic.traffic(),
             first_connection: 0,
+            hostile: self.hostile,
             keeps_history: false,
         })
     }

@@ -1,6 +1,6 @@
 //! Outcome of a load.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     generator::GeneratorVerdict, history::History, plan::Plan, recorder::RequestCounts,
@@ -20,8 +20,8 @@ pub struct LoadOutcome {
     pub interrupted: bool,
     /// Outcomes of the requests.
     pub counts: RequestCounts,
-    /// Latency of accepted requests from their send time, or with a rate from their intended send time. A request without a
-    /// response counts with the time until it was abandoned, a lower bound. Rejected requests are excluded.
+    /// Latency of correct responses from the send time, or with a rate from the intended send time. A request without a
+    /// response counts with the time until it was abandoned, a lower bound. Wrong responses are excluded.
     pub latency_micros: Option<Percentiles>,
     /// With a rate: delay from the intended send time to the write call.
     pub send_delay_micros: Option<Percentiles>,
@@ -31,6 +31,9 @@ pub struct LoadOutcome {
     pub cpu: Duration,
     /// Results of each second.
     pub by_second: Vec<Second>,
+    /// Hostile requests sent, by the outcome as which the producer counts their refusal. Refusals by the privacy gate are
+    /// `privacy` and its outcome.
+    pub hostile: BTreeMap<&'static str, u64>,
     /// History of each connection.
     pub histories: Vec<History>,
 }

@@ -12,8 +12,9 @@ use http::Uri;
 use tokio::net::lookup_host;
 
 use super::{
+    hostile::HostileMix,
     recorder::nanos,
-    request::Template,
+    request::{Parts, Template},
     schedule::{self, Schedule},
 };
 use crate::traffic::Traffic;
@@ -47,6 +48,8 @@ pub struct Plan {
     /// Connection number of the first connection in `traffic`. Loads with one seed but other numbers send other cookies of
     /// the same users.
     pub first_connection: u64,
+    /// Send hostile requests instead of the cookies.
+    pub hostile: bool,
     /// Keep outcome and times of each request in [`LoadOutcome::histories`](super::LoadOutcome::histories), at 32 bytes per
     /// 10 ms and connection. Otherwise they only count sent requests.
     pub keeps_history: bool,
@@ -68,6 +71,8 @@ pub(super) struct Task {
     pub(super) requests: u64,
     /// Whether only the number of requests ends the load.
     pub(super) is_counted: bool,
+    /// Requests in place of the cookies.
+    pub(super) hostile: Option<Arc<HostileMix>>,
     /// Whether outcome and times of each request are kept.
     pub(super) keeps_history: bool,
 }
@@ -77,7 +82,17 @@ impl Task {
     #[inline]
     pub(super) fn put(&self, buffer: &mut Vec<u8>, number: u64) {
         let cookie = self.traffic.cookie(self.connection, number);
-        self.template.put(buffer, &cookie);
+        let parts = match &self.hostile {
+            None => Parts::from(&cookie),
+            Some(mix) => mix.parts(self.connection, number, &cookie),
+        };
+        self.template.put(buffer, &parts);
+    }
+
+    /// Status of the correct response to request `number`.
+    pub(super) fn expected_status(&self, number: u64) -> u16 {
+        let hostile = self.hostile.as_ref();
+        hostile.map_or(200, |mix| mix.status(self.connection, number))
     }
 }
 
@@ -102,6 +117,7 @@ impl Plan {
             threads: Self::default_threads(),
             traffic,
             first_connection: 0,
+            hostile: false,
             keeps_history: true,
         }
     }
@@ -173,6 +189,7 @@ impl Plan {
         }
         let connections = self.connections.get() as u64;
         let total = self.total();
+        let hostile = self.hostile.then(|| Arc::new(HostileMix::new()));
         let task = |(index, (address, template)): (u64, &(SocketAddr, Arc<Template>))| Task {
             connection: self.first_connection + index,
             address: *address,
@@ -189,6 +206,7 @@ impl Plan {
                 total => total / connections + u64::from(index < total % connections),
             },
             is_counted: self.ends_by_count(),
+            hostile: hostile.clone(),
             keeps_history: self.keeps_history,
         };
         let tasks = (0..connections).zip(targets.iter().cycle());

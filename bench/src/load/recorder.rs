@@ -41,7 +41,7 @@ pub(super) struct Interval {
 pub struct RequestCounts {
     /// Requests sent.
     pub sent: u64,
-    /// Requests with response 200.
+    /// Requests with the correct response: status 200, or that of a refused hostile request.
     pub accepted: u64,
     /// Requests with another status.
     pub rejected: BTreeMap<u16, u64>,
@@ -58,7 +58,7 @@ pub struct RequestCounts {
 /// Histograms.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Times {
-    /// Latency until the response 200, or until a request was abandoned.
+    /// Latency until the correct response, or until a request was abandoned.
     pub(super) latency: Micros,
     /// Delay from the intended to the actual send time.
     pub(super) send_delay: Micros,
@@ -135,16 +135,23 @@ impl Recorder {
         times.generator_delay.record(micros(possible_nanos), 1);
     }
 
-    /// Records responses with this status to requests whose latency counts from `at_nanos`. Only status 200 has a latency.
+    /// Records responses to requests whose latency counts from `at_nanos`. Responses with a wrong status, `rejected`, have no
+    /// latency.
     #[inline]
-    pub(super) fn responded(&mut self, status: u16, now_nanos: u64, at_nanos: u64, requests: u64) {
+    pub(super) fn responded(
+        &mut self,
+        rejected: Option<u16>,
+        now_nanos: u64,
+        at_nanos: u64,
+        requests: u64,
+    ) {
         self.outstanding -= requests;
         self.current.last_response_nanos = now_nanos;
-        if status == 200 {
+        if let Some(status) = rejected {
+            *self.current.counts.rejected.entry(status).or_default() += requests;
+        } else {
             self.current.counts.accepted += requests;
             self.record_latency(now_nanos, at_nanos, requests);
-        } else {
-            *self.current.counts.rejected.entry(status).or_default() += requests;
         }
     }
 
@@ -215,12 +222,12 @@ mod tests {
     fn events_are_counted_in_their_second() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.responded(200, 400_000_000, 100_000_000, 1);
+        recorder.responded(None, 400_000_000, 100_000_000, 1);
         recorder.roll(999_999_999);
         assert!(recorder.take_finished().is_empty());
         // A stall of more than a second.
         recorder.roll(2_300_000_000);
-        recorder.responded(200, 2_300_000_000, 100_000_000, 2);
+        recorder.responded(None, 2_300_000_000, 100_000_000, 2);
         let first = recorder.take_finished();
         let rest = recorder.finish(2_500_000_000);
         let intervals: Vec<_> = first
@@ -249,7 +256,7 @@ mod tests {
     fn abandoned_requests_have_a_minimum_latency() {
         let mut recorder = Recorder::new(Instant::now());
         recorder.sent(3);
-        recorder.responded(200, 300_000_000, 200_000_000, 1);
+        recorder.responded(None, 300_000_000, 200_000_000, 1);
         recorder.abandoned(900_000_000, 100_000_000, 2);
         let intervals = recorder.finish(950_000_000);
         let latency = &intervals[0].times.latency;

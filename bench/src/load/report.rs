@@ -11,6 +11,9 @@ const PERCENTILES: [&str; 5] = ["p50", "p90", "p99", "p99.9", "max"];
 /// Percentiles of the latency that take part in comparisons.
 const COMPARED: [&str; 3] = ["p50", "p99", "p99.9"];
 
+const HOSTILE: &str = "All must be refused, so `accepted` counts refusals. Each reason is an outcome of \
+    producer_edge_requests_total, or of producer_privacy_total.";
+
 /// Minimum length of a second that counts as complete.
 const WHOLE_SECOND: f64 = 0.999;
 
@@ -34,6 +37,9 @@ impl LoadOutcome {
         let whole: Vec<_> = whole.map(second).collect();
         report.add("Requests", "", [Row::new("", facts(self, &whole))]);
         report.add("Times", "", times(self));
+        let hostile = self.hostile.iter();
+        let hostile = hostile.map(|(reason, sent)| Row::new(*reason, [COUNT.of("sent", *sent)]));
+        report.add("Hostile requests", HOSTILE, hostile.collect::<Vec<_>>());
         let seconds: Vec<_> = self.by_second.iter().map(second).collect();
         report.plots = plots(self, &seconds);
         report

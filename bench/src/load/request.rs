@@ -1,9 +1,35 @@
-//! Encoding of requests: a template of fixed bytes with one cookie.
+//! Encoding of requests: a template of fixed bytes with the values of one request.
 
 use anyhow::{Context, Result, bail};
 use http::Uri;
 
 use crate::traffic::SyntheticCookie;
+
+/// Name of the HTTP cookie, the end of [`Template::before_user_id`].
+const USER: &[u8] = b"Cookie: uid=";
+
+/// Values of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) dsp_id: u32,
+    pub(super) buyer_uid: &'a [u8],
+    /// More of the query.
+    pub(super) more: &'a [u8],
+    /// `None` omits the HTTP cookie.
+    pub(super) user_id: Option<&'a [u8]>,
+}
+
+impl<'a> From<&'a SyntheticCookie> for Parts<'a> {
+    #[inline]
+    fn from(cookie: &'a SyntheticCookie) -> Self {
+        Self {
+            dsp_id: cookie.dsp_id(),
+            buyer_uid: cookie.buyer_uid_bytes(),
+            more: b"",
+            user_id: Some(cookie.user_id_bytes()),
+        }
+    }
+}
 
 /// Fixed bytes of a request, and its address.
 #[derive(Debug, Clone)]
@@ -51,16 +77,23 @@ impl Template {
         (&self.host, self.port)
     }
 
-    /// Appends the request for `cookie`.
+    /// Appends the request with these values.
     #[inline]
-    pub(super) fn put(&self, buffer: &mut Vec<u8>, cookie: &SyntheticCookie) {
+    pub(super) fn put(&self, buffer: &mut Vec<u8>, parts: &Parts<'_>) {
         buffer.extend_from_slice(&self.before_dsp_id);
-        put_decimal(buffer, cookie.dsp_id());
+        put_decimal(buffer, parts.dsp_id);
         buffer.extend_from_slice(b"&b=");
-        buffer.extend_from_slice(cookie.buyer_uid_bytes());
-        buffer.extend_from_slice(&self.before_user_id);
-        buffer.extend_from_slice(cookie.user_id_bytes());
-        buffer.extend_from_slice(b"\r\n\r\n");
+        buffer.extend_from_slice(parts.buyer_uid);
+        buffer.extend_from_slice(parts.more);
+        if let Some(user_id) = parts.user_id {
+            buffer.extend_from_slice(&self.before_user_id);
+            buffer.extend_from_slice(user_id);
+            buffer.extend_from_slice(b"\r\n\r\n");
+        } else {
+            let end = self.before_user_id.len() - USER.len();
+            buffer.extend_from_slice(&self.before_user_id[..end]);
+            buffer.extend_from_slice(b"\r\n");
+        }
     }
 }
 
@@ -89,7 +122,7 @@ mod tests {
         assert_eq!(template.host_and_port(), host);
         let cookie = Traffic::new(1, None).cookie(0, 0);
         let mut request = Vec::new();
-        template.put(&mut request, &cookie);
+        template.put(&mut request, &Parts::from(&cookie));
         let authority = url.trim_start_matches("http://").split(['/', '?']).next();
         let expected = format!(
             "GET {start}d={}&b={} HTTP/1.1\r\nHost: {}\r\nCookie: uid={}\r\n\r\n",
@@ -98,6 +131,17 @@ mod tests {
             authority.unwrap(),
             cookie.user_id()
         );
+        assert_eq!(String::from_utf8(request).unwrap(), expected);
+        let mut request = Vec::new();
+        let without_user = Parts {
+            more: b"&gdpr=1",
+            user_id: None,
+            ..Parts::from(&cookie)
+        };
+        template.put(&mut request, &without_user);
+        let expected = expected.replace(" HTTP", "&gdpr=1 HTTP");
+        let cookie_line = format!("Cookie: uid={}\r\n", cookie.user_id());
+        let expected = expected.replace(&cookie_line, "");
         assert_eq!(String::from_utf8(request).unwrap(), expected);
     }
 

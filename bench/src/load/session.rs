@@ -325,7 +325,7 @@ impl Session {
                     return Err(BrokenConnection);
                 }
             };
-            if response.status == 200 {
+            if response.status == 200 && self.task.hostile.is_none() {
                 accepted += 1;
                 // A response that closes the connection must not be compared with one that does not.
                 if !response.closes {
@@ -352,6 +352,8 @@ impl Session {
 
     /// Settles the oldest `count` outstanding requests with this status.
     fn settle(&mut self, count: u64, status: u16, now_nanos: u64) -> Result<(), BrokenConnection> {
+        let expected = self.task.expected_status(self.sent - self.outstanding);
+        let rejected = Some(status).filter(|status| *status != expected);
         let mut recorder = self.recorder.borrow_mut();
         let mut remaining = count;
         while remaining > 0 {
@@ -361,7 +363,7 @@ impl Session {
                 break;
             };
             let requests = burst.requests.min(remaining);
-            recorder.responded(status, now_nanos, burst.at_nanos, requests);
+            recorder.responded(rejected, now_nanos, burst.at_nanos, requests);
             burst.requests -= requests;
             remaining -= requests;
             self.outstanding -= requests;

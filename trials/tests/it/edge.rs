@@ -3,6 +3,7 @@
 mod abuse;
 mod dsp_isolation;
 mod fake_dsps;
+mod hostile;
 pub(crate) mod security;
 mod syncs;
 

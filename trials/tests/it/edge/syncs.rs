@@ -11,6 +11,7 @@ use bench::{load, mongod::Mongod, scrape::names, traffic::Traffic};
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::hostile;
 use crate::{
     documents::Documents,
     harness::{Consumer, Producer, TIMEOUT, accept_all, embedded, expected_contents, wait_until},
@@ -62,12 +63,12 @@ fn repeating(producer: &Producer, seed: u64) -> Result<load::Plan> {
 #[tokio::test]
 async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<()> {
     let dir = TempDir::new()?;
-    let producer = Producer::start(&dir, &[]).await?;
+    let producer = Producer::start(&dir, &hostile::contracts()).await?;
     let store = embedded(&dir.path().join("store"));
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
 
     let plan = repeating(&producer, 2)?;
-    accept_all(&plan).await?;
+    hostile::send_during(&producer, COOKIES, accept_all(&plan)).await?;
     consumer.wait_settled(COOKIES).await?;
     let contents = expected_contents(&plan.traffic, COOKIES);
     let pairs: usize = contents.values().map(BTreeMap::len).sum();
@@ -89,12 +90,12 @@ async fn embedded_store_has_the_newest_value_of_each_pair_and_nothing_else() -> 
 async fn mongodb_has_the_newest_value_of_each_pair_and_nothing_else() -> Result<()> {
     let dir = TempDir::new()?;
     let mongod = Mongod::start(&dir.path().join("mongod")).await?;
-    let producer = Producer::start(&dir, &[]).await?;
+    let producer = Producer::start(&dir, &hostile::contracts()).await?;
     let store = mongod.uri();
     let consumer = Consumer::start(&dir, "node", &[&producer], &store, &[]).await?;
 
     let plan = repeating(&producer, 4)?;
-    accept_all(&plan).await?;
+    hostile::send_during(&producer, COOKIES, accept_all(&plan)).await?;
     consumer.wait_settled(COOKIES).await?;
     let contents = expected_contents(&plan.traffic, COOKIES);
     let documents = Documents::connect(&store).await?;
