@@ -20,6 +20,9 @@ pub const VALIDATOR_BYTES_MAX: usize = 512;
 /// Maximum bytes of a job status, as JSON.
 pub const STATUS_BYTES_MAX: usize = 16 << 10;
 
+/// Maximum number of JSON values of other programs in a job status; parsed, each may need ten times its text.
+const OTHER_VALUES_MAX: usize = 64;
+
 /// Maximum bytes of a job id.
 const ID_BYTES_MAX: usize = 96;
 
@@ -161,14 +164,31 @@ pub fn is_job_id(id: &str) -> bool {
     (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(is_valid)
 }
 
+/// The number of values in a JSON value, itself included.
+fn values_in(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(values) => values.iter().map(values_in).sum(),
+        Value::Object(fields) => fields.values().map(values_in).sum(),
+        _ => 0,
+    }
+}
+
 impl JobStatus {
     /// Parses the value of the key `id`; `None` if it is invalid.
     #[must_use]
     pub fn parse(id: &str, value: &[u8]) -> Option<Self> {
         let job: Option<Self> = serde_json::from_slice(value).ok();
         let is_valid = is_job_id(id) && value.len() <= STATUS_BYTES_MAX;
-        let is_short = |it: &Self| it.app_name.len() <= ID_BYTES_MAX;
-        job.filter(|job| is_valid && job.job_id == id && is_short(job))
+        let is_small = |it: &Self| {
+            let others = [&it.other, &it.filter.other, &it.counts.other];
+            let values: usize = others
+                .into_iter()
+                .flat_map(Map::values)
+                .map(values_in)
+                .sum();
+            it.app_name.len() <= ID_BYTES_MAX && values <= OTHER_VALUES_MAX
+        };
+        job.filter(|job| is_valid && job.job_id == id && is_small(job))
     }
 
     /// Which objects may be removed if the application permits `max`. Without a confirmation, not all of them.

@@ -31,9 +31,10 @@ pub const LEASE: Duration = Duration::from_secs(30);
 /// Pause after a failed watch.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum numbers of jobs and of other keys, and maximum bytes of the value of such a key; the excess is ignored.
+/// Maximum numbers of jobs and of other keys, and maximum bytes of such a key and of its value; the excess is ignored.
 const JOBS_MAX: usize = 5_000;
 const SUBSCRIPTIONS_MAX: usize = 20_000;
+const KEY_BYTES_MAX: usize = 256;
 const SUBSCRIPTION_BYTES_MAX: usize = 1 << 10;
 
 /// Prefix of the keys of workers in the bucket of subscriptions.
@@ -160,8 +161,9 @@ impl Mirror {
         let has_room = match bucket {
             Bucket::Jobs => copy.jobs.len() < JOBS_MAX || copy.jobs.contains_key(&entry.key),
             _ => {
-                copy.subscriptions.len() < SUBSCRIPTIONS_MAX
-                    || copy.subscriptions.contains_key(&entry.key)
+                let is_free = copy.subscriptions.len() < SUBSCRIPTIONS_MAX;
+                let is_short = entry.key.len() <= KEY_BYTES_MAX;
+                is_short && is_free || copy.subscriptions.contains_key(&entry.key)
             }
         };
         match (bucket, entry.value) {

@@ -90,8 +90,13 @@ pub fn outcome(
         Answer::None => return (Outcome::Failed, asset.clone()),
         Answer::Forbidden => return (Outcome::Unexpected, asset.clone()),
     };
-    if let (Some(null_means), 200 | 204) = (reading.null_means, response.status) {
-        return cookies::uid(null_means, asset, response, force);
+    if let Some(null_means) = reading.null_means {
+        match response.status {
+            200 | 204 => return cookies::uid(null_means, asset, response, force),
+            // Their bodies have no agreed meaning.
+            201..300 => return (Outcome::Unexpected, asset.clone()),
+            _ => {}
+        }
     }
     let outcome = match response.status {
         304 if has_validators => return (Outcome::Fresh, refreshed(asset, response)),

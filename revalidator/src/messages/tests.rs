@@ -51,6 +51,22 @@ fn statuses_with_another_id_or_too_many_bytes_are_invalid() {
 }
 
 #[test]
+fn statuses_with_many_fields_of_other_programs_are_invalid() {
+    let is_valid =
+        |status: serde_json::Value| JobStatus::parse("a", status.to_string().as_bytes()).is_some();
+    assert!(is_valid(
+        json!({"jobId": "a", "tags": vec![1; 60], "counts": {"x": {"y": 1}}})
+    ));
+    assert!(!is_valid(json!({"jobId": "a", "tags": vec![1; 64]})));
+    assert!(!is_valid(
+        json!({"jobId": "a", "filter": {"tags": vec![json!({"x": 1}); 32]}})
+    ));
+    let fields = (0..65).map(|it| (format!("x{it}"), json!(it)));
+    let counts: serde_json::Map<_, _> = fields.collect();
+    assert!(!is_valid(json!({"jobId": "a", "counts": counts})));
+}
+
+#[test]
 fn removal_of_all_objects_needs_a_confirmation() {
     use AllowDelete::{All, None, Partial};
     for (allow, max, confirm, expected) in [

@@ -136,6 +136,18 @@ mod tests {
     }
 
     #[test]
+    fn only_a_200_has_a_uid() {
+        for status in [201, 202, 203, 205, 206, 207, 226, 299, 301] {
+            let (outcome, asset) = outcome_of(NullMeans::Gone, status, r#"{"uid":"new"}"#, true);
+            assert_eq!(
+                (outcome, &*asset.uid),
+                (Outcome::Unexpected, ""),
+                "{status}"
+            );
+        }
+    }
+
+    #[test]
     fn other_bodies_are_malformed() {
         let long = format!(r#"{{"uid":"{}"}}"#, "x".repeat(257));
         for body in [

@@ -178,7 +178,10 @@ async fn keys_of_strangers_take_limited_memory() {
         let put = simulation.model.put(bucket, &key, value.into());
         put.await.unwrap();
     }
+    let long = format!("worker.{}", "x".repeat(250));
+    let put = simulation.model.put(bucket, &long, "{}".into());
+    put.await.unwrap();
     tokio::time::sleep(Duration::from_secs(40)).await;
     assert_eq!(simulation.mirror.lost().len(), 20_000);
-    assert_eq!(simulation.metrics.invalid_messages.get(), 10);
+    assert_eq!(simulation.metrics.invalid_messages.get(), 11);
 }
