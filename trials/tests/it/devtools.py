@@ -95,13 +95,17 @@ class Page:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.run(script):
             assert time.monotonic() < deadline, f"{script} never became true"
-            time.sleep(0.1)
+            time.sleep(0.02)
 
 
 @contextlib.contextmanager
 def browser(chromium, *flags):
     """Starts a browser with a new profile; yields its DevTools port."""
     profile = tempfile.mkdtemp()
+    os.mkdir(os.path.join(profile, "Default"))
+    with open(os.path.join(profile, "Default", "Preferences"), "w", encoding="utf-8") as file:
+        # Permits third-party cookies, which Debian's Chromium blocks.
+        json.dump({"profile": {"cookie_controls_mode": 0}}, file)
     process = subprocess.Popen(
         [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
          "--disable-background-networking", "--hide-scrollbars", "--remote-debugging-port=0", f"--user-data-dir={profile}",

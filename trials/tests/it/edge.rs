@@ -1,6 +1,7 @@
 //! The HTTP edge: responses to valid and invalid requests.
 
 mod abuse;
+mod browsers;
 mod dsp_isolation;
 mod fake_dsps;
 mod hostile;

@@ -1,0 +1,174 @@
+"""Syncs of a real Chromium: pixel, redirects of three partners, opt-out, and minted cookies with and without third-party cookies.
+
+usage: browser.py CHROMIUM CERTIFICATE KEY EDGE PARTITIONED PRODUCER CONSUMER PARTNERS
+
+EDGE and PARTITIONED are the origins of two producers, which mint cookies and partitioned cookies; PRODUCER is the admin address
+of the first, and CONSUMER that of a node of both. PARTNERS is the port where this script serves the pages of a publisher and the
+syncs of the partners; the contracts of EDGE redirect DSPs 1 to 3 to them. Needs only the standard library.
+"""
+
+import http.server
+import json
+import re
+import ssl
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import parse_qs, urlsplit
+
+from devtools import TIMEOUT_SECONDS, Page, browser
+
+PIXEL = "1x1"
+
+# Resolves with the size of the image, or "error".
+LOAD = """new Promise((resolve) => { const image = new Image(); image.src = %s; document.body.append(image);
+  image.onload = () => resolve(`${image.naturalWidth}x${image.naturalHeight}`); image.onerror = () => resolve('error'); })"""
+
+
+class Partners(http.server.BaseHTTPRequestHandler):
+    """A publisher's page, and https://partner-N.example/done, which continues with the sync of the next partner."""
+
+    protocol_version = "HTTP/1.1"
+    edge = ""
+    syncs = []
+
+    def do_GET(self):
+        url = urlsplit(self.path)
+        partner = re.match(r"partner-(\d)\.example", self.headers["Host"])
+        if url.path == "/done" and partner:
+            number = int(partner[1])
+            query = parse_qs(url.query)
+            self.syncs.append((number, query["u"][0], query["x"][0]))
+            following = f"d={number + 1}&b=id-{number + 1}" if number < 3 else "d=17&b=id-17"
+            self.send_response(302)
+            self.send_header("Location", f"{self.edge}/sync?{following}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = b"<!doctype html><title>Publisher</title><body></body>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Walk:
+    def __init__(self, page, edge, producer, consumer, partners):
+        self.page, self.edge, self.producer, self.consumer = page, edge, producer, consumer
+        self.publisher = f"https://publisher.example:{partners}/"
+
+    def visit(self, url):
+        self.page.call("Page.navigate", url=url)
+        self.page.wait(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
+
+    def load(self, query, edge=None):
+        """Loads a sync as an image of the publisher's page."""
+        return self.page.run(LOAD % json.dumps(f"{edge or self.edge}/sync?{query}"))
+
+    def cookies(self, name, edge=None):
+        cookies = self.page.call("Network.getAllCookies")["cookies"]
+        host = urlsplit(edge or self.edge).hostname
+        return [cookie for cookie in cookies if cookie["name"] == name and cookie["domain"] == host]
+
+    def uid(self, edge=None):
+        cookies = self.cookies("uid", edge)
+        assert len(cookies) == 1, cookies
+        assert cookies[0]["secure"] and cookies[0]["httpOnly"] and cookies[0]["sameSite"] == "None", cookies
+        return cookies[0]["value"]
+
+    def requests(self):
+        """Sync requests by outcome."""
+        metrics = urllib.request.urlopen(f"http://{self.producer}/metrics", timeout=TIMEOUT_SECONDS).read().decode()
+        found = re.findall(r'^producer_edge_requests_total\{outcome="(\w+)"\} (\d+)$', metrics, re.MULTILINE)
+        return {outcome: int(count) for outcome, count in found if count != "0"}
+
+    def stored(self, user):
+        try:
+            url = f"http://{self.consumer}/v1/users/{user}"
+            return json.load(urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS))["buyer_uids"]
+        except urllib.error.HTTPError as error:
+            assert error.code == 404, error
+            return {}
+
+    def wait_stored(self, user, expected):
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (found := self.stored(user)) != expected:
+            assert time.monotonic() < deadline, f"{found} instead of {expected}"
+            time.sleep(0.02)
+
+    def counted(self, before):
+        """Requests counted since `before`, by outcome."""
+        return {outcome: count - before.get(outcome, 0) for outcome, count in self.requests().items() if count != before.get(outcome, 0)}
+
+
+def pixel_and_redirects(walk):
+    walk.visit(walk.publisher)
+    assert walk.load("d=17&b=pixel") == PIXEL
+    user = walk.uid()
+    walk.wait_stored(user, {"17": "pixel"})
+    assert walk.requests() == {"uid_minted": 1, "accepted": 1}, walk.requests()
+    assert walk.load("d=1&b=id-1") == PIXEL
+    assert Partners.syncs == [(number, user, f"id-{number}") for number in (1, 2, 3)], Partners.syncs
+    assert walk.uid() == user
+    walk.wait_stored(user, {str(dsp): f"id-{dsp}" for dsp in (1, 2, 3, 17)})
+    return user
+
+
+def opt_out(walk, user):
+    def press():
+        walk.visit(f"{walk.edge}/optout")
+        walk.page.run("globalThis.isOld = true; document.querySelector('button').click()")
+        walk.page.wait("document.readyState === 'complete' && !globalThis.isOld")
+
+    press()
+    assert [cookie["value"] for cookie in walk.cookies("cookiesync_optout")] == ["1"]
+    walk.wait_stored(user, {})
+    walk.visit(walk.publisher)
+    before = walk.requests()
+    assert walk.load("d=17&b=opted-out") == PIXEL
+    assert walk.counted(before) == {"opted_out": 1}, walk.counted(before)
+    press()
+    assert walk.cookies("cookiesync_optout") == []
+    walk.visit(walk.publisher)
+    assert walk.load("d=17&b=opted-in") == PIXEL
+    # Were the match of the browser that opted out recorded, it would precede this one.
+    walk.wait_stored(user, {"17": "opted-in"})
+
+
+def without_third_party_cookies(walk, partitioned):
+    walk.page.call("Network.clearBrowserCookies")
+    walk.page.call("Network.setCookieControls", enableThirdPartyCookieRestriction=True,
+                   disableThirdPartyCookieMetadata=True, disableThirdPartyCookieHeuristics=True)
+    walk.visit(walk.publisher)
+    before = walk.requests()
+    assert walk.load("d=17&b=blocked") == "error"
+    assert walk.counted(before) == {"uid_minted": 1, "uid_not_kept": 1}, walk.counted(before)
+    assert walk.cookies("uid") == []
+    # A partitioned cookie is not a third-party cookie.
+    assert walk.load("d=17&b=partitioned", partitioned) == PIXEL
+    walk.wait_stored(walk.uid(partitioned), {"17": "partitioned"})
+
+
+def main():
+    chromium, certificate, key, edge, partitioned, producer, consumer, partners = sys.argv[1:]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    Partners.edge = edge
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(partners)), Partners)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    flags = ["--host-resolver-rules=MAP *.example 127.0.0.1", "--ignore-certificate-errors"]
+    with browser(chromium, *flags) as port:
+        walk = Walk(Page(port), edge, producer, consumer, partners)
+        user = pixel_and_redirects(walk)
+        opt_out(walk, user)
+        without_third_party_cookies(walk, partitioned)
+
+
+main()
