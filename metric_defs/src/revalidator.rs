@@ -20,9 +20,9 @@ pub const RESPONSE_SECONDS: MetricDef = MetricDef::histogram(
 .by(APP);
 pub const CONCURRENCY: MetricDef = MetricDef::gauge(
     "revalidator_concurrency",
-    "Parallel requests of a worker to the origin of its current job.",
+    "Parallel requests of a worker to the origin of its job, as published by its process. Each process has the workers of all processes.",
 )
-.by(&["app", "worker"]);
+.by(&["worker", "app", "job", "state"]);
 pub const REMOVED: MetricDef = MetricDef::counter(
     "revalidator_removed_total",
     "Objects removed because the origin no longer has them, or because a job removes all.",
@@ -36,6 +36,10 @@ pub const HELD_BACK: MetricDef = MetricDef::counter(
 pub const BATCHES_REPEATED: MetricDef = MetricDef::counter(
     "revalidator_batches_repeated_total",
     "Results ignored because their batch already had one.",
+);
+pub const NOTES_FAILED: MetricDef = MetricDef::counter(
+    "revalidator_notes_failed_total",
+    "Confirmed or missing matches whose note was not written, because their bucket is full or NATS is unavailable.",
 );
 pub const INVALID_MESSAGES: MetricDef = MetricDef::counter(
     "revalidator_invalid_messages_total",
@@ -52,14 +56,19 @@ pub const JOBS: MetricDef = MetricDef::gauge(
 .by(&["state"]);
 pub const JOB_ASSETS: MetricDef = MetricDef::gauge(
     "revalidator_job_assets",
-    "Assets of an open job that were transmitted so far. Single checks have no series.",
+    "Assets of a job that were transmitted so far. Single checks, and finished or acknowledged jobs, have no series.",
 )
 .by(JOB);
 pub const JOB_CHECKED: MetricDef = MetricDef::gauge(
     "revalidator_job_checked_assets",
-    "Assets of an open job that have a final result.",
+    "Assets of a job that have a final result.",
 )
 .by(JOB);
+pub const JOB_RESUME: MetricDef = MetricDef::gauge(
+    "revalidator_job_resume_unix_seconds",
+    "End of the suspension of a job; 0 if it is not suspended, or until an operator resumes it. The reason is shortened.",
+)
+.by(&["job", "app", "state", "reason"]);
 pub const OLDEST_WAITING: MetricDef = MetricDef::gauge(
     "revalidator_oldest_waiting_job_seconds",
     "Age of the oldest job that waits for a worker, not for an older job of its application; 0 if there is none.",

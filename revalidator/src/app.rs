@@ -4,11 +4,12 @@
 //! batches within the timeout or releases them, and releases all leases.
 
 use std::{
+    future::pending,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, Error, Result};
 use gethostname::gethostname;
 use runtime::{
     admin, listen,
@@ -19,7 +20,8 @@ use runtime::{
     unix_micros,
 };
 use tokio::{
-    sync::{Semaphore, SetOnce, watch},
+    sync::{Semaphore, watch},
+    task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -51,7 +53,7 @@ pub struct App {
     pub services: Services,
     /// Drain timeout, which a reload can change.
     pub drain_timeout: watch::Sender<Duration>,
-    fatal: Arc<SetOnce<String>>,
+    running: JoinHandle<Result<()>>,
 }
 
 /// What makers, workers and pages share.
@@ -75,7 +77,7 @@ impl App {
     ///
     /// # Errors
     /// When a port cannot be opened.
-    pub fn start(config: Config, registry: &Registry) -> anyhow::Result<Self> {
+    pub fn start(config: Config, registry: &Registry) -> Result<Self> {
         let services = Services::register(registry, "revalidator", false)?;
         let listener = listen::bind(config.api.listen, "--listen")?;
         let admin = listen::bind(config.admin.admin, "--admin")?;
@@ -102,14 +104,7 @@ impl App {
             abort: CancellationToken::new(),
         };
         metrics::register_state(registry, shared.mirror.clone())?;
-        let app = Self {
-            api: listen::Stage::default(),
-            services,
-            shared: Arc::new(shared),
-            drain_timeout: watch::Sender::new(config.admin.drain_timeout),
-            fatal: Arc::default(),
-        };
-        let (services, shared) = (&app.services, Arc::clone(&app.shared));
+        let (shared, stage) = (Arc::new(shared), listen::Stage::default());
         services.watch(Some(&file), &services.stage);
         services.watch(config.tokens.as_ref(), &services.stage);
         services.watch(config.limiter_token.as_ref(), &services.stage);
@@ -126,20 +121,27 @@ impl App {
             let api = Arc::clone(&api);
             async move { api.handle(request).await }
         };
-        services.serve_api(listener, admin::LIMITS, &app.api, handler)?;
-        let (stop, fatal) = (services.stage.stop.clone(), Arc::clone(&app.fatal));
-        services.stage.tasks.spawn(async move {
-            let running = Box::pin(shared.run(&config.work, stop.clone()));
-            if let Some(Err(error)) = stop.run_until_cancelled(running).await {
-                drop(fatal.set(format!("{error:#}")));
-            }
+        services.serve_api(listener, admin::LIMITS, &stage, handler)?;
+        let (stop, to_run) = (services.stage.stop.clone(), Arc::clone(&shared));
+        let running = services.stage.tasks.spawn(async move {
+            let running = Box::pin(to_run.run(&config.work, stop.clone()));
+            stop.run_until_cancelled(running).await.unwrap_or(Ok(()))
         });
-        Ok(app)
+        Ok(Self {
+            api: stage,
+            services,
+            shared,
+            drain_timeout: watch::Sender::new(config.admin.drain_timeout),
+            running,
+        })
     }
 
-    /// Returns an error that only an operator resolves, when there is one.
-    pub async fn failed(&self) -> anyhow::Error {
-        anyhow!("{}", self.fatal.wait().await)
+    /// Returns an error that only an operator or a restart resolves, when there is one.
+    pub async fn failed(&mut self) -> Error {
+        match (&mut self.running).await.map_err(Error::from).flatten() {
+            Ok(()) => pending().await,
+            Err(error) => error,
+        }
     }
 
     /// Finishes batches within the drain timeout, and releases the others and all leases.
@@ -169,7 +171,7 @@ fn current(file: &Arc<Reloader<apps::File>>) -> CurrentApps {
 impl Shared {
     /// Connects to the broker, and runs the mirror, the maker and the workers until `stop`. Fails only with an error that waiting does
     /// not resolve.
-    async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> anyhow::Result<()> {
+    async fn run(&self, work: &WorkArgs, stop: CancellationToken) -> Result<()> {
         let nats = loop {
             match Nats::connect(&work.nats).await {
                 Ok(nats) => break nats,
@@ -188,6 +190,8 @@ impl Shared {
         let host = gethostname().to_string_lossy().into_owned();
         let host = host.replace(|it: char| !it.is_ascii_alphanumeric(), "-");
         let id = |number| format!("{host}-{:08x}-{number}", fastrand::u32(..));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.mirror.clone().run(nats.clone(), stop));
         if !work.no_maker {
             let maker = Maker {
                 id: id(0),
@@ -200,7 +204,7 @@ impl Shared {
                 stop: self.draining.clone(),
                 clock: now,
             };
-            self.tasks.spawn(maker.run());
+            tasks.spawn(self.tasks.track_future(maker.run()));
         }
         for number in 1..=work.workers {
             let worker = Worker {
@@ -213,11 +217,22 @@ impl Shared {
                 abort: self.abort.clone(),
                 clock: now,
             };
-            self.tasks.spawn(worker.run());
+            tasks.spawn(self.tasks.track_future(worker.run()));
         }
-        Box::pin(self.mirror.clone().run(nats.clone(), stop)).await;
-        Ok(())
+        all(tasks).await
     }
+}
+
+/// Waits until all tasks have ended or one has panicked. The others then continue, so that a drain ends them.
+async fn all(mut tasks: JoinSet<()>) -> Result<()> {
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended {
+            tasks.detach_all();
+            return Err(error)
+                .context("a maker, a worker or the copy of the jobs ended unexpectedly");
+        }
+    }
+    Ok(())
 }
 
 /// Milliseconds since 1970.
@@ -246,5 +261,34 @@ impl admin::Pages for Pages {
             components.push(Component::new("limiter", shared.limiter.state()));
         }
         components
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn panic_of_one_task_is_an_error_and_the_others_continue() {
+        let (mut tasks, others) = (JoinSet::new(), TaskTracker::new());
+        let drain = CancellationToken::new();
+        tasks.spawn(others.track_future(drain.clone().cancelled_owned()));
+        tasks.spawn(async { panic!("on purpose") });
+        let error = format!("{:#}", all(tasks).await.unwrap_err());
+        assert!(
+            error.contains("ended unexpectedly") && error.contains("on purpose"),
+            "{error}"
+        );
+        others.close();
+        assert_eq!(others.len(), 1);
+        drain.cancel();
+        others.wait().await;
+    }
+
+    #[tokio::test]
+    async fn tasks_that_end_are_no_error() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async {});
+        assert!(all(tasks).await.is_ok());
     }
 }

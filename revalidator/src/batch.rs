@@ -112,6 +112,10 @@ impl<O: Origin> Checker<O> {
         }
         // In the order of the batch, so that a repeated batch removes the same objects.
         let mut results: Vec<_> = progress.checked.values().cloned().collect();
+        let (cookies, now) = (app.settings.cookies.as_ref(), clock());
+        if cookies.is_some() {
+            matches::keep_old(&mut results, now);
+        }
         let has_failed = results.iter().any(|it| it.server_error);
         let times = BatchTimes {
             probe: mean(&results[..probes]).map(Duration::from_millis),
@@ -125,7 +129,6 @@ impl<O: Origin> Checker<O> {
             (reason.to_owned(), None)
         });
         let mut removals_left = judged?;
-        let (cookies, now) = (app.settings.cookies.as_ref(), clock());
         if let Some(cookies) = cookies {
             let published = matches::publish(cookies, &results).await;
             published.map_err(|error| not_stored(&error))?;

@@ -50,6 +50,20 @@ pub fn is_http(url: &Url) -> bool {
     matches!(url.scheme(), "http" | "https") && url.has_host() && !has_user
 }
 
+/// Bytes with a permit for their memory.
+pub struct Held<P> {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// The permit, which ends with them.
+    pub permit: P,
+}
+
+impl<P> AsRef<[u8]> for Held<P> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// The body of a response.
 ///
 /// # Errors

@@ -125,8 +125,8 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Bytes of the results of all jobs, up to [`RESULT_BYTES_MAX`].
     fn result_bytes(&self) -> impl Call<u64>;
 
-    /// Ids of all jobs that have batches or results.
-    fn jobs_with_messages(&self) -> impl Call<HashSet<String>>;
+    /// Ids of all jobs that have batches, and of those that have results.
+    fn jobs_with_messages(&self) -> impl Call<[HashSet<String>; 2]>;
 
     /// Removes the batches of a job that has ended. With `results`, also its results.
     fn purge(&self, job: &str, results: bool) -> impl Call<()>;

@@ -30,6 +30,7 @@ use tokio::{
 pub use self::new_job::Budget;
 use crate::{
     apps::CurrentApps,
+    client::Held,
     engine::Engine,
     jobs,
     maker::bodies::Bodies,
@@ -51,18 +52,6 @@ static LARGE_RESPONSES: Semaphore = Semaphore::const_new(8);
 
 async fn permit(of: &'static Semaphore) -> SemaphorePermit<'static> {
     of.acquire().await.expect("it is never closed")
-}
-
-/// A large response. A client may read it slowly.
-struct Large {
-    bytes: Vec<u8>,
-    _permit: SemaphorePermit<'static>,
-}
-
-impl AsRef<[u8]> for Large {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 /// The API.
@@ -128,32 +117,21 @@ impl<E: Engine> Api<E> {
                 jobs.sort_by_key(|job| (job.created_at, &job.job_id));
                 let jobs = serde_json::to_string(&jobs).unwrap_or_default();
                 let bytes = format!("{{\"jobs\":{jobs}}}\n").into_bytes();
-                let body = Bytes::from_owner(Large {
-                    bytes,
-                    _permit: permit,
-                });
+                let body = Bytes::from_owner(Held { bytes, permit });
                 Ok(content(StatusCode::OK, "application/json", body))
             }
-            ["v1", "workers"] if is_get => {
-                self.engine()?;
-                let mut workers = self.mirror.workers();
-                workers.sort_by(|a, b| a.revalidator_id.cmp(&b.revalidator_id));
-                Ok(json(StatusCode::OK, &object!({ "workers": workers })))
-            }
             ["v1", "jobs", id] if is_get => {
-                let found = change_job(self.engine()?, id, |_| ()).await;
-                let found = found.map_err(|error| broker(&error))?;
+                let found = change_job(self.engine()?, id, |_| ())
+                    .await
+                    .map_err(broker)?;
                 Ok(json(StatusCode::OK, &found.ok_or_else(not_found)?))
             }
             ["v1", "jobs", id, "results"] if is_get => {
                 self.results(id, head.uri.query().unwrap_or_default()).await
             }
-            [
-                "v1",
-                "jobs",
-                id,
-                operation @ ("pause" | "resume" | "cancel" | "acknowledge"),
-            ] if is_post => self.operate(id, operation, &head.headers).await,
+            ["v1", "jobs", id, operation] if is_post && OPERATIONS.contains(&operation) => {
+                self.operate(id, operation, &head.headers).await
+            }
             ["v1", "revalidate"] if is_post => self.create_job(head, body, true).await,
             ["v1", "problems", name] => {
                 let kind = problem::KINDS.iter().find(|kind| kind.name == name);
@@ -174,14 +152,13 @@ impl<E: Engine> Api<E> {
         let from = query.strip_prefix("from=").map_or(Ok(0), str::parse);
         let from = from.map_err(|_| invalid("from: use the `from` of an earlier response"))?;
         let permit = permit(&LARGE_RESPONSES).await;
-        let results = engine.results(id, from).await;
-        let mut results = results.map_err(|error| broker(&error))?;
+        let mut results = engine.results(id, from).await.map_err(broker)?;
         let (mut bytes, mut next) = (Vec::new(), from);
         for _ in 0..RESULTS_MAX {
             let Ok(Some(result)) = timeout(RESULT_WAIT, results.next()).await else {
                 break;
             };
-            let (position, payload) = result.map_err(|error| broker(&error))?;
+            let (position, payload) = result.map_err(broker)?;
             bytes.extend_from_slice(&payload);
             bytes.push(b'\n');
             next = position + 1;
@@ -190,10 +167,7 @@ impl<E: Engine> Api<E> {
             }
         }
         bytes.extend_from_slice(format!("{}\n", object!({ "next": next })).as_bytes());
-        let body = Bytes::from_owner(Large {
-            bytes,
-            _permit: permit,
-        });
+        let body = Bytes::from_owner(Held { bytes, permit });
         Ok(content(StatusCode::OK, "application/x-ndjson", body))
     }
 
@@ -213,14 +187,15 @@ impl<E: Engine> Api<E> {
         let mut applied = Ok(());
         let now = runtime::unix_micros() / 1000;
         let change = |job: &mut JobStatus| applied = apply(operation, job, now);
-        let changed = change_job(engine, id, change).await;
-        let changed = changed.map_err(|error| broker(&error))?;
+        let changed = change_job(engine, id, change).await.map_err(broker)?;
         let job = changed.ok_or_else(|| Problem::new(problem::NOT_FOUND, ""))?;
         applied.map_err(|conflict| Problem::new(problem::CONFLICT, conflict))?;
         tracing::info!(job = id, operation, "job changed by a client");
         Ok(json(StatusCode::OK, &job))
     }
 }
+
+const OPERATIONS: [&str; 4] = ["pause", "resume", "cancel", "acknowledge"];
 
 /// Applies an operation to a job at `now`.
 fn apply(operation: &str, job: &mut JobStatus, now: u64) -> Result<(), &'static str> {

@@ -42,20 +42,21 @@ pub const SUSPENDING_ASSETS_MIN: usize = 5;
 /// Reason of a pause by an operator.
 pub const PAUSED: &str = "paused by an operator";
 
-/// Reason of a suspension that stops all jobs of the application.
+/// Reason of a suspension by an origin that stops all jobs of the application.
 pub const THROTTLED: &str = "the origin demands fewer requests (429, or 503 with Retry-After)";
 
 /// The jobs that a worker may process, oldest first: open, not suspended, without an older open job of the same application, and not
-/// of a throttled one. Single checks do not wait for others.
+/// of a throttled one, also if the job with the throttled request has ended. Single checks do not wait for others.
 #[must_use]
 pub fn candidates<J: Deref<Target = JobStatus>>(
     jobs: impl IntoIterator<Item = J>,
     now: u64,
 ) -> Vec<J> {
-    let mut open: Vec<_> = jobs.into_iter().filter(|job| job.is_open()).collect();
-    open.sort_by(|a, b| (a.created_at, &a.job_id).cmp(&(b.created_at, &b.job_id)));
+    let mut open: Vec<_> = jobs.into_iter().collect();
     let throttled = open.iter().filter(|job| is_throttled(job, now));
     let throttled: HashSet<_> = throttled.map(|job| job.app_name.clone()).collect();
+    open.retain(|job| job.is_open());
+    open.sort_by(|a, b| (a.created_at, &a.job_id).cmp(&(b.created_at, &b.job_id)));
     let mut busy = HashSet::new();
     open.retain(|job| {
         let is_first = job.push || busy.insert(job.app_name.clone());
@@ -64,8 +65,13 @@ pub fn candidates<J: Deref<Target = JobStatus>>(
     open
 }
 
-fn is_throttled(job: &JobStatus, now: u64) -> bool {
-    is_suspended(job, now) && job.reason.as_deref() == Some(THROTTLED)
+/// Whether the origin of the job demands that no request is sent at `now`.
+#[must_use]
+pub fn is_throttled(job: &JobStatus, now: u64) -> bool {
+    // Another program may write any time.
+    let times = now + 1..=now + GIVE_UP_MS + CLOCK_MS_MAX;
+    job.throttled_until
+        .is_some_and(|until| times.contains(&until))
 }
 
 /// Whether no worker may process the job at `now`.
@@ -75,9 +81,11 @@ pub fn is_suspended(job: &JobStatus, now: u64) -> bool {
         && job.resume_at.is_none_or(|resume| resume > now)
 }
 
-/// Suspends a job for a time in milliseconds, which by default doubles with each suspension; cancels it if it has had no result for [`GIVE_UP_MS`].
+/// Suspends a job. The origin demands the `time` in milliseconds; without, it doubles with each suspension. Cancels a job that has had
+/// no result for [`GIVE_UP_MS`].
 pub fn suspend(job: &mut JobStatus, reason: &str, time: Option<u64>, now: u64) {
     let until = time.map(|time| now + time.min(GIVE_UP_MS));
+    job.throttled_until = job.throttled_until.max(until);
     if !job.is_open() || is_suspended(job, now) {
         job.resume_at = job.resume_at.max(until.filter(|_| job.resume_at.is_some()));
         return;
@@ -104,8 +112,9 @@ pub fn pause(job: &mut JobStatus, now: u64) {
     job.resume_at = None;
 }
 
-/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time.
+/// Ends a suspension or a pause. A worker calls it when it begins, an operator at any time, also before the origin permits it.
 pub fn resume(job: &mut JobStatus, now: u64) {
+    job.throttled_until = None;
     job.revalidator_state = RevalidatorState::Revalidating;
     job.started_at.get_or_insert(now);
     job.suspended_at = None;

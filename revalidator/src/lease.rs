@@ -75,7 +75,7 @@ impl<E: Engine> Lease<E> {
         }))
     }
 
-    /// Cancelled when the lease is lost.
+    /// Cancelled when the lease is lost or released.
     #[must_use]
     pub fn lost(&self) -> &CancellationToken {
         &self.lost
@@ -104,6 +104,8 @@ async fn renew<E: Engine>(
     lost: CancellationToken,
     released: CancellationToken,
 ) -> Option<u64> {
+    // Also cancelled by a panic.
+    let _lost = lost.drop_guard();
     loop {
         if released.run_until_cancelled(sleep(RENEWAL)).await.is_none() {
             return Some(revision);
@@ -126,7 +128,6 @@ async fn renew<E: Engine>(
         };
         let Some(newer) = timeout(GIVE_UP, renewal).await.ok().flatten() else {
             tracing::warn!(key, "lease lost");
-            lost.cancel();
             return None;
         };
         revision = newer;

@@ -61,7 +61,7 @@ pub fn serve(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 async fn run(config: Config, signals: ProcessSignals<Args>) -> anyhow::Result<()> {
-    let app = App::start(config, &Registry::new())?;
+    let mut app = App::start(config, &Registry::new())?;
     let drain_timeout = app.drain_timeout.clone();
     let metrics = app.services.config_reloads.clone();
     let apply = move |config: &Config| {

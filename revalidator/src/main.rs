@@ -11,11 +11,7 @@ fn main() -> ExitCode {
         Some("serve") => serve(program.into_iter().chain(arguments)),
         Some("jobs") => cli::main(program.into_iter().chain(arguments)),
         // The health check of the container image, which is the same for all programs.
-        Some("--probe") => serve(std::env::args_os()),
-        Some("--version") => {
-            println!("revalidator {}", runtime::VERSION);
-            ExitCode::SUCCESS
-        }
+        Some("--probe" | "--version") => serve(std::env::args_os()),
         _ => {
             eprintln!(
                 "usage: revalidator serve|jobs; see `revalidator serve --help` and `revalidator jobs --help`"

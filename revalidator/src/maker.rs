@@ -86,7 +86,9 @@ impl<E: Engine> Maker<E> {
         let (mut last_housekeeping, mut strays) = (0, HashSet::new());
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
-            while tasks.join_next().now_or_never().flatten().is_some() {}
+            while let Some(made) = tasks.join_next().now_or_never().flatten() {
+                made.expect("the maker of a job does not panic");
+            }
             if self.mirror.is_current() {
                 let taken = self.take_jobs(&mut tasks, &mut running).await;
                 let kept = self.keep_house(&mut last_housekeeping, &mut strays).await;
@@ -97,7 +99,7 @@ impl<E: Engine> Maker<E> {
             let changed = timeout(TICK, changes.changed());
             self.stop.run_until_cancelled(changed).await;
         }
-        while tasks.join_next().await.is_some() {}
+        tasks.join_all().await;
     }
 
     async fn take_jobs(

@@ -3,8 +3,6 @@
 //! Changes and removals are sent to a producer, with the time of the page on which their match was. So any later sync of a browser
 //! replaces them, in any order of arrival. Confirmed and missing matches are noted in a bucket. All effects can be repeated.
 
-use std::sync::Once;
-
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
@@ -18,8 +16,10 @@ use crate::{
     messages::{Asset, AssetResult, Outcome},
 };
 
-/// Maximum age of the time of a published match. Producers reject rows that are older than 25 hours.
-const AS_OF_MS_MAX: u64 = 24 * 3_600_000;
+/// Maximum ages of the time of a match, when it is requested and when its row is sent. Producers reject rows that are older than 25
+/// hours.
+const REQUEST_MS_MAX: u64 = 24 * 3_600_000;
+const ROW_MS_MAX: u64 = REQUEST_MS_MAX + 3_000_000;
 
 /// Notes that are read at the same time.
 const NOTES_PARALLEL: usize = 32;
@@ -77,8 +77,20 @@ pub async fn verify<E: Engine>(engine: &E, app: &App, assets: &mut [Asset]) -> R
 #[must_use]
 pub fn is_publishable(asset: &Asset, now: u64) -> bool {
     let is_segment = !matches!(&*asset.key, "." | "..");
+    is_segment && is_younger(asset, REQUEST_MS_MAX, now)
+}
+
+fn is_younger(asset: &Asset, max: u64, now: u64) -> bool {
     let age = asset.as_of.and_then(|as_of| now.checked_sub(as_of));
-    is_segment && age.is_some_and(|age| age < AS_OF_MS_MAX)
+    age.is_some_and(|age| age < max)
+}
+
+/// Keeps the matches whose rows producers would reject, because their batch took too long.
+pub fn keep_old(results: &mut [AssetResult], now: u64) {
+    let is_old = |it: &&mut AssetResult| !is_younger(&it.asset, ROW_MS_MAX, now);
+    for result in results.iter_mut().filter(is_old) {
+        (result.outcome, result.was_stale) = (Outcome::Unexpected, false);
+    }
 }
 
 /// The outcome that counts for the suspension of a job. A match that was missing before says nothing about the partner now: its
@@ -115,8 +127,8 @@ pub async fn publish(cookies: &Cookies, results: &[AssetResult]) -> Result<()> {
     post(cookies, "/v1/cookies", changed.map(|it| row(&it.asset))).await
 }
 
-/// Notes confirmed and missing matches.
-pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now: u64) {
+/// Notes confirmed and missing matches; returns how many notes failed.
+pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now: u64) -> u64 {
     let note = |result: &AssetResult| {
         let mut note = Note {
             as_of: result.asset.as_of,
@@ -132,18 +144,11 @@ pub async fn note<E: Engine>(engine: &E, app: &App, results: &[AssetResult], now
     };
     let writes = results.iter().filter_map(note).map(async |(key, value)| {
         // Without the note, the match is checked again by the next job.
-        if let Err(error) = engine.put(Bucket::Matches, &key, value).await {
-            static LOGGED: Once = Once::new();
-            let error = format!("{error:#}");
-            LOGGED.call_once(|| {
-                tracing::warn!(
-                    error,
-                    "failed to write a note of a match; others are not logged"
-                )
-            });
-        }
+        let put = engine.put(Bucket::Matches, &key, value).await;
+        let failed = put.map_err(|error| tracing::debug!(%error, "failed to note a match"));
+        u64::from(failed.is_err())
     });
-    join_all(writes.collect::<Vec<_>>()).await;
+    join_all(writes.collect::<Vec<_>>()).await.iter().sum()
 }
 
 /// Removes the matches of results that are marked as removed.

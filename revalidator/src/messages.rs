@@ -127,6 +127,8 @@ pub struct JobStatus {
     pub reason: Option<String>,
     /// End of the suspension; without it, an operator resumes the job.
     pub resume_at: Option<u64>,
+    /// Time until which the origin demands that no job of the application sends requests.
+    pub throttled_until: Option<u64>,
     /// Start of the current suspension.
     pub suspended_at: Option<u64>,
     /// Time of the first suspension since the last batch with a result.

@@ -3,15 +3,17 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use metric_defs::{buckets::ORIGIN_SECONDS, revalidator as defs};
-use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Result,
-};
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Result};
 use runtime::{
     metrics::{Registry, as_f64, family, value},
     unix_micros,
 };
 
-use crate::{jobs::candidates, messages::JobStatus, mirror::Mirror};
+use crate::{
+    jobs::candidates,
+    messages::{JobStatus, Subscription},
+    mirror::Mirror,
+};
 
 /// Metrics updated by events.
 #[derive(Debug, Clone)]
@@ -20,14 +22,14 @@ pub struct Metrics {
     pub requests: IntCounterVec,
     /// Response times by application.
     pub response_seconds: HistogramVec,
-    /// Parallel requests by application and worker.
-    pub concurrency: IntGaugeVec,
     /// Removed objects by application.
     pub removed: IntCounterVec,
     /// Objects that the brake kept, by application.
     pub held_back: IntCounterVec,
     /// Batches whose result was published before.
     pub batches_repeated: IntCounter,
+    /// Notes of matches that were not written.
+    pub notes_failed: IntCounter,
     /// Messages that are not valid.
     pub invalid_messages: IntCounter,
     /// Bytes of the results of all jobs.
@@ -47,10 +49,10 @@ impl Metrics {
         Ok(Self {
             requests: registry.add(defs::REQUESTS)?,
             response_seconds,
-            concurrency: registry.add(defs::CONCURRENCY)?,
             removed: registry.add(defs::REMOVED)?,
             held_back: registry.add(defs::HELD_BACK)?,
             batches_repeated: registry.add(defs::BATCHES_REPEATED)?,
+            notes_failed: registry.add(defs::NOTES_FAILED)?,
             invalid_messages: registry.add(defs::INVALID_MESSAGES)?,
             result_bytes: registry.add(defs::RESULT_BYTES)?,
         })
@@ -70,6 +72,13 @@ pub fn job_state(job: &JobStatus) -> &'static str {
         (_, R::Waiting) => "waiting",
         _ => "active",
     }
+}
+
+/// The first part of the reason of a job, which does not depend on texts of other servers.
+fn reason(job: &JobStatus) -> String {
+    let reason = job.reason.as_deref().unwrap_or_default();
+    let first = reason.split(':').next().unwrap_or_default();
+    format!("{first:.100}")
 }
 
 /// Age in milliseconds of the oldest job that a worker could begin at `now`; 0 if there is none.
@@ -96,17 +105,41 @@ pub fn register_state(registry: &Registry, mirror: Mirror) -> Result<()> {
         let states = states.into_iter();
         let states = states.map(|(state, count)| ([state], as_f64(count)));
         let age = longest_wait(&jobs, unix_micros() / 1000);
-        let of_open = |def, count: fn(&JobStatus) -> u64| {
-            let open = jobs.iter().filter(|job| job.is_open() && !job.push);
-            let samples = open.map(|job| ([&*job.job_id, &*job.app_name], as_f64(count(job))));
+        let is_shown = |job: &&Arc<JobStatus>| {
+            !job.push && !matches!(job_state(job), "finished" | "acknowledged")
+        };
+        let shown: Vec<_> = jobs.iter().filter(is_shown).collect();
+        let of_job = |def, count: fn(&JobStatus) -> u64| {
+            let shown = shown.iter();
+            let samples = shown.map(|job| ([&*job.job_id, &*job.app_name], as_f64(count(job))));
+            family(def, samples)
+        };
+        let reasons: Vec<_> = shown.iter().map(|job| reason(job)).collect();
+        let resume = shown.iter().zip(&reasons).map(|(job, reason)| {
+            let labels = [&*job.job_id, &*job.app_name, job_state(job), reason];
+            (labels, as_f64(job.resume_at.unwrap_or(0)) / 1000.0)
+        });
+        let app = |id: &String| Some(mirror.job(id)?.app_name.clone());
+        let workers = mirror.workers().into_iter().map(|it| {
+            let app = it.job_id.as_ref().and_then(app).unwrap_or_default();
+            (format!("{:?}", it.state).to_lowercase(), app, it)
+        });
+        let workers: Vec<_> = workers.collect();
+        let of_worker = |def, value: fn(&Subscription) -> u64| {
+            let samples = workers.iter().map(|(state, app, it)| {
+                let job = it.job_id.as_deref().unwrap_or_default();
+                ([&*it.revalidator_id, app, job, state], as_f64(value(it)))
+            });
             family(def, samples)
         };
         vec![
-            of_open(defs::JOB_ASSETS, |job| job.asset_count),
-            of_open(defs::JOB_CHECKED, |job| job.counts.checked),
+            of_job(defs::JOB_ASSETS, |job| job.asset_count),
+            of_job(defs::JOB_CHECKED, |job| job.counts.checked),
+            family(defs::JOB_RESUME, resume),
+            of_worker(defs::CONCURRENCY, |it| it.concurrency as u64),
             family(defs::JOBS, states),
             value(defs::OLDEST_WAITING, as_f64(age) / 1000.0),
-            value(defs::WORKERS, as_f64(mirror.workers().len() as u64)),
+            value(defs::WORKERS, as_f64(workers.len() as u64)),
         ]
     })
 }

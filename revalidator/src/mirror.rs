@@ -126,8 +126,12 @@ impl Mirror {
         let copy = self.read();
         let keys = copy.subscriptions.iter();
         let live = keys.filter(|(key, it)| key.starts_with(WORKER) && it.since.elapsed() < LEASE);
-        live.filter_map(|(_, it)| serde_json::from_slice(&it.value).ok())
-            .collect()
+        let parse = |(key, it): (&String, &Observed)| {
+            let mut worker: Subscription = serde_json::from_slice(&it.value).ok()?;
+            worker.revalidator_id = key.replacen(WORKER, "", 1);
+            Some(worker)
+        };
+        live.filter_map(parse).collect()
     }
 
     /// The state of a lease.

@@ -7,12 +7,13 @@ use std::{future::Future, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{Instant, timeout},
 };
 
 use crate::{
     apps::{App, Cookies},
+    client::Held,
     messages::{Asset, VALIDATOR_BYTES_MAX},
     outcome::{Answer, Body, Response},
 };
@@ -31,18 +32,6 @@ pub trait Origin: Clone + Send + Sync + 'static {
         asset: &Asset,
         is_conditional: bool,
     ) -> impl Future<Output = Answer> + Send;
-}
-
-/// A body with its memory.
-struct HeldBody {
-    bytes: Vec<u8>,
-    _memory: Option<OwnedSemaphorePermit>,
-}
-
-impl AsRef<[u8]> for HeldBody {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 /// Origins on the network, with a permit for each byte of the bodies whose objects are not stored yet.
@@ -128,19 +117,14 @@ impl HttpOrigin {
             return Body::Unusable;
         }
         let permits = u32::try_from(length).unwrap_or(u32::MAX);
-        let memory = Arc::clone(&self.0).acquire_many_owned(permits).await.ok();
+        let permit = Arc::clone(&self.0).acquire_many_owned(permits).await.ok();
         let mut bytes = Vec::with_capacity(length);
         let reading = async {
             while let Ok(chunk) = response.chunk().await {
                 match chunk {
                     Some(chunk) if bytes.len() + chunk.len() > length => return Body::Unusable,
                     Some(chunk) => bytes.extend_from_slice(&chunk),
-                    None => {
-                        return Body::Complete(Bytes::from_owner(HeldBody {
-                            bytes,
-                            _memory: memory,
-                        }));
-                    }
+                    None => return Body::Complete(Bytes::from_owner(Held { bytes, permit })),
                 }
             }
             Body::Cut

@@ -40,7 +40,7 @@ pub(crate) fn invalid(detail: impl Into<String>) -> Problem {
 }
 
 /// The broker or a temporary file failed.
-pub(crate) fn broker(error: &anyhow::Error) -> Problem {
+pub(crate) fn broker(error: anyhow::Error) -> Problem {
     tracing::debug!(error = format!("{error:#}"), "request failed");
     Problem::new(BROKER, "").retry_after(2)
 }

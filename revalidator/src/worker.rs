@@ -17,6 +17,7 @@ use tokio::{
     time::{Instant, interval_at, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{
     apps::{App, CurrentApps},
@@ -43,7 +44,7 @@ const BATCH_WAIT: Duration = Duration::from_secs(2);
 /// Pause after an error, and maximum time until a worker looks for a job again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of interrupted batches, and of jobs whose number of parallel requests a worker continues with.
+/// Maximum number of jobs with a [`Memory`].
 const REMEMBERED_MAX: usize = 16;
 
 /// What a worker needs.
@@ -67,6 +68,13 @@ pub struct Worker<E, O> {
     pub clock: fn() -> u64,
 }
 
+/// What a worker continues with when it takes a job again.
+struct Memory {
+    controller: Controller,
+    /// The batch that was interrupted last, by the hash of its message, and its completed checks of up to 1 MiB.
+    interrupted: Option<(u128, Progress)>,
+}
+
 /// A worker that has a slot of a job.
 struct Session<'a, E: Engine, O> {
     worker: &'a Worker<E, O>,
@@ -74,8 +82,7 @@ struct Session<'a, E: Engine, O> {
     app: &'a App,
     lease: &'a Lease<E>,
     state: &'a watch::Sender<Subscription>,
-    interrupted: &'a mut HashMap<String, Progress>,
-    controller: Controller,
+    memory: Memory,
 }
 
 impl<E: Engine, O: Origin> Worker<E, O> {
@@ -121,8 +128,7 @@ impl<E: Engine, O: Origin> Worker<E, O> {
 
     async fn work(&self, state: &watch::Sender<Subscription>) {
         let mut changes = self.mirror.changes();
-        let (mut last, mut interrupted) = (None, HashMap::new());
-        let mut controllers = HashMap::new();
+        let (mut last, mut memories) = (None, HashMap::new());
         while !self.stop.is_cancelled() {
             changes.mark_unchanged();
             let available = self.subscription(None, SubscriptionState::Available);
@@ -139,21 +145,23 @@ impl<E: Engine, O: Origin> Worker<E, O> {
             };
             let id = &job.job_id;
             tracing::info!(worker = self.id, job = id, "worker took a job");
-            let controller = controllers.remove(id);
+            let new = || Memory {
+                controller: Controller::new(app.settings.concurrency),
+                interrupted: None,
+            };
             let mut session = Session {
                 worker: self,
                 id,
                 app: &app,
                 lease: &lease,
                 state,
-                interrupted: &mut interrupted,
-                controller: controller.unwrap_or_else(|| Controller::new(app.settings.concurrency)),
+                memory: memories.remove(id).unwrap_or_else(new),
             };
             let processed = session.process().await;
-            if controllers.len() == REMEMBERED_MAX {
-                controllers.clear();
+            if memories.len() == REMEMBERED_MAX {
+                memories.clear();
             }
-            controllers.insert(id.clone(), session.controller);
+            memories.insert(id.clone(), session.memory);
             if let Err(error) = &processed {
                 // The batches of an ended job are deleted while workers wait for them.
                 if self.is_open(id) {
@@ -163,9 +171,6 @@ impl<E: Engine, O: Origin> Worker<E, O> {
                 sleep(RETRY_PAUSE).await;
             }
             lease.release().await;
-            let gauge = &self.checker.metrics.concurrency;
-            // Fails if no batch was begun.
-            drop(gauge.remove_label_values(&[&app.name, &self.id]));
             last = Some((job, processed.unwrap_or(true)));
         }
     }
@@ -281,7 +286,7 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
             return Ok(true);
         };
         let is_done = tokio::select! {
-            is_done = self.check(job, batch) => is_done,
+            is_done = self.check(job, batch, xxh3_128(payload)) => is_done,
             () = keep(&worker.engine, delivery) => unreachable!("it never ends"),
             () = worker.abort.cancelled() => Ok(false),
         };
@@ -297,39 +302,35 @@ impl<E: Engine, O: Origin> Session<'_, E, O> {
         Ok(true)
     }
 
-    /// Checks a batch and publishes its result; false if the worker must leave the job.
-    async fn check(&mut self, job: &JobStatus, mut batch: JobBatch) -> Result<bool> {
+    /// Checks a batch, whose message has this hash, and publishes its result; false if the worker must leave the job.
+    async fn check(&mut self, job: &JobStatus, mut batch: JobBatch, hash: u128) -> Result<bool> {
         let (worker, app, state) = (self.worker, self.app, self.state);
         let checker = &worker.checker;
         if app.settings.cookies.is_some() {
             verify(&worker.engine, app, &mut batch.assets).await?;
         }
-        let plan = self.controller.plan(Instant::now());
-        let gauge = &checker.metrics.concurrency;
-        let gauge = gauge.with_label_values(&[&app.name, &worker.id]);
-        gauge.set(i64::try_from(plan.concurrency).unwrap_or(i64::MAX));
+        let plan = self.memory.controller.plan(Instant::now());
         state.send_modify(|it| it.concurrency = plan.concurrency);
-        let mut progress = self.interrupted.remove(&batch.id()).unwrap_or_default();
+        // A batch with the same number may have other assets.
+        let interrupted = self.memory.interrupted.take_if(|it| it.0 == hash);
+        let (_, mut progress) = interrupted.unwrap_or_default();
         let checked = tokio::select! {
             biased;
             () = self.blocked() => None,
             checked = checker.check(app, job, &batch, plan, &mut progress, worker.clock) => Some(checked),
         };
         let Some(Ok((results, times))) = checked else {
-            // Up to 1 MiB each; without them, the checks are repeated.
-            if self.interrupted.len() == REMEMBERED_MAX {
-                self.interrupted.clear();
-            }
-            self.interrupted.insert(batch.id(), progress);
+            self.memory.interrupted = Some((hash, progress));
             if let Some(Err(suspension)) = checked {
                 self.suspend(suspension).await?;
             }
             return Ok(false);
         };
         if app.settings.cookies.is_some() {
-            note(&worker.engine, app, &results, (worker.clock)()).await;
+            let failed = note(&worker.engine, app, &results, (worker.clock)()).await;
+            checker.metrics.notes_failed.inc_by(failed);
         }
-        self.controller.finish(times);
+        self.memory.controller.finish(times);
         let average_response = mean(&results).unwrap_or(0);
         state.send_modify(|it| it.average_response = average_response);
         let result = JobResult {

@@ -64,9 +64,9 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
     })?;
     let contents = Contents::parse(&place).unwrap();
     for number in 0..450 {
-        contents
-            .write(&format!("key-{number}"), format!("old {number}").into())
-            .await?;
+        let path = contents.path(&format!("key-{number}"));
+        fs::create_dir_all(path.parent().unwrap())?;
+        fs::write(path, format!("old {number}"))?;
     }
     let one = cluster.revalidator(&["--workers=2"]).await?;
     let _two = cluster.revalidator(&["--workers=1", "--no-maker"]).await?;
@@ -90,6 +90,12 @@ async fn changed_objects_are_replaced_gone_ones_removed_and_metadata_written_bac
         assert_eq!(counts[outcome], count, "{outcome}: {job}");
     }
     assert!(origin.requests().values().all(|count| *count == 1));
+    // Each process has the workers of all.
+    let samples = launcher::admin::metrics(&one.admin).await?;
+    assert_eq!(
+        samples.by_label("revalidator_concurrency", "worker").len(),
+        3
+    );
     let lines = lines(&cluster);
     assert_eq!(lines.len(), 405);
     for line in &lines {

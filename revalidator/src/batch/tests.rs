@@ -1,6 +1,7 @@
 //! Outcomes of a batch, and their effects on stored objects.
 
 use std::{
+    cell::Cell,
     fs,
     sync::{Arc, Mutex},
     time::Duration,
@@ -11,6 +12,10 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{apps::Apps, digest::digest, jobs::DAY_MS, outcome::Response, test_server::serve};
+
+thread_local! {
+    static NOW: Cell<u64> = const { Cell::new(DAY_MS) };
+}
 
 /// Status, body and response time of an asset, by its number.
 type Behavior = dyn Fn(u64) -> (u16, &'static str, u64) + Send + Sync;
@@ -128,7 +133,9 @@ impl Setup {
         };
         let checked = self
             .checker
-            .check(&self.app, &job, &batch, PLAN, &mut self.progress, || DAY_MS);
+            .check(&self.app, &job, &batch, PLAN, &mut self.progress, || {
+                NOW.get()
+            });
         Ok(checked.await?.0)
     }
 
@@ -301,9 +308,10 @@ async fn missing_object_is_requested_without_conditions() {
     assert_eq!(*unconditional, [7]);
 }
 
-/// Results of matches that the partner does not have below these numbers; some were missing before.
-async fn check_missing(missing: u64, were_missing: u64) -> Vec<AssetResult> {
+/// Results of matches that the partner does not have below these numbers; some were missing before. The last response arrives `late`.
+async fn check_missing(missing: u64, were_missing: u64, late: u64) -> Vec<AssetResult> {
     let mut setup = Setup::new(move |number| {
+        NOW.set(DAY_MS + if number == 99 { late } else { 0 });
         let body = "{\"uid\":\"old\"}";
         (if number < missing { 404 } else { 200 }, body, 10)
     });
@@ -328,7 +336,7 @@ async fn brake_limits_the_first_sightings_of_missing_matches() {
     let count = |results: &[AssetResult], is: fn(&AssetResult) -> bool| {
         results.iter().filter(|it| is(it)).count()
     };
-    let first = check_missing(30, 0).await;
+    let first = check_missing(30, 0, 0).await;
     assert_eq!(
         (
             count(&first, |it| it.held_back),
@@ -336,7 +344,7 @@ async fn brake_limits_the_first_sightings_of_missing_matches() {
         ),
         (10, 0)
     );
-    let second = check_missing(90, 90).await;
+    let second = check_missing(90, 90, 0).await;
     assert_eq!(
         (
             count(&second, |it| it.held_back),
@@ -344,6 +352,10 @@ async fn brake_limits_the_first_sightings_of_missing_matches() {
         ),
         (0, 90)
     );
+    // Producers reject rows of pages that are older than 25 hours.
+    let late = check_missing(90, 90, 25 * 3_600_000 - 1).await;
+    assert!(late.iter().all(|it| it.outcome == Outcome::Unexpected));
+    assert_eq!(count(&late, |it| it.is_deleted || it.was_stale), 0);
 }
 
 #[test]

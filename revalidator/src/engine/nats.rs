@@ -300,19 +300,17 @@ impl Engine for Nats {
         Ok(info.context("cannot read results")?.state.bytes)
     }
 
-    async fn jobs_with_messages(&self) -> Result<HashSet<String>> {
-        let mut jobs = HashSet::new();
-        for (stream, subject) in [
-            (&self.work, work_subject("")),
-            (&self.results, result_subject("")),
-        ] {
+    async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {
+        let jobs = async |stream: &stream::Stream, subject: String| {
             let subjects = stream.info_with_subjects(format!("{subject}*")).await;
-            let mut subjects = subjects.context("subjects")?;
-            while let Some((found, _)) = subjects.try_next().await? {
-                jobs.extend(found.strip_prefix(&subject).map(str::to_owned));
-            }
-        }
-        Ok(jobs)
+            let subjects = subjects.context("subjects")?.map_err(anyhow::Error::from);
+            let job = |found: (String, usize)| found.0.replace(&subject, "");
+            subjects.map_ok(job).try_collect().await
+        };
+        Ok([
+            jobs(&self.work, work_subject("")).await?,
+            jobs(&self.results, result_subject("")).await?,
+        ])
     }
 
     async fn purge(&self, job: &str, results: bool) -> Result<()> {

@@ -35,7 +35,7 @@ pub(super) async fn whole(body: &mut Incoming) -> Result<Bytes, Problem> {
 
 /// A temporary file with the body.
 pub(super) async fn file(body: &mut Incoming) -> Result<TempPath, Problem> {
-    let failed = |error: io::Error| broker(&anyhow!(error));
+    let failed = |error: io::Error| broker(anyhow!(error));
     let file = NamedTempFile::new().map_err(failed)?;
     let mut writer = File::from_std(file.reopen().map_err(failed)?);
     let mut size = 0;

@@ -163,10 +163,7 @@ impl<E: Engine> Api<E> {
         if !is_check {
             let size = list.map_or(Ok(0), source::size);
             results = size.map_err(|error| invalid(format!("app: {error}")))?;
-            results += engine
-                .result_bytes()
-                .await
-                .map_err(|error| broker(&error))?;
+            results += engine.result_bytes().await.map_err(broker)?;
         }
         let jobs = self.mirror.jobs();
         let open = jobs.iter().filter(|it| it.is_open() && it.push == is_check);
@@ -179,17 +176,13 @@ impl<E: Engine> Api<E> {
             (job.has_body, job.cursor) = (true, body.start.to_string());
             let key = format!("maker.{}", job.job_id);
             let lease = Lease::acquire(engine, &self.mirror, key, &job.job_id).await;
-            body.lease = Some(lease.map_err(|error| broker(&error))?.ok_or_else(exists)?);
+            body.lease = Some(lease.map_err(broker)?.ok_or_else(exists)?);
         }
         if is_check {
-            send_check(engine, &mut job, checked)
-                .await
-                .map_err(|error| broker(&error))?;
+            let sent = send_check(engine, &mut job, checked).await;
+            sent.map_err(broker)?;
         }
-        if !create_job(engine, &job)
-            .await
-            .map_err(|error| broker(&error))?
-        {
+        if !create_job(engine, &job).await.map_err(broker)? {
             return Err(exists());
         }
         if let (Some(body), Some(bodies)) = (received, &self.bodies) {

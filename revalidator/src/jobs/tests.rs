@@ -86,12 +86,35 @@ fn throttled_job_stops_all_jobs_of_its_application_for_the_demanded_time() {
     suspend(&mut jobs[1], THROTTLED, Some(u64::MAX), 10);
     check(&jobs, 10 + GIVE_UP_MS - 1, &["c"]);
     check(&jobs, 10 + GIVE_UP_MS, &["a", "b", "c"]);
-    cancel(&mut jobs[1], "by an operator", 11);
-    check(&jobs, 12, &["a", "c"]);
     // A demand does not end a pause.
     pause(&mut jobs[0], 13);
     suspend(&mut jobs[0], THROTTLED, Some(1), 14);
-    check(&jobs, u64::MAX, &["c"]);
+    check(&jobs, 10 + GIVE_UP_MS, &["b", "c"]);
+}
+
+#[test]
+fn end_or_pause_of_a_throttled_job_does_not_end_the_demand() {
+    let ends: [fn(&mut JobStatus); 3] = [
+        |job| cancel(job, "by an operator", 10),
+        |job| pause(job, 10),
+        |job| job.server_state = ServerState::Finished,
+    ];
+    for end in ends {
+        let mut jobs = [job("a", "x", 1), job("b", "x", 2), job("c", "y", 3)];
+        jobs[0].push = true;
+        suspend(&mut jobs[0], "at least half of a batch failed", None, 8);
+        suspend(&mut jobs[0], THROTTLED, Some(90_000), 9);
+        end(&mut jobs[0]);
+        check(&jobs, 90_008, &["c"]);
+        check(&jobs, 90_009, &["b", "c"]);
+        // An operator decides otherwise.
+        resume(&mut jobs[0], 11);
+        jobs[0].server_state = ServerState::Finished;
+        check(&jobs, 12, &["b", "c"]);
+    }
+    let mut jobs = [job("a", "x", 1), job("b", "x", 2)];
+    (jobs[0].push, jobs[0].throttled_until) = (true, Some(u64::MAX));
+    check(&jobs, 9, &["a", "b"]);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::Maker;
 use crate::{
     apps::Overlap,
     engine::{Bucket, Engine, RESULT_BYTES_MAX},
-    jobs::{DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, correct, overdue},
-    messages::{AllowDelete, JobStatus, is_job_id},
+    jobs::{DAY_MS, ENDED_CHECK_MS_MAX, ENDED_MS_MAX, correct, is_throttled, overdue},
+    messages::{AllowDelete, JobStatus, ServerState, is_job_id},
     mirror::{change_job, create_job, new_job},
 };
 
@@ -46,19 +46,21 @@ impl<E: Engine> Maker<E> {
             drop(self.engine.delete(bucket, &key, Some(revision)).await);
         }
         self.fire(&jobs, now).await?;
+        let [batches, results] = self.engine.jobs_with_messages().await?;
         for job in &jobs {
-            if let Err(error) = self.end_overdue(job, now).await {
+            let has_batches = batches.contains(&job.job_id);
+            if let Err(error) = self.end_overdue(job, has_batches, now).await {
                 tracing::debug!(job = job.job_id, %error, "failed to end a job");
             }
         }
-        self.remove_strays(strays).await?;
+        self.remove_strays(&batches | &results, strays).await?;
         self.remove_ended(&jobs, before, now).await
     }
 
     /// Cancels an overdue job, and removes the batches of a cancelled one; also of another program or an unknown application. A job
     /// that cannot be changed is removed.
-    async fn end_overdue(&self, job: &JobStatus, now: u64) -> Result<()> {
-        let is_new = |at| now.saturating_sub(at) < 10 * INTERVAL_MS;
+    async fn end_overdue(&self, job: &JobStatus, has_batches: bool, now: u64) -> Result<()> {
+        let is_complete = job.server_state == ServerState::Cancelled && !has_batches;
         if correct(&mut job.clone(), now) {
             let correct = |job: &mut JobStatus| {
                 correct(job, now);
@@ -69,15 +71,18 @@ impl<E: Engine> Maker<E> {
                 self.engine.purge(&job.job_id, true).await?;
                 self.engine.delete(Bucket::Jobs, &job.job_id, None).await?;
             }
-        } else if job.is_cancelled() && job.ended_at.is_some_and(is_new) {
+        } else if job.is_cancelled() && !is_complete {
             self.end_cancelled(&job.job_id, None).await?;
         }
         Ok(())
     }
 
     /// Removes messages of jobs that do not exist. They may be created after their messages, so the second look decides.
-    async fn remove_strays(&self, strays: &mut HashSet<String>) -> Result<()> {
-        let mut found = self.engine.jobs_with_messages().await?;
+    async fn remove_strays(
+        &self,
+        mut found: HashSet<String>,
+        strays: &mut HashSet<String>,
+    ) -> Result<()> {
         // Wildcards would remove those of other jobs.
         found.retain(|id| self.mirror.job(id).is_none() && !id.contains(['*', '>']));
         for id in found.intersection(strays) {
@@ -99,9 +104,10 @@ impl<E: Engine> Maker<E> {
         for (is_check, age_max) in [(false, ENDED_MS_MAX), (true, ENDED_CHECK_MS_MAX)] {
             // Cancelled jobs are shown until they are acknowledged.
             let is_shown = |job: &JobStatus| job.is_cancelled() && !job.acknowledged && !is_check;
+            let is_kept = |job: &JobStatus| job.is_open() || is_throttled(job, now);
             let ended = jobs
                 .iter()
-                .filter(|job| job.push == is_check && !job.is_open());
+                .filter(|job| job.push == is_check && !is_kept(job));
             let ended = ended.filter_map(|job| Some((is_shown(job), job.ended_at?, &job.job_id)));
             let mut ended: Vec<_> = ended.collect();
             ended.sort_unstable();

@@ -65,6 +65,7 @@ struct State {
     next: u64,
     messages: u64,
     is_down: bool,
+    panics_in_results: bool,
     /// Bytes that are reported for each byte of results.
     result_size: u64,
     work_bytes_max: usize,
@@ -83,6 +84,7 @@ impl Default for State {
             next: 0,
             messages: 0,
             is_down: false,
+            panics_in_results: false,
             result_size: 0,
             work_bytes_max: STREAM_BYTES_MAX,
             latency: None,
@@ -156,6 +158,11 @@ impl Model {
                 .values_mut()
                 .for_each(|keys| keys.watchers.clear());
         }
+    }
+
+    /// Makes each call for results panic.
+    pub(crate) fn panic_in_results(&self) {
+        self.lock().panics_in_results = true;
     }
 
     /// Sets the maximum bytes of the stream of batches.
@@ -392,6 +399,8 @@ impl Engine for Model {
     }
 
     async fn results(&self, job: &str, from: u64) -> Result<Results> {
+        let panics = self.lock().panics_in_results;
+        assert!(!panics, "on purpose");
         let subscribe =
             |state: &mut State| Ok(state.results.entry(job.to_owned()).or_default().subscribe());
         let results = self.call(subscribe).await?;
@@ -407,11 +416,11 @@ impl Engine for Model {
         self.call(bytes).await
     }
 
-    async fn jobs_with_messages(&self) -> Result<HashSet<String>> {
+    async fn jobs_with_messages(&self) -> Result<[HashSet<String>; 2]> {
         let jobs = |state: &mut State| {
             let waiting = state.work.iter().filter(|it| !it.1.waiting.is_empty());
-            let jobs = waiting.map(|it| it.0).chain(state.results.keys());
-            Ok(jobs.cloned().collect())
+            let batches = waiting.map(|it| it.0.clone()).collect();
+            Ok([batches, state.results.keys().cloned().collect()])
         };
         self.call(jobs).await
     }

@@ -39,6 +39,14 @@ async fn failing_origin_suspends_the_job_until_a_resume() -> Result<()> {
             .await?,
         1
     );
+    let labels = [
+        ("job", &*id),
+        ("app", "shop"),
+        ("state", "suspended"),
+        ("reason", "at least half of a batch failed"),
+    ];
+    let resumes = one.metric("revalidator_job_resume_unix_seconds", &labels);
+    assert_eq!(resumes.await?, job["resumeAt"].as_u64().unwrap() / 1000);
     origin.set(|_, _| answer(304, ""));
     let (status, body) = one.post(&format!("/v1/jobs/{id}/resume"), "", "").await?;
     assert_eq!(status, 200, "{body}");

@@ -46,7 +46,18 @@ pub(crate) struct Origin {
 struct Shared {
     behavior: Mutex<Behavior>,
     requests: Mutex<HashMap<String, u32>>,
+    /// Requests in progress, and their maximum.
+    parallel: Mutex<(usize, usize)>,
     delay: Duration,
+}
+
+/// A request in progress. It is dropped early if its client disconnects.
+struct InProgress<'a>(&'a Shared);
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        self.0.parallel.lock().unwrap().0 -= 1;
+    }
 }
 
 impl Origin {
@@ -59,6 +70,7 @@ impl Origin {
         let shared = Arc::new(Shared {
             behavior: Mutex::new(Box::new(behavior)),
             requests: Mutex::default(),
+            parallel: Mutex::default(),
             delay,
         });
         let mut tasks = JoinSet::new();
@@ -99,6 +111,11 @@ impl Origin {
         self.shared.requests.lock().unwrap().clone()
     }
 
+    /// Maximum of parallel requests.
+    pub(crate) fn parallel_max(&self) -> usize {
+        self.shared.parallel.lock().unwrap().1
+    }
+
     /// All requests.
     pub(crate) fn total(&self) -> u32 {
         self.requests().values().sum()
@@ -108,6 +125,12 @@ impl Origin {
 impl Shared {
     async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path().to_owned();
+        let _in_progress = {
+            let (now, max) = &mut *self.parallel.lock().unwrap();
+            *now += 1;
+            *max = (*max).max(*now);
+            InProgress(self)
+        };
         *self
             .requests
             .lock()

@@ -1,4 +1,4 @@
-//! Killed processes and brokers.
+//! Killed and joining processes, and killed brokers.
 
 use std::{fs, time::Duration};
 
@@ -13,6 +13,9 @@ use super::{
 
 const ASSETS: usize = 4_000;
 
+/// Parallel requests of each worker.
+const PARALLEL: usize = 10;
+
 /// Kills and restarts processes and the broker at times that `seed` selects, while a job runs.
 async fn run_with_kills(seed: u64) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -26,7 +29,10 @@ async fn run_with_kills(seed: u64) -> Result<()> {
     .await?;
     let mut cluster = Cluster::start().await?;
     let place = format!("file:{}", cluster.path("contents").display());
-    let more = format!("contents = \"{place}\"\nallow_delete = \"partial\"\nworkers = 2");
+    let more = format!(
+        "contents = \"{place}\"\nallow_delete = \"partial\"\nworkers = 2\n\
+         concurrency = {{ min = {PARALLEL}, max = {PARALLEL} }}"
+    );
     cluster.write_apps(&origin, &more)?;
     cluster.write_assets(&origin, ASSETS, |_| String::new())?;
     let contents = Contents::parse(&place).map_err(Error::msg)?;
@@ -36,7 +42,9 @@ async fn run_with_kills(seed: u64) -> Result<()> {
         fs::write(path, "old")?;
     }
     let api = cluster.revalidator(&["--workers=0", "--no-maker"]).await?;
+    // More workers than needed.
     let mut others = [
+        cluster.revalidator(&[]).await?,
         cluster.revalidator(&[]).await?,
         cluster.revalidator(&[]).await?,
     ];
@@ -49,7 +57,7 @@ async fn run_with_kills(seed: u64) -> Result<()> {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         // Each worker can lose the response of the broker to its acknowledgement.
-        let (killed, repeats) = match others.get_mut(usize::try_from((seed + fault) % 3)?) {
+        let (killed, repeats) = match others.get_mut(usize::try_from((seed + fault) % 4)?) {
             Some(other) => (&mut other.process, 1),
             None => (&mut cluster.nats.process, 2),
         };
@@ -68,6 +76,11 @@ async fn run_with_kills(seed: u64) -> Result<()> {
     ] {
         assert_eq!(counts[outcome], count, "seed {seed}, {outcome}: {job}");
     }
+    let parallel = origin.parallel_max();
+    assert!(
+        (PARALLEL + 1..=2 * PARALLEL).contains(&parallel),
+        "seed {seed}: {parallel} parallel requests"
+    );
     let requests = origin.requests();
     assert_eq!(requests.len(), ASSETS, "seed {seed}");
     let repeated: u32 = requests.values().map(|count| count - 1).sum();
@@ -91,8 +104,10 @@ async fn run_with_kills(seed: u64) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a8_killed_processes_and_brokers_lose_and_remove_nothing() -> Result<()> {
-    run_with_kills(1).await
+async fn a7_a8_killed_processes_and_brokers_lose_nothing_and_workers_are_never_too_many()
+-> Result<()> {
+    // A worker, then the broker.
+    run_with_kills(10).await
 }
 
 /// `SIM_SEEDS=0..100` runs these seeds, ten at a time.

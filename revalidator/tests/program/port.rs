@@ -126,7 +126,7 @@ async fn tokens_are_required_if_there_is_a_token_file() -> Result<()> {
 
 #[tokio::test]
 async fn operators_pause_resume_cancel_and_acknowledge() -> Result<()> {
-    let origin = Origin::start(Duration::from_millis(50), |_, _| answer(304, "")).await?;
+    let origin = Origin::start(Duration::from_millis(20), |_, _| answer(304, "")).await?;
     let mut cluster = Cluster::start().await?;
     cluster.write_apps(&origin, "")?;
     cluster.write_assets(&origin, 5_000, |_| String::new())?;

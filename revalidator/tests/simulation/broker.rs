@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use prometheus::core::Collector as _;
 use revalidator::{
     engine::{Bucket, Engine as _},
     jobs,
     messages::{AllowDelete, JobStatus, RevalidatorState, ServerState},
+    metrics,
     mirror::change_job,
 };
+use runtime::metrics::Registry;
 
 use super::{
     APPS, fresh,
@@ -134,22 +135,69 @@ async fn removal_of_all_objects_is_subject_to_the_brake_and_to_a_confirmation() 
     }
 }
 
+/// Series of a metric: values of its labels, and its value.
+fn series(registry: &Registry, name: &str) -> Vec<(Vec<String>, f64)> {
+    let families = registry.gather();
+    let family = families.iter().filter(|it| it.name() == name);
+    let metrics = family.flat_map(|it| it.get_metric());
+    let series = metrics.map(|metric| {
+        let labels = metric.get_label().iter().map(|it| it.value().to_owned());
+        (labels.collect(), metric.get_gauge().get_value())
+    });
+    series.collect()
+}
+
 #[tokio::test(start_paused = true)]
-async fn concurrency_of_an_idle_worker_is_not_exported() {
-    let mut simulation = Simulation::new(APPS, fresh);
+async fn workers_of_all_processes_and_reasons_of_suspended_jobs_are_exported() {
+    let mut simulation = Simulation::new(APPS, |_, _| (304, TIME));
+    let registry = Registry::new();
+    metrics::register_state(&registry, simulation.mirror.clone()).unwrap();
     simulation.maker();
     simulation.worker();
+    simulation.worker();
     simulation.job("one", "a", 1_000, |_| ()).await;
-    let series = |simulation: &Simulation| {
-        simulation.metrics.concurrency.collect()[0]
-            .get_metric()
-            .len()
-    };
     simulation.wait("a", |job| job.counts.checked >= 100).await;
-    assert_eq!(series(&simulation), 1);
-    simulation.wait_ended("a").await;
+    let workers = || {
+        let mut series = series(&registry, "revalidator_concurrency");
+        series.iter_mut().for_each(|it| drop(it.0.remove(0)));
+        series.sort_by(|a, b| a.0.cmp(&b.0));
+        series
+    };
+    let [idle, busy] = &workers()[..] else {
+        panic!("{:?}", workers());
+    };
+    assert_eq!(
+        *idle,
+        (
+            vec![String::new(), String::new(), "available".to_owned()],
+            0.0
+        )
+    );
+    assert_eq!(busy.0, ["one", "a", "subscribed"]);
+    assert!(busy.1 >= 6.0, "{busy:?}");
+    let suspend = |job: &mut JobStatus| {
+        jobs::suspend(
+            job,
+            "objects cannot be stored: disk /x/1 is full",
+            None,
+            clock(),
+        );
+    };
+    let job = change_job(&simulation.model, "a", suspend).await.unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(series(&simulation), 0);
+    assert_eq!(workers(), [idle.clone(), idle.clone()]);
+    let labels = ["a", "one", "suspended", "objects cannot be stored"];
+    let resume_at = job.unwrap().resume_at.unwrap();
+    assert_eq!(
+        series(&registry, "revalidator_job_resume_unix_seconds"),
+        [(
+            labels.map(str::to_owned).to_vec(),
+            resume_at as f64 / 1000.0
+        )]
+    );
+    simulation.wait_ended("a").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(series(&registry, "revalidator_job_resume_unix_seconds"), []);
 }
 
 #[tokio::test(start_paused = true)]

@@ -226,6 +226,17 @@ async fn job_of_a_crashed_maker_is_ended_by_another() {
 }
 
 #[tokio::test(start_paused = true)]
+#[should_panic(expected = "on purpose")]
+async fn panic_in_the_maker_of_a_job_ends_the_whole_maker() {
+    let mut simulation = Simulation::new(APPS, fresh);
+    let maker = simulation.maker();
+    simulation.model.panic_in_results();
+    simulation.job("one", "a", 100, |_| ()).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(maker.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
 async fn broker_outage_delays_results_and_loses_none() {
     let mut simulation = Simulation::new(APPS, fresh);
     simulation.maker();

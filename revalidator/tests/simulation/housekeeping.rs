@@ -151,6 +151,12 @@ async fn batches_of_a_cancelled_job_without_a_maker_are_removed() {
     cancel(&simulation, "a").await;
     sleep_until(START + 2 * MINUTE).await;
     assert_eq!(simulation.model.unsettled("a"), 0);
+    // Its maker does not notice, and transmits further batches much later.
+    sleep_until(START + HOUR).await;
+    let sent = simulation.model.send_batch("a", "late", "batch".into());
+    sent.await.unwrap();
+    sleep_until(START + HOUR + MINUTE).await;
+    assert_eq!(simulation.model.unsettled("a"), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -139,6 +139,40 @@ async fn paused_batch_resumes_where_it_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn checks_of_an_interrupted_batch_do_not_count_for_another_batch_with_its_number() {
+    let mut simulation = Simulation::new(APPS, slow);
+    simulation.maker();
+    simulation.worker();
+    simulation.job("one", "a", 100, |_| ()).await;
+    sleep(Duration::from_secs(60)).await;
+    let pause = |job: &mut JobStatus| jobs::pause(job, clock());
+    change_job(&simulation.model, "a", pause).await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    // As a maker whose source has changed since the last cursor.
+    simulation.model.purge("a", false).await.unwrap();
+    let asset = |number| Asset {
+        key: format!("a/other-{number}"),
+        e_tag: "\"1\"".to_owned(),
+        ..Asset::default()
+    };
+    let batch = JobBatch {
+        assets: (0..100).map(asset).collect(),
+        job_id: "a".to_owned(),
+        batch: 0,
+        attempt: 1,
+    };
+    let payload = serde_json::to_vec(&batch).unwrap();
+    let sent = simulation.model.send_batch("a", "other", payload.into());
+    sent.await.unwrap();
+    let resume = |job: &mut JobStatus| jobs::resume(job, clock());
+    change_job(&simulation.model, "a", resume).await.unwrap();
+    assert_eq!(simulation.wait_ended("a").await.counts.fresh, 100);
+    for asset in &batch.assets {
+        assert_eq!(simulation.requests_for(&asset.key), 1, "{}", asset.key);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn worker_without_its_lease_ends_its_batch() {
     let mut simulation = Simulation::new(APPS, slow);
     simulation.maker();

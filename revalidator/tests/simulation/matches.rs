@@ -123,6 +123,18 @@ impl World {
         self.random.f64() < probability
     }
 
+    /// Users whose match must be requested by a job that is created now, whatever fails.
+    fn due(&self) -> Vec<String> {
+        let last = |user: &User| {
+            let confirmed = user.responses.iter().rfind(|(_, is_missing)| !is_missing);
+            confirmed.map_or(user.time, |it| it.0.max(user.time))
+        };
+        // A match is noted after its response.
+        let is_due = |user: &User| user.uid.is_some() && last(user) + (AFTER + 1) * HOUR <= clock();
+        let due = self.users.iter().filter(|(_, user)| is_due(user));
+        due.map(|(name, _)| name.clone()).collect()
+    }
+
     fn sync(&mut self, name: &str) {
         let now = clock();
         let user = self.users.get_mut(name).unwrap();
@@ -264,9 +276,12 @@ async fn run(seed: u64) -> usize {
     let mut workers: Vec<_> = (0..2)
         .map(|_| simulation.worker_with(|_| servers.clone()))
         .collect();
+    let mut dues = 0;
     for day in 0..DAYS {
         servers.lock().day = day;
         let id = format!("day-{day}");
+        let (due, created) = (servers.lock().due(), clock());
+        dues += due.len();
         simulation
             .list_job("dsp", &id, |new| new.allow_delete = AllowDelete::Partial)
             .await;
@@ -287,9 +302,16 @@ async fn run(seed: u64) -> usize {
             panic!("{:?}", simulation.status(&id).await);
         };
         assert_eq!(ended.server_state, ServerState::Finished, "{ended:?}");
+        for name in due {
+            let responses = &servers.lock().users[&name].responses;
+            let is_requested = responses.last().is_some_and(|it| it.0 >= created);
+            assert!(is_requested, "{name} on day {day}: {responses:?}");
+        }
         let next = START + (day + 1) * 25 * HOUR;
         advance(Duration::from_millis(next - clock())).await;
     }
+    // All on the first day, and most of them twice more.
+    assert!(dues > 2 * USERS, "{dues}");
     let world = servers.lock();
     assert_eq!(world.violations, Vec::<String>::new());
     for (name, user) in world.users.iter().filter(|it| it.1.synced.is_none()) {

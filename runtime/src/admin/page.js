@@ -72,23 +72,29 @@ const tableRows = (body) => {
         row = document.createElement("tr");
         const first = make(row, "td", "name", name);
         if (more) make(first, "span", "more", more);
-        for (const { heading } of cells) make(make(row, "td"), "span").parentNode.dataset.label = heading;
+        row.draws = cells.map(({ heading, hasGraph }) => {
+          const cell = make(row, "td");
+          make(cell, "span");
+          cell.dataset.label = heading;
+          return hasGraph && graph(cell, `${heading} of ${name}`);
+        });
         rows.set(key, row);
       }
       if (body.rows[at] !== row) body.insertBefore(row, body.rows[at] || null);
-      cells.forEach(({ text, mark }, at) => {
+      cells.forEach(({ text, mark, found, show }, at) => {
         const cell = row.cells[at + 1].firstChild;
         setText(cell, text);
         setClass(cell, mark);
+        if (row.draws[at]) row.draws[at](found, show);
       });
     });
     const keys = new Set(items.map(({ key }) => key));
     for (const [key, row] of rows) if (!keys.has(key)) { row.remove(); rows.delete(key); }
   };
 };
-const cell = (view, row, [heading, value, show, mark]) => {
+const cell = (view, row, [heading, value, show, mark, hasGraph]) => {
   const found = value(view, row);
-  return { heading, text: show(found), mark: mark ? mark(found) : "" };
+  return { heading, text: show(found), mark: mark ? mark(found) : "", hasGraph, found, show };
 };
 
 const ROWS_MAX = 200;

@@ -56,6 +56,7 @@ const sum = (sample, name, labels) => {
   return found.length ? found.reduce((all, { value }) => all + value, 0) : null;
 };
 const now = (name, labels) => (view, row) => sum(view.now, name, { ...row, ...labels });
+const label = (name, wanted) => (view, row) => series(view.now, name, row)[0].labels[wanted] || EMPTY;
 const perSecond = (name, labels) => (view, row) => {
   const [after, before] = [view.now, view.before].map((it) => sum(it, name, { ...row, ...labels }));
   const seconds = view.now.at - view.before.at;
@@ -91,7 +92,7 @@ const quantile = (name, q) => (view, row) => {
 // Contents of each program's page.
 //
 // A card has a value, `headline: [value, format]`, notes below it, `[text, value, format]`, and a graph or a bar, `[value, limit]`.
-// A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark]`. A table
+// A table has a row per combination of the labels `by` of the metric `of`, and columns, `[heading, value, format, mark, graph]`. A table
 // with `items` has a row per item, `[text, value, format, mark]`.
 
 const subscriberState = (view, row) => {
@@ -99,6 +100,7 @@ const subscriberState = (view, row) => {
   return now("producer_subscriber_lag_seconds")(view, row) > 1 ? "lagging" : "connected";
 };
 const STATE_MARKS = { connected: "mark good", lagging: "mark mind", disconnected: "mark bad" };
+const JOB_MARKS = { active: "mark good", suspended: "mark mind", cancelled: "mark bad" };
 const connections = (process, ports) => ({
   title: "Connections",
   items: ports.flatMap((port) => [
@@ -284,13 +286,19 @@ const PROGRAMS = {
         notes: [["held back", now("revalidator_held_back_total"), short]] },
     ],
     tables: [
-      { title: "Open jobs", by: ["job", "app"], of: "revalidator_job_assets", none: "No open jobs.", columns: [
+      { title: "Jobs", by: ["job", "app"], of: "revalidator_job_resume_unix_seconds", none: "No open or cancelled jobs.", columns: [
+        ["state", label("revalidator_job_resume_unix_seconds", "state"), plain, (state) => JOB_MARKS[state] || ""],
+        ["reason", label("revalidator_job_resume_unix_seconds", "reason"), plain, () => "text"],
+        ["resumes", now("revalidator_job_resume_unix_seconds"), (n) => n ? timestamp(n) : EMPTY],
         ["checked", now("revalidator_job_checked_assets"), short],
         ["transmitted", now("revalidator_job_assets"), short],
         ["progress", ratio(now("revalidator_job_checked_assets"), now("revalidator_job_assets")), percent],
       ] },
-      { title: "Active workers", by: ["worker", "app"], of: "revalidator_concurrency", none: "No active workers.", columns: [
-        ["parallel requests", now("revalidator_concurrency"), integer],
+      { title: "Workers", by: ["worker"], of: "revalidator_concurrency", none: "No workers.", columns: [
+        ["state", label("revalidator_concurrency", "state"), plain],
+        ["job", label("revalidator_concurrency", "job"), plain, () => "text"],
+        ["application", label("revalidator_concurrency", "app"), plain, () => "text"],
+        ["parallel requests", now("revalidator_concurrency"), integer, null, "graph"],
       ] },
       counterTable("Outcomes", "revalidator_requests_total", "outcome", "assets"),
       { title: "Jobs by state", by: ["state"], of: "revalidator_jobs", hideZero: true, columns: [["jobs", now("revalidator_jobs"), integer]] },
@@ -304,6 +312,7 @@ const PROGRAMS = {
       ] },
       { title: "Errors", items: [
         ["invalid messages", now("revalidator_invalid_messages_total"), short, badIfAny],
+        ["notes not written", now("revalidator_notes_failed_total"), short, badIfAny],
         ["repeated batches", now("revalidator_batches_repeated_total"), short],
         ...log("revalidator"),
       ] },

@@ -113,6 +113,22 @@ pub(super) const LABELS: &[Label] = &[
         "`fresh`, `changed`, `gone`, `refused`, `throttled`, `failed`, [`unexpected`](revalidator.md#outcomes), `malformed` or `removed`",
     ),
     label(
+        "revalidator_concurrency",
+        "state",
+        "`available`, `attempt` or `subscribed`",
+    ),
+    label("revalidator_concurrency", "job", "id or empty"),
+    label(
+        "revalidator_job_resume_unix_seconds",
+        "state",
+        "`waiting`, `active`, `suspended`, `cancelled` or `unknown`",
+    ),
+    label(
+        "revalidator_job_resume_unix_seconds",
+        "reason",
+        "beginning of the reason, or empty",
+    ),
+    label(
         "",
         "rule",
         "`id` in the limits file, and for a global limit its name, such as `total/intake`",
