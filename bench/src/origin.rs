@@ -126,9 +126,15 @@ impl Origin {
         };
         // HTTP permits the size of a content that is not sent.
         let has_content = matches!(status, 200 | 304);
-        let size = if has_content { args.body_bytes } else { 0 };
-        let text = format!("{path} version {version}\n");
-        let body: Bytes = text.bytes().cycle().take(size as usize).collect();
+        let (text, size) = if args.uids {
+            let uid = format!("{{\"uid\":\"{}-{version}\"}}", path.trim_start_matches('/'));
+            (uid.clone(), uid.len())
+        } else {
+            let text = format!("{path} version {version}\n");
+            (text, args.body_bytes as usize)
+        };
+        let size = if has_content { size } else { 0 };
+        let body: Bytes = text.bytes().cycle().take(size).collect();
         let interval = args.byte_interval;
         let body = StreamBody::new(unfold(body, move |mut rest| async move {
             sleep(interval).await;

@@ -59,12 +59,11 @@ pub(crate) struct LimitsArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RevalidateArgs {
-    /// Number of assets.
-    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = value_parser!(u32).range(100..=100_000))]
-    pub(crate) assets: u32,
-    /// Directory for files and logs; it is emptied if it belongs to a previous demo [default: target/demo].
-    #[arg(long)]
-    pub(crate) dir: Option<PathBuf>,
+    /// Number of matches.
+    #[arg(long, default_value_t = 10_000, value_name = "N", value_parser = value_parser!(u32).range(100..=20_000))]
+    pub(crate) matches: u32,
+    #[command(flatten)]
+    pub(crate) setup: SetupArgs,
 }
 
 /// Addresses and directory of the processes.

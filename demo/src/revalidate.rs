@@ -1,11 +1,11 @@
-//! `cargo demo revalidate`: the assets of a list are checked, and again after some of their contents have changed or are gone.
+//! `cargo demo revalidate`: matches are checked at a partner that has changed some of them and lost others.
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use launcher::{
     http::{HttpClient, Response},
     nats::Nats,
@@ -16,43 +16,75 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     args::RevalidateArgs,
-    running::{READY_TIMEOUT, STOP_TIMEOUT, empty, flags, start},
+    running::{READY_TIMEOUT, Running, STOP_TIMEOUT, Setup, TOKEN_FILE, flags, start},
     show::poll,
 };
 
-const JOB: &str = "{\"app\": \"shop\", \"allowDelete\": \"partial\"}";
+/// A DSP id.
+const DSP: u32 = 17;
+
+/// Age of the matches in milliseconds.
+const AGE: u128 = 3_600_000;
+
+const JOB: &str = "{\"app\": \"partner\", \"allowDelete\": \"partial\"}";
 
 /// Runs the demo to its end or until `stop`.
 ///
 /// # Errors
-/// If the build fails, a process fails, or a job does not finish.
+/// If a port is in use, the build fails, a process fails, or a job does not finish.
 pub(crate) async fn run(args: &RevalidateArgs, stop: &CancellationToken) -> Result<()> {
-    let programs = tokio::task::spawn_blocking(|| find(["bench", "revalidator"])).await?;
-    if stop.is_cancelled() {
+    let Some(mut setup) = Setup::prepare(&args.setup, true, stop).await? else {
         return Ok(());
-    }
-    let (programs, dir) = (programs?, empty(args.dir.clone())?.canonicalize()?);
-    tokio::select! {
-        result = show(args.assets, programs, &dir) => result,
+    };
+    setup.dir = setup.dir.canonicalize()?;
+    let api = free_address()?.to_string();
+    let mut running = Running::start(&args.setup, &setup, flags([("--api", api.clone())]))?;
+    let result = tokio::select! {
+        result = show(&mut running, args, &setup, &api) => result,
         () = stop.cancelled() => Ok(()),
-    }
+    };
+    result?;
+    running.stop().await
 }
 
-async fn show(assets: u32, [bench, program]: [PathBuf; 2], dir: &Path) -> Result<()> {
-    let nats = Nats::start(dir).await?;
-    let [origin, api, admin] = [free_address()?, free_address()?, free_address()?];
-    let files = ["assets.ndjson", "contents", "apps.toml"];
-    let [list, contents, apps] = files.map(|name| dir.join(name));
-    let lines = (0..assets).map(|number| format!("{{\"url\": \"http://{origin}/{number}\"}}\n"));
-    fs::write(&list, lines.collect::<String>())?;
-    let text = format!(
-        "[apps.shop]\nkind = \"list\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\nallow_networks = [\"127.0.0.0/8\"]\n\
-         assets = {list:?}\ncontents = \"file:{}\"\nallow_delete = \"partial\"\nworkers = 2\n",
-        contents.display()
+async fn show(
+    running: &mut Running,
+    args: &RevalidateArgs,
+    setup: &Setup,
+    producer: &str,
+) -> Result<()> {
+    let (dir, node) = (&setup.dir, &running.consumer_admin.clone());
+    let [program] = tokio::task::spawn_blocking(|| find(["revalidator"])).await??;
+    running.wait_ready(&args.setup, setup).await?;
+    let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() - AGE;
+    let row = |number| {
+        let user = format!("user-{number}");
+        format!("{{\"u\":\"{user}\",\"d\":{DSP},\"b\":\"{user}-0\",\"t\":{time}}}\n")
+    };
+    let rows: String = (0..args.matches).map(row).collect();
+    let mut client = HttpClient::connect(producer).await?;
+    let length = rows.len();
+    let request = format!(
+        "POST /v1/cookies HTTP/1.1\r\nHost: {producer}\r\nContent-Type: application/x-ndjson\r\nContent-Length: {length}\r\n\r\n{rows}"
     );
-    fs::write(&apps, text)?;
+    client.send(request.as_bytes()).await?;
+    let sent = client.response().await?;
+    ensure!(sent.status == 200, "{}", sent.body);
+    let last = format!("/v1/users/user-{}", args.matches - 1);
+    poll("GET", node, &last, |it| it.status == 200).await?;
+
+    let nats = Nats::start(dir).await?;
+    let [partner, api, admin] = [free_address()?, free_address()?, free_address()?];
+    let (file, tokens) = (dir.join("apps.toml"), dir.join(TOKEN_FILE));
+    let apps = format!(
+        "[apps.partner]\nkind = \"cookies\"\nhosts = [\"127.0.0.1\"]\nhttp_hosts = [\"127.0.0.1\"]\n\
+         allow_networks = [\"127.0.0.0/8\"]\nallow_delete = \"partial\"\nworkers = 2\n[apps.partner.cookies]\ndsp = {DSP}\n\
+         after = \"30m\"\nsightings_apart = \"1s\"\nurl = \"http://{partner}/{{user}}\"\n\
+         nodes = {{ urls = [\"http://{node}\"], token_file = {tokens:?} }}\nproducers = {{ urls = [\"http://{producer}\"] }}\n"
+    );
+    fs::write(&file, apps)?;
     let mut serve = flags([
-        ("--apps", apps.display().to_string()),
+        ("--apps", file.display().to_string()),
         ("--nats", nats.url()),
         ("--listen", api.to_string()),
         ("--admin", admin.to_string()),
@@ -62,25 +94,23 @@ async fn show(assets: u32, [bench, program]: [PathBuf; 2], dir: &Path) -> Result
     let mut revalidator = start("revalidator", &program, &serve, dir)?;
     let status_page = admin.to_string();
     revalidator.wait_ready(&status_page, READY_TIMEOUT).await?;
-    let place = dir.display();
-    println!("status page http://{status_page}/, files and logs in {place}\n");
-    for (what, changes) in [
-        ("all contents are new", ""),
-        (
-            "some contents have changed or are gone",
-            "--changed=0.1 --errors=404=0.02",
-        ),
+    println!("revalidator  http://{status_page}/ (status page)\n");
+    let own = format!(
+        "origin --no-report --uids --listen={partner} --delay=40ms --capacity=10 --changed=0.1 --errors=404=0.02"
+    );
+    let own: Vec<_> = own.split_whitespace().map(str::to_owned).collect();
+    let bench = setup.programs.bench.as_ref();
+    let bench = bench.context("the partner was not built")?;
+    let mut origin = start("partner", bench, &own, dir)?;
+    origin.wait_accepting(partner, READY_TIMEOUT).await?;
+    for what in [
+        "all matches are older than `after`",
+        "confirmed matches are skipped, and missing ones removed",
     ] {
-        println!("checking {assets} assets: {what}");
-        let own =
-            format!("origin --no-report --listen={origin} --delay=40ms --capacity=10 {changes}");
-        let own: Vec<_> = own.split_whitespace().map(str::to_owned).collect();
-        let mut server = start("origin", &bench, &own, dir)?;
-        server.wait_accepting(origin, READY_TIMEOUT).await?;
-        let counts = check(&api.to_string()).await?;
-        println!("  {counts}, {} files", count_files(&contents)?);
-        server.stop(STOP_TIMEOUT).await?;
+        println!("checking: {what}");
+        println!("  {}", check(&api.to_string()).await?);
     }
+    origin.stop(STOP_TIMEOUT).await?;
     revalidator.stop(STOP_TIMEOUT).await?;
     Ok(())
 }
@@ -97,11 +127,4 @@ async fn check(api: &str) -> Result<String> {
     let counts = ["checked", "fresh", "changed", "gone", "deleted"]
         .map(|name| format!("{} {name}", counts[name]));
     Ok(counts.join(", "))
-}
-
-/// The number of files in all subdirectories.
-fn count_files(dir: &Path) -> Result<usize> {
-    let dirs = fs::read_dir(dir)?;
-    let counts = dirs.map(|it| Ok(fs::read_dir(it?.path())?.count()));
-    counts.sum()
 }

@@ -23,6 +23,9 @@ pub(crate) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// More than the drain timeout of a process.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
+/// File with the token for pages of cookies.
+pub(crate) const TOKEN_FILE: &str = "token";
+
 /// Marks the directory of a demo, whose contents may be removed.
 const MARKER: &str = ".cookiesync-demo";
 
@@ -113,12 +116,14 @@ impl Running {
             dir,
             flags: producer_flags,
         };
-        let store = dir.join("store");
+        let (store, token) = (dir.join("store"), dir.join(TOKEN_FILE));
+        fs::write(&token, "token-of-the-demo\n")?;
         let consumer = flags([
             ("--producer", format!("http://{}", reachable(args.grpc))),
             ("--name", "demo".to_owned()),
             ("--store", format!("embedded:{}", store.display())),
             ("--admin", args.consumer_admin.to_string()),
+            ("--cookies-token-file", token.display().to_string()),
             (
                 "--dead-letters",
                 dir.join("dead-letters.jsonl").display().to_string(),

@@ -46,6 +46,9 @@ pub struct OriginArgs {
     /// Size of each content.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = value_parser!(u32).range(..=1 << 30))]
     pub body_bytes: u32,
+    /// Serve contents like {"uid": "PATH-VERSION"}, as a partner of cookie syncs does, instead of --body-bytes.
+    #[arg(long)]
+    pub uids: bool,
     /// Time before each byte of a body.
     #[arg(long, default_value = "0s", value_name = "TIME", value_parser = time)]
     pub byte_interval: Duration,

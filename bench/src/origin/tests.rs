@@ -192,6 +192,13 @@ async fn bytes_of_a_slow_body_arrive_one_after_the_other() {
     assert!(began.elapsed() >= Duration::from_millis(40));
 }
 
+#[tokio::test]
+async fn uid_of_a_path_has_its_version() {
+    let origin = Running::start("--uids").await;
+    let response = origin.get("/user-7", &[]).await;
+    assert_eq!(response.body, "{\"uid\":\"user-7-0\"}");
+}
+
 #[test]
 fn delays_are_normal_up_to_three_deviations() {
     let origin = origin("--delay 350ms --deviation 83ms");

@@ -234,8 +234,8 @@ async fn contracts_demo_shows_a_redirect_and_refused_matches() -> Result<()> {
 }
 
 #[tokio::test]
-async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
-    let demo = Demo::spawn(&["revalidate", "--assets", "300"]).await?;
+async fn revalidate_demo_shows_changed_and_removed_matches() -> Result<()> {
+    let demo = Demo::start(&["revalidate", "--matches", "300"]).await?;
     let printed = demo.finish().await?;
     let counts = printed.iter().filter_map(|line| {
         let counts = line.strip_prefix("  ")?.split(", ");
@@ -246,13 +246,16 @@ async fn revalidate_demo_shows_changed_and_removed_contents() -> Result<()> {
     let [first, second] = &counts[..] else {
         bail!("{printed:#?}");
     };
-    assert_eq!(first[..], [300, 0, 300, 0, 0, 300]);
-    let [300, fresh, changed, gone, deleted, files] = second[..] else {
+    let [300, fresh, changed, gone, 0] = first[..] else {
         bail!("{printed:#?}");
     };
     ensure!(fresh + changed + gone == 300, "{printed:#?}");
-    ensure!(changed > 0 && gone > 0 && deleted == gone, "{printed:#?}");
-    assert_eq!(files, 300 - gone);
+    ensure!(changed > 0 && gone > 0, "{printed:#?}");
+    // The others are noted as confirmed. The node may not have stored all changes yet.
+    let [checked, 0, changed, missing, deleted] = second[..] else {
+        bail!("{printed:#?}");
+    };
+    assert_eq!((missing, deleted, checked), (gone, gone, changed + gone));
     Ok(())
 }
 
@@ -262,7 +265,7 @@ async fn invalid_demo_arguments_are_rejected_with_a_reason() -> Result<()> {
     for (args, message) in [
         (&["limit"][..], "unrecognized subcommand 'limit'"),
         (&["limits", "--seconds", "5"], "5 is not in 6..=3600"),
-        (&["revalidate", "--assets", "5"], "5 is not in 100..=100000"),
+        (&["revalidate", "--matches", "5"], "5 is not in 100..=20000"),
         (&["limits", "--load", "5"], "unexpected argument '--load'"),
         (&["--load", "5", "limits"], "cannot be used with"),
     ] {
