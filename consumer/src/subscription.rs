@@ -12,13 +12,14 @@ mod connect;
 pub mod discovery;
 pub mod restarts;
 pub mod sequence;
+mod stream_end;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use proto::{
     limits::HEARTBEAT_MAX,
     v1::{self, ResumeOutcome, event::Event},
-    wire::{StreamMessage, WireError},
+    wire::StreamMessage,
 };
 use runtime::{
     connect::{Network, credentials::Security},
@@ -30,7 +31,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Streaming};
 
 use crate::{
     backoff::{Backoff, DELAY_MAX, jittered},
@@ -43,6 +44,7 @@ use crate::{
 use buffer::{BufferWriter, Item};
 use confirm::Confirmations;
 use sequence::{ProtocolViolation, Resumption, StreamPosition};
+use stream_end::StreamEnd;
 
 /// Maximum time from the connection attempt to `Hello`.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -105,41 +107,6 @@ enum LoggedState {
     Connected(Arc<str>),
     /// Disconnected for this reason.
     Down(String),
-}
-
-/// Why a stream ended or failed to open.
-#[derive(Debug, thiserror::Error)]
-enum StreamEnd {
-    #[error("{0}")]
-    Unreachable(String),
-    #[error("{}: {}", .0.code(), .0.message())]
-    Status(Box<Status>),
-    #[error("superseded by a newer stream with the same subscriber name")]
-    Superseded(Option<Arc<str>>),
-    #[error("the producer drained")]
-    Drained,
-    #[error("the stream ended")]
-    EndOfStream,
-    #[error("no event for {EVENT_TIMEOUT:?}")]
-    Silent,
-    #[error("protocol violation: {0}")]
-    ProtocolViolation(#[from] ProtocolViolation),
-    #[error("malformed message: {0}")]
-    Wire(#[from] WireError),
-    #[error("this consumer is stopping")]
-    Stopped,
-}
-
-impl From<Status> for StreamEnd {
-    fn from(status: Status) -> Self {
-        Self::Status(Box::new(status))
-    }
-}
-
-impl From<buffer::Closed> for StreamEnd {
-    fn from(_: buffer::Closed) -> Self {
-        Self::Stopped
-    }
 }
 
 impl Subscription {
@@ -286,7 +253,7 @@ impl Subscription {
         loop {
             let began = unix_micros();
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
-            let received = match received.unwrap_or(Err(StreamEnd::Silent)) {
+            let received = match received.unwrap_or(Err(StreamEnd::Silent(EVENT_TIMEOUT))) {
                 Ok(received) => received,
                 Err(StreamEnd::Status(status)) if status.code() == Code::Aborted => {
                     // The sibling's hello may arrive a moment later than this status.

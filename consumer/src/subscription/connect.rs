@@ -9,7 +9,7 @@ use proto::{
 use runtime::connect::Connector;
 use tonic::{Streaming, metadata::MetadataMap, transport::Channel};
 
-use super::{StreamEnd, Subscription, sequence::ProtocolViolation};
+use super::{Subscription, sequence::ProtocolViolation, stream_end::StreamEnd};
 use crate::batch::Cursor;
 
 /// Total bytes of all receive windows: what producers may have sent and this process has not read. Enough for three producers

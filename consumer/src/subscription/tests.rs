@@ -20,6 +20,7 @@ async fn connection_without_hello_times_out() {
         network: Arc::new(runtime::connect::Tcp),
         security: Security::default(),
         producers: Producers::default(),
+        ttls: Ttls::new(Duration::from_secs(60), [].into()),
         metrics,
     };
     let producer = ProducerUrl {
