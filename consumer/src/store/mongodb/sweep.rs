@@ -35,7 +35,10 @@ use super::{
     error_class::{Failure, write_errors},
     number,
 };
-use crate::store::{Expiry, StoreError, SweepProgress};
+use crate::{
+    store::{Expiry, StoreError, SweepProgress},
+    ttl,
+};
 use pace::{StepTiming, SweepPace};
 pub(super) use pass::expired;
 use pass::{Pass, SweptDocument};
@@ -81,7 +84,6 @@ struct DueCollection {
     dsp_id: u32,
     namespace: String,
     database: Database,
-    ttl: Duration,
     record: SweepRecord,
     /// Number of documents at the start of the sweep.
     documents: u64,
@@ -200,7 +202,6 @@ impl Inner {
                 dsp_id,
                 namespace,
                 database,
-                ttl,
                 record,
                 documents,
             });
@@ -223,7 +224,9 @@ impl Sweep<'_> {
     /// Sweeps one collection; returns whether the pass is complete.
     async fn sweep_collection(&mut self, mut due: DueCollection) -> Result<bool, Failure> {
         let (expiry, dsp_id) = (self.expiry, due.dsp_id);
-        let ttl_before = self.store.options.ttls.expired_before(dsp_id, self.now);
+        // Producers may have changed it since `due`.
+        let ttl = self.store.options.ttls.of(dsp_id);
+        let ttl_before = ttl::before(self.now, ttl);
         let before = |id: &Bson| {
             let user_id = id.as_str().unwrap_or_default().as_bytes();
             ttl_before.max(deleted_before((expiry.deleted_until)(user_id, dsp_id)))
@@ -254,7 +257,7 @@ impl Sweep<'_> {
                 timing.command = timing.command.max(began.elapsed());
             }
             if is_complete {
-                due.record.complete(due.ttl);
+                due.record.complete(ttl);
                 self.store.save_record(&due).await?;
             }
             timing.total = began.elapsed();

@@ -18,11 +18,11 @@ pub(in super::super) struct SweepRecord {
 }
 
 impl SweepRecord {
-    /// Whether a pass with this TTL that began after `since` is complete. A start after `now` was recorded by a clock that was
+    /// Whether a pass with this TTL or a shorter one that began after `since` is complete. A start after `now` was recorded by a clock that was
     /// ahead.
     pub(super) fn is_done(&self, since: u64, now: u64, ttl: Duration) -> bool {
         self.complete.is_some_and(|(began, then)| {
-            (date(since)..=date(now)).contains(&date(began)) && then == ttl
+            (date(since)..=date(now)).contains(&date(began)) && then <= ttl
         })
     }
 
@@ -117,6 +117,7 @@ mod tests {
         done.complete(TTL);
         assert!(done.is_done(NOW, NOW, TTL) && !done.is_done(NOW + MINUTE, NOW + MINUTE, TTL));
         assert!(!done.is_done(NOW, NOW, TTL / 2));
+        assert!(done.is_done(NOW, NOW, 2 * TTL), "nothing else has expired");
         assert!(
             !done.is_done(0, NOW - MINUTE, TTL),
             "recorded by a clock that was ahead"
