@@ -118,7 +118,7 @@ impl App {
         };
         let health = Arc::clone(&app.health);
         let producers = health.producers().clone();
-        register_producers(&registry, producers.clone())?;
+        register_producers(&registry, producers.clone(), config.ttls.clone())?;
         register_deletions(&registry, app.deletions.clone())?;
         let pages = Pages {
             cookies: CookiePages {
@@ -221,6 +221,7 @@ impl App {
                 security: config.security,
                 producers,
                 deletions,
+                ttls: config.ttls,
                 metrics: metrics.subscription,
             };
             let discovery = discovery::run(

@@ -16,6 +16,8 @@ use runtime::{
     token,
 };
 
+use crate::ttl::Ttls;
+
 pub use self::args::{
     Args, MaintenanceArgs, MongodbArgs, ProcessArgs, ProducersArgs, RetentionArgs, StorageArgs,
 };
@@ -53,6 +55,8 @@ pub struct Config {
     pub storage: StorageArgs,
     /// TTLs and deduplication.
     pub retention: RetentionArgs,
+    /// TTLs of cookies; clones share those that producers report.
+    pub ttls: Ttls,
     /// MongoDB options.
     pub mongodb: MongodbArgs,
     /// Expiry and compaction windows.
@@ -87,6 +91,7 @@ impl Settings for Args {
             security: self.security.check(errors, &self.producers.producer),
             producers: self.producers,
             storage: self.storage,
+            ttls: self.retention.ttls(),
             retention: self.retention,
             mongodb: self.mongodb,
             maintenance: self.maintenance,
@@ -118,6 +123,11 @@ impl RetentionArgs {
             if !named.insert(dsp_id) {
                 errors.add(format!("--dsp-ttl: DSP {dsp_id} has more than one TTL"));
             }
+        }
+        if self.ttl_floor > Some(self.ttls().max()) {
+            errors.add(
+                "--ttl-floor: exceeds every time to live; lower it, or raise --ttl".to_owned(),
+            );
         }
     }
 }

@@ -18,7 +18,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use proto::{
     limits::HEARTBEAT_MAX,
-    v1::{self, ResumeOutcome, event::Event},
+    v1::{self, ResumeOutcome, TimesToLive, event::Event},
     wire::StreamMessage,
 };
 use runtime::{
@@ -40,6 +40,7 @@ use crate::{
     deletions::Deletions,
     metrics,
     producers::{AddressGuard, AdvanceResult, Arrival, Producers, StreamGuard, StreamStart},
+    ttl::Ttls,
 };
 use buffer::{BufferWriter, Item};
 use confirm::Confirmations;
@@ -76,6 +77,8 @@ pub struct Context {
     pub producers: Producers,
     /// Deletions, whose effect is confirmed to the producers.
     pub deletions: Deletions,
+    /// TTLs, which the producers may shorten.
+    pub ttls: Ttls,
     /// Metrics of subscriptions.
     pub metrics: metrics::Subscription,
 }
@@ -166,13 +169,17 @@ impl Subscription {
     async fn wait_to_retry(&mut self, ended: &StreamEnd) {
         self.log_disconnected(ended);
         match ended {
-            StreamEnd::Superseded(Some(producer)) => loop {
-                self.context.producers.wait_released(producer).await;
-                sleep(jittered(DELAY_MAX)).await;
-                if self.context.producers.streams(producer) == 0 {
-                    return;
+            StreamEnd::Superseded(Some(producer)) => {
+                // The stream from the other address receives the changes.
+                self.report_ttls(&TimesToLive::default());
+                loop {
+                    self.context.producers.wait_released(producer).await;
+                    sleep(jittered(DELAY_MAX)).await;
+                    if self.context.producers.streams(producer) == 0 {
+                        return;
+                    }
                 }
-            },
+            }
             StreamEnd::Superseded(None) => sleep(jittered(DELAY_MAX)).await,
             _ => sleep(self.backoff.delay()).await,
         }
@@ -250,6 +257,7 @@ impl Subscription {
         // Ends with the stream.
         let mut tasks = JoinSet::new();
         tasks.spawn(confirmations.run());
+        let mut has_event = false;
         loop {
             let began = unix_micros();
             let received = timeout(EVENT_TIMEOUT, self.receive(&mut stream)).await;
@@ -263,6 +271,11 @@ impl Subscription {
                 }
                 Err(ended) => return Err(ended),
             };
+            let is_ttls = matches!(&received, StreamMessage::Event(Event::TimesToLive(_)));
+            if !std::mem::replace(&mut has_event, true) && !is_ttls {
+                // This producer has none. The previous one at this address may have had some.
+                self.report_ttls(&TimesToLive::default());
+            }
             let handled = self.handle(received, began, &mut position, &mut guard);
             handled.await?;
             // Only a valid message counts as progress.
@@ -348,6 +361,10 @@ impl Subscription {
             StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 return self.handle_goodbye(&goodbye, position, guard).await;
             }
+            StreamMessage::Event(Event::TimesToLive(ttls)) => {
+                self.report_ttls(&ttls);
+                return Ok(());
+            }
             StreamMessage::Event(Event::Hello(_)) => {
                 return Err(violation(ProtocolViolation::new("second hello")));
             }
@@ -410,6 +427,13 @@ impl Subscription {
         Ok(())
     }
 
+    fn report_ttls(&self, ttls: &TimesToLive) {
+        if self.context.ttls.report(self.address(), ttls) {
+            let (address, dsps) = (self.address(), ttls.dsps.len());
+            tracing::info!(%address, dsps, "times to live changed by the contracts of a producer");
+        }
+    }
+
     fn address(&self) -> SocketAddr {
         self.address.address()
     }
@@ -434,6 +458,14 @@ impl Subscription {
             }
             Some(_) | None => {}
         }
+    }
+}
+
+impl Drop for Subscription {
+    /// The producer of an address that is no longer resolved is gone.
+    fn drop(&mut self) {
+        let address = self.address();
+        self.context.ttls.report(address, &TimesToLive::default());
     }
 }
 

@@ -151,6 +151,10 @@ pub const UNKNOWN_EVENTS: MetricDef = MetricDef::counter(
     "consumer_unknown_events_total",
     "Events of later protocol versions, which are skipped.",
 );
+pub const CONTRACT_TTL_DSPS: MetricDef = MetricDef::gauge(
+    "consumer_contract_ttl_dsps",
+    "DSPs whose time to live the contracts of producers state, 0 without --ttl-floor. DSPs without a contract are not counted.",
+);
 pub const DUPLICATE_PRODUCER_IDS: MetricDef = MetricDef::counter(
     "consumer_duplicate_producer_ids_total",
     "Times that two producers with the same id streamed concurrently.",

@@ -39,7 +39,10 @@ use crate::{
     security::AccessControl,
     server::Server,
     shaping::{self, Shaping},
-    streams::{Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers},
+    streams::{
+        Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+        times_to_live::TimesToLive,
+    },
 };
 
 /// How often expired subscribers are removed.
@@ -63,6 +66,7 @@ pub struct App {
     runtime_config: RuntimeConfig,
     health: HealthReporter,
     dsps: Dsps,
+    times_to_live: TimesToLive,
 }
 
 /// Bound addresses.
@@ -95,8 +99,11 @@ impl App {
         );
         let contracts = config.dsps.contracts.clone();
         let app = Self::start_on(Ports::bind(&config)?, config, log::run_timers).await?;
-        let dsps = app.dsps.clone();
-        let apply = move |contracts: Arc<Contracts>| dsps.set_contracts(contracts);
+        let (dsps, times_to_live) = (app.dsps.clone(), app.times_to_live.clone());
+        let apply = move |contracts: Arc<Contracts>| {
+            times_to_live.set(contracts.times_to_live());
+            dsps.set_contracts(contracts);
+        };
         app.services
             .watch_with(contracts.as_ref(), &app.edge, apply);
         Ok(app)
@@ -142,15 +149,21 @@ impl App {
         let shaping = shaping.transpose()?;
         shaping::register(&registry, shaping.clone())?;
         let in_flight = StreamBudget::register(&registry, config.limits.in_flight_bytes as u64)?;
+        let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
+        let times_to_live = TimesToLive::default();
+        if let Some(contracts) = &contracts {
+            times_to_live.set(contracts.times_to_live());
+        }
         let streams = Streams::new(
             log.clone(),
             subscribers.clone(),
-            config.retention.streams(producer_id.clone(), epoch_history),
+            config
+                .retention
+                .streams(producer_id.clone(), epoch_history, times_to_live.clone()),
             in_flight,
             Refusals::register(&registry)?,
         );
         let server = Server::new(streams, &registry).await?;
-        let contracts = config.dsps.contracts.as_ref().map(|file| file.current());
         let edge = edge::Metrics::register(&registry, config.dsps.series_max, contracts)?;
         let dsps = edge.dsps();
         let contracts = config.dsps.contracts.clone();
@@ -174,6 +187,7 @@ impl App {
             draining: CancellationToken::new(),
             health: server.health(),
             dsps: dsps.clone(),
+            times_to_live,
         };
         let deletions: IntCounterVec = registry.add(metric_defs::producer::DELETIONS)?;
         for scope in ["user", "pair", "dsp", "bulk", "optout"] {

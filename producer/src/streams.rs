@@ -19,6 +19,7 @@ mod resume;
 pub(crate) mod status;
 mod subscribe;
 pub mod subscribers;
+pub mod times_to_live;
 
 use std::{
     convert::Infallible,
@@ -41,6 +42,7 @@ use self::{
     refusals::Refusals,
     request::read_request,
     subscribers::{Lease, Subscribers, TooManySubscribers},
+    times_to_live::TimesToLive,
 };
 pub(crate) use self::{cookie_messages::CACHED_CHUNKS_MAX, request::REQUEST_TIMEOUT};
 use crate::{epoch_history::EpochHistory, log::Log};
@@ -74,6 +76,8 @@ pub struct Config {
     pub rewind_bytes: usize,
     /// Ends of earlier epochs of this producer.
     pub epoch_history: EpochHistory,
+    /// Times to live that `Subscribe` sends.
+    pub times_to_live: TimesToLive,
 }
 
 impl Streams {

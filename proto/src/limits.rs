@@ -17,6 +17,9 @@ pub const SUBSCRIBER_NAME_BYTES_MAX: usize = 256;
 /// Maximum cursors in a `SubscribeRequest`.
 pub const CURSORS_MAX: usize = 1024;
 
+/// Maximum number of DSPs with a contract, and thus in a `TimesToLive`.
+pub const CONTRACTS_MAX: usize = 1024;
+
 /// Maximum age of a cookie in microseconds: 7 days. Decoders clamp larger ages to it.
 pub const AGE_MICROS_MAX: u64 = 7 * 24 * 3600 * 1_000_000;
 

@@ -30,7 +30,9 @@ pub use self::{
     common::{Common, CommonArgs},
     config_errors::ConfigErrors,
     effective::{EffectiveSettings, Setting, Source, is_redacted, redacted},
-    values::{InvalidValue, TIME_MAX, address, boolean, bytes, count, optional, size, time},
+    values::{
+        InvalidValue, TIME_MAX, address, boolean, bytes, count, format_time, optional, size, time,
+    },
 };
 use crate::{VERSION, reload::NamedFile};
 

@@ -362,7 +362,7 @@ impl Stream {
                     });
                 }
             }
-            Event::Heartbeat(_) => {}
+            Event::Heartbeat(_) | Event::TimesToLive(_) => {}
             Event::Hello(_) => self.violation(|| "a second hello".to_owned()),
             Event::Chunk(_) => self.violation(|| "an invalid chunk".to_owned()),
         }

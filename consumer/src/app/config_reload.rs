@@ -50,7 +50,7 @@ fn schedule(config: &Config) -> Schedule {
         expiry: config.maintenance.expiry_window,
         compaction: config.maintenance.compaction_window,
         time_zone: config.maintenance.time_zone.clone(),
-        cursor_ttl: config.retention.ttls().max(),
+        cursor_ttl: config.ttls.max(),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 pub async fn open_store(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     Ok(match &config.storage.store {
         StoreConfig::Embedded(dir) => {
-            let (dir, ttls) = (dir.clone(), config.retention.ttls());
+            let (dir, ttls) = (dir.clone(), config.ttls.clone());
             Arc::new(EmbeddedStore::open(dir, ttls).await?)
         }
         StoreConfig::Mongodb(uri) => Arc::new(MongodbStore::new(config.mongodb_store(uri))),

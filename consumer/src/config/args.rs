@@ -186,6 +186,15 @@ pub struct RetentionArgs {
     #[arg(long, value_name = "DSP=TIME", value_delimiter = ',', value_parser = parse_dsp_ttl)]
     pub dsp_ttl: Vec<(u32, Duration)>,
 
+    /// Let the contracts of producers shorten the times to live of DSPs to this time; empty to ignore them
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "",
+        value_parser = optional(time(TTL_MIN..=TIME_MAX))
+    )]
+    pub ttl_floor: std::option::Option<Duration>,
+
     /// Suppress a cookie that was stored with the same buyer uid within this interval; 0s writes every cookie
     ///
     /// A suppressed cookie may expire early, by up to this interval or half of its time to live, whichever is shorter.
@@ -309,9 +318,8 @@ impl StorageArgs {
 
 impl RetentionArgs {
     /// TTLs of cookies. The maximum is also the TTL of cursors.
-    #[must_use]
-    pub fn ttls(&self) -> Ttls {
-        Ttls::new(self.ttl, self.dsp_ttl.iter().copied().collect())
+    pub(super) fn ttls(&self) -> Ttls {
+        Ttls::new(self.ttl, self.dsp_ttl.iter().copied().collect()).with_floor(self.ttl_floor)
     }
 }
 
@@ -323,7 +331,7 @@ impl Config {
             name: self.producers.name.clone(),
             prefix: self.mongodb.mongodb_prefix.clone(),
             writers: self.mongodb.mongodb_writers,
-            ttls: self.retention.ttls(),
+            ttls: self.ttls.clone(),
             expiry: self.maintenance.expiry,
         }
     }

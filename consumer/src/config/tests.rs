@@ -37,6 +37,7 @@ fn defaults_are_the_documented_ones() {
     assert_eq!(config.storage.buffer_bytes, 16 << 20);
     assert_eq!(config.retention.ttl, Duration::from_secs(14 * 86_400));
     assert_eq!(config.retention.dsp_ttl, []);
+    assert_eq!(config.retention.ttl_floor, None);
     assert_eq!(config.retention.refresh_interval, Duration::from_secs(3600));
     assert_eq!(config.retention.refresh_bytes, 256 << 20);
     assert_eq!(config.storage.dead_letter_bytes, 16 << 20);
@@ -88,6 +89,7 @@ fn all_errors_are_reported_together() {
         "--buffer-bytes=1KiB",
         "--ttl=2 years",
         "--dsp-ttl=17,0=1d,18=1d,18=2d,19=0s",
+        "--ttl-floor=0s",
         "--refresh-interval=often",
         "--refresh-bytes=1",
         "--dead-letter-bytes=1KiB",
@@ -113,6 +115,17 @@ fn all_errors_are_reported_together() {
         assert!(errors.contains(part), "{part} is missing in {errors}");
     }
     assert!(!errors.contains("secret"), "{errors}");
+}
+
+#[test]
+fn ttl_floor_above_every_ttl_is_an_error() {
+    let load = |floor: &str| load(&["--ttl=7d", "--dsp-ttl=17=9d", floor]);
+    assert!(load("--ttl-floor=9d").is_ok());
+    let error = load("--ttl-floor=10d").unwrap_err();
+    assert!(
+        error.contains("--ttl-floor: exceeds every time to live"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::{
     clock::ManualClock,
     metrics::register_producers,
     store::{ExpiryResult, LookupResult, StoreFuture, StoredState, WriteOutcome},
+    ttl::Ttls,
 };
 
 /// Calls of a store, in order.
@@ -135,7 +136,8 @@ impl Setup {
     fn new(store: FakeStore, now: &str) -> Self {
         let (registry, producers) = (Registry::new(), Producers::default());
         producers.load(vec![old_cursor()]);
-        register_producers(&registry, producers.clone()).unwrap();
+        let ttls = Ttls::new(Duration::from_secs(3600), [].into());
+        register_producers(&registry, producers.clone(), ttls).unwrap();
         let metrics = Metrics::register(&registry).unwrap();
         Self {
             store: Arc::new(store),

@@ -8,7 +8,10 @@ use metric_defs::{MetricDef, consumer};
 use prometheus::Result;
 use runtime::metrics::{Family, Registry, as_f64, family, value};
 
-use crate::producers::{PRODUCER_SERIES_MAX, ProducerStatus, Producers, Snapshot};
+use crate::{
+    producers::{PRODUCER_SERIES_MAX, ProducerStatus, Producers, Snapshot},
+    ttl::Ttls,
+};
 
 /// The value of a producer's series, if it has one.
 type Value = fn(&ProducerStatus) -> Option<f64>;
@@ -28,12 +31,17 @@ const BY_PRODUCER: [(MetricDef, Value); 4] = [
     }),
 ];
 
-/// Registers the metrics of this table.
+/// Registers the metrics of this table, and of the TTLs that the producers report.
 ///
 /// # Errors
 /// When a name is already registered.
-pub fn register(registry: &Registry, producers: Producers) -> Result<()> {
-    registry.read(move || families(&producers.snapshot()))
+pub fn register(registry: &Registry, producers: Producers, ttls: Ttls) -> Result<()> {
+    registry.read(move || {
+        let mut families = families(&producers.snapshot());
+        let reported = as_f64(ttls.reported_dsps() as u64);
+        families.push(value(consumer::CONTRACT_TTL_DSPS, reported));
+        families
+    })
 }
 
 fn families(snapshot: &Snapshot) -> Vec<Family> {

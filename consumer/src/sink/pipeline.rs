@@ -73,7 +73,7 @@ impl Pipeline {
             cookies_max: config.storage.batch_cookies,
             bytes_max: BATCH_BYTES_MAX,
         };
-        let ttls = config.retention.ttls();
+        let ttls = config.ttls.clone();
         let suppression = Suppression::new(
             config.retention.refresh_interval,
             config.retention.refresh_bytes,

@@ -21,7 +21,7 @@ use crate::{
     epoch_history::{EpochHistory, StateDir},
     log,
     security::SecurityArgs,
-    streams,
+    streams::{self, times_to_live::TimesToLive},
 };
 
 /// Range of connection limits; the maximum is far beyond the capacity of one machine.
@@ -184,12 +184,14 @@ impl Retention {
         &self,
         producer_id: String,
         epoch_history: EpochHistory,
+        times_to_live: TimesToLive,
     ) -> streams::Config {
         streams::Config {
             producer_id,
             queue_cookies_max: self.queue_cookies as u64,
             rewind_bytes: self.rewind_bytes,
             epoch_history,
+            times_to_live,
         }
     }
 }

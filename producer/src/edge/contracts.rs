@@ -6,13 +6,17 @@ pub mod file;
 mod plan;
 pub mod status;
 
-use std::{num::NonZeroU16, sync::Arc};
+use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use httparse::Header;
 use limits::rules::Rules;
-use proto::{limits::BUYER_UID_BYTES_MAX, wire::CookieRef};
+use proto::{
+    limits::BUYER_UID_BYTES_MAX,
+    v1::{DspTimeToLive, TimesToLive},
+    wire::CookieRef,
+};
 use regex::Regex;
 use serde::Deserialize;
 
@@ -50,6 +54,8 @@ pub struct Contract {
     /// Macros of this DSP that have the form of an id.
     uid_macro: Arc<[String]>,
     refuse: Vec<Flaw>,
+    /// Time to live on the nodes, in whole seconds.
+    ttl: Option<Duration>,
     answer: Answer,
     refused: RefusedAnswer,
     redirect: Option<Arc<Template>>,
@@ -107,6 +113,7 @@ impl Default for Contract {
             uid_pattern: None,
             uid_macro: Arc::default(),
             refuse: vec![Flaw::Macro, Flaw::Sentinel],
+            ttl: None,
             answer: Answer::default(),
             refused: RefusedAnswer::default(),
             redirect: None,
@@ -151,6 +158,22 @@ impl Contracts {
     pub fn privacy(&self) -> Option<&privacy::Config> {
         let privacy = self.privacy.as_ref();
         privacy.filter(|privacy| privacy.mode != privacy::Mode::Off)
+    }
+
+    /// The times to live, for the nodes.
+    #[must_use]
+    pub fn times_to_live(&self) -> TimesToLive {
+        let seconds = |contract: &Contract| contract.ttl.map_or(0, |ttl| ttl.as_secs());
+        let dsps = self.listed().map(|(dsp_id, contract)| DspTimeToLive {
+            dsp_id,
+            seconds: seconds(contract),
+        });
+        let mut dsps: Vec<_> = dsps.filter(|dsp| dsp.seconds > 0).collect();
+        dsps.sort_unstable_by_key(|dsp| dsp.dsp_id);
+        TimesToLive {
+            dsps,
+            other_seconds: seconds(&self.unlisted),
+        }
     }
 
     /// Whether the DSP has a contract of its own.

@@ -31,6 +31,7 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use metric_defs::producer::{DSP_CONTRACT, DSP_COOKIES, DSP_WOULD_REFUSE};
+use proto::limits::CONTRACTS_MAX;
 use runtime::metrics::{Family, Registry, as_f64, family};
 
 use super::{
@@ -40,7 +41,7 @@ use super::{
 };
 
 /// Maximum number of listed DSPs.
-pub const LISTED_MAX: usize = 1024;
+pub const LISTED_MAX: usize = CONTRACTS_MAX;
 
 /// Maximum number of series after a reload of the list. Each takes 256 bytes per shard.
 const SERIES_MAX: usize = 3 * LISTED_MAX;

@@ -22,14 +22,15 @@ use super::{
     in_flight::InFlight,
     status::{draining, superseded, trailers},
     subscribers::Lease,
+    times_to_live::Unsent,
 };
 use crate::log::{Delivery, GapReason, Reader};
 
 /// Message format of a stream.
 #[derive(Debug)]
 pub(super) enum MessageFormat {
-    /// Events, beginning with this one.
-    Events(v1::Hello),
+    /// Events, beginning with this one; times to live between the deliveries.
+    Events(v1::Hello, Unsent),
     /// One message per cookie, encoded once for all streams.
     Cookies(Arc<CookieMessages>),
 }
@@ -68,6 +69,11 @@ impl Session {
 
     async fn step(mut self) -> (Self, Step) {
         let step = loop {
+            if let MessageFormat::Events(_, unsent) = &mut self.format
+                && let Some(message) = unsent.take()
+            {
+                break Step::Data(message);
+            }
             let delivery = tokio::select! {
                 biased;
                 () = self.lease.superseded.cancelled() => {
@@ -76,7 +82,7 @@ impl Session {
                 delivery = self.reader.next() => delivery,
             };
             let data = match &self.format {
-                MessageFormat::Events(_) => Some(event_message(&delivery)),
+                MessageFormat::Events(..) => Some(event_message(&delivery)),
                 MessageFormat::Cookies(messages) => match &delivery {
                     Delivery::Chunk { chunk, first } => Some(messages.of(chunk, *first)),
                     Delivery::Gap { .. } | Delivery::Idle { .. } | Delivery::End { .. } => None,
@@ -144,7 +150,7 @@ enum BodyState {
 impl StreamBody {
     pub(super) fn new(session: Session) -> Self {
         let state = match &session.format {
-            MessageFormat::Events(hello) => {
+            MessageFormat::Events(hello, _) => {
                 BodyState::Hello(wire::encode_event(Event::Hello(hello.clone())))
             }
             MessageFormat::Cookies(_) => BodyState::Streaming,

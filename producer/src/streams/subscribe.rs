@@ -51,7 +51,7 @@ pub(super) fn open(
             "subscribed"
         );
     }
-    let format = MessageFormat::Events(hello);
+    let format = MessageFormat::Events(hello, streams.config.times_to_live.unsent());
     let session = streams.session(lease, start.first, start.catching_up_until, format);
     Ok(StreamBody::new(session))
 }

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use proptest::prelude::*;
 use prost::Message;
-use proto::{v1, wire::CookieRef};
+use proto::{
+    v1::{self, event::Event},
+    wire::CookieRef,
+};
 use runtime::metrics::Registry;
 use tonic::{Code, Status, body::Body};
 use tower::Service;
@@ -19,6 +22,7 @@ use tower::Service;
 use self::client::{CallKind, Client};
 use super::{
     Config, Streams, in_flight::StreamBudget, refusals::Refusals, subscribers::Subscribers,
+    times_to_live::TimesToLive,
 };
 use crate::{
     epoch_history::{self, StateDir},
@@ -65,6 +69,7 @@ impl Producer {
             queue_cookies_max: bounds.queue_cookies_max,
             rewind_bytes: bounds.rewind_bytes,
             epoch_history,
+            times_to_live: TimesToLive::default(),
         };
         let budget = StreamBudget::register(&registry, u64::MAX).unwrap();
         let refusals = Refusals::register(&registry).unwrap();
@@ -378,4 +383,87 @@ fn open_streams_without_age_support_are_counted() {
     assert!(subscribe("", false).is_err());
     drop(other);
     assert_eq!(without_age(), [""; 0]);
+}
+
+/// `Event` of a client that was generated before it had times to live.
+#[derive(Clone, PartialEq, Message)]
+struct OldEvent {
+    #[prost(message, tag = "1")]
+    hello: Option<v1::Hello>,
+    #[prost(message, tag = "2")]
+    chunk: Option<v1::Chunk>,
+    #[prost(message, tag = "3")]
+    gap: Option<v1::Gap>,
+    #[prost(message, tag = "4")]
+    heartbeat: Option<v1::Heartbeat>,
+    #[prost(message, tag = "5")]
+    goodbye: Option<v1::Goodbye>,
+}
+
+/// Reads all events that are ready; an old client finds no event in times to live.
+fn ready_events(body: &mut Body) -> Vec<String> {
+    let mut events = Vec::new();
+    while let Some(frame) = now(body.frame()) {
+        let frame = frame.expect("an open stream").unwrap();
+        let message = frame.into_data().expect("data").split_off(5);
+        let event = v1::Event::decode(message.clone()).unwrap().event;
+        events.push(match event.expect("a known event") {
+            Event::Hello(_) => "hello".to_owned(),
+            Event::Chunk(chunk) => format!("chunk {}", chunk.first_sequence),
+            Event::TimesToLive(times) => {
+                assert_eq!(OldEvent::decode(message), Ok(OldEvent::default()));
+                format!("{:?}", times.dsps.first().map(|dsp| dsp.seconds))
+            }
+            other => panic!("{other:?}"),
+        });
+    }
+    events
+}
+
+#[test]
+fn times_to_live_follow_the_hello_and_each_change_without_a_sequence() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let bounds = Bounds {
+        log_bytes_max: 1 << 20,
+        queue_cookies_max: 100,
+        rewind_bytes: 0,
+    };
+    let mut producer = Producer::new(1, bounds);
+    let times_to_live = producer.streams.inner.config.times_to_live.clone();
+    let set = |seconds| {
+        let dsp = |seconds| v1::DspTimeToLive { dsp_id: 7, seconds };
+        times_to_live.set(v1::TimesToLive {
+            dsps: Option::into_iter(seconds).map(dsp).collect(),
+            other_seconds: 0,
+        });
+    };
+    let subscribe = |producer: &Producer, subscriber: &str| {
+        let request = v1::SubscribeRequest {
+            subscriber: subscriber.to_owned(),
+            ..v1::SubscribeRequest::default()
+        };
+        producer.call("Subscribe", &request).unwrap()
+    };
+    let cookie = |producer: &mut Producer| {
+        producer.append(1, 1);
+        seal(&producer.log);
+    };
+    set(None);
+    let mut early = subscribe(&producer, "early");
+    assert_eq!(ready_events(&mut early), ["hello"]);
+    set(Some(60));
+    cookie(&mut producer);
+    assert_eq!(ready_events(&mut early), ["chunk 1", "Some(60)"]);
+    set(Some(60));
+    cookie(&mut producer);
+    assert_eq!(ready_events(&mut early), ["chunk 2"], "unchanged");
+
+    let mut late = subscribe(&producer, "late");
+    assert_eq!(ready_events(&mut late), ["hello", "Some(60)"]);
+    set(None);
+    cookie(&mut producer);
+    for stream in [&mut early, &mut late] {
+        assert_eq!(ready_events(stream), ["chunk 3", "None"]);
+    }
 }

@@ -148,7 +148,8 @@ fn within<T: PartialOrd + Copy + Send + Sync + 'static>(
 }
 
 /// Formats a time; whole days stay days, where `humantime` would use months.
-fn format_time(time: Duration) -> String {
+#[must_use]
+pub fn format_time(time: Duration) -> String {
     const DAY: u64 = 24 * 3600;
     let days = time.as_secs() / DAY;
     if days > 0 && time == Duration::from_secs(days * DAY) {

@@ -24,6 +24,7 @@ use mongodb::{
     Client, Collection, Database,
     bson::{Bson, DateTime, Document, doc},
 };
+use proto::v1::{DspTimeToLive, TimesToLive};
 use runtime::metrics::Registry;
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,7 @@ pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 /// TTL of cookies of all DSPs but one.
 pub(crate) const TTL: Duration = DAY.saturating_mul(14);
 
-/// The DSP with a TTL of one day.
+/// The DSP whose TTL a producer shortens to one day.
 pub(crate) const SHORT_DSP: u32 = 18;
 
 /// The time `DDTHH:MM` in March 2026, UTC.
@@ -90,12 +91,22 @@ impl ConsumerOptions {
     /// The consumer's store.
     pub(crate) fn store(self, uri: &str) -> MongodbStore {
         let Self { name, expiry, ttl } = self;
+        let ttls = Ttls::new(ttl, [].into()).with_floor(Some(DAY));
+        let dsp = DspTimeToLive {
+            dsp_id: SHORT_DSP,
+            seconds: DAY.as_secs(),
+        };
+        let message = TimesToLive {
+            dsps: vec![dsp],
+            other_seconds: 0,
+        };
+        ttls.report(([127, 0, 0, 1], 7676).into(), &message);
         MongodbStore::new(Options {
             uri: uri.to_owned(),
             name: name.to_owned(),
             prefix: String::new(),
             writers: 4,
-            ttls: Ttls::new(ttl, [(SHORT_DSP, DAY)].into()),
+            ttls,
             expiry,
         })
     }

@@ -7,7 +7,7 @@ use proto::{
     limits::SMALL_FRAME_BYTES,
     v1::{
         Cookie, Cursor, Gap, GetCookiesRequest, Hello, StartPosition, SubscribeRequest,
-        event::Event,
+        TimesToLive, event::Event,
     },
     wire::{CookieRef, StreamMessage, decode_cookie},
 };
@@ -33,6 +33,7 @@ pub(crate) struct Subscription {
     pub(crate) chunks: Vec<(u64, u64)>,
     /// Acceptance time of each chunk received so far, in microseconds since the Unix epoch.
     pub(crate) times: Vec<u64>,
+    pub(crate) times_to_live: Vec<TimesToLive>,
 }
 
 /// Result of reading one message of a stream.
@@ -127,6 +128,7 @@ impl Subscription {
             heartbeats: 0,
             chunks: Vec::new(),
             times: Vec::new(),
+            times_to_live: Vec::new(),
         }))
     }
 
@@ -163,6 +165,7 @@ impl Subscription {
                 ensure!(heartbeat.next_sequence == self.next, "{heartbeat:?}");
                 self.heartbeats += 1;
             }
+            StreamMessage::Event(Event::TimesToLive(times)) => self.times_to_live.push(times),
             StreamMessage::Event(Event::Goodbye(goodbye)) => {
                 let final_sequence = goodbye.final_sequence;
                 ensure!(final_sequence + 1 == self.next, "{goodbye:?}");

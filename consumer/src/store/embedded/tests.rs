@@ -2,7 +2,10 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
-use proto::limits::USER_ID_BYTES_MAX;
+use proto::{
+    limits::USER_ID_BYTES_MAX,
+    v1::{DspTimeToLive, TimesToLive},
+};
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -11,14 +14,23 @@ use super::*;
 use crate::batch::tests::{batch, chunk};
 use crate::deletions::Deletions;
 
+/// A day, which a producer shortens to a minute for all DSPs except one.
 fn ttls() -> Ttls {
-    Ttls::new(
-        Duration::from_secs(60),
-        [(KEPT_DSP, Duration::from_secs(86_400))].into(),
-    )
+    let day = Duration::from_secs(86_400);
+    let ttls = Ttls::new(day, [].into()).with_floor(Some(Duration::from_secs(1)));
+    let kept = DspTimeToLive {
+        dsp_id: KEPT_DSP,
+        seconds: 86_400,
+    };
+    let message = TimesToLive {
+        dsps: vec![kept],
+        other_seconds: 60,
+    };
+    assert!(ttls.report(([127, 0, 0, 1], 7676).into(), &message));
+    ttls
 }
 
-/// A DSP with a TTL of a day; that of others is a minute.
+/// The DSP with a TTL of a day.
 const KEPT_DSP: u32 = 3;
 const SECOND: u64 = 1_000_000;
 const NOW: u64 = 1_700_000_000 * SECOND;

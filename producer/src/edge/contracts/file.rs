@@ -18,6 +18,7 @@
 //! uid_bytes_max = 64
 //! uid_pattern = "^[A-Za-z0-9_-]{8,64}$"
 //! uid_macro = ["MY_ID"]
+//! ttl = "14d"
 //! answer = "redirect"                   # or "empty", "none", "gif", "png" or "json" with `origins`
 //! redirect = "https://sync.example/done?u={UID}&x={DSP_UID}"
 //! refused = "answer"                    # or "status"
@@ -27,14 +28,17 @@
 //! `limit` has the keys of a limit in a [limits file](limits::rules), except those that select calls. The file may also have
 //! all keys of a limits file, for limits of several DSPs: `unknown`, `share`, `[limits.NAME]` and `[sharing]`.
 
-use std::{num::NonZeroU16, sync::Arc};
+use std::{num::NonZeroU16, sync::Arc, time::Duration};
 
 use hashbrown::HashMap;
 use limits::rules::{ConfigErrors, Rules, Tables, Unknown};
 use limits_sharing::dsp_limits;
 use proto::limits::BUYER_UID_BYTES_MAX;
 use regex::{Regex, RegexBuilder};
-use runtime::reload::{NamedFile, Reloader, Source};
+use runtime::{
+    reload::{NamedFile, Reloader, Source},
+    settings::{self, TIME_MAX},
+};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -52,6 +56,9 @@ pub type ContractsFile = Arc<Reloader<File>>;
 
 /// Maximum length of a name.
 const NAME_CHARS_MAX: usize = 64;
+
+/// Minimum time to live.
+const TTL_MIN: Duration = Duration::from_secs(1);
 
 /// Maximum memory of a compiled pattern, and of its cache in each thread.
 const PATTERN_BYTES_MAX: usize = 64 << 10;
@@ -112,6 +119,7 @@ struct ContractTable {
     uid_pattern: Option<String>,
     uid_macro: Option<Vec<String>>,
     refuse: Option<Vec<Flaw>>,
+    ttl: Option<String>,
     answer: Option<Answer>,
     redirect: Option<String>,
     origins: Option<Vec<String>>,
@@ -348,6 +356,7 @@ impl Reader {
             uid_pattern,
             uid_macro,
             refuse,
+            ttl,
             answer,
             redirect,
             origins,
@@ -384,6 +393,11 @@ impl Reader {
             let error = || "contains an empty text, which is never an id".to_owned();
             checked("uid_macro", is_valid.then_some(()).ok_or_else(error));
             contract.uid_macro = macros.into();
+        }
+        if let Some(ttl) = ttl {
+            let ttl = settings::time(TTL_MIN..=TIME_MAX)(&ttl);
+            let ttl = ttl.map(|ttl| contract.ttl = Some(ttl));
+            checked("ttl", ttl.map_err(|error| error.to_string()));
         }
         if let Some(url) = redirect {
             let template = Template::parse(&url);

@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, fmt};
 
 use limits::rules::{NamedLimit, Rules, Unknown};
+use runtime::settings::format_time;
 
 use super::{Contract, Contracts, RefusedAnswer};
 use crate::edge::{hygiene::Flaw, response::Answer};
 
 /// The columns, each with its title.
-const TITLES: [&str; 9] = [
-    "dsp", "name", "vendor", "state", "ids", "refuse", "answer", "refused", "limit",
+const TITLES: [&str; 10] = [
+    "dsp", "name", "vendor", "state", "ids", "refuse", "ttl", "answer", "refused", "limit",
 ];
 
 impl fmt::Display for Contracts {
@@ -90,6 +91,7 @@ fn row(dsp: String, contract: &Contract, limit: &str) -> [String; TITLES.len()] 
         contract.state.name().to_owned(),
         ids,
         refuse.join(", "),
+        contract.ttl.map_or("-".to_owned(), format_time),
         answer,
         refused.to_owned(),
         limit.to_owned(),

@@ -88,21 +88,28 @@ async fn mongodb_expires_cookies_only_while_the_window_is_open(mode: ExpiryMode)
 }
 
 #[tokio::test]
-async fn embedded_store_hides_expired_cookies() -> Result<()> {
+async fn embedded_store_hides_cookies_that_expire_by_their_contract() -> Result<()> {
     let dir = TempDir::new()?;
-    let producer = Producer::start(&dir, &[]).await?;
+    let contracts = dir.path().join("contracts.toml");
+    std::fs::write(&contracts, "[dsp.17]\nttl = '1s'\n[dsp.18]\nttl = '1d'\n")?;
+    let contracts = format!("--contracts={}", contracts.display());
+    let producer = Producer::start(&dir, &[&contracts]).await?;
     let [long, short] = ["long", "short"].map(|name| embedded(&dir.path().join(name)));
     let long_ttl = Consumer::start(&dir, "long", &[&producer], &long, &[]).await?;
-    let short_ttl = Consumer::start(&dir, "short", &[&producer], &short, &["--ttl", "1s"]).await?;
+    let floor = ["--ttl-floor", "1s"];
+    let short_ttl = Consumer::start(&dir, "short", &[&producer], &short, &floor).await?;
     producer.accept("alice", 17, "a-1").await?;
-    long_ttl.wait_settled(1).await?;
-    short_ttl.wait_settled(1).await?;
-    wait_until(TIMEOUT, "the cookie expires", async || {
-        let answer = admin::get(&short_ttl.admin, "/v1/users/alice").await?;
-        Ok(answer.status == 404)
-    })
-    .await?;
-    long_ttl.wait_lookup("alice", json!({"17": "a-1"})).await
+    producer.accept("alice", 18, "a-2").await?;
+    long_ttl.wait_settled(2).await?;
+    short_ttl.wait_settled(2).await?;
+    short_ttl.wait_lookup("alice", json!({"18": "a-2"})).await?;
+    for (consumer, dsps) in [(&long_ttl, 0), (&short_ttl, 2)] {
+        let metrics = consumer.metrics().await?;
+        assert_eq!(metrics.count("consumer_contract_ttl_dsps", &[]), dsps);
+        assert_eq!(metrics.count("consumer_unknown_events_total", &[]), 0);
+    }
+    let both = json!({"17": "a-1", "18": "a-2"});
+    long_ttl.wait_lookup("alice", both).await
 }
 
 const HOUR: Duration = Duration::from_secs(3600);

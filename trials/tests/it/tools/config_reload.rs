@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use crate::harness::{
     Addresses, Consumer, Producer, TIMEOUT, embedded, programs, run_to_end, wait_logged, wait_until,
 };
+use crate::stream_client::{Subscription, from_newest};
 
 /// Waits until the process has counted `times` reloads with this outcome.
 async fn wait_reloads(address: &str, process: &str, outcome: &str, times: u64) -> Result<()> {
@@ -67,7 +68,7 @@ async fn producer_applies_reloadable_settings_and_logs_those_that_need_a_restart
 async fn contracts_are_reloaded_whole_or_not_at_all() -> Result<()> {
     let dir = TempDir::new()?;
     let file = dir.path().join("contracts.toml");
-    std::fs::write(&file, "[dsp.17]\n")?;
+    std::fs::write(&file, "[dsp.17]\nttl = '1d'\n")?;
     let contracts = format!("--contracts={}", file.display());
     let producer = Producer::start(&dir, &[&contracts]).await?;
     let version = async |expected: u64| {
@@ -81,18 +82,28 @@ async fn contracts_are_reloaded_whole_or_not_at_all() -> Result<()> {
     version(1).await?;
     producer.accept("alice", 17, "a").await?;
     producer.accept("alice", 99, "a").await?;
+    let mut stream = Subscription::open(&producer.grpc, from_newest("node")).await?;
 
-    let refusing = "unknown_dsps = 'refuse'\n[dsp.17]\n[dsp.99]\nuid_pattern = '^[a-z]+$'\n";
+    let refusing =
+        "unknown_dsps = 'refuse'\n[dsp.17]\nttl = '2d'\n[dsp.99]\nuid_pattern = '^[a-z]+$'\n";
     std::fs::write(&file, refusing)?;
     version(2).await?;
     producer.accept("alice", 17, "b").await?;
     producer.accept("alice", 99, "b").await?;
     let rejected = admin::sync(&producer.http, "alice", 5, "b").await?;
+    while stream.times_to_live.len() < 2 {
+        stream.read().await?;
+    }
+    let days = stream
+        .times_to_live
+        .iter()
+        .map(|it| it.dsps[0].seconds / 86_400);
+    assert_eq!(days.collect::<Vec<_>>(), [1, 2]);
     let body = "parameter d (the DSP id) is not a known DSP\n";
     assert_eq!((rejected.status, &*rejected.body), (400, body));
 
     std::fs::write(&file, refusing.replace("uid_pattern", "uid_patern"))?;
-    let hint = "line 4: dsp.99: unknown key `uid_patern`: did you mean `uid_pattern`?";
+    let hint = "line 5: dsp.99: unknown key `uid_patern`: did you mean `uid_pattern`?";
     let path = file.display().to_string();
     let check = ["contracts", "check", &path];
     let output = run_to_end(&programs().await?.producer, &check, &[]).await?;

@@ -95,9 +95,25 @@ fn errors_of_one_table_are_reported_with_their_lines() {
         "[dsp.17]\nuid_pattern = '(a{1000}){1000}'",
         &["line 2: dsp.17.uid_pattern: is too complex"],
     );
-    check_errors(
-        "[dsp.17]\nttl = '14d'",
-        &["line 2: dsp.17: unknown key `ttl`"],
+    for ttl in ["0s", "367d", "14"] {
+        let text = format!("[dsp.17]\nttl = '{ttl}'");
+        check_errors(&text, &["line 2: dsp.17.ttl: "]);
+    }
+}
+
+#[test]
+fn time_to_live_is_that_of_the_dsp_or_the_default() {
+    let times = |text: &str| {
+        let times = file::parse(text).unwrap().times_to_live();
+        let dsps = times.dsps.iter().map(|dsp| (dsp.dsp_id, dsp.seconds));
+        (dsps.collect::<Vec<_>>(), times.other_seconds)
+    };
+    let dsps = "[dsp.18]\nttl = '14d'\n[dsp.17]\n";
+    assert_eq!(times(dsps), (vec![(18, 14 * 86_400)], 0));
+    let defaults = format!("[defaults]\nttl = '1h'\n{dsps}");
+    assert_eq!(
+        times(&defaults),
+        (vec![(17, 3_600), (18, 14 * 86_400)], 3_600)
     );
 }
 
@@ -180,15 +196,15 @@ fn errors_of_limits_are_reported_where_they_are() {
 
 #[test]
 fn plan_has_one_line_for_each_dsp() {
-    let text = "unknown_dsps = 'refuse'\nunknown = 'unlimited'\n[defaults]\nanswer = 'none'\n[dsp.117]\nname = 'two'\nstate = 'observe'\n\
+    let text = "unknown_dsps = 'refuse'\nunknown = 'unlimited'\n[defaults]\nanswer = 'none'\n[dsp.117]\nname = 'two'\nttl = '30d'\nstate = 'observe'\n\
                 answer = 'json'\norigins = ['https://a.example']\n".to_owned() + REDIRECT
         + "limit = { rules = [ { id = 'peak', rate = '300/s' } ] }\nuid_bytes_max = 64\nuid_pattern = '^[0-9]+$'\nuid_macro = ['ID']\nrefused = 'answer'\n";
     let plan = file::parse(&text).unwrap().to_string();
     let lines = [
-        "dsp name vendor state ids refuse answer refused limit",
-        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID redirect to sync.example answer example",
-        "117 two - observe up to 256 bytes macro, sentinel json for https://a.example status -",
-        "unlisted - - refused up to 256 bytes macro, sentinel none status -",
+        "dsp name vendor state ids refuse ttl answer refused limit",
+        "17 example - allowed up to 64 bytes, ^[0-9]+$ macro, sentinel, ID - redirect to sync.example answer example",
+        "117 two - observe up to 256 bytes macro, sentinel 30d json for https://a.example status -",
+        "unlisted - - refused up to 256 bytes macro, sentinel - none status -",
     ];
     let words = |line: &str| {
         line.split_whitespace()

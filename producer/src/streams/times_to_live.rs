@@ -1,0 +1,50 @@
+//! The times to live that all `Subscribe` streams send: after their `Hello`, and when they change.
+//!
+//! The message is encoded once. A stream looks for a new one before each delivery, at the cost of an atomic load, so an idle
+//! stream sends it with its next heartbeat.
+
+use bytes::Bytes;
+use proto::{
+    v1::{self, event::Event},
+    wire,
+};
+use tokio::sync::watch;
+
+/// The encoded message, empty until there are times to live; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct TimesToLive(watch::Sender<Bytes>);
+
+/// What one stream has not sent yet.
+#[derive(Debug)]
+pub(super) struct Unsent(watch::Receiver<Bytes>);
+
+impl TimesToLive {
+    /// Sends these on all streams, unless the previous ones are equal.
+    pub fn set(&self, new: v1::TimesToLive) {
+        let is_empty = new == v1::TimesToLive::default();
+        let new = wire::encode_event(Event::TimesToLive(new));
+        self.0.send_if_modified(|message| {
+            let is_new = *message != new && !(message.is_empty() && is_empty);
+            if is_new {
+                *message = new;
+            }
+            is_new
+        });
+    }
+
+    pub(super) fn unsent(&self) -> Unsent {
+        let mut receiver = self.0.subscribe();
+        if !self.0.borrow().is_empty() {
+            receiver.mark_changed();
+        }
+        Unsent(receiver)
+    }
+}
+
+impl Unsent {
+    /// The message, if this stream has not sent it.
+    pub(super) fn take(&mut self) -> Option<Bytes> {
+        let has_changed = self.0.has_changed().unwrap_or(false);
+        has_changed.then(|| self.0.borrow_and_update().clone())
+    }
+}
